@@ -1,0 +1,95 @@
+# Every target sets up what it needs: a virtual environment in .venv, the pinned development versions, this package in
+# editable mode, and its compiled libraries, rebuilt when their sources change. On a fresh machine python3 >= 3.10 with
+# its headers and venv, a C++ compiler and make are enough; where nvcc is found the CUDA library is built as well.
+#
+#   make demo      train REINFORCE on CartPole-v1 through the op, in under two minutes
+#   make test      the test suite (under ten minutes); make test-all adds the long sweeps
+#   make bench     benchmarks/, CPU and, where there is a GPU, CUDA
+#   make lint      ruff and mypy
+#   make wheel     dist/*.whl for every supported GPU
+#   make clean     all of the above away
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_PIN ?= torch==2.13.0 triton==3.7.1
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+WHEEL_CUDA_ARCHITECTURES ?= release
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ENV_STAMP := $(VENV)/.stamp-environment
+BUILD_STAMP := $(VENV)/.stamp-build
+# A folder counts as a source too: its time changes when a file is added to it or taken away.
+NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
+export MPLBACKEND := Agg
+
+.PHONY: help env build demo test test-all bench lint format wheel clean
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
+
+# .incomplete marks an environment that an interrupted run left half installed: pip cannot tell, so it is made anew.
+$(ENV_STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
+	if [ -e $(VENV)/.incomplete ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then
+	  $(PYTHON) -m venv --clear $(VENV)
+	fi
+	touch $(VENV)/.incomplete
+	$(BIN)/python .ci/dev_requirements.py >$(VENV)/requirements.txt
+	$(PIP) install $(TORCH_PIN) -r $(VENV)/requirements.txt
+	rm $(VENV)/.incomplete
+	touch $@
+
+# Development builds are for the GPU at hand (sm_90 without one): a release takes three times as long to compile.
+$(BUILD_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
+	@for metadata in $(VENV)/lib/python3*/site-packages/torch_dcs_ops-*.dist-info; do
+	  [ -e $$metadata/RECORD ] || rm -rf $$metadata  # an interrupted install, which pip refuses to replace
+	done
+	if [ -z "$${DCS_CUDA_ARCHITECTURES:-}" ]; then
+	  if nvidia-smi -L >/dev/null 2>&1; then architectures=native; else architectures=90; fi
+	  export DCS_CUDA_ARCHITECTURES=$$architectures
+	fi
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	$(BIN)/python .ci/build_summary.py
+	touch $@
+
+env: $(ENV_STAMP)
+build: $(BUILD_STAMP)
+
+demo: $(BUILD_STAMP)
+	@$(BIN)/python -m torch_dcs_ops demo $(DEMO_ARGS)
+
+test: $(BUILD_STAMP)
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(BUILD_STAMP)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(BUILD_STAMP)
+	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+lint: $(ENV_STAMP)
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(ENV_STAMP)
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# A tag for public indexes comes from `auditwheel`, see CONTRIBUTING.md.
+wheel: $(ENV_STAMP)
+	@mkdir -p dist
+	DCS_CUDA_ARCHITECTURES="$(WHEEL_CUDA_ARCHITECTURES)" PATH="$(abspath $(BIN)):$$PATH" \
+	  $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	ls -l dist
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

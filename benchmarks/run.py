@@ -1,0 +1,73 @@
+"""Run the benchmarks: `make bench`, or `python benchmarks/run.py --device cuda --output result.json`.
+
+Prints a table and, with --output, writes JSON with the versions, the device and the commit measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import torch
+from harness import Deadline, Row, Skipped, environment, print_rows, report
+
+import torch_dcs_ops
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the CPU, and a GPU if any"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--only", default="", help="regular expression: the cases to run, such as '4096x4096|32x8'")
+    parser.add_argument(
+        "--skip", default="", help="comma-separated words; what has one in its name is left out; 'peers'"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    parser.add_argument("--budget", type=float, default=170.0, help="seconds a device may take (default 170)")
+    parser.add_argument("--cell-seconds", type=float, default=20.0, help="seconds one shape and dtype may take")
+    parser.add_argument("--commit", help="the commit measured, where git cannot tell")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda, but torch finds no CUDA device")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    skip = [word for word in options.skip.split(",") if word]
+
+    def keep(name: str) -> bool:
+        return re.search(options.only, name) is not None
+
+    kernels = {device: use["kind"] for device, use in torch_dcs_ops.info()["kernels"].items()}
+    facts: dict[str, object] = {**environment(options.commit), "kernels": kernels}
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    if options.device in ("auto", "cpu"):
+        import scan_cpu
+
+        part = scan_cpu.run(Deadline(options.budget), keep)
+        print(f"CPU: {facts['cpu']}, {options.threads} threads, torch {facts['torch']}; floor = torch.cumsum")
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
+    if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
+        import scan_cuda
+
+        part = scan_cuda.run(Deadline(options.budget), keep, skip, options.cell_seconds)
+        print(
+            f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}; floor = the same traffic as a copy"
+        )
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(report(facts, rows, skipped), indent=1, default=str) + "\n")
+        print(f"written: {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""dcs::discounted_cumsum on a GPU, each time as a fraction of copying the same number of bytes.
+
+The floors, in tensors of input's size read or written: a scan 2 (= `y.copy_(x)`); with a gamma a step 3; forward and
+backward with the gradients of input and a scalar gamma 5 (x, y | dy, y, dx); with a gamma a step 8 (x, g, y | dy, g, y,
+dx, dg).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from harness import CudaTimer, Deadline, Function, Row, Skipped, Timing
+from torch import Tensor
+
+import torch_dcs_ops  # noqa: F401  (registers torch.ops.dcs)
+
+GAMMA = 0.99
+TRITON_TARGET = 0.80
+BACKWARD_TARGET = 0.80
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape; `target` is the fraction of copy speed to reach."""
+
+    shape: tuple[int, int]
+    dim: int
+    target: float
+    tiny: bool = False  # timed under CUDA-graph replay; the target is 1 / 1.3
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape[0]}x{self.shape[1]}" + (" dim=0" if self.dim == 0 else "")
+
+
+CASES = (
+    Case((4096, 4096), -1, 0.92),
+    Case((1, 100_000_000), -1, 0.90),
+    Case((16, 1_048_576), -1, 0.85),
+    Case((256, 65_536), -1, 0.90),
+    Case((65_536, 256), -1, 0.92),
+    Case((1_048_576, 16), -1, 0.90),
+    Case((1024, 65_536), 0, 0.90),
+    Case((128, 65_536), 0, 0.90),
+    Case((1024, 4096), 0, 0.80),
+    Case((1, 100_000), -1, 1 / 1.3, tiny=True),
+    Case((32, 8), -1, 1 / 1.3, tiny=True),
+)
+DTYPES = (torch.float32, torch.bfloat16)
+DIRECTIONS = ("left", "right")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A function to time: `floor` is its traffic over a copy's."""
+
+    name: str
+    function: Function
+    floor: float
+    target: float | None
+
+
+def own_functions(case: Case, dtype: torch.dtype) -> Iterator[Measured]:
+    """The copy first, then the op in every form, then torch.cumsum."""
+    dim = case.dim
+    x = torch.randn(case.shape, device="cuda", dtype=dtype)
+    y = torch.empty_like(x)
+    yield Measured("copy", lambda: y.copy_(x), 1.0, None)
+    steps = torch.empty_like(x).uniform_(0.9, 0.999)
+    scalar = torch.ops.dcs.discounted_cumsum.default
+    tensor = torch.ops.dcs.discounted_cumsum.Tensor
+    for direction in DIRECTIONS:
+        yield Measured(f"dcs {direction}", lambda d=direction: scalar(x, GAMMA, dim=dim, direction=d), 1.0, case.target)
+    for direction in DIRECTIONS:
+        yield Measured(
+            f"dcs {direction}, gamma a step",
+            lambda d=direction: tensor(x, steps, dim=dim, direction=d),
+            1.5,
+            case.target,
+        )
+    if not case.tiny:
+        yield from _backward_functions(case, x, steps)
+    yield from _triton_functions(case, x, steps)
+    yield Measured("dcs.cumsum", lambda: torch.ops.dcs.cumsum.default(x, dim), 1.0, None)
+    yield Measured("torch.cumsum", lambda: torch.cumsum(x, dim), 1.0, None)
+
+
+def _backward_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measured]:
+    grad = torch.randn_like(x)
+    leaf = x.detach().requires_grad_()
+    gammas = {
+        "": torch.tensor(GAMMA, device="cuda", requires_grad=True),
+        ", gamma a step": steps.detach().requires_grad_(),
+    }
+    for suffix, gamma in gammas.items():
+
+        def both(gamma: Tensor = gamma) -> tuple[Tensor, ...]:
+            out = torch.ops.dcs.discounted_cumsum.Tensor(leaf, gamma, dim=case.dim, direction="right")
+            return torch.autograd.grad(out, (leaf, gamma), grad)
+
+        yield Measured(f"dcs right, fwd+bwd{suffix}", both, 4.0 if suffix else 2.5, BACKWARD_TARGET)
+
+
+def _triton_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measured]:
+    try:
+        from torch_dcs_ops.triton_kernels.scan import scan
+    except ImportError:
+        return
+    for direction in DIRECTIONS:
+        reverse = direction == "right"
+        yield Measured(
+            f"Triton {direction}",
+            lambda r=reverse: scan(x, None, GAMMA, case.dim % 2, r, False, None, None, None),
+            1.0,
+            None if reverse or case.tiny else TRITON_TARGET,
+        )
+    yield Measured(
+        "Triton left, gamma a step",
+        lambda: scan(x, steps, 0.0, case.dim % 2, False, False, None, None, None),
+        1.5,
+        None,
+    )
+
+
+def run(
+    deadline: Deadline, keep: Callable[[str], bool], skip: Sequence[str], cell_seconds: float
+) -> tuple[list[Row], list[Skipped]]:
+    """Every own cell, then, in what time is left, the peers."""
+    from peers import peer_functions
+
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    timer = CudaTimer()
+    selected = [(case, dtype) for case in CASES if keep(case.name) for dtype in DTYPES]
+    for case, dtype in selected:
+        _run_cell(timer, deadline, cell_seconds, case, dtype, own_functions(case, dtype), skip, rows, skipped)
+    if "peers" not in skip:
+        for case, dtype in selected:
+            if dtype is torch.float32 or case.shape == (4096, 4096):
+                peers = peer_functions(case, dtype, GAMMA)
+                _run_cell(timer, deadline, cell_seconds, case, dtype, peers, skip, rows, skipped, peers=True)
+    return rows, skipped
+
+
+def _run_cell(
+    timer: CudaTimer,
+    deadline: Deadline,
+    cell_seconds: float,
+    case: Case,
+    dtype: torch.dtype,
+    functions: Iterator[Measured],
+    skip: Sequence[str],
+    rows: list[Row],
+    skipped: list[Skipped],
+    peers: bool = False,
+) -> None:
+    dtype_name = str(dtype).removeprefix("torch.")
+    cell = Deadline(cell_seconds)
+    measured: dict[str, Measured] = {}
+    for candidate in functions:
+        if any(word in candidate.name for word in skip):
+            continue
+        reason = None
+        if deadline.left <= 0:
+            reason = "the time budget is used up"
+        elif cell.left <= 0:
+            reason = f"the cell's {cell_seconds:.0f} s are used up"
+        else:
+            try:
+                candidate.function()
+                torch.cuda.synchronize()
+            except Exception as error:  # a peer that cannot do the shape says so in the table
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+        if reason is None:
+            measured[candidate.name] = candidate
+        else:
+            skipped.append(Skipped(case.name, dtype_name, candidate.name, reason))
+    if "copy" not in measured or (peers and len(measured) == 1):
+        return
+    calls = {name: entry.function for name, entry in measured.items()}
+    timings: dict[str, Timing] = timer.graph_medians(calls) if case.tiny else timer.medians(calls)
+    copy = timings["copy"].milliseconds
+    for name, timing in timings.items():
+        row = Row(case.name, dtype_name, name, timing.milliseconds, timing.repetitions)
+        row.note = "CUDA graph" if case.tiny else ""
+        rows.append(row.compare(copy * measured[name].floor, measured[name].target))

@@ -1,0 +1,156 @@
+// The CPU backend: picks the kernels for this CPU and shares a problem out among torch's threads. How a problem is cut up depends on its sizes
+// alone, never on the number of threads, wherever the cut shows in the bits.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "dcs/scan_ops.h"
+#include "scan.h"
+
+namespace dcs {
+namespace cpu {
+namespace {
+
+// Below this many elements a thread is not worth waking (as at::internal::GRAIN_SIZE).
+constexpr int64_t kGrain = 32768;
+// With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a second pass over the input.
+constexpr int64_t kFewRows = 32;
+// Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
+constexpr int64_t kChunksTogether = 256;
+// With fewer columns than this, rows abreast beat loops over columns.
+constexpr int64_t kFewColumns = 4;
+constexpr int64_t kHugePage = 2 << 20;  // bytes
+constexpr int64_t kLeastHuge = 4 * kHugePage;
+
+// TORCH_DCS_CPU_ISA=default|avx2|avx512 asks for less than the CPU has, for tests. Every CPU with AVX2 has F16C.
+const Kernels& choose_kernels() {
+  const char* asked = std::getenv("TORCH_DCS_CPU_ISA");
+  const auto allows = [&](const Kernels& kernels) { return asked == nullptr || std::strcmp(asked, kernels.name) == 0; };
+  if (allows(kKernelsAvx512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+    return kKernelsAvx512;
+  if (allows(kKernelsAvx2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kKernelsAvx2;
+  return kKernelsDefault;
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose_kernels();
+  return chosen;
+}
+
+// run(begin, end) over [0, count), `elements` in all, by several threads where they are enough.
+template <typename Run>
+void share_out(int64_t count, int64_t elements, const Run& run) {
+  if (elements <= kGrain || count == 1) return run(int64_t{0}, count);
+  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kGrain * count / elements), run);
+}
+
+void by_columns(const ScanProblem& problem) {
+  // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other: with one, neighbouring threads
+  // would write to the cache line where their blocks meet at the same time in every step (640 x 1000 float: 4 times slower than one thread).
+  const int64_t shares = 2 * torch::stable::get_num_threads();
+  const int64_t wanted = (problem.rows() + shares - 1) / shares;
+  const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
+  const int64_t blocks = (problem.inner + width - 1) / width;
+  share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t inner = block % blocks * width;
+      kernels().columns(problem, block / blocks, inner, std::min(width, problem.inner - inner));
+    }
+  });
+}
+
+void by_rows(const ScanProblem& problem) {
+  share_out(problem.rows(), problem.rows() * problem.length, [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
+}
+
+// calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
+template <typename Call>
+void for_each_row(int64_t begin, int64_t end, int64_t per_row, const Call& call) {
+  while (begin < end) {
+    const int64_t row = begin / per_row, stop = std::min(end, (row + 1) * per_row);
+    call(row, begin - row * per_row, stop - row * per_row);
+    begin = stop;
+  }
+}
+
+void by_chunks(const ScanProblem& problem) {
+  const int64_t rows = problem.rows(), chunks = (problem.length + kChunk - 1) / kChunk;
+  const int64_t together = std::min(chunks, std::max<int64_t>(1, kChunksTogether / rows));
+  std::vector<Chunk> described(rows * together);
+  std::vector<Value> carries(rows, Value{0, 0}), sums(rows, Value{0, 0});
+  const Kernels& table = kernels();
+  for (int64_t first = 0; first < chunks; first += together) {
+    const int64_t count = std::min(together, chunks - first), elements = rows * count * kChunk;
+    // What the row's last chunk ends in, nobody asks.
+    const int64_t summed = first + count == chunks ? count - 1 : count;
+    if (summed > 0)
+      share_out(rows * summed, elements, [&](int64_t begin, int64_t end) {
+        for_each_row(begin, end, summed, [&](int64_t row, int64_t from, int64_t to) {
+          table.aggregate(problem, row, first + from, first + to, &described[row * together + from]);
+        });
+      });
+    for (int64_t row = 0; row < rows; ++row) {
+      table.carry(problem, row, first, first + summed, &described[row * together], &carries[row]);
+      if (summed < count) described[row * together + summed].carry = carries[row];
+    }
+    share_out(rows * count, elements, [&](int64_t begin, int64_t end) {
+      for_each_row(begin, end, count, [&](int64_t row, int64_t from, int64_t to) {
+        table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from]);
+      });
+    });
+    if (problem.backward && problem.gamma_kind != GammaKind::kStep)
+      for (int64_t row = 0; row < rows; ++row) table.add_partials(problem, first, first + count, &described[row * together], &sums[row]);
+  }
+  if (problem.backward && problem.gamma_kind != GammaKind::kStep)
+    for (int64_t row = 0; row < rows; ++row) table.store_partial(problem, row, &sums[row]);
+}
+
+void by_window(const ScanProblem& problem) {
+  const int64_t elements = problem.length + (problem.initial != nullptr ? 1 : 0);
+  const int64_t blocks = (elements + problem.window - 1) / problem.window;
+  share_out(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
+    const std::unique_ptr<Value[]> scratch(new Value[problem.window]);
+    for_each_row(begin, end, blocks, [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
+  });
+}
+
+// Asks for huge pages under a large result: it is fresh memory, and its page faults take longer than the scan (at 4096 x 4096 float there are
+// 16384 of them, 2/3 of the time; torch asks likewise under THP_MEM_ALLOC_ENABLE). Advice only: an error changes nothing.
+void advise_huge_pages(const ScanProblem& problem, const void* result, const Strides& strides) {
+  const int64_t elements = problem.rows() * problem.length;
+  const int64_t bytes = elements * element_size(problem.dtype);
+  const int64_t extent = (problem.outer - 1) * strides.outer + (problem.length - 1) * strides.time + (problem.inner - 1) * strides.inner + 1;
+  if (bytes < kLeastHuge || extent != elements) return;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(result);
+  const uintptr_t from = (begin + kHugePage - 1) / kHugePage * kHugePage, to = (begin + bytes) / kHugePage * kHugePage;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+}
+
+void run(const ScanProblem& problem) {
+  advise_huge_pages(problem, problem.output, problem.output_strides);
+  if (problem.backward && problem.gamma_kind == GammaKind::kStep) advise_huge_pages(problem, problem.grad_gamma, problem.grad_gamma_strides);
+  // A window that reaches beyond the first element cuts nothing.
+  const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
+  if (windowed) return by_window(problem);
+  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kGrain) return by_chunks(problem);
+  if (problem.output_strides.inner == 1 && problem.inner >= kFewColumns) return by_columns(problem);
+  by_rows(problem);
+}
+
+}  // namespace
+}  // namespace cpu
+
+struct Cpu {
+  static void run(const ScanProblem& problem, const Tensor&) { cpu::run(problem); }
+  // One sum a row: rows are summed up whole.
+  static int64_t partials(ScalarType, int64_t) { return 1; }
+};
+
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CPU, m) { dcs::register_scan_ops<dcs::Cpu>(m); }

@@ -1,0 +1,289 @@
+// Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous columns make whole lines.
+// A thread holds some steps of its column, the block's warps hold consecutive stretches of time, and the block walks along time with the carry.
+// It asks nothing of strides, so it is also the path for every layout the row kernel does not take.
+#pragma once
+
+#include "lookback.cuh"
+#include "types.cuh"
+#include "vector.cuh"
+
+namespace dcs {
+
+// Steps of a thread: what registers have room for. Step gammas are a second tensor in them.
+template <typename T, bool kStep>
+constexpr int kSteps = sizeof(T) > 8 ? 4 : sizeof(T) > 4 || kStep ? 8 : 16;
+
+// Warps of a block at most (plan.h, plan_columns): what shared memory has room for.
+template <typename T>
+constexpr int kMaxColumnWarps = sizeof(typename Types<T>::Wide) > 8 || sizeof(T) == 2 ? 16 : 32;
+
+// kColumns neighbouring columns a lane, read as one word; kCount steps a thread. kPlain: no resets and no initial values.
+template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kCount>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 1) columns_kernel(const __grid_constant__ ScanProblem p) {
+  using Acc = typename Types<T>::Acc;
+  using Wide = typename Types<T>::Wide;
+  using Word = Vector<T, kColumns>;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warps = blockDim.x / 32;
+  const int64_t time = p.length;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * kColumns;
+  const bool inside = column < p.outer * p.inner;
+  const int64_t outer = !inside || p.inner == 1 ? (inside ? column : 0) : p.outer == 1 ? 0 : column / p.inner;
+  const int64_t inner = inside ? column - outer * p.inner : 0;
+  // A tensor at the scan's first step of this column, and from there one step on.
+  const auto at_start = [&](auto* pointer, const Strides& strides) {
+    return pointer + (outer * strides.outer + inner * strides.inner + (p.reverse ? (time - 1) * strides.time : 0));
+  };
+  const auto step_of = [&](const Strides& strides) { return p.reverse ? -strides.time : strides.time; };
+  const T* input = at_start(static_cast<const T*>(p.input), p.input_strides);
+  const int64_t input_step = step_of(p.input_strides);
+  T* output = at_start(static_cast<T*>(p.output), p.output_strides);
+  const int64_t output_step = step_of(p.output_strides);
+  const T* gates = nullptr;
+  if constexpr (kStep) gates = at_start(static_cast<const T*>(p.gamma), p.gamma_strides);
+  const int64_t gates_step = step_of(p.gamma_strides);
+  const bool* reset = !kPlain && p.reset ? at_start(p.reset, p.reset_strides) : nullptr;
+  const int64_t reset_step = step_of(p.reset_strides);
+  const int shift = p.shifted ? 1 : 0;
+  const bool whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= p.outer * p.inner;
+  const T* saved = nullptr;
+  T* grad_gamma = nullptr;
+  if constexpr (kBackward) saved = at_start(static_cast<const T*>(p.saved), p.saved_strides);
+  if constexpr (kBackward && kStep) grad_gamma = at_start(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
+  const int64_t saved_step = step_of(p.saved_strides), grad_gamma_step = step_of(p.grad_gamma_strides);
+
+  bool bounded = std::is_same_v<Acc, float> && !kStep;  // no product of gates can overflow
+  Gate<Acc> gate[kColumns];
+  Wide stretch_gates[kColumns];
+  Acc initial[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    Wide gamma = cast<Wide>(p.gamma_value);
+    if (!kStep && p.gamma_kind == GammaKind::kRow)
+      gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, p.conjugate_gamma);
+    gate[c] = make_gate<Acc>(gamma);
+    if constexpr (std::is_same_v<Acc, float> && !kStep) {
+      // Up to 1024 steps of a block: within a double.
+      bounded = bounded && fabs(gamma) < 1.9;
+      stretch_gates[c] = gamma;
+#pragma unroll
+      for (int e = 1; e < kCount; e *= 2) stretch_gates[c] = bounded ? stretch_gates[c] * stretch_gates[c] : clamped_mul(stretch_gates[c], stretch_gates[c]);
+    } else {
+      stretch_gates[c] = kStep ? cast<Wide>(1.0) : power_of<kCount>(gamma);
+    }
+    initial[c] = cast<Acc>(0.0);
+    if (!kPlain && p.initial) initial[c] = cast<Acc>(static_cast<const T*>(p.initial)[outer * p.initial_strides.outer + (inner + c) * p.initial_strides.inner]);
+  }
+
+  // One entry a warp and column, padded by a column against bank conflicts.
+  constexpr bool kClosed = kStep || !kPlain;
+  __shared__ Wide totals[kColumns][kMaxColumnWarps<T>][33];
+  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kMaxColumnWarps<T> : 1][33];
+  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kMaxColumnWarps<T> : 1][33];
+  __shared__ Wide powers[kStep ? 1 : kColumns][32];  // a column's gamma over one stretch
+  __shared__ Wide carries[kColumns][32];             // into the block's next stretches
+  Wide carry[kColumns];                              // the same where the block is one warp
+  Acc sum[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    carry[c] = cast<Wide>(0.0);
+    sum[c] = cast<Acc>(0.0);
+    if (warp == 0) {
+      carries[c][lane] = cast<Wide>(0.0);
+      if constexpr (!kStep) powers[c][lane] = stretch_gates[c];
+    }
+  }
+  for (int64_t begin = 0; begin < time; begin += warps * kCount) {
+    const int64_t first = begin + warp * kCount;
+    const int count = inside ? static_cast<int>(max(int64_t{0}, min(time - first, static_cast<int64_t>(kCount)))) : 0;
+    Word x[kCount];
+    Word g[kStep ? kCount : 1];
+    uint32_t cuts[kColumns] = {};
+    const bool starts = first == 0;
+    // A stretch without a test for each step: the same for all lanes of a warp.
+    const bool even = whole_block && first + kCount <= time && !(starts && ((!kPlain && p.initial) || (kStep && p.shifted)));
+    const T* from = input + first * input_step;
+    if (even) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = *reinterpret_cast<const Word*>(from + i * input_step);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (i < count) x[i] = *reinterpret_cast<const Word*>(from + i * input_step);
+    }
+    // The shifted scan takes the gate and the reset of the step before; the first step needs neither.
+    if constexpr (kStep) {
+      const T* from_gate = gates + (first - shift) * gates_step;
+      if (even) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) g[i] = *reinterpret_cast<const Word*>(from_gate + i * gates_step);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) g[i].at[c] = cast<T>(cast<Acc>(1.0));
+          if (i < count && first + i >= shift) g[i] = *reinterpret_cast<const Word*>(from_gate + i * gates_step);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) g[i].at[c] = conj_if(p.conjugate_gamma, g[i].at[c]);
+    }
+    if (reset) {
+      const bool* from_reset = reset + (first - shift) * reset_step;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (even || (i < count && first + i >= shift))
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c)
+            if (from_reset[i * reset_step + c * p.reset_strides.inner]) cuts[c] |= 1u << i;
+    }
+    const auto advance = [&](Acc value, int i, int c, Acc y) {
+      if constexpr (kStep) return plain_step(value, cast<Acc>(g[i].at[c]), y);
+      else return gate[c].step(value, y);
+    };
+    // y after a step. The first one of a row takes `initial` in, and no carry enters it.
+    const auto next = [&](int i, int c, Acc y) {
+      const Acc value = cast<Acc>(x[i].at[c]);
+      if (!kPlain && (cuts[c] >> i & 1)) return value;
+      if (i == 0 && starts) return !kPlain && p.initial && !kBackward ? advance(value, 0, c, initial[c]) : value;
+      return advance(value, i, c, y);
+    };
+
+    Wide mine[kColumns];
+    if (warps > 1) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        Acc y = cast<Acc>(0.0);
+        Wide product = cast<Wide>(1.0);
+        if (even) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) y = next(i, c, y);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i)
+            if (i < count) y = next(i, c, y);
+        }
+        if constexpr (kStep) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) {
+            const Wide factor = cast<Wide>(cast<Acc>(g[i].at[c]));
+            if (sizeof(Acc) == 4 && i < 7) product = product * factor;  // seven floats stay within a double
+            else product = clamped_mul(product, factor);
+          }
+          products[c][warp][lane] = product;
+        }
+        totals[c][warp][lane] = cast<Wide>(y);
+        if constexpr (kClosed) closed[c][warp][lane] = cuts[c] != 0 || starts;
+      }
+      const bool all_bounded = __syncthreads_and(bounded);
+      const auto times = [&](Wide a, Wide b) { return all_bounded ? a * b : clamped_mul(a, b); };
+      // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
+      const int stretch = lane % warps, of_column = warp * (32 / warps) + lane / warps;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        Piece<Wide> piece = identity<Wide>();
+        piece.total = totals[c][stretch][of_column];
+        if constexpr (kStep) piece.gates = products[c][stretch][of_column];
+        else piece.gates = powers[c][of_column];
+        if constexpr (kClosed) piece.closed = closed[c][stretch][of_column];
+        Wide lane_power = cast<Wide>(1.0);
+        for (int d = 1; d < warps; d *= 2) {
+          const Wide total = shuffle_up(piece.total, d, warps);
+          if (stretch >= d && !piece.closed) piece.total = fold(piece.total, piece.gates, total);
+          if constexpr (kStep) {
+            const Wide gates = shuffle_up(piece.gates, d, warps);
+            if (stretch >= d) piece.gates = clamped_mul(piece.gates, gates);
+          } else {
+            if (stretch & d) lane_power = times(lane_power, piece.gates);
+            piece.gates = times(piece.gates, piece.gates);
+          }
+          if constexpr (kClosed) {
+            const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
+            if (stretch >= d) piece.closed = piece.closed || stops;
+          }
+        }
+        const Wide entering = carries[c][of_column];
+        Piece<Wide> before{shuffle_up(piece.total, 1, warps), lane_power, false};
+        if constexpr (kStep) before.gates = shuffle_up(piece.gates, 1, warps);
+        if constexpr (kClosed) before.closed = __shfl_up_sync(0xffffffffu, piece.closed, 1, warps);
+        totals[c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
+        __syncwarp();
+        if (stretch == warps - 1) carries[c][of_column] = after(piece, entering);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) mine[c] = totals[c][warp][lane];
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) mine[c] = carry[c];
+    }
+
+    if constexpr (kColumns == 2) {
+      // Halves stay packed between the two readings: as floats they would take twice the registers.
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(*reinterpret_cast<uint32_t*>(&x[i])));
+    }
+    Acc y[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) y[c] = cast<Acc>(mine[c]);
+    T* to = output + first * output_step;
+    const auto emit = [&](int i) {
+      Word rounded;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        y[c] = next(i, c, y[c]);
+        rounded.at[c] = cast<T>(y[c]);
+      }
+      *reinterpret_cast<Word*>(to + i * output_step) = rounded;
+      if constexpr (kBackward) {
+        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+        const int64_t q = first + i;
+        Word other;
+        const bool last = q + 1 == time;
+        if (!last) other = *reinterpret_cast<const Word*>(saved + (q + 1) * saved_step);
+        Word terms;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const Acc before = last ? initial[c] : cast<Acc>(other.at[c]);
+          Acc term = cast<Acc>(0.0);
+          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner])) term = plain_step(term, conj_if(true, before), cast<Acc>(rounded.at[c]));
+          terms.at[c] = cast<T>(term);
+          sum[c] = sum[c] + term;
+        }
+        if constexpr (kStep) *reinterpret_cast<Word*>(grad_gamma + q * grad_gamma_step) = terms;
+      }
+    };
+    if (even) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) emit(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (i < count) emit(i);
+    }
+    if (warps == 1)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) carry[c] = cast<Wide>(y[c]);
+  }
+  if constexpr (kBackward && !kStep) {
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) totals[c][warp][lane] = cast<Wide>(sum[c]);
+    __syncthreads();
+    if (warp == 0 && inside) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        Wide all = totals[c][0][lane];
+        for (int w = 1; w < warps; ++w) all = all + totals[c][w][lane];
+        Acc* partials = static_cast<Acc*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer + (inner + c) * p.grad_gamma_strides.inner;
+        partials[0] = cast<Acc>(all);
+        for (int64_t j = 1; j < p.partials; ++j) partials[j] = cast<Acc>(0.0);
+      }
+    }
+  }
+}
+
+}  // namespace dcs

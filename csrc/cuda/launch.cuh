@@ -1,0 +1,178 @@
+// Launches a planned scan for one storage type.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "columns.cuh"
+#include "plan.h"
+#include "rows.cuh"
+#include "tiny.cuh"
+#include "window.cuh"
+
+namespace dcs {
+
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
+void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  using Acc = typename Types<T>::Acc;
+  RowsParams params{};
+  params.problem = problem;
+  params.tiles = plan.tiles;
+  params.rows = problem.rows();
+  params.packed_rows = plan.packed_rows;
+  params.statuses = workspace;
+  params.groups = plan.groups;
+  params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
+  params.padded = ceil_div(params.length, kVec) * kVec;
+  params.one_gamma = problem.gamma_kind == GammaKind::kNumber || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+  if (plan.packed_rows) {
+    params.whole_end = params.length == plan.tile_elements ? static_cast<uint32_t>(params.rows / plan.packed_rows) : 0;
+  } else {
+    params.whole_begin = problem.reverse && params.padded != params.length ? 1 : 0;
+    params.whole_end = static_cast<uint32_t>(params.length / plan.tile_elements);
+  }
+  const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
+  const bool sums = kBackward && !kStep && plan.packed_rows;
+  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
+  rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection><<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
+}
+
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec>
+void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
+  else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
+  else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kStep, bool kBackward, bool kPlain>
+void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kCount = kSteps<T, kStep>;
+  const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), 32 * plan.columns));
+  const unsigned threads = 32 * plan.warps;
+  if constexpr (sizeof(T) == 2) {
+    if (plan.columns == 2) {
+      columns_kernel<T, kStep, kBackward, kPlain, 2, kCount><<<blocks, threads, 0, stream>>>(problem);
+      return;
+    }
+  }
+  if constexpr (sizeof(T) <= 4 && !kStep && !kBackward && kPlain) {
+    if (plan.long_stretches) {
+      columns_kernel<T, kStep, kBackward, kPlain, 1, 2 * kCount><<<blocks, threads, 0, stream>>>(problem);
+      return;
+    }
+  }
+  columns_kernel<T, kStep, kBackward, kPlain, 1, kCount><<<blocks, threads, 0, stream>>>(problem);
+}
+
+template <typename T>
+void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  using Wide = typename Types<T>::Wide;
+  const auto blocks = [](int64_t count) { return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20)); };
+  if (plan.path == Path::kWindowDirect) {
+    window_direct_kernel<T><<<blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
+    return;
+  }
+  const int64_t length = problem.length + (problem.initial ? 1 : 0);
+  const int64_t capacity = plan.window_rows * length;
+  Pieces<Wide> buffers[4];
+  Wide* wides = static_cast<Wide*>(workspace);
+  bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
+  for (int i = 0; i < 4; ++i) buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
+  for (int64_t row = 0; row < problem.rows(); row += plan.window_rows) {
+    const int64_t rows = std::min(plan.window_rows, problem.rows() - row);
+    const unsigned grid = blocks(rows * length);
+    Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
+    window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
+    int64_t have = 0;
+    for (int64_t step = 1; step <= problem.window; step *= 2) {
+      if (problem.window & step) {
+        if (have == 0) {
+          // A distance past the row copies.
+          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(result, doubled, doubled, length, rows, length);
+        } else {
+          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(other, result, doubled, have, rows, length);
+          std::swap(other, result);
+        }
+        have += step;
+      }
+      if (step * 2 <= problem.window) {
+        window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(spare, doubled, doubled, step, rows, length);
+        std::swap(spare, doubled);
+      }
+    }
+    window_store_kernel<T><<<blocks(rows * problem.length), 256, 0, stream>>>(problem, row, rows, result);
+  }
+}
+
+// The row kernels that look for few cuts exist for storage types of up to four bytes, in vectors; the general one serves all.
+template <typename T, bool kStep, bool kBackward>
+void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kFull = 16 / sizeof(T);
+  if (plan.path == Path::kColumns) {
+    const bool plain = !problem.reset && !problem.initial;
+    if constexpr (sizeof(T) <= 4) {
+      if (plain) {
+        launch_columns<T, kStep, kBackward, true>(problem, plan, stream);
+        return;
+      }
+    }
+    launch_columns<T, kStep, kBackward, false>(problem, plan, stream);
+  } else if (plan.vec == 1) {
+    launch_rows<T, kStep, kBackward, Cuts::kGeneral, 1>(problem, plan, workspace, stream);
+  } else {
+    if constexpr (sizeof(T) <= 4) {
+      if (!problem.reset && !problem.initial) {
+        if (plan.chain) {
+          launch_rows<T, kStep, kBackward, Cuts::kChain, kFull>(problem, plan, workspace, stream);
+          return;
+        }
+        if (!plan.packed_rows) {
+          launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
+          return;
+        }
+        const bool one_gamma = problem.gamma_kind != GammaKind::kRow || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+        if (problem.length % kFull == 0 && one_gamma) {
+          launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
+          return;
+        }
+      }
+    }
+    launch_rows<T, kStep, kBackward, Cuts::kGeneral, kFull>(problem, plan, workspace, stream);
+  }
+}
+
+template <typename T>
+void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (plan.path == Path::kWindowDirect || plan.path == Path::kWindowComposed) {
+    launch_window<T>(problem, plan, workspace, stream);
+    return;
+  }
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.path == Path::kTiny) {
+      const float gamma = static_cast<float>(problem.gamma_value);
+      const double rest = problem.gamma_value - static_cast<double>(gamma);
+      const int rows = static_cast<int>(problem.rows());
+      tiny_kernel<T><<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
+          static_cast<const T*>(problem.input), static_cast<T*>(problem.output), gamma, std::isfinite(gamma) ? static_cast<float>(rest) : 0.f, rows,
+          static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
+      return;
+    }
+  }
+  if constexpr (std::is_same_v<T, int64_t>) {
+    launch_as<T, false, false>(problem, plan, workspace, stream);
+  } else {
+    const bool step = problem.gamma_kind == GammaKind::kStep;
+    if (problem.backward) {
+      if (step) launch_as<T, true, true>(problem, plan, workspace, stream);
+      else launch_as<T, false, true>(problem, plan, workspace, stream);
+    } else {
+      if (step) launch_as<T, true, false>(problem, plan, workspace, stream);
+      else launch_as<T, false, false>(problem, plan, workspace, stream);
+    }
+  }
+}
+
+}  // namespace dcs

@@ -1,0 +1,210 @@
+// Which kernel a scan takes and in what pieces. Host code without CUDA or torch types.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "dcs/scan_problem.h"
+
+namespace dcs {
+
+enum class Path { kRows, kTiny, kColumns, kWindowDirect, kWindowComposed };
+
+struct Plan {
+  Path path = Path::kColumns;
+  int vec = 1;    // elements of a vector
+  int warps = 1;  // of a block
+  int columns = 1;  // a lane's neighbouring columns in the column kernel
+  bool long_stretches = false;  // of the column kernel: twice the steps a thread
+  int64_t tile_elements = 0;
+  int64_t tiles = 1;
+  int64_t groups = 0;
+  int64_t packed_rows = 0;
+  bool chain = false;  // the plain kernel's rows of many tiles
+  int64_t window_rows = 0;       // rows composed at a time
+  int64_t workspace_bytes = 0;
+  int64_t zeroed_bytes = 0;  // of the workspace, at its start
+};
+
+constexpr int kTileWarps = 8;
+constexpr int64_t kDirectWindowLimit = 64;
+constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
+
+inline int64_t bytes_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+    case ScalarType::BFloat16: return 2;
+    case ScalarType::Float: return 4;
+    case ScalarType::ComplexDouble: return 16;
+    default: return 8;
+  }
+}
+
+inline int64_t wide_bytes_of(ScalarType dtype) {
+  return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble ? 16 : 8;
+}
+
+// Elements of a warp's stretch in the row kernel (rows.cuh, kChunksOf). `chain`: a row of many tiles of the plain kernel.
+inline int64_t warp_elements(int64_t bytes, int vec, bool chain) { return 32 * vec * (bytes > 8 ? 2 : chain ? 8 : 4); }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t gamma_partials(ScalarType dtype, int64_t length) {
+  const int64_t bytes = bytes_of(dtype);
+  const int full = static_cast<int>(16 / bytes);
+  return ceil_div(length, kTileWarps * std::min(warp_elements(bytes, full, false), warp_elements(bytes, 1, false)));
+}
+
+class Planner {
+ public:
+  explicit Planner(const ScanProblem& problem, int multiprocessors) : p_(problem), multiprocessors_(multiprocessors) {}
+
+  Plan plan() const {
+    Plan plan;
+    const int64_t beyond = p_.initial && !p_.backward ? 1 : 0;
+    if (p_.window > 0 && p_.window < p_.length + beyond) {
+      plan_window(plan);
+    } else if (time_is_contiguous() && plan_rows(plan)) {
+      plan.path = is_tiny() ? Path::kTiny : Path::kRows;
+    } else {
+      plan_columns(plan);
+    }
+    return plan;
+  }
+
+ private:
+  struct Full {
+    const void* pointer;
+    const Strides* strides;
+    int64_t bytes;
+  };
+
+  // The operands with a value for every step.
+  int full_operands(Full (&out)[6]) const {
+    const int64_t bytes = bytes_of(p_.dtype);
+    int n = 0;
+    out[n++] = {p_.input, &p_.input_strides, bytes};
+    out[n++] = {p_.output, &p_.output_strides, bytes};
+    if (p_.gamma_kind == GammaKind::kStep) out[n++] = {p_.gamma, &p_.gamma_strides, bytes};
+    if (p_.reset) out[n++] = {p_.reset, &p_.reset_strides, 1};
+    if (p_.backward) out[n++] = {p_.saved, &p_.saved_strides, bytes};
+    if (p_.backward && p_.gamma_kind == GammaKind::kStep) out[n++] = {p_.grad_gamma, &p_.grad_gamma_strides, bytes};
+    return n;
+  }
+
+  template <typename Test>
+  bool all_operands(const Test& test) const {
+    Full operands[6];
+    const int n = full_operands(operands);
+    return std::all_of(operands, operands + n, test);
+  }
+
+  bool time_is_contiguous() const {
+    return p_.length > 1 && all_operands([](const Full& f) { return f.strides->time == 1; });
+  }
+
+  // Whether all rows of every operand lie one behind the other.
+  bool rows_are_contiguous() const {
+    return all_operands([this](const Full& f) {
+      const bool inner = p_.inner == 1 || f.strides->inner == p_.length;
+      const bool outer = p_.outer == 1 || f.strides->outer == p_.inner * p_.length;
+      return inner && outer;
+    });
+  }
+
+  // Vectors of 16 bytes need aligned rows. Flags are read one by one.
+  bool rows_are_aligned(int64_t vec, bool one_stretch) const {
+    return all_operands([&](const Full& f) {
+      if (f.bytes == 1) return true;
+      if (reinterpret_cast<uintptr_t>(f.pointer) % 16) return false;
+      if (one_stretch) return true;
+      return (p_.inner == 1 || f.strides->inner % vec == 0) && (p_.outer == 1 || f.strides->outer % vec == 0);
+    });
+  }
+
+  bool plan_rows(Plan& plan) const {
+    const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
+    const int full = static_cast<int>(16 / bytes);
+    const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
+    if (contiguous && rows > 1 && length < warp_elements(bytes, full, false)) {
+      const bool row_by_row = p_.gamma_kind == GammaKind::kRow || (p_.backward && !step);
+      plan.vec = rows_are_aligned(full, true) && !(row_by_row && length % full) ? full : 1;
+      const int64_t stretch = warp_elements(bytes, plan.vec, false);
+      plan.warps = kTileWarps;
+      while (plan.warps > 1 && rows * length < stretch * plan.warps * multiprocessors_ * 2) plan.warps /= 2;
+      const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
+      plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
+      while (plan.packed_rows == 0) {  // a warp holds fewer rows than whole vectors need
+        plan.warps *= 2;
+        plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
+        if (plan.warps > kTileWarps) return false;
+      }
+      plan.tile_elements = stretch * plan.warps;
+      return true;
+    }
+    // A short strided row would leave most of its warp idle.
+    if (length < 64) return false;
+    plan.vec = rows_are_aligned(full, rows == 1) ? full : 1;
+    const int64_t stretch = warp_elements(bytes, plan.vec, false);
+    if (length <= stretch * kTileWarps) {
+      plan.warps = static_cast<int>(ceil_div(length, stretch));
+      plan.tile_elements = stretch * plan.warps;
+      return true;
+    }
+    plan.warps = kTileWarps;
+    plan.chain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
+    plan.tile_elements = warp_elements(bytes, plan.vec, plan.chain && !step && !p_.backward) * plan.warps;
+    plan.tiles = ceil_div(length, plan.tile_elements);
+    plan.groups = ceil_div(plan.tiles, 32);
+    const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
+    plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
+    return true;
+  }
+
+  // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.
+  bool is_tiny() const {
+    const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
+    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && p_.gamma_kind == GammaKind::kNumber && !p_.reset &&
+        !p_.initial && !p_.backward && rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+  }
+
+  void plan_columns(Plan& plan) const {
+    plan.path = Path::kColumns;
+    // Pairs of columns halve the blocks: only where enough are left.
+    plan.columns = columns_pair() && p_.rows() >= 64 * 2 * multiprocessors_ ? 2 : 1;
+    const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
+    // A warp holds 16 steps (32 in long stretches). Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the
+    // block to hide its own latency.
+    const int64_t most = wide_bytes_of(p_.dtype) > 8 || bytes_of(p_.dtype) == 2 ? 16 : 32;
+    const int64_t wanted = blocks >= 4 * multiprocessors_ ? 8 : most;
+    plan.warps = 1;  // a power of two: lanes scan the warps' totals
+    while (plan.warps < wanted && plan.warps * 16 < p_.length) plan.warps *= 2;
+    plan.long_stretches = plan.warps == most && plan.warps * 16 < p_.length;
+  }
+
+  // Two neighbouring half-precision columns make a word of four bytes.
+  bool columns_pair() const {
+    return bytes_of(p_.dtype) == 2 && p_.inner % 2 == 0 && all_operands([](const Full& f) {
+      const bool aligned = reinterpret_cast<uintptr_t>(f.pointer) % 4 == 0 && f.strides->time % 2 == 0 && f.strides->outer % 2 == 0;
+      return f.bytes == 1 || (f.strides->inner == 1 && aligned);
+    });
+  }
+
+  void plan_window(Plan& plan) const {
+    if (p_.window <= kDirectWindowLimit) {
+      plan.path = Path::kWindowDirect;
+      return;
+    }
+    plan.path = Path::kWindowComposed;
+    const int64_t positions = p_.length + (p_.initial ? 1 : 0);
+    const int64_t row_bytes = 4 * positions * (2 * wide_bytes_of(p_.dtype) + 1);
+    plan.window_rows = std::clamp<int64_t>(kWindowWorkspace / row_bytes, 1, p_.rows());
+    plan.workspace_bytes = plan.window_rows * row_bytes + 64;
+  }
+
+  const ScanProblem& p_;
+  int multiprocessors_;
+};
+
+}  // namespace dcs

@@ -1,0 +1,71 @@
+// The scan ops on CUDA.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/c/shim.h>
+
+#include <cuda_runtime.h>
+
+#include "dcs/scan_ops.h"
+#include "launch.h"
+#include "plan.h"
+
+// Only in libtorch_cuda, which this library is loaded beside but not linked with.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace dcs {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail("discounted_cumsum: ", what, " failed: ", cudaGetErrorString(error));
+}
+
+cudaStream_t current_stream(int32_t device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+int multiprocessors(int32_t device) {
+  static int counts[64] = {};
+  if (device < 0 || device >= 64) return 108;
+  if (counts[device] == 0) check(cudaDeviceGetAttribute(&counts[device], cudaDevAttrMultiProcessorCount, device), "reading the device");
+  return counts[device];
+}
+
+Launcher* launcher(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: return launch_scan_float;
+    case ScalarType::Half: return launch_scan_half;
+    case ScalarType::BFloat16: return launch_scan_bfloat16;
+    case ScalarType::Double: return launch_scan_double;
+    case ScalarType::ComplexFloat: return launch_scan_complex_float;
+    case ScalarType::ComplexDouble: return launch_scan_complex_double;
+    case ScalarType::Long: return launch_scan_int64;
+    default: fail("discounted_cumsum: input must be floating-point or complex, got ", dtype_name(dtype));
+  }
+}
+
+struct Cuda {
+  static int64_t partials(ScalarType dtype, int64_t length) { return gamma_partials(dtype, length); }
+
+  static void run(const ScanProblem& problem, const Tensor& input) {
+    const int32_t device = input.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    const cudaStream_t stream = current_stream(device);
+    const Plan plan = Planner(problem, multiprocessors(device)).plan();
+    Tensor workspace;
+    void* memory = nullptr;
+    if (plan.workspace_bytes > 0) {
+      const std::array<int64_t, 1> size{plan.workspace_bytes};
+      workspace = torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+      memory = workspace.mutable_data_ptr();
+      if (plan.zeroed_bytes > 0) check(cudaMemsetAsync(memory, 0, plan.zeroed_bytes, stream), "clearing the workspace");
+    }
+    launcher(problem.dtype)(problem, plan, memory, stream);
+    check(cudaGetLastError(), "launching the kernel");
+  }
+};
+
+}  // namespace
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_scan_ops<dcs::Cuda>(m); }

@@ -1,0 +1,208 @@
+// Element types of the CUDA scans: what a dtype is accumulated in, what its carries and powers of gamma are kept in.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cfloat>
+#include <cstdint>
+
+#include "dcs/scan_problem.h"
+
+namespace dcs {
+
+template <typename T>
+struct alignas(2 * sizeof(T)) Complex {
+  T re, im;
+};
+
+template <typename T>
+__device__ __forceinline__ Complex<T> operator+(Complex<T> a, Complex<T> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+template <typename T>
+__device__ __forceinline__ Complex<T> operator*(Complex<T> a, Complex<T> b) {
+  return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+
+// Storage type -> accumulator (a value of y), wide type (carries between lanes, warps and tiles, and products of gammas). Float data has double
+// carries: the powers of gamma then neither lose gamma's digits nor leave the range in which float data is finite.
+template <typename T>
+struct Types;
+template <>
+struct Types<float> {
+  using Acc = float;
+  using Wide = double;
+};
+template <>
+struct Types<__half> : Types<float> {};
+template <>
+struct Types<__nv_bfloat16> : Types<float> {};
+template <>
+struct Types<double> {
+  using Acc = double;
+  using Wide = double;
+};
+template <>
+struct Types<Complex<float>> {
+  using Acc = Complex<float>;
+  using Wide = Complex<double>;
+};
+template <>
+struct Types<Complex<double>> {
+  using Acc = Complex<double>;
+  using Wide = Complex<double>;
+};
+template <>
+struct Types<int64_t> {
+  using Acc = int64_t;
+  using Wide = int64_t;
+};
+
+template <typename To, typename From>
+__device__ __forceinline__ To cast(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<From, __half>) {
+    return static_cast<To>(__half2float(x));
+  } else if constexpr (std::is_same_v<From, __nv_bfloat16>) {
+    return static_cast<To>(__bfloat162float(x));
+  } else if constexpr (std::is_same_v<To, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<To, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else if constexpr (std::is_same_v<From, Complex<float>> || std::is_same_v<From, Complex<double>>) {
+    using Part = decltype(To{}.re);
+    return {static_cast<Part>(x.re), static_cast<Part>(x.im)};
+  } else if constexpr (std::is_same_v<To, Complex<float>> || std::is_same_v<To, Complex<double>>) {
+    using Part = decltype(To{}.re);
+    return {static_cast<Part>(x), Part(0)};
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T conj_if(bool conjugate, T x) {
+  if constexpr (std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>) {
+    if (conjugate) x.im = -x.im;
+  }
+  return x;
+}
+
+// a * b for finite factors stays finite: past the range it is the largest finite number, so that a carry of 0 stays 0 as in the recurrence. The
+// tests are on the exponents' bits, off the double pipe.
+__device__ __forceinline__ bool is_finite(double a) { return (__double2hiint(a) & 0x7ff00000) != 0x7ff00000; }
+__device__ __forceinline__ double clamped_mul(double a, double b) {
+  const double r = a * b;
+  if (is_finite(r) || !is_finite(a) || !is_finite(b)) return r;
+  return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x7fefffff, 0xffffffff);
+}
+__device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Complex<double> b) {
+  const Complex<double> r = a * b;
+  const bool finite = is_finite(a.re) && is_finite(a.im) && is_finite(b.re) && is_finite(b.im);
+  if (!finite || (is_finite(r.re) && is_finite(r.im))) return r;
+  return {fmax(-DBL_MAX, fmin(DBL_MAX, r.re)), fmax(-DBL_MAX, fmin(DBL_MAX, r.im))};
+}
+__device__ __forceinline__ int64_t clamped_mul(int64_t, int64_t) { return 1; }
+
+// s + power * carry.
+__device__ __forceinline__ float fold(float s, float power, float carry) { return fmaf(power, carry, s); }
+__device__ __forceinline__ double fold(double s, double power, double carry) { return fma(power, carry, s); }
+__device__ __forceinline__ Complex<double> fold(Complex<double> s, Complex<double> power, Complex<double> carry) {
+  return {fma(power.re, carry.re, fma(-power.im, carry.im, s.re)), fma(power.re, carry.im, fma(power.im, carry.re, s.im))};
+}
+__device__ __forceinline__ int64_t fold(int64_t s, int64_t, int64_t carry) { return s + carry; }
+
+// The gate of one step: for float data a float and the rest of gamma's digits, so that y = x + gamma * y sees more of gamma than float's 24 bits.
+template <typename Acc>
+struct Gate {
+  Acc value;
+  __device__ __forceinline__ Acc step(Acc x, Acc y) const { return fold(x, value, y); }
+};
+template <>
+struct Gate<float> {
+  float value, rest;
+  __device__ __forceinline__ float step(float x, float y) const { return fmaf(value, y, fmaf(rest, y, x)); }
+};
+template <>
+struct Gate<Complex<float>> {
+  Complex<float> value;
+  __device__ __forceinline__ Complex<float> step(Complex<float> x, Complex<float> y) const { return x + value * y; }
+};
+template <>
+struct Gate<int64_t> {
+  __device__ __forceinline__ int64_t step(int64_t x, int64_t y) const { return x + y; }
+};
+
+// The gate of a number or row gamma.
+template <typename Acc, typename Wide>
+__device__ __forceinline__ Gate<Acc> make_gate(Wide gamma) {
+  if constexpr (std::is_same_v<Acc, float>) {
+    const float value = static_cast<float>(gamma);
+    const double rest = gamma - static_cast<double>(value);
+    return {value, isfinite(value) ? static_cast<float>(rest) : 0.f};
+  } else if constexpr (std::is_same_v<Acc, int64_t>) {
+    return {};
+  } else {
+    return {cast<Acc>(gamma)};
+  }
+}
+
+// The step of a gate read from memory: it has no more digits than the accumulator.
+__device__ __forceinline__ float plain_step(float x, float gate, float y) { return fmaf(gate, y, x); }
+__device__ __forceinline__ double plain_step(double x, double gate, double y) { return fma(gate, y, x); }
+template <typename T>
+__device__ __forceinline__ Complex<T> plain_step(Complex<T> x, Complex<T> gate, Complex<T> y) {
+  return x + gate * y;
+}
+__device__ __forceinline__ int64_t plain_step(int64_t x, int64_t, int64_t y) { return x + y; }
+
+template <typename Wide>
+__device__ __forceinline__ Wide number(double value) {
+  return cast<Wide>(value);
+}
+
+// A row gamma of any floating dtype.
+template <typename Wide>
+__device__ __forceinline__ Wide load_gamma(const void* gamma, ScalarType dtype, int64_t index, bool conjugate) {
+  switch (dtype) {
+    case ScalarType::Half: return cast<Wide>(static_cast<double>(__half2float(static_cast<const __half*>(gamma)[index])));
+    case ScalarType::BFloat16: return cast<Wide>(static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(gamma)[index])));
+    case ScalarType::Float: return cast<Wide>(static_cast<double>(static_cast<const float*>(gamma)[index]));
+    case ScalarType::Double: return cast<Wide>(static_cast<const double*>(gamma)[index]);
+    default: break;
+  }
+  if constexpr (std::is_same_v<Wide, Complex<double>>) {
+    if (dtype == ScalarType::ComplexFloat) return conj_if(conjugate, cast<Wide>(static_cast<const Complex<float>*>(gamma)[index]));
+    if (dtype == ScalarType::ComplexDouble) return conj_if(conjugate, static_cast<const Complex<double>*>(gamma)[index]);
+  }
+  return cast<Wide>(1.0);
+}
+
+template <typename T>
+__device__ __forceinline__ T shuffle_up(T value, int delta, int width = 32) {
+  return __shfl_up_sync(0xffffffffu, value, delta, width);
+}
+template <typename T>
+__device__ __forceinline__ Complex<T> shuffle_up(Complex<T> value, int delta, int width = 32) {
+  return {__shfl_up_sync(0xffffffffu, value.re, delta, width), __shfl_up_sync(0xffffffffu, value.im, delta, width)};
+}
+template <typename T>
+__device__ __forceinline__ T shuffle(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+template <typename T>
+__device__ __forceinline__ Complex<T> shuffle(Complex<T> value, int lane) {
+  return {__shfl_sync(0xffffffffu, value.re, lane), __shfl_sync(0xffffffffu, value.im, lane)};
+}
+
+// base^kExponent for a power of two, clamped.
+template <int kExponent, typename Wide>
+__device__ __forceinline__ Wide power_of(Wide base) {
+#pragma unroll
+  for (int e = 1; e < kExponent; e *= 2) base = clamped_mul(base, base);
+  return base;
+}
+
+}  // namespace dcs

@@ -1,0 +1,188 @@
+// The scan ops' checks, in the sentences of torch_dcs_ops/ops/_validate_scan.py (tests compare the two).
+#pragma once
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+namespace dcs {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename... Args>
+[[noreturn]] inline void fail(const Args&... args) {
+  std::ostringstream message;
+  ((message << args), ...);
+  throw std::runtime_error(message.str());
+}
+
+template <typename... Args>
+[[noreturn]] inline void fail_index(const Args&... args) {
+  std::ostringstream message;
+  ((message << args), ...);
+  throw std::out_of_range(message.str());  // reaches Python as IndexError
+}
+
+inline const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::ComplexHalf: return "complex32";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
+    case ScalarType::Bool: return "bool";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::UInt16: return "uint16";
+    case ScalarType::UInt32: return "uint32";
+    case ScalarType::UInt64: return "uint64";
+    case ScalarType::Float8_e5m2: return "float8_e5m2";
+    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2fnuz: return "float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fnuz: return "float8_e4m3fnuz";
+    case ScalarType::Float8_e8m0fnu: return "float8_e8m0fnu";
+    default: return "an unsupported dtype";
+  }
+}
+
+inline bool is_complex(ScalarType dtype) {
+  return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble;
+}
+
+inline bool is_real_floating(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 || dtype == ScalarType::Float ||
+      dtype == ScalarType::Double;
+}
+
+inline bool is_floating_or_complex(ScalarType dtype) { return is_real_floating(dtype) || is_complex(dtype); }
+
+inline bool is_integer(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Bool:
+    case ScalarType::Byte:
+    case ScalarType::Char:
+    case ScalarType::Short:
+    case ScalarType::Int:
+    case ScalarType::Long:
+    case ScalarType::UInt16:
+    case ScalarType::UInt32:
+    case ScalarType::UInt64: return true;
+    default: return false;
+  }
+}
+
+using Sizes = std::vector<int64_t>;
+
+inline Sizes sizes_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return Sizes(sizes.begin(), sizes.end());
+}
+
+// A shape as Python prints a tuple.
+inline std::string shape_text(const Sizes& sizes) {
+  std::ostringstream text;
+  text << "(";
+  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
+  text << (sizes.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+inline Sizes without_dim(Sizes sizes, int64_t dim) {
+  if (!sizes.empty()) sizes.erase(sizes.begin() + dim);
+  return sizes;
+}
+
+// Whether `from` broadcasts to exactly `to` (aligned at the right).
+inline bool broadcasts_to(const Sizes& from, const Sizes& to) {
+  if (from.size() > to.size()) return false;
+  const size_t offset = to.size() - from.size();
+  for (size_t i = 0; i < from.size(); ++i)
+    if (from[i] != 1 && from[i] != to[offset + i]) return false;
+  return true;
+}
+
+inline std::string device_text(const Tensor& tensor) {
+  if (tensor.is_cpu()) return "cpu";
+  if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+  return "another device";
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  if (a.is_cpu() || b.is_cpu()) return a.is_cpu() && b.is_cpu();
+  return a.is_cuda() && b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+inline void check_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
+  if (!same_device(tensor, input))
+    fail(op, ": ", name, " must be on input's device ", device_text(input), ", got ", device_text(tensor));
+}
+
+// Returns dim as a non-negative index (0 for a 0-D input).
+inline int64_t check_dim(const char* op, int64_t dim, int64_t ndim) {
+  const int64_t bound = ndim > 0 ? ndim : 1;
+  if (dim < -bound || dim >= bound)
+    fail_index(op, ": dim must be in [", -bound, ", ", bound - 1, "] for a ", ndim, "-D input, got ", dim);
+  return dim < 0 ? dim + bound : dim;
+}
+
+inline bool check_direction(const char* op, const std::string& direction) {
+  if (direction == "right") return true;
+  if (direction == "left") return false;
+  fail(op, ": direction must be \"left\" or \"right\", got \"", direction, "\"");
+}
+
+inline void check_gamma(const char* op, const Tensor& gamma, const Tensor& input, int64_t dim) {
+  const ScalarType dtype = gamma.scalar_type();
+  if (!is_floating_or_complex(dtype))
+    fail(op, ": gamma must be a floating-point or complex tensor, got ", dtype_name(dtype));
+  if (is_complex(dtype) && !is_complex(input.scalar_type()))
+    fail(op, ": gamma must be real for a real input of dtype ", dtype_name(input.scalar_type()), ", got ", dtype_name(dtype));
+  if (!(gamma.dim() == 0 && gamma.is_cpu())) check_device(op, "gamma", gamma, input);
+  const int64_t ndim = input.dim();
+  if (gamma.dim() == 0) return;
+  const Sizes have = sizes_of(gamma), full = sizes_of(input);
+  if (gamma.dim() > ndim)
+    fail(op, ": gamma must have at most input's number of dimensions (", ndim, "), got ", gamma.dim());
+  if (gamma.dim() == ndim) {
+    if (!broadcasts_to(have, full))
+      fail(op, ": gamma must broadcast to input's shape ", shape_text(full), ", got ", shape_text(have));
+    return;
+  }
+  const Sizes rows = without_dim(full, dim);
+  if (!broadcasts_to(have, rows))
+    fail(op, ": gamma must broadcast to input's shape without dim ", dim, ", ", shape_text(rows), ", to give one discount a row, got ",
+         shape_text(have), "; a gamma for every step needs input's number of dimensions (", ndim, ")");
+}
+
+inline void check_initial(const char* op, const Tensor& initial, const Tensor& input, int64_t dim) {
+  if (initial.scalar_type() != input.scalar_type())
+    fail(op, ": initial must have input's dtype ", dtype_name(input.scalar_type()), ", got ", dtype_name(initial.scalar_type()));
+  check_device(op, "initial", initial, input);
+  const Sizes rows = without_dim(sizes_of(input), dim), have = sizes_of(initial);
+  if (!broadcasts_to(have, rows))
+    fail(op, ": initial must broadcast to input's shape without dim ", dim, ", ", shape_text(rows), ", got ", shape_text(have));
+}
+
+inline void check_reset(const char* op, const Tensor& reset, const Tensor& input) {
+  if (reset.scalar_type() != ScalarType::Bool) fail(op, ": reset must be bool, got ", dtype_name(reset.scalar_type()));
+  check_device(op, "reset", reset, input);
+  const Sizes full = sizes_of(input), have = sizes_of(reset);
+  if (have != full) fail(op, ": reset must have input's shape ", shape_text(full), ", got ", shape_text(have));
+}
+
+inline void check_window(const char* op, int64_t window) {
+  if (window < 1) fail(op, ": window must be at least 1, got ", window);
+}
+
+}  // namespace dcs

@@ -1,0 +1,20 @@
+"""Discounted scans for PyTorch: `torch.ops.dcs` with C++, CUDA and Triton kernels.
+
+Importing the package registers the ops and loads the compiled libraries; nothing else is imported (no triton, no
+NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
+"""
+
+from __future__ import annotations
+
+from . import _registry, _native  # isort: skip  (the schemas, then the libraries that implement them, then the rest)
+from .ops import cumsum, discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
+from ._info import __version__, info
+
+__all__ = [
+    "__version__",
+    "cumsum",
+    "discounted_cumsum",
+    "discounted_cumsum_left",
+    "discounted_cumsum_right",
+    "info",
+]

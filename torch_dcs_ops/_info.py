@@ -1,0 +1,157 @@
+"""`torch_dcs_ops.info()`: versions, the kernels in use for each device and why, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import torch
+
+from . import _native
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# A checkout on the path that is not installed has no metadata.
+__version__ = _version("torch_dcs_ops") or "0+unknown"
+
+_DESCRIPTIONS = {
+    ("native", "cpu"): "C++",
+    ("native", "cuda"): "CUDA C++",
+    ("triton", "cpu"): "Triton, interpreted",
+    ("triton", "cuda"): "Triton",
+    ("reference", "cpu"): "reference (plain PyTorch, slow)",
+    ("reference", "cuda"): "reference (plain PyTorch, slow)",
+}
+_FALLBACKS = {
+    ("native", "cpu"): ("reference",),
+    ("native", "cuda"): ("reference",),
+    ("triton", "cpu"): ("reference",),
+    ("triton", "cuda"): ("reference",),
+    ("reference", "cpu"): (),
+    ("reference", "cuda"): (),
+}
+
+
+class Info(dict[str, Any]):
+    """A plain dict of strings, lists and dicts (it goes through json.dumps); printed, it is a readable text."""
+
+    def __str__(self) -> str:
+        lines = ["versions"]
+        lines += [f"  {name:<14} {version or 'not installed'}" for name, version in self["versions"].items()]
+        lines.append("kernels")
+        for device, kernels in self["kernels"].items():
+            lines.append(f"  {device:<14} {kernels['description']}")
+            lines.append(f"  {'':<14} because {kernels['reason']}")
+            if kernels["built_with"]:
+                lines.append(f"  {'':<14} built with {kernels['built_with']}")
+            if kernels["fallback"]:
+                lines.append(f"  {'':<14} where they have no case: {', then '.join(kernels['fallback'])}")
+        lines.append("devices")
+        lines += [f"  {name}" for name in self["devices"]]
+        lines.append("missing" if self["missing"] else "missing: nothing")
+        for item in self["missing"]:
+            lines.append(f"  {item['name']:<14} {item['reason']}")
+            if item["remedy"]:
+                lines.append(f"  {'':<14} to get it: {item['remedy']}")
+        if self["forced"]:
+            lines.append(f"forced: {_native.VARIABLE}={self['forced']}")
+        return "\n".join(lines)
+
+
+def info() -> Info:
+    """What this installation runs on.
+
+    Returns:
+        A dict, which prints as a text, with
+
+        * ``versions``: of torch_dcs_ops, python, torch, cuda (torch's), triton;
+        * ``kernels``: for "cpu" and "cuda" the ``kind`` in use ("native", "triton" or "reference"), its
+          ``description``, the ``reason``, the compiler and architectures a library was ``built_with`` (None for other
+          kinds, and where it is not known), and the ``fallback`` kinds for cases it does not cover;
+        * ``libraries``: for each compiled library its ``path`` (None where it was not found) and whether it is
+          ``loaded``;
+        * ``devices``: the CPU and the CUDA devices that torch sees;
+        * ``missing``: a list of ``name``, ``reason`` and ``remedy`` (None where there is none);
+        * ``forced``: what TORCH_DCS_KERNELS was set to when the package was imported, or None.
+    """
+    kernels = {}
+    libraries = {"cpu": _native.CPU_LIBRARY, "cuda": _native.CUDA_LIBRARY}
+    for device, choice in (("cpu", _native.CPU), ("cuda", _native.CUDA)):
+        kernels[device] = {
+            "kind": choice.kind,
+            "description": _DESCRIPTIONS[choice.kind, device],
+            "reason": choice.reason,
+            "built_with": _built_with(libraries[device]) if choice.kind == "native" else None,
+            "fallback": list(_FALLBACKS[choice.kind, device]),
+        }
+    missing: list[dict[str, str | None]] = [
+        {"name": library.name, "reason": library.missing, "remedy": library.remedy}
+        for library in libraries.values()
+        if not library.loaded
+    ]
+    missing += _devices_without_code(_native.CUDA_LIBRARY)
+    return Info(
+        versions={
+            "torch_dcs_ops": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "triton": _version("triton"),
+        },
+        kernels=kernels,
+        libraries={library.name: {"path": library.path, "loaded": library.loaded} for library in libraries.values()},
+        devices=_devices(),
+        missing=missing,
+        forced=_native.REQUESTED,
+    )
+
+
+def _built_with(library: _native.Library) -> str | None:
+    if library.compiler is None:
+        return None
+    architectures = ", ".join(library.architectures)
+    return f"{library.compiler} for {architectures}" if architectures else library.compiler
+
+
+def _devices_without_code(library: _native.Library) -> list[dict[str, str | None]]:
+    """The GPUs that the loaded library holds neither code nor PTX for: its kernels end there in a CUDA error."""
+    if not library.loaded or "native" in library.architectures or not torch.cuda.is_available():
+        return []
+    without: list[dict[str, str | None]] = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        code = ", ".join(library.architectures)
+        if library.architectures and not any(_serves(name, major, minor) for name in library.architectures):
+            without.append(
+                {
+                    "name": f"cuda:{index}",
+                    "reason": f"{library.name} was built for {code}, not for sm_{major}{minor}",
+                    "remedy": f"build with DCS_CUDA_ARCHITECTURES={major}{minor}, or set {_native.VARIABLE}=triton",
+                }
+            )
+    return without
+
+
+def _serves(architecture: str, major: int, minor: int) -> bool:
+    """Whether code for `architecture`, in CMake's words ("90-real", "100-virtual", "90"), runs on that GPU."""
+    number, _, kind = architecture.partition("-")
+    built = int("".join(character for character in number if character.isdigit()) or 0)
+    if kind != "real" and built <= 10 * major + minor:
+        return True  # PTX, which the driver compiles for any later GPU
+    return built // 10 == major and built % 10 <= minor
+
+
+def _devices() -> list[str]:
+    devices = [f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            devices.append(f"cuda:{index} ({torch.cuda.get_device_name(index)}, sm_{major}{minor})")
+    return devices

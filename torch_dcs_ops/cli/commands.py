@@ -1,0 +1,51 @@
+"""What each subcommand does; everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def info(*, as_json: bool) -> int:
+    """Print ``torch_dcs_ops.info()``."""
+    import torch_dcs_ops
+
+    facts = torch_dcs_ops.info()
+    print(json.dumps(facts, indent=2, default=str) if as_json else facts)
+    return 0
+
+
+_DEMO_NEEDS = ("gymnasium", "matplotlib", "numpy", "rich", "tqdm")
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Run examples/reinforce_cartpole.py, installed as torch_dcs_ops.examples."""
+    missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"demo: {', '.join(missing)} missing; pip install 'torch_dcs_ops[demo]'", file=sys.stderr)
+        return 1
+    example = importlib.import_module("torch_dcs_ops.examples.reinforce_cartpole")
+    return int(example.main(list(arguments)))
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Run benchmarks/run.py of the checkout this package is installed from, or of the working directory."""
+    script = find_benchmarks()
+    if script is None:
+        print("bench: benchmarks/ is not installed; run this in a source checkout, or `make bench`", file=sys.stderr)
+        return 1
+    return subprocess.run([sys.executable, str(script), *arguments], check=False).returncode
+
+
+def find_benchmarks() -> Path | None:
+    """benchmarks/run.py of the source checkout, or None where there is none."""
+    for root in (Path(__file__).resolve().parents[2], Path.cwd()):
+        script = root / "benchmarks" / "run.py"
+        if script.is_file() and (root / "csrc" / "CMakeLists.txt").is_file():
+            return script
+    return None

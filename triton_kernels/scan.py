@@ -1,0 +1,330 @@
+"""Launchers of the scan kernels: `scan` and `scan_backward`, with the meaning of the private ops of the same names.
+
+No autotuning at run time: tiles follow from the shape and the dtype, so that a call costs one launch and a result does
+not depend on what ran before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .problem import HALF_DTYPES, Gates, Layout, Operand, read_gates
+from .scan_lookback import scan_lookback
+from .scan_tiles import chain_chunks, scan_tiles
+from .scan_window import scan_window
+
+# Programs that keep an H200 (132 SMs) busy: a smaller grid is cut in time as well.
+BUSY_PROGRAMS = 264
+# Time-major: a thread has V steps of one column in flight, and this many threads of them cover the memory's latency.
+BUSY_THREADS = 65536
+# A row of at most this length is one tile; longer ones look back.
+LONGEST_TILE = 8192
+# Tiles of one look-back group: a tile reads half of them on average (1 KB from L2, against a tile of 32 KB), and the
+# serial chain is one link (about 1.5 us) a group: 48 links for 1e8 steps.
+LOOKBACK_GROUP = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    """R rows (columns, if time-major) by Q segments of J groups of V steps; see scan_tiles.py."""
+
+    R: int
+    Q: int
+    J: int
+    V: int
+    num_warps: int
+
+    @property
+    def steps(self) -> int:
+        return self.Q * self.J * self.V
+
+
+def scan(
+    input: Tensor,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+    reverse: bool,
+    shifted: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    window: int | None,
+) -> Tensor:
+    """``y[t] = x[t] + g[t]·y[prev(t)]``; with `shifted`, ``y[t] = x[t] + g[prev(t)]·y[prev(t)]``.
+
+    `input` floating-point or int64 (then gamma is 1), any strides; the result has its dtype and shape, and the strides
+    of ``torch.empty_like(input)``. Arguments are validated already. Raises NotImplementedError for complex numbers.
+    """
+    _refuse_complex(input, gamma)
+    if input.dim() == 0:
+        row_reset = None if reset is None else reset.unsqueeze(0)
+        row = scan(input.unsqueeze(0), gamma, gamma_value, 0, reverse, shifted, initial, row_reset, window)
+        return row.squeeze(0)
+    dim %= input.dim()
+    output = torch.empty_like(input)
+    if output.numel() == 0:
+        return output
+    problem = _Problem(input, output, gamma, gamma_value, dim, reverse, shifted, initial, reset)
+    reach = problem.layout.length + (initial is not None)
+    with _on_device(input):
+        if window is not None and window < reach:
+            problem.run_window(window)
+        else:
+            problem.run(None, None, "none")
+    return output
+
+
+def scan_backward(
+    grad: Tensor,
+    output: Tensor,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+    reverse: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of an unshifted `scan` without a window, from its `output` and the gradient of it, in one launch.
+
+    Returns grad_input like `grad`, and ``grad_gamma[t] = grad_input[t]·output[prev(t)]``: for a gamma of every step
+    elementwise in input's shape, else summed over time in input's shape without `dim`, float32 for a half input. The
+    sums are made in a fixed order. Raises NotImplementedError for complex numbers.
+    """
+    _refuse_complex(grad, gamma)
+    if grad.dim() == 0:
+        row_reset = None if reset is None else reset.unsqueeze(0)
+        grad_input, sums = scan_backward(
+            grad.unsqueeze(0), output.unsqueeze(0), gamma, gamma_value, 0, reverse, initial, row_reset
+        )
+        return grad_input.squeeze(0), sums
+    dim %= grad.dim()
+    elementwise = gamma is not None and 0 < gamma.dim() == grad.dim()
+    sum_dtype = torch.float32 if grad.dtype in HALF_DTYPES else grad.dtype
+    if elementwise and gamma is not None and gamma.dtype == grad.dtype:
+        sum_dtype = grad.dtype
+    rows = grad.shape[:dim] + grad.shape[dim + 1 :]
+    grad_input = torch.empty_like(grad)
+    grad_gamma = torch.empty_like(grad, dtype=sum_dtype) if elementwise else grad.new_zeros(rows, dtype=sum_dtype)
+    if grad.numel() == 0:
+        return grad_input, grad_gamma
+    problem = _Problem(grad, grad_input, gamma, gamma_value, dim, not reverse, True, initial, reset)
+    with _on_device(grad):
+        if elementwise:
+            problem.run(output, grad_gamma, "step")
+        else:
+            sums = problem.run(output, None, "sum")
+            grad_gamma = problem.layout.unfold_rows(sums.to(sum_dtype), rows)
+    return grad_input, grad_gamma
+
+
+def _refuse_complex(input: Tensor, gamma: Tensor | None) -> None:
+    if input.is_complex() or (gamma is not None and gamma.is_complex()):
+        raise NotImplementedError("the Triton scan kernels do not cover complex numbers")
+
+
+def _on_device(input: Tensor) -> contextlib.AbstractContextManager[Any]:
+    if input.is_cuda and input.device.index != torch.cuda.current_device():
+        return torch.cuda.device(input.device)
+    return contextlib.nullcontext()
+
+
+class _Problem:
+    """One scan with its operands folded into (outer, time, inner); launches the kernel that suits its shape."""
+
+    def __init__(
+        self, input: Tensor, output: Tensor, gamma: Tensor | None, gamma_value: float, dim: int, reverse: bool,
+        shifted: bool, initial: Tensor | None, reset: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.gates = read_gates(gamma, gamma_value, input, dim)
+        self.layout = Layout(output, dim)
+        self.reverse = reverse
+        self.shifted = shifted
+        self.x = self.layout.steps(input)
+        self.y = self.layout.steps(output)
+        step_gates = self.gates.kind == "step"
+        self.gamma = (self.layout.steps if step_gates else self.layout.row_values)(self.gates.tensor)
+        rows = input.shape[:dim] + input.shape[dim + 1 :]
+        self.initial = self.layout.row_values(None if initial is None else initial.expand(rows))
+        self.reset = self.layout.steps(None if reset is None else reset.view(torch.uint8))
+        self.accumulate = {torch.float64: tl.float64, torch.int64: tl.int64}.get(input.dtype, tl.float32)
+        if input.dtype == torch.float32 and self.time_major:
+            # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
+            self.accumulate = tl.float64
+
+    @property
+    def time_major(self) -> bool:
+        # Below 8 neighbours a row of them is less than a 32-byte sector; strided rows do no worse then.
+        return self.layout.inner >= 8
+
+    @property
+    def widens(self) -> bool:
+        """Whether the kernels compute in a wider dtype than they load."""
+        return self.y.tensor is not None and self.y.tensor.dtype in (*HALF_DTYPES, torch.float32)
+
+    def registers(self, gradient: str) -> int | None:
+        """A cap on registers a thread: 64 let 32 warps share an SM, where the compiler would take 80 to 120 unasked.
+
+        Only plain scans keep within it without spilling; a program waits for memory most of its time.
+        """
+        plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
+        return 64 if plain and not self.gates.wide and not self.time_major and self.accumulate is tl.float32 else None
+
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        assert self.x.tensor is not None
+        return torch.empty(shape, dtype=dtype, device=self.x.tensor.device)
+
+    @property
+    def accumulate_dtype(self) -> torch.dtype:
+        return {tl.float64: torch.float64, tl.int64: torch.int64, tl.float32: torch.float32}[self.accumulate]
+
+    def index_dtype(self, *operands: Operand) -> tl.dtype:
+        """int32 positions where no row reaches 2^31 elements, a tile past its end included."""
+        reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
+        return tl.int32 if reach < 2**31 else tl.int64
+
+    def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
+        """Launches the scan; with gradient "sum" returns the (rows,) sums of gamma's gradient."""
+        long_rows = self.layout.length > LONGEST_TILE and not self.time_major
+        one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
+        if long_rows and one_pass and gradient != "step":
+            partials = self.run_lookback(self.layout.steps(output), gradient)
+        else:
+            partials = self.run_tiles(self.layout.steps(output), self.layout.steps(grad_gamma), gradient)
+        return partials[:, 0] if partials.size(1) == 1 else partials.sum(1)
+
+    def tile(self) -> Tile:
+        """The tile for this shape: 16 to 32 steps a thread, several rows a program where rows are short."""
+        assert self.y.tensor is not None
+        length, itemsize = self.layout.length, self.y.tensor.element_size()
+        gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
+        if self.time_major:
+            return self._column_tile(length, itemsize, gated)
+        vector = min(16 // itemsize, triton.next_power_of_2(length))
+        lanes = min(32, triton.next_power_of_2(triton.cdiv(length, vector)))
+        # Gates and their products take registers too: half as many steps.
+        most = 2048 if gated else 4096
+        single = LONGEST_TILE // 2 if gated else LONGEST_TILE
+        segments = triton.next_power_of_2(triton.cdiv(length, lanes * vector))
+        if length > single:
+            segments = most // (lanes * vector)
+        steps = segments * lanes * vector
+        # Every row of a program takes registers for its pointers: 16 steps a thread then, not 32.
+        count = max(1, min(2048 // steps, triton.next_power_of_2(self.layout.rows)))
+        while count > 1 and self.layout.rows < count * BUSY_PROGRAMS and count * steps > 512:
+            count //= 2
+        warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
+        return Tile(count, segments, lanes, vector, warps)
+
+    def _column_tile(self, length: int, itemsize: int, gated: bool) -> Tile:
+        padded = triton.next_power_of_2(length)
+        share = triton.next_power_of_2(triton.cdiv(BUSY_THREADS, self.layout.rows))
+        share = max(1, min(share, 32, padded // 8))
+        columns = triton.next_power_of_2(self.layout.inner)
+        if share == 1:
+            steps = min(8 if gated else 32 if itemsize == 2 else 16, padded)
+            # Two half columns a thread make a 4-byte load.
+            pair = 2 if itemsize == 2 and columns >= 256 else 1
+            columns = min(128 * pair, columns)
+            return Tile(columns, 1, 1, steps, max(1, columns // (32 * pair)))
+        # 16 float32 columns are 64 bytes, two sectors: programs enough for every SM come before wider ones.
+        columns = min(32 if itemsize == 2 else 16, columns)
+        return Tile(columns, 1, share, 16 if itemsize == 2 and not gated else 8, max(1, columns * share // 32))
+
+    def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
+        tile = tile or self.tile()
+        layout = self.layout
+        if self.time_major:
+            blocks = layout.outer * triton.cdiv(layout.inner, tile.R)
+        else:
+            blocks = triton.cdiv(layout.rows, tile.R)
+        tiles = triton.cdiv(layout.length, tile.steps)
+        # Fewer than 4 tiles a chunk would read as much for the totals as they save in waiting.
+        chunks = 1
+        if blocks < BUSY_PROGRAMS and tiles >= 8:
+            chunks = min(triton.cdiv(tiles, 4), triton.cdiv(2 * BUSY_PROGRAMS, blocks), 1024)
+        chunk_tiles = triton.cdiv(tiles, chunks)
+        chunks = triton.cdiv(tiles, chunk_tiles)
+        partials = self.new((layout.rows, chunks if gradient == "sum" else 1), self.accumulate_dtype)
+        if gradient == "sum":
+            grad = replace(grad, tensor=partials)
+        if chunks == 1:
+            self._launch_tiles(blocks, 1, chunk_tiles, tile, output, grad, gradient, (None,) * 4, "whole")
+            return partials
+        carry_dtype = torch.int64 if self.accumulate is tl.int64 else torch.float64
+        totals = self.new((layout.rows, chunks), carry_dtype)
+        products = self.new((layout.rows, chunks), torch.float64)
+        cuts = self.new((layout.rows, chunks), torch.int32)
+        carries = self.new((layout.rows, chunks), carry_dtype)
+        state = (totals, products, cuts, carries)
+        self._launch_tiles(blocks, chunks, chunk_tiles, tile, Operand(None), Operand(None), "none", state, "totals",
+                           adjoint=gradient != "none")  # fmt: skip
+        kind = "sum" if self.gates.kind == "sum" else "step"
+        chain_chunks[(layout.rows,)](*state, chunks, kind, triton.next_power_of_2(chunks), num_warps=4)
+        self._launch_tiles(blocks, chunks, chunk_tiles, tile, output, grad, gradient, state, "apply")
+        return partials
+
+    def _launch_tiles(
+        self, blocks: int, chunks: int, chunk_tiles: int, tile: Tile, output: Operand, grad: Operand, gradient: str,
+        state: tuple[Tensor | None, ...], stage: str, adjoint: bool = False,
+    ) -> None:  # fmt: skip
+        x, y, gamma, initial, reset = self.x, self.y, self.gamma, self.initial, self.reset
+        assert x.tensor is not None
+        # The totals of an adjoint start from nothing: its `initial` is only multiplied, in the pass that applies them.
+        start = None if adjoint else initial.tensor
+        scan_tiles[(blocks, chunks)](
+            x.tensor, y.tensor, gamma.tensor, start, reset.tensor, output.tensor, grad.tensor, *state,
+            self.gates.bits, self.layout.length, self.layout.rows, self.layout.inner, chunk_tiles, chunks,
+            x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
+            initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
+            output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
+            tile.R, tile.Q, tile.J, tile.V,
+            self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
+            self.reverse, self.shifted, start is not None, reset.tensor is not None, gradient, stage, self.time_major,
+            self.time_major and tile.J > 1 and self.widens and x.tensor.is_cuda,
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient),
+        )  # fmt: skip
+
+    def run_lookback(self, output: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
+        assert self.x.tensor is not None
+        itemsize = self.x.tensor.element_size()
+        tile = tile or Tile(1, LONGEST_TILE // (32 * (16 // itemsize)), 32, 16 // itemsize, 8)
+        x, y, gamma, initial, layout = self.x, self.y, self.gamma, self.initial, self.layout
+        tiles = triton.cdiv(layout.length, tile.steps)
+        row_words = triton.cdiv(tiles, LOOKBACK_GROUP) * (LOOKBACK_GROUP + 1)
+        words = torch.zeros((layout.rows, row_words), dtype=torch.int64, device=self.x.tensor.device)
+        partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
+        scan_lookback[(layout.rows * tiles,)](
+            x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
+            self.gates.bits, layout.length, layout.rows, layout.inner, tiles, row_words,
+            x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
+            initial.outer, initial.inner, output.outer, output.time, output.inner,
+            tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,
+            self.reverse, initial.tensor is not None, gradient,
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient),
+        )  # fmt: skip
+        return partials
+
+    def run_window(self, window: int) -> None:
+        x, y, gamma, initial, reset, layout = self.x, self.y, self.gamma, self.initial, self.reset, self.layout
+        columns = min(64, triton.next_power_of_2(layout.inner))
+        steps = min(512 // columns, triton.next_power_of_2(layout.length))
+        grid = (layout.outer * triton.cdiv(layout.inner, columns) * triton.cdiv(layout.length, steps),)
+        scan_window[grid](
+            x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor,
+            self.gates.bits, window, layout.length, layout.inner,
+            x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
+            initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
+            columns, steps, self.accumulate, self.gates.kind, self.reverse, self.shifted,
+            initial.tensor is not None, reset.tensor is not None,
+            num_warps=max(1, columns * steps // 128),
+        )  # fmt: skip
+
+
+__all__ = ["Gates", "Tile", "scan", "scan_backward"]

@@ -1,0 +1,252 @@
+"""The scan kernel for rows and for columns: a program takes R rows and walks over time, a tile at a time.
+
+R * Q segments of J groups of V steps make a tile. Rows (time contiguous): V is a 16-byte load, J <= 32 lanes make a
+segment, a row has Q segments in the tile. Columns (time-major): Q = 1, V successive steps of a column lie in the
+registers of one thread, J threads share the column. Few long rows are cut into chunks, in three launches (Blelloch,
+"Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`, then "apply" from
+the chunk's carry.
+"""
+
+import triton
+import triton.language as tl
+
+from .tile import (
+    bounded_product,
+    gate_gradients,
+    group_totals,
+    integer_power,
+    last_lane,
+    load_gamma,
+    load_steps,
+    positions,
+    power_of_two_power,
+    previous_lane,
+    replay,
+    scan_lanes,
+    shifted,
+    split_gamma,
+    store_steps,
+    summed,
+    weighted,
+    widened,
+    within,
+)
+
+
+@triton.jit
+def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr):
+    """``total + weight * carry``, or total where a reset lies between."""
+    joined = weighted(total, weight, carry, GATES, WIDE)
+    if RESET:
+        joined = tl.where(cut != 0, total, joined)
+    return joined
+
+
+@triton.jit(do_not_specialize=["gamma_bits", "chunk_tiles", "chunks"])
+def scan_tiles(
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr,
+    total_ptr, product_ptr, cut_ptr, carry_ptr,
+    gamma_bits: tl.int64, T, rows, inner, chunk_tiles, chunks,
+    x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
+    initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
+    output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
+    R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
+    SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
+    STAGE: tl.constexpr, TIME_MAJOR: tl.constexpr, PIN: tl.constexpr,
+):  # fmt: skip
+    """One program: R rows (program 0 axis), one chunk of time (axis 1). GRADIENT: "none", "step" or "sum"; see `scan`.
+
+    x, y, output: rows addressed by (outer, time, inner) strides in elements; the chunk arrays are (rows, chunks).
+    """
+    P: tl.constexpr = R * Q
+    # What runs along a row is float64: in float32 a carry stalls where an addend is under half a unit in its last
+    # place, an error of 3e-2 after 10000 ones at gamma = 0.999. It is one number a segment.
+    CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
+    SERIAL: tl.constexpr = Q * J == 1
+    TILE: tl.constexpr = Q * J * V
+    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    # The adjoint that makes a gradient starts from nothing: `initial` is then the forward scan's, and only multiplied.
+    STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
+    block = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    part = tl.arange(0, P)[:, None]
+    if TIME_MAJOR:
+        # A block never straddles two outer indices: the columns of a tile are neighbours in memory.
+        blocks = (inner + R - 1) // R
+        outer_index = block // blocks
+        inner_index = (block % blocks) * R + part
+        row_valid = inner_index < inner
+        row_id = outer_index * inner + (block % blocks) * R + tl.arange(0, R)[:, None]
+        rows_in = (block % blocks) * R + tl.arange(0, R)[:, None] < inner
+        segment = part * 0
+    else:
+        row = block * R + part // Q
+        row_valid = row < rows
+        outer_index = row // inner
+        inner_index = row % inner
+        row_id = block * R + tl.arange(0, R)[:, None]
+        rows_in = row_id < rows
+        segment = part % Q
+    lane = tl.arange(0, J)[None, :]
+    group = (segment * J + lane) * V
+
+    x_row = x_ptr + outer_index * x_outer + inner_index * x_inner
+    y_row = y_ptr + outer_index * y_outer + inner_index * y_inner
+    if GATES == "step" or GATES == "row":
+        gamma_row = gamma_ptr + outer_index * gamma_outer + inner_index * gamma_inner
+    else:
+        gamma_row = x_row
+    if GATES == "row":
+        gamma = tl.load(gamma_row, mask=row_valid, other=0).to(tl.float64)
+    elif GATES == "step":
+        gamma = 0.0
+    else:
+        gamma = load_gamma(gamma_row, gamma_bits, GATES)
+    row_gates = (gamma,)
+    gate_rest = gamma
+    weight = gamma
+    row_weight = gamma
+    if GATES == "scalar" or GATES == "row":
+        if ACC != tl.float64:  # noqa: SIM300
+            gate, gate_rest = split_gamma(gamma)
+            row_gates = (gate,)
+        weight = power_of_two_power(gamma, V, WIDE)
+        row_weight = integer_power(weight, lane, 5 if J <= 32 else 10, WIDE)
+    if RESET:
+        reset_row = reset_ptr + outer_index * reset_outer + inner_index * reset_inner
+
+    if STAGE == "apply":
+        carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
+    elif STARTED:
+        if TIME_MAJOR:
+            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
+        else:
+            row_initial = initial_ptr + row_id // inner * initial_outer + row_id % inner * initial_inner
+        carry = tl.load(row_initial, mask=rows_in & (chunk == 0), other=0).to(CARRY)
+    else:
+        carry = tl.zeros((R, 1), CARRY)
+    if STAGE == "totals":
+        tl.store(carry_ptr + row_id * chunks, carry, mask=rows_in & (chunk == 0))
+        chunk_product = tl.full((R, 1), 1.0, tl.float64)
+        chunk_cut = tl.zeros((R, 1), tl.int32)
+    if GRADIENT != "none":
+        output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
+        gradient_sum = tl.zeros((P, 1), ACC)
+        row_start = gradient_sum
+        if HAS_INITIAL:
+            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
+            row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
+
+    first_tile = chunk * chunk_tiles
+    tiles = tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)
+    for tile in range(tiles):
+        begin = (first_tile + tile).to(INDEX) * TILE
+        position, valid, index = positions(begin, segment, row_valid, T, J, V, REVERSE, TIME_MAJOR)
+        values = load_steps(x_row, position, valid, x_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        # A gate that nothing can pass through is not read: shifted, there is none before the first step.
+        LOWEST: tl.constexpr = 1 if SHIFTED or not STARTED else 0
+        gate_valid = within(valid, index, LOWEST, T, ACCESSES)
+        if SHIFTED:
+            gate_position = shifted(position, 1 if REVERSE else -1, ACCESSES)
+        else:
+            gate_position = position
+        gates = row_gates
+        if GATES == "step":
+            gates = load_steps(gamma_row, gate_position, gate_valid, gamma_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+            gates = widened(gates, ACC, V)
+        resets = values
+        if RESET:
+            resets = load_steps(reset_row, gate_position, gate_valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+
+        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, GATES, RESET)
+        if GATES != "step":
+            product = weight
+        total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
+        # (P, 1) totals of the segments -> (R, Q).
+        ends = tl.reshape(last_lane(total, P, J), (R, Q)).to(CARRY)
+        end_cuts = ends
+        if RESET:
+            end_cuts = tl.reshape(last_lane(cut, P, J), (R, Q))
+        end_products = product
+        if GATES == "step":
+            end_products = tl.reshape(last_lane(product, P, J), (R, Q))
+        elif GATES == "row":
+            end_products = tl.reshape(product, (R, Q))
+        if Q == 1:
+            segment_carry = carry
+            carry = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
+        else:
+            started = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
+            ends = tl.where(tl.arange(0, Q)[None, :] == 0, started, ends)
+            ends, end_products, end_cuts = scan_lanes(ends, end_products, end_cuts, R, Q, GATES, RESET, WIDE)
+            segment_carry = tl.reshape(previous_lane(ends, carry, R, Q), (P, 1))
+            carry = last_lane(ends, R, Q)
+        if STAGE == "totals":
+            if GATES == "step" or GATES == "row":
+                chunk_product = bounded_product(chunk_product, last_lane(end_products, R, Q))
+            elif GATES == "scalar":
+                chunk_product = bounded_product(chunk_product, end_products)
+            if RESET:
+                chunk_cut = chunk_cut | last_lane(end_cuts, R, Q)
+        else:
+            lane_total = previous_lane(total, 0, P, J)
+            lane_cut = lane_total
+            if GATES == "step":
+                lane_weight = previous_lane(product, 1.0, P, J)
+            else:
+                lane_weight = row_weight
+            if RESET:
+                lane_cut = previous_lane(cut, 0, P, J)
+            group_carry = join_carry(lane_total, lane_weight, lane_cut, segment_carry.to(ACC), GATES, RESET, WIDE)
+            if PIN:
+                # A load that never happens. The compiler gives its result the columns' coalesced layout; without it the
+                # V widened values of a thread each change layout through shared memory: 64 barriers a tile, not 4.
+                column = segment * 0 + (block % blocks) * R + part + lane * R
+                pin = y_ptr.to(tl.pointer_type(ACC)) + column
+                group_carry = tl.load(pin, mask=(lane + part + T) < 0, other=group_carry)
+            SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
+            first = begin + group == 0
+            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, GATES, RESET, SELECT_FIRST)
+            if SERIAL:
+                carry = results[V - 1].to(CARRY)
+            store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, TIME_MAJOR)
+            if GRADIENT != "none":
+                next_position = shifted(position, -1 if REVERSE else 1, ACCESSES)
+                next_valid = within(valid, index, 0, T - 1, ACCESSES)
+                previous = load_steps(
+                    output_row, next_position, next_valid, output_time, 0, P, J, V, REVERSE, TIME_MAJOR
+                )
+                previous = widened(previous, ACC, V)
+                own_resets = values
+                if RESET:
+                    own_resets = load_steps(reset_row, position, valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+                products = gate_gradients(
+                    results, previous, row_start, own_resets, begin + group, T, V, HAS_INITIAL, RESET
+                )
+                if GRADIENT == "step":
+                    grad_row = gamma_grad_ptr + outer_index * grad_outer + inner_index * grad_inner
+                    store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, TIME_MAJOR)
+                else:
+                    gradient_sum += summed(products, P, V)
+
+    chunk_entry = row_id * chunks + chunk
+    if STAGE == "totals":
+        tl.store(total_ptr + chunk_entry, carry, mask=rows_in)
+        tl.store(product_ptr + chunk_entry, chunk_product, mask=rows_in)
+        tl.store(cut_ptr + chunk_entry, chunk_cut, mask=rows_in)
+    elif GRADIENT == "sum":
+        row_sum = tl.reshape(tl.sum(tl.reshape(gradient_sum, (R, Q)), axis=1), (R, 1))
+        tl.store(gamma_grad_ptr + chunk_entry, row_sum, mask=rows_in)
+
+
+@triton.jit
+def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, GATES: tl.constexpr, C: tl.constexpr):
+    """The carry into every chunk of a row, from the totals; entry 0 is there already. A program a row, C >= chunks."""
+    entry = tl.program_id(0).to(tl.int64) * chunks + tl.arange(0, C)[None, :]
+    inside = tl.arange(0, C)[None, :] < chunks
+    total = tl.load(total_ptr + entry, mask=inside, other=0)
+    product = tl.load(product_ptr + entry, mask=inside, other=0)
+    cut = tl.load(cut_ptr + entry, mask=inside, other=0)
+    total, product, cut = scan_lanes(total, product, cut, 1, C, GATES, True, True)
+    tl.store(carry_ptr + entry + 1, total, mask=tl.arange(0, C)[None, :] + 1 < chunks)

@@ -1,0 +1,355 @@
+"""What the scan kernels share: a tile of rows is cut into groups of V successive steps, one group a thread.
+
+A group is scanned step by step in registers; the totals of the groups are scanned over lanes by doubling (Hillis and
+Steele, "Data parallel algorithms", 1986), with powers of gamma made in float64 where gamma is one number a row. The
+exchange is `tl.gather` and not `tl.associative_scan`: the latter shuffles the products of the gates too, rounds them
+anew at every level, and costs six times as many shuffles for a reversed scan. Compiled for sm_90 a gather within a warp
+is one shuffle.
+
+Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step.
+"""
+
+import triton
+import triton.language as tl
+
+LARGEST = tl.constexpr(1.7976931348623157e308)
+
+
+@triton.jit
+def unpack(tile, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr):
+    """(P, J, V) tile -> V tiles (P, J), one for each step of the groups. Free: a thread holds a whole group."""
+    if V == 1:
+        return (tl.reshape(tile, (P, J)),)
+    else:
+        even, odd = tl.split(tl.reshape(tile, (P, J, V // 2, 2)))
+        evens = unpack(even, P, J, V // 2)
+        odds = unpack(odd, P, J, V // 2)
+        steps = ()
+        for i in tl.static_range(V // 2):
+            steps = steps + (evens[i], odds[i])
+        return steps
+
+
+@triton.jit
+def pack(steps, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr):
+    """The inverse of `unpack`."""
+    if V == 1:
+        return tl.reshape(steps[0], (P, J, 1))
+    else:
+        evens = ()
+        odds = ()
+        for i in tl.static_range(V // 2):
+            evens = evens + (steps[2 * i],)
+            odds = odds + (steps[2 * i + 1],)
+        return tl.reshape(tl.join(pack(evens, P, J, V // 2), pack(odds, P, J, V // 2)), (P, J, V))
+
+
+@triton.jit
+def backwards(steps, V: tl.constexpr):
+    flipped = ()
+    for i in tl.static_range(V):
+        flipped = flipped + (steps[V - 1 - i],)
+    return flipped
+
+
+@triton.jit
+def load_steps(
+    row, position, valid, stride_time, other, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """V tiles (P, J) in scan order. `position`, `valid`: see `positions`; `other` for steps that are not valid."""
+    if TIME_MAJOR:
+        steps = ()
+        for i in tl.static_range(V):
+            steps = steps + (tl.load(row + position[i] * stride_time, mask=valid[i], other=other),)
+        return steps
+    else:
+        tile = tl.load(row + position[0] * stride_time, mask=valid[0], other=other)
+        steps = unpack(tl.reshape(tile, (P, J, V)), P, J, V)
+        if REVERSE:
+            steps = backwards(steps, V)
+        return steps
+
+
+@triton.jit
+def store_steps(
+    row, position, valid, stride_time, steps, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """The inverse of `load_steps`."""
+    if TIME_MAJOR:
+        for i in tl.static_range(V):
+            tl.store(row + position[i] * stride_time, steps[i].to(row.dtype.element_ty), mask=valid[i])
+    else:
+        if REVERSE:
+            steps = backwards(steps, V)
+        tile = tl.reshape(pack(steps, P, J, V), (P, J * V))
+        tl.store(row + position[0] * stride_time, tile.to(row.dtype.element_ty), mask=valid[0])
+
+
+@triton.jit
+def positions(
+    begin, segment, row_valid, T, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr
+):
+    """Where the steps of a tile lie: (positions in time, whether they exist, indices in scan order), a tuple each.
+
+    `begin`: the tile's first step in scan order; `segment` (P, 1): the part of the tile, J * V steps, that a row of the
+    tile holds. Time-major: one (P, J) entry for each of the V steps. Else one (P, J * V) entry in the order of memory;
+    in a reversed scan the groups are mirrored and a group's steps are not, so that a thread's load stays one vector.
+    """
+    if TIME_MAJOR:
+        first = begin + (segment * J + tl.arange(0, J)[None, :]) * V
+        position = ()
+        valid = ()
+        index = ()
+        for i in tl.static_range(V):
+            scan_index = first + i
+            if REVERSE:
+                time = T - 1 - scan_index
+            else:
+                time = scan_index
+            position = position + (time,)
+            valid = valid + ((scan_index < T) & row_valid,)
+            index = index + (scan_index,)
+        return position, valid, index
+    else:
+        n = tl.arange(0, J * V)[None, :]
+        if REVERSE:
+            time = T - begin - (segment * J + n // V + 1) * V + n % V
+            scan_index = T - 1 - time
+            return (time,), ((time >= 0) & row_valid,), (scan_index,)
+        else:
+            time = begin + segment * (J * V) + n
+            return (time,), ((time < T) & row_valid,), (time,)
+
+
+@triton.jit
+def shifted(entries, by, N: tl.constexpr):
+    """Every entry of a tuple plus `by`."""
+    moved = ()
+    for i in tl.static_range(N):
+        moved = moved + (entries[i] + by,)
+    return moved
+
+
+@triton.jit
+def within(valid, index, lowest, highest, N: tl.constexpr):
+    """`valid`, where also ``lowest <= index < highest``."""
+    inner = ()
+    for i in tl.static_range(N):
+        inner = inner + (valid[i] & (index[i] >= lowest) & (index[i] < highest),)
+    return inner
+
+
+@triton.jit
+def widened(steps, dtype: tl.constexpr, N: tl.constexpr):
+    wide = ()
+    for i in tl.static_range(N):
+        wide = wide + (steps[i].to(dtype),)
+    return wide
+
+
+@triton.jit
+def discounted(value, carry, gate, gate_rest, GATES: tl.constexpr):
+    """``value + gamma * carry`` with a gamma given to twice float32's precision, in two fused multiply-adds.
+
+    Rounding gamma to float32 is the largest error of a long scan: 1.3e-2 at gamma = 0.999 and 10000 ones.
+    """
+    if GATES == "sum":
+        return value + carry
+    elif (GATES == "step") | (value.dtype == tl.float64):
+        return gate * carry + value
+    else:
+        # An exact gamma has no rest, and 0 * inf would turn the inf of a carry into a NaN.
+        return gate * carry + tl.where(gate_rest == 0, value, gate_rest * carry + value)
+
+
+@triton.jit
+def split_gamma(gamma):
+    """A float64 gamma as (float32, float32 rest), both of its sign: inf - inf would make a NaN of an infinite carry."""
+    nearest = gamma.to(tl.float32)
+    towards_zero = (nearest.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    excess = nearest.to(tl.float64) - gamma
+    gate = tl.where(tl.where(gamma > 0, excess, -excess) > 0, towards_zero, nearest)
+    return gate, (gamma - gate.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def load_gamma(gamma_row, gamma_bits, GATES: tl.constexpr):
+    """gamma in float64: a number for "scalar" and "sum", (P, 1) for "row".
+
+    A number comes as the bits of a float64: Triton makes a float argument a float32.
+    """
+    if GATES == "row":
+        return tl.load(gamma_row).to(tl.float64)
+    else:
+        return gamma_bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def group_totals(
+    values, gates, gate_rest, resets, ACC: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr
+):
+    """The scan over the V steps of each group: (sum, product of the gates in float64, whether there is a reset)."""
+    total = values[0].to(ACC)
+    product = total
+    cut = total
+    if GATES == "step":
+        product = gates[0].to(tl.float64)
+    if RESET:
+        cut = resets[0].to(tl.int32)
+    for i in tl.static_range(1, V):
+        value = values[i].to(ACC)
+        joined = discounted(value, total, gates[i if GATES == "step" else 0], gate_rest, GATES)
+        if RESET:
+            joined = tl.where(resets[i] != 0, value, joined)
+            cut = cut | resets[i].to(tl.int32)
+        total = joined
+        if GATES == "step":
+            product = bounded_product(product, gates[i].to(tl.float64))
+    return total, product, cut
+
+
+@triton.jit
+def replay(
+    values, gates, gate_rest, resets, carry, first, ACC: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr,
+    RESET: tl.constexpr, SELECT_FIRST: tl.constexpr,
+):  # fmt: skip
+    """The recurrence over the V steps of each group, from `carry`. SELECT_FIRST: where `first`, nothing is carried."""
+    results = ()
+    for i in tl.static_range(V):
+        value = values[i].to(ACC)
+        result = discounted(value, carry, gates[i if GATES == "step" else 0], gate_rest, GATES)
+        if RESET:
+            result = tl.where(resets[i] != 0, value, result)
+        if SELECT_FIRST and i == 0:
+            result = tl.where(first, value, result)
+        results = results + (result,)
+        carry = result
+    return results
+
+
+@triton.jit
+def gate_gradients(
+    grads, previous, initial, resets, index, T, V: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr
+):
+    """``grad_input[t] * y[prev(t)]`` for each step. `index` (P, J): the adjoint's index of each group's first step.
+
+    The adjoint runs the other way, so y[prev(t)] is the output one step further on, and `initial` after the last.
+    """
+    products = ()
+    for i in tl.static_range(V):
+        product = tl.where(index + i < T - 1, grads[i] * previous[i], 0)
+        if HAS_INITIAL:
+            product = tl.where(index + i == T - 1, grads[i] * initial, product)
+        if RESET:
+            product = tl.where(resets[i] != 0, 0, product)
+        products = products + (product,)
+    return products
+
+
+@triton.jit
+def summed(steps, P: tl.constexpr, V: tl.constexpr):
+    """V tiles (P, J) -> their sum over steps and lanes, (P, 1), in a fixed order."""
+    total = steps[0]
+    for i in tl.static_range(1, V):
+        total += steps[i]
+    return tl.reshape(tl.sum(total, axis=1), (P, 1))
+
+
+@triton.jit
+def weighted(value, weight, other, GATES: tl.constexpr, WIDE: tl.constexpr):
+    """``value + weight * other`` for a product of gates. WIDE: where it may exceed float32's range."""
+    if GATES == "sum":
+        return value + other
+    elif WIDE:
+        return value + (weight * other.to(tl.float64)).to(value.dtype)
+    else:
+        return weight.to(value.dtype) * other + value
+
+
+@triton.jit
+def bounded_product(a, b):
+    """``a * b``, an overflow of finite factors cut to the largest number: inf * 0 would make a NaN of a finite sum."""
+    product = a * b
+    bounded = tl.where(product > LARGEST, LARGEST, tl.where(product < -LARGEST, -LARGEST, product))
+    # x - x is 0 for finite x only.
+    return tl.where((a - a) + (b - b) == 0, bounded, product)
+
+
+@triton.jit
+def power_of_two_power(gamma, LENGTH: tl.constexpr, WIDE: tl.constexpr):
+    """gamma ** LENGTH in float64, for a LENGTH that is a power of two."""
+    if LENGTH == 1:
+        return gamma
+    elif WIDE:
+        root = power_of_two_power(gamma, LENGTH // 2, WIDE)
+        return bounded_product(root, root)
+    else:
+        root = power_of_two_power(gamma, LENGTH // 2, WIDE)
+        return root * root
+
+
+@triton.jit
+def integer_power(gamma, exponent, BITS: tl.constexpr, WIDE: tl.constexpr):
+    """gamma ** exponent in float64, elementwise, for 0 <= exponent < 2 ** BITS."""
+    power = tl.where(exponent >= 0, 1.0, 1.0).to(tl.float64)
+    square = gamma
+    for bit in tl.static_range(BITS):
+        chosen = ((exponent >> bit) & 1) != 0
+        if WIDE:
+            power = tl.where(chosen, bounded_product(power, square), power)
+            square = bounded_product(square, square)
+        else:
+            power = tl.where(chosen, power * square, power)
+            square = square * square
+    return power
+
+
+@triton.jit
+def scan_lanes(
+    total, product, cut, P: tl.constexpr, J: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr
+):
+    """Inclusive scan of (P, J) group totals along J.
+
+    `product`: for "step" the product of each group's gates, (P, J) float64, scanned too; for "scalar" and "row" the
+    weight of a whole group, a number or (P, J) or (P, 1). `cut` (P, J) int32, with RESET: whether a group has a reset.
+    """
+    lane = tl.arange(0, J)[None, :] + tl.zeros((P, 1), tl.int32)
+    weight = product
+    for level in tl.static_range(16):
+        if (1 << level) < J:
+            source = tl.maximum(lane - (1 << level), 0)
+            inside = lane >= (1 << level)
+            joined = weighted(total, weight, tl.gather(total, source, 1), GATES, WIDE)
+            if RESET:
+                joined = tl.where(cut != 0, total, joined)
+                cut = tl.where(inside, cut | tl.gather(cut, source, 1), cut)
+            total = tl.where(inside, joined, total)
+            if GATES == "step":
+                weight = tl.where(inside, bounded_product(weight, tl.gather(weight, source, 1)), weight)
+            elif GATES != "sum":
+                if WIDE:
+                    weight = bounded_product(weight, weight)
+                else:
+                    weight = weight * weight
+    return total, weight, cut
+
+
+@triton.jit
+def previous_lane(tile, first, P: tl.constexpr, J: tl.constexpr):
+    """An inclusive scan along J made exclusive, with `first` in lane 0."""
+    if J == 1:
+        return tl.zeros((P, 1), tile.dtype) + first
+    else:
+        lane = tl.arange(0, J)[None, :] + tl.zeros((P, 1), tl.int32)
+        return tl.where(lane == 0, first, tl.gather(tile, tl.maximum(lane - 1, 0), 1))
+
+
+@triton.jit
+def last_lane(tile, P: tl.constexpr, J: tl.constexpr):
+    """(P, J) -> (P, 1), the last column."""
+    if J == 1:
+        return tile
+    else:
+        return tl.gather(tile, tl.full((P, 1), J - 1, tl.int32), 1)
