@@ -18,6 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_PIN ?= torch==2.13.0 triton==3.7.1
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CUDA_ARCHITECTURES ?= release
@@ -65,11 +66,14 @@ build: $(BUILD_STAMP)
 demo: $(BUILD_STAMP)
 	@$(BIN)/python -m torch_dcs_ops demo $(DEMO_ARGS)
 
+# Threads that wait for one another sleep instead of spinning: the two test processes share the cores.
+test test-all: export OMP_WAIT_POLICY := passive
+
 test: $(BUILD_STAMP)
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(BUILD_STAMP)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 bench: $(BUILD_STAMP)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -8,6 +8,11 @@ import torch
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first: begun last, it would run alone beside an idle worker."""
+    items.sort(key=lambda item: item.name != "test_in_the_interpreter")
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Every device that there is: the suite grows by the CUDA cases where there is a GPU."""

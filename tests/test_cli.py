@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import environment
 
 from torch_dcs_ops import cli
 from torch_dcs_ops.cli import commands
 
 
 def test_info_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "torch_dcs_ops", "info"], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "torch_dcs_ops", "info"]
+    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
     for word in ("torch", "triton", "cpu", "cuda"):
         assert word in done.stdout
 

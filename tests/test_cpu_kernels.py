@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import environment
 from scan_oracle import DTYPES, LAYOUTS, REAL_DTYPES, make, make_gamma, make_reset, wide_dtype
 from torch import Tensor
 
@@ -388,6 +389,6 @@ def test_every_instruction_set(isa: str) -> None:
     if isa == "avx512":
         selected = "vector_edges"
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", str(Path(__file__)), "-k", selected]
-    environment = {**os.environ, "TORCH_DCS_CPU_ISA": isa}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    variables = environment(TORCH_DCS_CPU_ISA=isa)
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-4000:]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import environment
 
 import torch_dcs_ops
 from torch_dcs_ops import _info
@@ -18,8 +19,8 @@ from torch_dcs_ops import _info
 ROOT = Path(__file__).parents[1]
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {k: v for k, v in os.environ.items() if k != "TORCH_DCS_KERNELS"} | environment
+def run(code: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    variables = {k: v for k, v in environment().items() if k != "TORCH_DCS_KERNELS"} | changes
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, cwd=ROOT)
 
 
@@ -80,8 +81,8 @@ def test_build_info_explains_a_missing_library(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}; {code}"]
 
     def report() -> str:
-        environment = {k: v for k, v in os.environ.items() if k != "TORCH_DCS_KERNELS"}
-        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=environment).stdout
+        variables = {k: v for k, v in os.environ.items() if k != "TORCH_DCS_KERNELS"}
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=variables).stdout
 
     assert "a pure-Python build, or a checkout that is not installed" in report()
     reason = "no room was left"

@@ -207,6 +207,7 @@ def test_numbers_that_are_no_discount(gamma: Any, sentence: str) -> None:
         torch.compile(lambda x: discounted_cumsum(x, gamma), backend="eager", fullgraph=True)(X)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_cumsum_names_itself() -> None:
     with pytest.raises(IndexError, match=re.escape("cumsum: dim must be in [-2, 1] for a 2-D input, got 5")):
         cumsum(X, 5)

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from processes import environment
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -34,10 +35,10 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3, to
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
 def test_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore::RuntimeWarning"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
+    variables = environment(TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+    variables.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
 

@@ -117,19 +117,20 @@ template <typename T, bool kMirrored>
 void contiguous_rows_of(const ScanProblem& problem, int64_t begin, int64_t end) {
   const bool same_gate = problem.gamma_kind == GammaKind::kNumber;
   Powers<kMirrored> powers(problem.gamma_value);
-  RowCursor cursor(problem, begin);
+  // Steps that run down in memory: so do the rows. Against the turn at every row the prefetchers help nothing (65536 x 128 float: 13.1 ms, not 3.5).
+  RowCursor cursor(problem, kMirrored ? end - 1 : begin);
   if (same_gate && !problem.backward && at_most(problem.gamma_value, kLargestGamma)) {
     // Apart, for rows so short that describing a lane would take longer than the scan.
     const T* input = static_cast<const T*>(problem.input);
     T* output = static_cast<T*>(problem.output);
     const bool carries = problem.initial != nullptr && !problem.shifted;
-    for (int64_t row = begin; row < end; ++row, cursor.next())
+    for (int64_t row = begin; row < end; ++row, cursor.next<kMirrored>())
       scan_contiguous<T, kMirrored, false>(powers, locate(problem, input, problem.input_strides, cursor.outer, cursor.inner, 0),
                                            locate(problem, output, problem.output_strides, cursor.outer, cursor.inner, 0), nullptr,
                                            problem.length, carries ? read_initial<T>(problem, cursor.outer, cursor.inner) : 0.0, nullptr);
     return;
   }
-  for (int64_t row = begin; row < end; ++row, cursor.next()) {
+  for (int64_t row = begin; row < end; ++row, cursor.next<kMirrored>()) {
     Lane<T, double> lane = make_lane<T, double, false>(problem, cursor.outer, cursor.inner, 0, problem.length);
     if (!same_gate && !(lane.constant == powers.gamma)) powers = Powers<kMirrored>(lane.constant);
     if (at_most(lane.constant, kLargestGamma))

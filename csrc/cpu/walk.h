@@ -12,8 +12,14 @@ struct RowCursor {
   int64_t outer, inner, size;
 
   RowCursor(const ScanProblem& problem, int64_t row) : outer(row / problem.inner), inner(row % problem.inner), size(problem.inner) {}
+  template <bool kDown = false>
   DCS_INLINE void next() {
-    if (++inner == size) {
+    if constexpr (kDown) {
+      if (--inner < 0) {
+        inner = size - 1;
+        --outer;
+      }
+    } else if (++inner == size) {
       inner = 0;
       ++outer;
     }

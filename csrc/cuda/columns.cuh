@@ -19,7 +19,7 @@ constexpr int kMaxColumnWarps = sizeof(typename Types<T>::Wide) > 8 || sizeof(T)
 
 // kColumns neighbouring columns a lane, read as one word; kCount steps a thread. kPlain: no resets and no initial values.
 template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kCount>
-__global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 1) columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>), kColumns == 2 ? 3 : sizeof(T) == 2 ? 2 : 1) columns_kernel(const __grid_constant__ ScanProblem p) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Word = Vector<T, kColumns>;
@@ -122,14 +122,20 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) g[i].at[c] = cast<T>(cast<Acc>(1.0));
+          for (int c = 0; c < kColumns; ++c) g[i].set(c, cast<T>(cast<Acc>(1.0)));
           if (i < count && first + i >= shift) g[i] = *reinterpret_cast<const Word*>(from_gate + i * gates_step);
         }
       }
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) g[i].at[c] = conj_if(p.conjugate_gamma, g[i].at[c]);
+        for (int c = 0; c < kColumns; ++c) g[i].set(c, conj_if(p.conjugate_gamma, g[i].get(c)));
+    }
+    Word following[kBackward ? kCount : 1];  // the saved output after each step, read before the stores that could alias it
+    if constexpr (kBackward) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (i < count && first + i + 1 < time) following[i] = *reinterpret_cast<const Word*>(saved + (first + i + 1) * saved_step);
     }
     if (reset) {
       const bool* from_reset = reset + (first - shift) * reset_step;
@@ -141,12 +147,12 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 
             if (from_reset[i * reset_step + c * p.reset_strides.inner]) cuts[c] |= 1u << i;
     }
     const auto advance = [&](Acc value, int i, int c, Acc y) {
-      if constexpr (kStep) return plain_step(value, cast<Acc>(g[i].at[c]), y);
+      if constexpr (kStep) return plain_step(value, cast<Acc>(g[i].get(c)), y);
       else return gate[c].step(value, y);
     };
     // y after a step. The first one of a row takes `initial` in, and no carry enters it.
     const auto next = [&](int i, int c, Acc y) {
-      const Acc value = cast<Acc>(x[i].at[c]);
+      const Acc value = cast<Acc>(x[i].get(c));
       if (!kPlain && (cuts[c] >> i & 1)) return value;
       if (i == 0 && starts) return !kPlain && p.initial && !kBackward ? advance(value, 0, c, initial[c]) : value;
       return advance(value, i, c, y);
@@ -169,7 +175,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 
         if constexpr (kStep) {
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
-            const Wide factor = cast<Wide>(cast<Acc>(g[i].at[c]));
+            const Wide factor = cast<Wide>(cast<Acc>(g[i].get(c)));
             if (sizeof(Acc) == 4 && i < 7) product = product * factor;  // seven floats stay within a double
             else product = clamped_mul(product, factor);
           }
@@ -224,36 +230,32 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps<T>, sizeof(T) == 2 ? 2 : 
     if constexpr (kColumns == 2) {
       // Halves stay packed between the two readings: as floats they would take twice the registers.
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(*reinterpret_cast<uint32_t*>(&x[i])));
+      for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
     Acc y[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) y[c] = cast<Acc>(mine[c]);
     T* to = output + first * output_step;
     const auto emit = [&](int i) {
-      Word rounded;
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        y[c] = next(i, c, y[c]);
-        rounded.at[c] = cast<T>(y[c]);
-      }
+      for (int c = 0; c < kColumns; ++c) y[c] = next(i, c, y[c]);
+      const Word rounded = pack<Acc, T, kColumns>(y);
       *reinterpret_cast<Word*>(to + i * output_step) = rounded;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]).
         const int64_t q = first + i;
-        Word other;
         const bool last = q + 1 == time;
-        if (!last) other = *reinterpret_cast<const Word*>(saved + (q + 1) * saved_step);
-        Word terms;
+        Acc terms[kColumns], stored[kColumns];
+        unpack(rounded, stored);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          const Acc before = last ? initial[c] : cast<Acc>(other.at[c]);
+          const Acc before = last ? initial[c] : cast<Acc>(following[i].get(c));
           Acc term = cast<Acc>(0.0);
-          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner])) term = plain_step(term, conj_if(true, before), cast<Acc>(rounded.at[c]));
-          terms.at[c] = cast<T>(term);
+          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner])) term = plain_step(term, conj_if(true, before), stored[c]);
+          terms[c] = term;
           sum[c] = sum[c] + term;
         }
-        if constexpr (kStep) *reinterpret_cast<Word*>(grad_gamma + q * grad_gamma_step) = terms;
+        if constexpr (kStep) *reinterpret_cast<Word*>(grad_gamma + q * grad_gamma_step) = pack<Acc, T, kColumns>(terms);
       }
     };
     if (even) {

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cmath>
 #include <type_traits>
 #include <utility>
 
@@ -36,8 +35,12 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   }
   const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
   const bool sums = kBackward && !kStep && plan.packed_rows;
-  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
-  rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection><<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
+  size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
+  if (kCuts == Cuts::kChain) shared = plan.tile_elements * sizeof(T) * (1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0));
+  const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection>;
+  // Three staged tensors are past the 48 KB that need no leave. The attribute belongs to the device; setting it again costs less than a launch.
+  if (kCuts == Cuts::kChain && shared > 40000) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec>
@@ -49,22 +52,25 @@ void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, 
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
 void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  constexpr int kCount = kSteps<T, kStep>;
   const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), 32 * plan.columns));
   const unsigned threads = 32 * plan.warps;
+  const auto launch = [&](auto columns, auto count) {
+    columns_kernel<T, kStep, kBackward, kPlain, columns(), count()><<<blocks, threads, 0, stream>>>(problem);
+  };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
+  constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
+  constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
   if constexpr (sizeof(T) == 2) {
+    constexpr std::integral_constant<int, 2> two;
     if (plan.columns == 2) {
-      columns_kernel<T, kStep, kBackward, kPlain, 2, kCount><<<blocks, threads, 0, stream>>>(problem);
+      if (plan.long_stretches) launch(two, longer);
+      else launch(two, usual);
       return;
     }
   }
-  if constexpr (sizeof(T) <= 4 && !kStep && !kBackward && kPlain) {
-    if (plan.long_stretches) {
-      columns_kernel<T, kStep, kBackward, kPlain, 1, 2 * kCount><<<blocks, threads, 0, stream>>>(problem);
-      return;
-    }
-  }
-  columns_kernel<T, kStep, kBackward, kPlain, 1, kCount><<<blocks, threads, 0, stream>>>(problem);
+  if (plan.long_stretches) launch(one, longer);
+  else launch(one, usual);
 }
 
 template <typename T>
@@ -152,11 +158,10 @@ void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, 
   }
   if constexpr (sizeof(T) <= 4) {
     if (plan.path == Path::kTiny) {
-      const float gamma = static_cast<float>(problem.gamma_value);
-      const double rest = problem.gamma_value - static_cast<double>(gamma);
+      const Gate<float> gate = split_gamma(problem.gamma_value);
       const int rows = static_cast<int>(problem.rows());
       tiny_kernel<T><<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
-          static_cast<const T*>(problem.input), static_cast<T*>(problem.output), gamma, std::isfinite(gamma) ? static_cast<float>(rest) : 0.f, rows,
+          static_cast<const T*>(problem.input), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
           static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
       return;
     }

@@ -50,12 +50,6 @@ inline int64_t warp_elements(int64_t bytes, int vec, bool chain) { return 32 * v
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline int64_t gamma_partials(ScalarType dtype, int64_t length) {
-  const int64_t bytes = bytes_of(dtype);
-  const int full = static_cast<int>(16 / bytes);
-  return ceil_div(length, kTileWarps * std::min(warp_elements(bytes, full, false), warp_elements(bytes, 1, false)));
-}
-
 class Planner {
  public:
   explicit Planner(const ScanProblem& problem, int multiprocessors) : p_(problem), multiprocessors_(multiprocessors) {}
@@ -65,15 +59,21 @@ class Planner {
     const int64_t beyond = p_.initial && !p_.backward ? 1 : 0;
     if (p_.window > 0 && p_.window < p_.length + beyond) {
       plan_window(plan);
-    } else if (time_is_contiguous() && plan_rows(plan)) {
+    } else if (time_is_contiguous() && plan_rows(plan) && !too_many_partials(plan)) {
       plan.path = is_tiny() ? Path::kTiny : Path::kRows;
     } else {
+      plan = Plan{};
       plan_columns(plan);
     }
     return plan;
   }
 
  private:
+  // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the column kernel needs one.
+  bool too_many_partials(const Plan& plan) const {
+    return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.tiles > p_.partials;
+  }
+
   struct Full {
     const void* pointer;
     const Strides* strides;
@@ -128,7 +128,8 @@ class Planner {
     const int full = static_cast<int>(16 / bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
     if (contiguous && rows > 1 && length < warp_elements(bytes, full, false)) {
-      const bool row_by_row = p_.gamma_kind == GammaKind::kRow || (p_.backward && !step);
+      const bool own_gamma = p_.gamma_kind == GammaKind::kRow && (p_.gamma_strides.outer || p_.gamma_strides.inner);
+      const bool row_by_row = own_gamma || (p_.backward && !step);
       plan.vec = rows_are_aligned(full, true) && !(row_by_row && length % full) ? full : 1;
       const int64_t stretch = warp_elements(bytes, plan.vec, false);
       plan.warps = kTileWarps;
@@ -174,13 +175,17 @@ class Planner {
     // Pairs of columns halve the blocks: only where enough are left.
     plan.columns = columns_pair() && p_.rows() >= 64 * 2 * multiprocessors_ ? 2 : 1;
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
-    // A warp holds 16 steps (32 in long stretches). Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the
-    // block to hide its own latency.
-    const int64_t most = wide_bytes_of(p_.dtype) > 8 || bytes_of(p_.dtype) == 2 ? 16 : 32;
-    const int64_t wanted = blocks >= 4 * multiprocessors_ ? 8 : most;
+    // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
+    // enough for the block to hide its own latency.
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    const int64_t most = wide_bytes_of(p_.dtype) > 8 || bytes == 2 ? 16 : 32;
+    const int64_t wanted = plan.columns == 2 || blocks >= 4 * multiprocessors_ ? 8 : most;
+    int64_t steps = bytes > 8 ? 4 : bytes > 4 || step ? 8 : 16;
+    plan.long_stretches = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward && p_.length >= 4 * steps;
+    if (plan.long_stretches) steps *= 2;
     plan.warps = 1;  // a power of two: lanes scan the warps' totals
-    while (plan.warps < wanted && plan.warps * 16 < p_.length) plan.warps *= 2;
-    plan.long_stretches = plan.warps == most && plan.warps * 16 < p_.length;
+    while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
   }
 
   // Two neighbouring half-precision columns make a word of four bytes.

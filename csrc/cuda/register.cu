@@ -45,7 +45,7 @@ Launcher* launcher(ScalarType dtype) {
 }
 
 struct Cuda {
-  static int64_t partials(ScalarType dtype, int64_t length) { return gamma_partials(dtype, length); }
+  static int64_t partials(const ScanProblem& problem) { return Planner(problem, 1).plan().tiles; }
 
   static void run(const ScanProblem& problem, const Tensor& input) {
     const int32_t device = input.get_device_index();

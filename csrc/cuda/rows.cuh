@@ -3,6 +3,8 @@
 // shared memory, tiles of a long row by look-back. The last step runs the plain recurrence again from each vector's carry.
 #pragma once
 
+#include <cuda_pipeline_primitives.h>
+
 #include "lookback.cuh"
 #include "types.cuh"
 #include "vector.cuh"
@@ -50,7 +52,7 @@ __device__ __forceinline__ Vector<T, kVec> load_vector(const T* tile, int first,
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
     const int t = first + i;
-    raw.at[i] = t >= low && t < high ? tile[t] : cast<T>(cast<Acc>(0.0));
+    raw.set(i, t >= low && t < high ? tile[t] : cast<T>(cast<Acc>(0.0)));
   }
   return raw;
 }
@@ -62,28 +64,25 @@ __device__ __forceinline__ void store_vector(T* tile, int first, int low, int hi
   } else {
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
-      if (first + i >= low && first + i < high) tile[first + i] = raw.at[i];
+      if (first + i >= low && first + i < high) tile[first + i] = raw.get(i);
   }
 }
 
 // Memory order to scan order and back.
 template <typename T, int kVec>
 __device__ __forceinline__ void turn(Vector<T, kVec>& values, bool reverse) {
-  if constexpr (sizeof(T) == 2 && kVec == 8) {
-    uint32_t* words = reinterpret_cast<uint32_t*>(&values);
-    const uint32_t order = reverse ? 0x1032 : 0x3210;
-    const uint32_t w0 = reverse ? words[3] : words[0], w1 = reverse ? words[2] : words[1], w2 = reverse ? words[1] : words[2],
-                   w3 = reverse ? words[0] : words[3];
-    words[0] = __byte_perm(w0, 0, order);
-    words[1] = __byte_perm(w1, 0, order);
-    words[2] = __byte_perm(w2, 0, order);
-    words[3] = __byte_perm(w3, 0, order);
-  } else if (kVec > 1 && reverse) {
+  if (kVec == 1 || !reverse) return;
+  if constexpr (sizeof(T) == 2 && kVec > 1) {
+    Vector<T, kVec> turned;
+#pragma unroll
+    for (int i = 0; i < kVec / 2; ++i) turned.words[i] = __byte_perm(values.words[kVec / 2 - 1 - i], 0, 0x1032);
+    values = turned;
+  } else {
 #pragma unroll
     for (int i = 0; i < kVec / 2; ++i) {
-      const T other = values.at[i];
-      values.at[i] = values.at[kVec - 1 - i];
-      values.at[kVec - 1 - i] = other;
+      const T other = values.get(i);
+      values.set(i, values.get(kVec - 1 - i));
+      values.set(kVec - 1 - i, other);
     }
   }
 }
@@ -96,7 +95,7 @@ __device__ __forceinline__ uint32_t load_flags(const bool* tile, int first, int 
     const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(tile + first);
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
-      if (raw.at[i]) bits |= 1u << i;
+      if (raw.get(i)) bits |= 1u << i;
   } else {
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
@@ -119,7 +118,7 @@ __device__ __forceinline__ Acc block_sum(Acc value, Acc* shared, int lane, int w
 }
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
-__global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts::kGeneral ? 2 : kCuts == Cuts::kChain || kStep || kBackward ? 3 : 4)
+__global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts::kGeneral ? 2 : kCuts == Cuts::kChain ? (kStep || kBackward ? 4 : 5) : kStep || kBackward ? 3 : 4)
     rows_kernel(const __grid_constant__ RowsParams params) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
@@ -191,41 +190,49 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   if constexpr (kStep) gates = tile_of(static_cast<const T*>(p.gamma), p.gamma_strides);
   const bool* reset = has_reset ? tile_of(p.reset, p.reset_strides) : nullptr;
 
-  // Load everything first.
-  Vector<T, kVec> x[kChunks];
-  Vector<T, kVec> g[kStep ? kChunks : 1];
-  if (whole) {
+  // Load everything first: into registers, or for a chain into shared memory, where more bytes can be in flight. A thread reads back only what it
+  // staged itself.
+  constexpr bool kStaged = kCuts == Cuts::kChain;
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  using Word = Vector<T, kVec>;
+  Word* const stage = reinterpret_cast<Word*>(dynamic_shared) + threadIdx.x;
+  Word held[kStaged ? 1 : kTensors * kChunks];
+  const auto fetch = [&](int tensor, const T* from) {
     const int apart = reverse ? -32 * kVec : 32 * kVec;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      x[k] = *reinterpret_cast<const Vector<T, kVec>*>(input + address(0) + k * apart);
-      if constexpr (kStep) g[k] = *reinterpret_cast<const Vector<T, kVec>*>(gates + address(0) + k * apart);
+      if constexpr (kStaged) {
+        if (whole) __pipeline_memcpy_async(stage + (tensor * kChunks + k) * 32 * kMaxWarps, from + address(0) + k * apart, sizeof(Word));
+        else stage[(tensor * kChunks + k) * 32 * kMaxWarps] = load_vector<T, kVec>(from, address(k), low, high);
+      } else {
+        held[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + address(0) + k * apart) : load_vector<T, kVec>(from, address(k), low, high);
+      }
     }
-  } else {
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      x[k] = load_vector<T, kVec>(input, address(k), low, high);
-      if constexpr (kStep) g[k] = load_vector<T, kVec>(gates, address(k), low, high);
-    }
-  }
-  // The backward's other operand: aligned like the input, and the scan position after each vector's last.
-  Vector<T, kVec> saved_here[kBackward ? kChunks : 1];
-  T saved_next[kBackward ? kChunks : 1];
+  };
+  const auto word = [&](int tensor, int k) -> Word& {
+    if constexpr (kStaged) return stage[(tensor * kChunks + k) * 32 * kMaxWarps];
+    else return held[tensor * kChunks + k];
+  };
+  constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
+  fetch(0, input);
+  if constexpr (kStep) fetch(kGateTensor, gates);
+  T saved_next[kBackward ? kChunks : 1];  // the last lane's: the scan position after its vector
   if constexpr (kBackward) {
     const T* saved = tile_of(static_cast<const T*>(p.saved), p.saved_strides);
+    fetch(kSavedTensor, saved);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       const int64_t next = base + (reverse ? address(k) - 1 : address(k) + kVec);
-      saved_here[k] = load_vector<T, kVec>(saved, address(k), low, high);
-      saved_next[k] = next >= 0 && next < length ? saved[next - base] : cast<T>(cast<Acc>(0.0));
+      saved_next[k] = lane == 31 && next >= 0 && next < length ? saved[next - base] : cast<T>(cast<Acc>(0.0));
     }
   }
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    turn(x[k], reverse);
-    if constexpr (kStep) turn(g[k], reverse);
-    if constexpr (kBackward) turn(saved_here[k], reverse);
-  }
+  // A vector in scan order.
+  const auto in_order = [&](int tensor, int k) {
+    Word values = word(tensor, k);
+    turn(values, reverse);
+    return values;
+  };
 
   // Packed rows do not share a gamma when each has its own; their vectors do not cross rows then.
   const bool one_gamma = !kGeneral || !packed || params.one_gamma;
@@ -248,7 +255,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     else return gate.step(value, y);
   };
   const auto step_gates = [&](int k, Acc(&to)[kVec]) {
-    if constexpr (kStep) unpack(g[k], to);
+    if constexpr (kStep) unpack(in_order(kGateTensor, k), to);
   };
 
   // Where rows start and resets cut.
@@ -312,21 +319,30 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     }
   }
 
+  if constexpr (kStaged) __pipeline_commit();
+  if constexpr (kStaged) __pipeline_wait_prior(0);
+  // The gates of this scan's steps: conjugated, and of the step before in a shifted one.
   if constexpr (kStep) {
+    constexpr bool kComplex = !std::is_floating_point_v<Acc>;
+    if (p.shifted || kComplex) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+      for (int k = 0; k < kChunks; ++k) {
+        Word g = in_order(kGateTensor, k);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) g[k].at[i] = conj_if(p.conjugate_gamma, g[k].at[i]);
-      if (p.shifted) {
-        const int at = address(k);
-        const int64_t before = base + (reverse ? at + kVec : at - 1);
-        T previous = before >= 0 && before < length ? conj_if(p.conjugate_gamma, gates[before - base]) : cast<T>(cast<Acc>(0.0));
+        for (int i = 0; i < kVec; ++i) g.set(i, conj_if(p.conjugate_gamma, g.get(i)));
+        if (p.shifted) {
+          const int at = address(k);
+          const int64_t before = base + (reverse ? at + kVec : at - 1);
+          T previous = before >= 0 && before < length ? conj_if(p.conjugate_gamma, gates[before - base]) : cast<T>(cast<Acc>(0.0));
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          const T mine = g[k].at[i];
-          g[k].at[i] = previous;
-          previous = mine;
+          for (int i = 0; i < kVec; ++i) {
+            const T mine = g.get(i);
+            g.set(i, previous);
+            previous = mine;
+          }
         }
+        turn(g, reverse);
+        word(kGateTensor, k) = g;
       }
     }
   }
@@ -345,7 +361,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       own_gamma[k] = gamma;
     }
     Acc values[kVec], factors[kVec];
-    unpack(x[k], values);
+    unpack(in_order(0, k), values);
     step_gates(k, factors);
     Acc y = cast<Acc>(0.0);
 #pragma unroll
@@ -543,7 +559,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   }
 
   // The recurrence from each vector's carry.
-  extern __shared__ __align__(16) unsigned char dynamic_shared[];
   Acc* vector_sums = reinterpret_cast<Acc*>(dynamic_shared);  // packed backward: one a vector of the tile
   T* output = tile_of(static_cast<T*>(p.output), p.output_strides);
   Acc sum = cast<Acc>(0.0);
@@ -552,14 +567,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     const int at = address(k);
     if constexpr (kGeneral && !kStep) gate = make_gate<Acc>(own_gamma[k]);
     // Halves stay packed between the two readings: as floats they would take twice the registers.
-    if constexpr (sizeof(T) == 2 && kVec == 8) {
-      uint32_t* words = reinterpret_cast<uint32_t*>(&x[k]);
-      asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+    if constexpr (!kStaged && sizeof(T) == 2 && kVec == 8) {
+      Word& here = word(0, k);
+      asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
     Acc y = open >> k & 1 ? cast<Acc>(fold(cast<Wide>(carry_in[k]), lane_gates[kStep || kGeneral ? k : 0], carry)) : carry_in[k];
     carry = after(chunk_piece(k), carry);
     Acc values[kVec], factors[kVec];
-    unpack(x[k], values);
+    unpack(in_order(0, k), values);
     step_gates(k, factors);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -577,14 +592,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       // grad_gamma[t] = output[t] * conj(saved[next(t)]).
       Acc rounded[kVec], after_each[kVec], terms[kVec];
       unpack(result, rounded);
-      unpack(saved_here[k], after_each);
+      unpack(in_order(kSavedTensor, k), after_each);
+      const Acc following = shuffle_down(after_each[0], 1);
+      const Acc beyond = lane == 31 ? cast<Acc>(saved_next[k]) : following;
       uint32_t resets = 0;
       if (has_reset) resets = load_flags<kVec>(reset, at, low, high, reverse);
       Acc vector_sum = cast<Acc>(0.0);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         const int s = position(k) + i;
-        Acc other = i + 1 < kVec ? after_each[(i + 1) % kVec] : cast<Acc>(saved_next[k]);
+        Acc other = i + 1 < kVec ? after_each[(i + 1) % kVec] : beyond;
         bool last = false;  // the adjoint's last step of a row is the forward's first: its carry was `initial`
         if (packed) last = s >= pad && (kVec == 1 || kGeneral || i + 1 == kVec) && (s - pad) % time == time - 1;
         else last = start + s - pad == length - 1;

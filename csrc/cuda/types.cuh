@@ -135,13 +135,21 @@ struct Gate<int64_t> {
   __device__ __forceinline__ int64_t step(int64_t x, int64_t y) const { return x + y; }
 };
 
+// gamma as a float towards zero and the rest, which then has gamma's sign: an infinite y stays infinite in both products. The rest of a gamma that is a
+// float is far below its digits, for a 0 there would make a NaN of it.
+__host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
+  float value = static_cast<float>(gamma);
+  if (fabs(static_cast<double>(value)) > fabs(gamma)) value = nextafterf(value, 0.f);
+  const double rest = gamma - static_cast<double>(value);
+  if (!(fabs(rest) <= FLT_MAX)) return {static_cast<float>(gamma), 0.f};  // beyond float's range
+  return {value, rest == 0.0 ? value * 0x1p-60f : static_cast<float>(rest)};
+}
+
 // The gate of a number or row gamma.
 template <typename Acc, typename Wide>
 __device__ __forceinline__ Gate<Acc> make_gate(Wide gamma) {
   if constexpr (std::is_same_v<Acc, float>) {
-    const float value = static_cast<float>(gamma);
-    const double rest = gamma - static_cast<double>(value);
-    return {value, isfinite(value) ? static_cast<float>(rest) : 0.f};
+    return split_gamma(gamma);
   } else if constexpr (std::is_same_v<Acc, int64_t>) {
     return {};
   } else {
@@ -187,6 +195,14 @@ __device__ __forceinline__ T shuffle_up(T value, int delta, int width = 32) {
 template <typename T>
 __device__ __forceinline__ Complex<T> shuffle_up(Complex<T> value, int delta, int width = 32) {
   return {__shfl_up_sync(0xffffffffu, value.re, delta, width), __shfl_up_sync(0xffffffffu, value.im, delta, width)};
+}
+template <typename T>
+__device__ __forceinline__ T shuffle_down(T value, int delta) {
+  return __shfl_down_sync(0xffffffffu, value, delta);
+}
+template <typename T>
+__device__ __forceinline__ Complex<T> shuffle_down(Complex<T> value, int delta) {
+  return {__shfl_down_sync(0xffffffffu, value.re, delta), __shfl_down_sync(0xffffffffu, value.im, delta)};
 }
 template <typename T>
 __device__ __forceinline__ T shuffle(T value, int lane) {

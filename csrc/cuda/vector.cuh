@@ -1,36 +1,52 @@
 // Neighbouring elements that are read and written as one word.
 #pragma once
 
+#include <type_traits>
+
 #include "types.cuh"
 
 namespace dcs {
 
-template <typename T, int kVec>
+template <typename T, int kVec, typename Enable = void>
 struct alignas(kVec * sizeof(T)) Vector {
-  T at[kVec];
+  T elements[kVec];
+  __device__ __forceinline__ T get(int i) const { return elements[i]; }
+  __device__ __forceinline__ void set(int i, T value) { elements[i] = value; }
+};
+
+// Halves live in words of two: as elements of an array the compiler would take them apart at every copy.
+template <typename T, int kVec>
+struct alignas(kVec * sizeof(T)) Vector<T, kVec, std::enable_if_t<sizeof(T) == 2 && kVec % 2 == 0>> {
+  uint32_t words[kVec / 2];
+  __device__ __forceinline__ T get(int i) const {
+    const unsigned short bits = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
+    return *reinterpret_cast<const T*>(&bits);
+  }
+  __device__ __forceinline__ void set(int i, T value) {
+    const uint32_t bits = *reinterpret_cast<const unsigned short*>(&value);
+    words[i / 2] = i % 2 ? (words[i / 2] & 0xffffu) | bits << 16 : (words[i / 2] & 0xffff0000u) | bits;
+  }
 };
 
 // The values of a vector in its accumulator, two halves from each word at a time, and back.
 template <typename Acc, typename T, int kVec>
 __device__ __forceinline__ void unpack(const Vector<T, kVec>& from, Acc (&to)[kVec]) {
   if constexpr (std::is_same_v<T, __nv_bfloat16> && kVec % 2 == 0) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(&from);
 #pragma unroll
     for (int i = 0; i < kVec / 2; ++i) {
-      to[2 * i] = __uint_as_float(words[i] << 16);
-      to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+      to[2 * i] = __uint_as_float(from.words[i] << 16);
+      to[2 * i + 1] = __uint_as_float(from.words[i] & 0xffff0000u);
     }
   } else if constexpr (std::is_same_v<T, __half> && kVec % 2 == 0) {
-    const __half2* words = reinterpret_cast<const __half2*>(&from);
 #pragma unroll
     for (int i = 0; i < kVec / 2; ++i) {
-      const float2 pair = __half22float2(words[i]);
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&from.words[i]));
       to[2 * i] = pair.x;
       to[2 * i + 1] = pair.y;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from.at[i]);
+    for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from.get(i));
   }
 }
 
@@ -39,13 +55,19 @@ __device__ __forceinline__ Vector<T, kVec> pack(const Acc (&from)[kVec]) {
   Vector<T, kVec> to;
   if constexpr (std::is_same_v<T, __nv_bfloat16> && kVec % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < kVec / 2; ++i) reinterpret_cast<__nv_bfloat162*>(&to)[i] = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+    for (int i = 0; i < kVec / 2; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+      to.words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
   } else if constexpr (std::is_same_v<T, __half> && kVec % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < kVec / 2; ++i) reinterpret_cast<__half2*>(&to)[i] = __floats2half2_rn(from[2 * i], from[2 * i + 1]);
+    for (int i = 0; i < kVec / 2; ++i) {
+      const __half2 pair = __floats2half2_rn(from[2 * i], from[2 * i + 1]);
+      to.words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) to.at[i] = cast<T>(from[i]);
+    for (int i = 0; i < kVec; ++i) to.set(i, cast<T>(from[i]));
   }
   return to;
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,18 +14,26 @@ namespace dcs {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-template <typename... Args>
-[[noreturn]] inline void fail(const Args&... args) {
-  std::ostringstream message;
-  ((message << args), ...);
-  throw std::runtime_error(message.str());
+// Messages are built from strings: stream formatting of numbers needs libstdc++'s locale facets, which a process can hold in several copies.
+inline std::string text(const char* part) { return part; }
+inline std::string text(const std::string& part) { return part; }
+inline std::string text(int64_t number) { return std::to_string(number); }
+
+template <typename... Parts>
+std::string sentence(const Parts&... parts) {
+  std::string message;
+  ((message += text(parts)), ...);
+  return message;
 }
 
-template <typename... Args>
-[[noreturn]] inline void fail_index(const Args&... args) {
-  std::ostringstream message;
-  ((message << args), ...);
-  throw std::out_of_range(message.str());  // reaches Python as IndexError
+template <typename... Parts>
+[[noreturn]] inline void fail(const Parts&... parts) {
+  throw std::runtime_error(sentence(parts...));
+}
+
+template <typename... Parts>
+[[noreturn]] inline void fail_index(const Parts&... parts) {
+  throw std::out_of_range(sentence(parts...));  // reaches Python as IndexError
 }
 
 inline const char* dtype_name(ScalarType dtype) {
@@ -91,11 +98,9 @@ inline Sizes sizes_of(const Tensor& tensor) {
 
 // A shape as Python prints a tuple.
 inline std::string shape_text(const Sizes& sizes) {
-  std::ostringstream text;
-  text << "(";
-  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
-  text << (sizes.size() == 1 ? ",)" : ")");
-  return text.str();
+  std::string result = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) result += (i ? ", " : "") + std::to_string(sizes[i]);
+  return result + (sizes.size() == 1 ? ",)" : ")");
 }
 
 inline Sizes without_dim(Sizes sizes, int64_t dim) {
