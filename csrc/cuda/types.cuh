@@ -213,6 +213,19 @@ __device__ __forceinline__ Complex<T> shuffle(Complex<T> value, int lane) {
   return {__shfl_sync(0xffffffffu, value.re, lane), __shfl_sync(0xffffffffu, value.im, lane)};
 }
 
+// The sum over the block in a fixed order.
+template <typename Acc>
+__device__ __forceinline__ Acc block_sum(Acc value, Acc* shared, int lane, int warp, int warps) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) value = value + shuffle(value, (lane + d) % 32);
+  if (warps == 1) return value;
+  if (lane == 0) shared[warp] = value;
+  __syncthreads();
+  Acc sum = shared[0];
+  for (int w = 1; w < warps; ++w) sum = sum + shared[w];
+  return sum;
+}
+
 // base^kExponent for a power of two, clamped.
 template <int kExponent, typename Wide>
 __device__ __forceinline__ Wide power_of(Wide base) {

@@ -72,4 +72,65 @@ __device__ __forceinline__ Vector<T, kVec> pack(const Acc (&from)[kVec]) {
   return to;
 }
 
+// The kVec elements at memory positions first .. first + kVec - 1; positions outside [low, high) are 0.
+template <typename T, int kVec>
+__device__ __forceinline__ Vector<T, kVec> load_vector(const T* tile, int first, int low, int high) {
+  using Acc = typename Types<T>::Acc;
+  if (first >= low && first + kVec <= high) return *reinterpret_cast<const Vector<T, kVec>*>(tile + first);
+  Vector<T, kVec> raw;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    const int t = first + i;
+    raw.set(i, t >= low && t < high ? tile[t] : cast<T>(cast<Acc>(0.0)));
+  }
+  return raw;
+}
+
+template <typename T, int kVec>
+__device__ __forceinline__ void store_vector(T* tile, int first, int low, int high, const Vector<T, kVec>& raw) {
+  if (first >= low && first + kVec <= high) {
+    *reinterpret_cast<Vector<T, kVec>*>(tile + first) = raw;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (first + i >= low && first + i < high) tile[first + i] = raw.get(i);
+  }
+}
+
+// Memory order to scan order and back.
+template <typename T, int kVec>
+__device__ __forceinline__ void turn(Vector<T, kVec>& values, bool reverse) {
+  if (kVec == 1 || !reverse) return;
+  if constexpr (sizeof(T) == 2 && kVec > 1) {
+    Vector<T, kVec> turned;
+#pragma unroll
+    for (int i = 0; i < kVec / 2; ++i) turned.words[i] = __byte_perm(values.words[kVec / 2 - 1 - i], 0, 0x1032);
+    values = turned;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec / 2; ++i) {
+      const T other = values.get(i);
+      values.set(i, values.get(kVec - 1 - i));
+      values.set(kVec - 1 - i, other);
+    }
+  }
+}
+
+// Same for the reset flags, as bits in scan order.
+template <int kVec>
+__device__ __forceinline__ uint32_t load_flags(const bool* tile, int first, int low, int high, bool reverse) {
+  uint32_t bits = 0;
+  if (first >= low && first + kVec <= high && reinterpret_cast<uintptr_t>(tile + first) % kVec == 0) {
+    const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(tile + first);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (raw.get(i)) bits |= 1u << i;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (first + i >= low && first + i < high && tile[first + i]) bits |= 1u << i;
+  }
+  return reverse ? __brev(bits) >> (32 - kVec) : bits;
+}
+
 }  // namespace dcs
