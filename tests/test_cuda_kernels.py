@@ -66,6 +66,24 @@ def test_the_bits_are_the_same_in_100_runs(shape: tuple[int, int], dim: int) -> 
         assert all(torch.equal(a, b) for a, b in zip(first, results(), strict=True))
 
 
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_gradients_with_resets(shape: tuple[int, int], dim: int, direction: str) -> None:
+    """Also for memcheck: the adjoint takes the reset of the step before, and the first step has none."""
+    x, gates, reset = problem(shape, dim)
+    for gamma in (torch.tensor(0.9, device="cuda"), gates):
+        leaves = [x.double().requires_grad_(), gamma.double().requires_grad_()]
+        on_cpu = [leaf.detach().cpu().requires_grad_() for leaf in leaves]
+        got = torch.autograd.grad(
+            discounted_cumsum(*leaves, dim=dim, direction=direction, reset=reset).sin().sum(), leaves
+        )
+        expected = torch.autograd.grad(
+            discounted_cumsum(*on_cpu, dim=dim, direction=direction, reset=reset.cpu()).sin().sum(), on_cpu
+        )
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
 def test_side_stream() -> None:
     x = torch.randn(64, 20_000, device="cuda")
     expected = discounted_cumsum(x, 0.99)

@@ -269,3 +269,23 @@ def test_operands_on_another_device() -> None:
 def test_seed_names_say_the_same() -> None:
     with pytest.raises(RuntimeError, match="to give one discount a row"):
         torch_dcs_ops.discounted_cumsum_left(X, torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"initial": 1.0}, "initial must be a tensor or None, got float"),
+        ({"reset": [True]}, "reset must be a tensor or None, got list"),
+        ({"window": 2.0}, "window must be an integer or None, got float"),
+        ({"dim": 1.0}, "dim must be an integer, got float"),
+        ({"input": [1.0]}, "input must be a tensor, got list"),
+        ({"input": torch.eye(3).to_sparse()}, "input must be a dense tensor, got the layout sparse_coo"),
+        ({"gamma": 10**400}, "gamma must be within the range of a float, got a larger int"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_arguments_of_other_types(arguments: dict[str, Any], sentence: str, with_gradient: bool) -> None:
+    call: dict[str, Any] = {"input": torch.ones(4, 8, requires_grad=with_gradient), "gamma": 0.9} | arguments
+    with pytest.raises((TypeError, RuntimeError), match=re.escape(f"discounted_cumsum: {sentence}")):
+        discounted_cumsum(**call)

@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>),
     uint32_t cuts[kColumns] = {};
     const bool starts = first == 0;
     // A stretch without a test for each step: the same for all lanes of a warp.
-    const bool even = whole_block && first + kCount <= time && !(starts && ((!kPlain && p.initial) || (kStep && p.shifted)));
+    const bool even = whole_block && first + kCount <= time &&
+        !(starts && ((!kPlain && (p.initial || (p.reset && p.shifted))) || (kStep && p.shifted)));
     const T* from = input + first * input_step;
     if (even) {
 #pragma unroll

@@ -106,7 +106,7 @@ __device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
 }
 
 // The row's pieces in global memory, zeroed before the launch. The tiles before a tile are in blocks that have started before its own: blocks of lower
-// index, or of an earlier ticket.
+// index.
 template <typename Wide>
 struct Chain {
   Status<Wide>* tiles;

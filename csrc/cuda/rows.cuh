@@ -297,6 +297,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     }
     vector_total[k] = y;
   }
+  // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be a NaN, has no part in them.
+  const auto carry_gates = [&](int k, Acc(&to)[kVec]) {
+    step_gates(k, to);
+    if constexpr (kCuts == Cuts::kPlain || kCuts == Cuts::kChain) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (is_cut(k, i)) to[i] = cast<Acc>(1.0);
+    }
+  };
   // In float where its range holds the products of a chunk's gates in full precision, else in the wide type. `bounded`: no product can overflow.
   bool narrow = false, bounded = false;
   if constexpr (std::is_same_v<Acc, float>) {
@@ -307,7 +316,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       for (int k = 0; k < kChunks; ++k) {
         float product = 1.f;
         Acc factors[kVec];
-        step_gates(k, factors);
+        carry_gates(k, factors);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           const float factor = fabsf(factors[i]);
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       total[k] = cast<V>(vector_total[k]);
       if constexpr (kStep) {
         Acc factors[kVec];
-        step_gates(k, factors);
+        carry_gates(k, factors);
         V product = cast<V>(factors[0]);
 #pragma unroll
         for (int i = 1; i < kVec; ++i) product = times(product, cast<V>(factors[i]));

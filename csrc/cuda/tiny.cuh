@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan.h, plan_rows)
+constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan.h, is_tiny)
 
 template <typename T>
 __global__ void tiny_kernel(const T* __restrict__ input, T* __restrict__ output, float gamma, float gamma_rest, int rows, int vectors, bool reverse) {

@@ -141,7 +141,11 @@ __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
   float value = static_cast<float>(gamma);
   if (fabs(static_cast<double>(value)) > fabs(gamma)) value = nextafterf(value, 0.f);
   const double rest = gamma - static_cast<double>(value);
-  if (!(fabs(rest) <= FLT_MAX)) return {static_cast<float>(gamma), 0.f};  // beyond float's range
+  if (!(fabs(rest) <= FLT_MAX)) {
+    // Beyond float's range: a y of 0 stays 0, any other goes to infinity within a step or two.
+    if (fabs(gamma) <= DBL_MAX) return {copysignf(FLT_MAX, value), copysignf(FLT_MAX, value)};
+    return {static_cast<float>(gamma), 0.f};
+  }
   return {value, rest == 0.0 ? value * 0x1p-60f : static_cast<float>(rest)};
 }
 
@@ -165,11 +169,6 @@ __device__ __forceinline__ Complex<T> plain_step(Complex<T> x, Complex<T> gate, 
   return x + gate * y;
 }
 __device__ __forceinline__ int64_t plain_step(int64_t x, int64_t, int64_t y) { return x + y; }
-
-template <typename Wide>
-__device__ __forceinline__ Wide number(double value) {
-  return cast<Wide>(value);
-}
 
 // A row gamma of any floating dtype.
 template <typename Wide>

@@ -9,7 +9,6 @@
 
 namespace dcs {
 
-
 // One row's view. Position 0 of the scan order is `initial` where there is one; the elements follow.
 template <typename T>
 struct WindowRow {

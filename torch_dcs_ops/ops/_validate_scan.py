@@ -149,3 +149,21 @@ def _name(dtype: torch.dtype) -> str:
 
 def _fail(op: str, sentence: str) -> NoReturn:
     raise RuntimeError(f"{op}: {sentence}")
+
+
+def check_argument_types(op: str, input: object, dim: object, initial: object, reset: object, window: object) -> None:
+    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{op}: input must be a tensor, got {type(input).__name__}")
+    for name, value in (("initial", initial), ("reset", reset)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
+    for name, value in (("input", input), ("initial", initial), ("reset", reset)):
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise TypeError(
+                f"{op}: {name} must be a dense tensor, got the layout {str(value.layout).removeprefix('torch.')}"
+            )
+    if not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
+    if window is not None and not isinstance(window, (int, torch.SymInt)):
+        raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")

@@ -15,7 +15,7 @@ from .. import _registry
 from . import _autocast, _flops
 from ._backends import BACKENDS, Backend
 from ._scan_autograd import _apply, below, differentiable_scan, tracked
-from ._validate_scan import check_direction, check_scan
+from ._validate_scan import check_argument_types, check_direction, check_scan
 from .scan import scan_flops
 
 _OP = "discounted_cumsum"
@@ -104,33 +104,37 @@ def discounted_cumsum(
     """
     if is_compiling():
         return _traced(input, gamma, dim, direction, initial, reset, window)
-    if type(gamma) is float:
-        rates, number = None, gamma
-    elif isinstance(gamma, Tensor):
-        rates, number = gamma, 1.0
-    else:
-        rates, number = None, _as_number(gamma)
-    if (
-        type(input) not in _PLAIN
-        or input.dtype is _INT64
-        or _dispatch_modes()
-        or _functorch_active()
-        or forward_ad._current_level >= 0
-        or _autocast_enabled()
-    ):
-        # Somebody looks on: modes and subclasses are shown the public op.
-        return _op(input, rates, number, dim, direction, initial, reset, window)
-    reverse = direction == "right" or check_direction(_OP, direction)
-    if _is_grad_enabled() and (
-        input.requires_grad
-        or (rates is not None and rates.requires_grad)
-        or (initial is not None and initial.requires_grad)
-    ):
-        return _apply(None, input, rates, number, dim, reverse, False, initial, reset, window)
-    # Nothing to record: past the Python kernel at the Autograd key, which costs more than the C++ one.
-    with _below_autograd():
-        output: Tensor = _scan(input, rates, number, dim, reverse, False, initial, reset, window)
-    return output
+    try:
+        if type(gamma) is float:
+            rates, number = None, gamma
+        elif isinstance(gamma, Tensor):
+            rates, number = gamma, 1.0
+        else:
+            rates, number = None, _as_number(gamma)
+        if (
+            type(input) not in _PLAIN
+            or input.dtype is _INT64
+            or _dispatch_modes()
+            or _functorch_active()
+            or forward_ad._current_level >= 0
+            or _autocast_enabled()
+        ):
+            # Somebody looks on: modes and subclasses are shown the public op.
+            return _op(input, rates, number, dim, direction, initial, reset, window)
+        reverse = direction == "right" or check_direction(_OP, direction)
+        if _is_grad_enabled() and (
+            input.requires_grad
+            or (rates is not None and rates.requires_grad)
+            or (initial is not None and initial.requires_grad)
+        ):
+            return _apply(None, input, rates, number, dim, reverse, False, initial, reset, window)
+        # Nothing to record: past the Python kernel at the Autograd key, which costs more than the C++ one.
+        with _below_autograd():
+            output: Tensor = _scan(input, rates, number, dim, reverse, False, initial, reset, window)
+        return output
+    except (AttributeError, RuntimeError, TypeError):
+        check_argument_types(_OP, input, dim, initial, reset, window)
+        raise
 
 
 def discounted_cumsum_left(input: Tensor, gamma: float | Tensor) -> Tensor:
@@ -195,7 +199,12 @@ def _number_as_tensor(gamma: Any, device: torch.device) -> Tensor:
 
 def _as_number(gamma: Any) -> float:
     if isinstance(gamma, numbers.Real) and not isinstance(gamma, bool):
-        return float(gamma)
+        try:
+            return float(gamma)
+        except OverflowError:
+            raise RuntimeError(
+                f"{_OP}: gamma must be within the range of a float, got a larger {type(gamma).__name__}"
+            ) from None
     if isinstance(gamma, torch.SymFloat | torch.SymInt):
         return gamma  # type: ignore[return-value]
     if isinstance(gamma, numbers.Complex) and not isinstance(gamma, bool):
