@@ -29,6 +29,7 @@ def check_scan(
     integers_allowed: bool = False,
 ) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
+    _check_layouts(op, input=input, gamma=gamma, initial=initial, reset=reset)
     if window is not None and known(window < 1):
         _fail(op, f"window must be at least 1, got {window}")
     if input.dtype not in _REAL + _COMPLEX and not (integers_allowed and input.dtype == torch.int64):
@@ -158,12 +159,14 @@ def check_argument_types(op: str, input: object, dim: object, initial: object, r
     for name, value in (("initial", initial), ("reset", reset)):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    for name, value in (("input", input), ("initial", initial), ("reset", reset)):
-        if isinstance(value, Tensor) and value.layout is not torch.strided:
-            raise TypeError(
-                f"{op}: {name} must be a dense tensor, got the layout {str(value.layout).removeprefix('torch.')}"
-            )
+    _check_layouts(op, input=input, initial=initial, reset=reset)
     if not isinstance(dim, (int, torch.SymInt)):
         raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
     if window is not None and not isinstance(window, (int, torch.SymInt)):
         raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
+
+
+def _check_layouts(op: str, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.layout is not torch.strided:
+            _fail(op, f"{name} must be a dense tensor, got the layout {str(tensor.layout).removeprefix('torch.')}")
