@@ -166,7 +166,7 @@ def check_argument_types(op: str, input: object, dim: object, initial: object, r
         raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
 
 
-def _check_layouts(op: str, **tensors: Tensor | None) -> None:
+def _check_layouts(op: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.layout is not torch.strided:
+        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
             _fail(op, f"{name} must be a dense tensor, got the layout {str(tensor.layout).removeprefix('torch.')}")
