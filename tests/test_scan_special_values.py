@@ -86,6 +86,27 @@ def test_infinities_of_both_signs_make_nan(device: str) -> None:
     assert y[0, 5].item() == 0
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("shape", [(2, 40), (3, 16), (2, 4096), (2, 40_000)])
+def test_the_first_gate_of_a_row_is_not_used(device: str, shape: tuple[int, int], bad: float, direction: str) -> None:
+    x = torch.ones(shape, device=device)
+    gates = torch.full(shape, 0.5, device=device)
+    expected = discounted_cumsum(x, 0.5, direction=direction)
+    gates[:, 0 if direction == "left" else -1] = bad
+    torch.testing.assert_close(discounted_cumsum(x, gates, direction=direction), expected)
+
+
+@pytest.mark.parametrize("at", [127, 255, 1023])
+def test_a_carry_that_cancels_stays_finite(device: str, at: int) -> None:
+    """y is 1 and then 0; the pieces of a scan that start behind it exceed float32 by themselves."""
+    x = torch.zeros(1, 4096, device=device)
+    x[0, at], x[0, at + 1] = 1, -2
+    expected = torch.zeros_like(x)
+    expected[0, at] = 1
+    assert torch.equal(discounted_cumsum(x, 2.0, direction="left"), expected)
+
+
 def test_gamma_that_is_not_finite(device: str) -> None:
     x = torch.ones(2, 5, dtype=torch.float64, device=device)
     for bad in (math.nan, math.inf):

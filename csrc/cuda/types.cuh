@@ -187,29 +187,23 @@ __device__ __forceinline__ Wide load_gamma(const void* gamma, ScalarType dtype, 
   return cast<Wide>(1.0);
 }
 
-template <typename T>
-__device__ __forceinline__ T shuffle_up(T value, int delta, int width = 32) {
-  return __shfl_up_sync(0xffffffffu, value, delta, width);
+// `move` takes a number to another lane; a complex value goes in two parts.
+template <typename T, typename Move>
+__device__ __forceinline__ T move_parts(T value, const Move& move) {
+  if constexpr (std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>) return {move(value.re), move(value.im)};
+  else return move(value);
 }
 template <typename T>
-__device__ __forceinline__ Complex<T> shuffle_up(Complex<T> value, int delta, int width = 32) {
-  return {__shfl_up_sync(0xffffffffu, value.re, delta, width), __shfl_up_sync(0xffffffffu, value.im, delta, width)};
+__device__ __forceinline__ T shuffle_up(T value, int delta, int width = 32) {
+  return move_parts(value, [&](auto part) { return __shfl_up_sync(0xffffffffu, part, delta, width); });
 }
 template <typename T>
 __device__ __forceinline__ T shuffle_down(T value, int delta) {
-  return __shfl_down_sync(0xffffffffu, value, delta);
-}
-template <typename T>
-__device__ __forceinline__ Complex<T> shuffle_down(Complex<T> value, int delta) {
-  return {__shfl_down_sync(0xffffffffu, value.re, delta), __shfl_down_sync(0xffffffffu, value.im, delta)};
+  return move_parts(value, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, delta); });
 }
 template <typename T>
 __device__ __forceinline__ T shuffle(T value, int lane) {
-  return __shfl_sync(0xffffffffu, value, lane);
-}
-template <typename T>
-__device__ __forceinline__ Complex<T> shuffle(Complex<T> value, int lane) {
-  return {__shfl_sync(0xffffffffu, value.re, lane), __shfl_sync(0xffffffffu, value.im, lane)};
+  return move_parts(value, [&](auto part) { return __shfl_sync(0xffffffffu, part, lane); });
 }
 
 // The sum over the block in a fixed order.

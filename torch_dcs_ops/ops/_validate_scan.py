@@ -57,6 +57,20 @@ def check_direction(op: str, direction: str) -> bool:
     return direction == "right"
 
 
+def check_argument_types(op: str, input: object, dim: object, initial: object, reset: object, window: object) -> None:
+    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{op}: input must be a tensor, got {type(input).__name__}")
+    for name, value in (("initial", initial), ("reset", reset)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
+    _check_layouts(op, input=input, initial=initial, reset=reset)
+    if not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
+    if window is not None and not isinstance(window, (int, torch.SymInt)):
+        raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
+
+
 def check_dim(op: str, input: Tensor, dim: int) -> int:
     bound = max(input.dim(), 1)
     if not -bound <= dim < bound:
@@ -150,20 +164,6 @@ def _name(dtype: torch.dtype) -> str:
 
 def _fail(op: str, sentence: str) -> NoReturn:
     raise RuntimeError(f"{op}: {sentence}")
-
-
-def check_argument_types(op: str, input: object, dim: object, initial: object, reset: object, window: object) -> None:
-    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{op}: input must be a tensor, got {type(input).__name__}")
-    for name, value in (("initial", initial), ("reset", reset)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    _check_layouts(op, input=input, initial=initial, reset=reset)
-    if not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
-    if window is not None and not isinstance(window, (int, torch.SymInt)):
-        raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
 
 
 def _check_layouts(op: str, **tensors: object) -> None:
