@@ -84,6 +84,80 @@ def test_gradients_with_resets(shape: tuple[int, int], dim: int, direction: str)
             torch.testing.assert_close(a.cpu(), b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
 
 
+def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """y[t] = x[t] + gates[t] * y[t - 1] of one row: pieces of 1000 steps side by side, then one after the other."""
+    length = x.numel()
+    pad = -length % 1000
+    values = torch.nn.functional.pad(x.double(), (0, pad)).view(-1, 1000)
+    factors = torch.nn.functional.pad(gates.double(), (0, pad), value=1.0).view(-1, 1000)
+    for t in range(1, 1000):
+        values[:, t] += factors[:, t] * values[:, t - 1]
+    products = factors.cumprod(1)
+    carry, carries = 0.0, []
+    for total, product in zip(values[:, -1].tolist(), products[:, -1].tolist(), strict=True):
+        carries.append(carry)
+        carry = total + product * carry
+    values += products * torch.tensor(carries, dtype=torch.float64, device=x.device).unsqueeze(1)
+    return values.flatten()[:length]
+
+
+# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round.
+LONG = ((1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_000))
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("shape", LONG, ids=str)
+def test_long_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direction: str) -> None:
+    """Output, and the gradients of input and gamma, against float64."""
+    x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+    size = {"number": (), "row": shape[:1], "step": shape}[kind]
+    gamma = torch.empty(size, device="cuda").uniform_(0.9, 0.9995)
+    gamma = (gamma.to(dtype) if kind == "step" else gamma).requires_grad_()
+    grad = torch.randn(shape, device="cuda").to(dtype)
+    y = discounted_cumsum(x, gamma, direction=direction)
+    grad_x, grad_gamma = torch.autograd.grad(y, (x, gamma), grad)
+
+    def flipped(row: torch.Tensor) -> torch.Tensor:
+        return row.flip(0) if direction == "right" else row
+
+    eps = torch.finfo(dtype).eps
+    gates = gamma.detach().reshape(-1, 1).expand(shape) if kind != "step" else gamma.detach()
+    sums = torch.zeros(shape[0], dtype=torch.float64, device="cuda")
+    for row in (0, shape[0] - 1) if kind != "number" else range(shape[0]):
+        forward_gates = flipped(gates[row])
+        expected = in_float64(flipped(x.detach()[row]), forward_gates)
+        scale = expected.abs().max()
+        assert (flipped(y.detach()[row]).double() - expected).abs().max() <= (eps + 1e-6) * scale
+        adjoint_gates = forward_gates.roll(-1)
+        adjoint = in_float64(flipped(grad[row]).flip(0), adjoint_gates.flip(0)).flip(0)
+        assert (flipped(grad_x[row]).double() - adjoint).abs().max() <= (eps + 1e-6) * adjoint.abs().max()
+        terms = adjoint[1:] * expected[:-1]
+        if kind == "step":
+            bound = 4 * (eps + 1e-6) * scale * adjoint.abs().max()
+            assert (flipped(grad_gamma[row])[1:].double() - terms).abs().max() <= bound
+        else:
+            sums[row] = terms.sum()
+            if kind == "row":
+                # The terms carry the rounding of the output and of the gradient, each on its own.
+                assert (grad_gamma[row].double() - sums[row]).abs() <= 8 * (eps + 1e-6) * terms.norm()
+    if kind == "number":
+        bound = 8 * (eps + 1e-6) * (shape[0] * shape[1]) ** 0.5 * scale * adjoint.abs().max()
+        assert (grad_gamma.double() - sums.sum()).abs() <= bound
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("gamma", [0.0, 0.3, -0.99, 1.0, 1.0000001])
+def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
+    x = torch.randn(2, 3_000_004, device="cuda")
+    y = discounted_cumsum(x, gamma, direction=direction)
+    for row in range(2):
+        steps, got = (x[row], y[row]) if direction == "left" else (x[row].flip(0), y[row].flip(0))
+        expected = in_float64(steps, torch.full_like(steps, gamma, dtype=torch.float64))
+        assert (got.double() - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
 def test_side_stream() -> None:
     x = torch.randn(64, 20_000, device="cuda")
     expected = discounted_cumsum(x, 0.99)

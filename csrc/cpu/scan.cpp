@@ -148,7 +148,7 @@ void run(const ScanProblem& problem) {
 struct Cpu {
   static void run(const ScanProblem& problem, const Tensor&) { cpu::run(problem); }
   // One sum a row: rows are summed up whole.
-  static int64_t partials(const ScanProblem&) { return 1; }
+  static int64_t partials(const ScanProblem&, const Tensor&) { return 1; }
 };
 
 }  // namespace dcs

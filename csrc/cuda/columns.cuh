@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>),
   const int64_t saved_step = step_of(p.saved_strides), grad_gamma_step = step_of(p.grad_gamma_strides);
 
   bool bounded = std::is_same_v<Acc, float> && !kStep;  // no product of gates can overflow
-  Gate<Acc> gate[kColumns];
+  constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;  // one warp may carry a column over all its steps: too far for float16
+  Gate<Acc, kShort> gate[kColumns];
   Wide stretch_gates[kColumns];
   Acc initial[kColumns];
 #pragma unroll
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>),
     Wide gamma = cast<Wide>(p.gamma_value);
     if (!kStep && p.gamma_kind == GammaKind::kRow)
       gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, p.conjugate_gamma);
-    gate[c] = make_gate<Acc>(gamma);
+    gate[c] = make_gate<Acc, kShort>(gamma);
     if constexpr (std::is_same_v<Acc, float> && !kStep) {
       // Up to 1024 steps of a block: within a double.
       bounded = bounded && fabs(gamma) < 1.9;

@@ -3,16 +3,20 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <type_traits>
 #include <utility>
 
 #include "columns.cuh"
 #include "plan.h"
 #include "rows.cuh"
+#include "stream.cuh"
 #include "tiny.cuh"
 #include "window.cuh"
 
 namespace dcs {
+
+constexpr int kMaxDevices = 64;  // whose facts are kept; beyond, they are asked for at every call
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
 void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
@@ -35,11 +39,8 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   }
   const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
   const bool sums = kBackward && !kStep && plan.packed_rows;
-  size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
-  if (kCuts == Cuts::kChain) shared = plan.tile_elements * sizeof(T) * (1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0));
+  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
   const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection>;
-  // Three staged tensors are past the 48 KB that need no leave. The attribute belongs to the device; setting it again costs less than a launch.
-  if (kCuts == Cuts::kChain && shared > 40000) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
@@ -48,6 +49,56 @@ void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, 
   if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
   else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
   else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+}
+
+// As many blocks as run at once on the current device.
+template <typename Kernel>
+unsigned resident_blocks(Kernel kernel, int threads, int shared) {
+  int device = 0, multiprocessors = 0, each = 0;
+  cudaGetDevice(&device);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared);
+  return static_cast<unsigned>(multiprocessors * each);
+}
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kShared = stream_shared_bytes(1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0)), kVec = 16 / sizeof(T);
+  StreamParams params{};
+  params.problem = problem;
+  params.rows = static_cast<uint32_t>(problem.rows());
+  params.tiles = static_cast<uint32_t>(plan.tiles);
+  params.padded = ceil_div(problem.length, kVec) * kVec;
+  params.one_gamma = problem.gamma_kind == GammaKind::kNumber || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+  params.statuses = workspace;
+  const auto kernel = stream_kernel<T, kStep, kBackward, kReverse>;
+  static std::atomic<unsigned> known[kMaxDevices];
+  int device = 0;
+  cudaGetDevice(&device);
+  unsigned most = device < kMaxDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (most == 0) {
+    most = resident_blocks(kernel, kStreamThreads, kShared);
+    if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
+  }
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  // A thread brings one tile of the window.
+  config.gridDim = static_cast<unsigned>(std::min<int64_t>({most, problem.rows() * plan.tiles, kStreamThreads}));
+  config.blockDim = kStreamThreads;
+  config.dynamicSmemBytes = kShared;
+  config.stream = stream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, params);
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (problem.reverse) launch_stream_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
+  else launch_stream_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
 }
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
@@ -131,8 +182,8 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   } else {
     if constexpr (sizeof(T) <= 4) {
       if (!problem.reset && !problem.initial) {
-        if (plan.chain) {
-          launch_rows<T, kStep, kBackward, Cuts::kChain, kFull>(problem, plan, workspace, stream);
+        if (plan.stream) {
+          launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
           return;
         }
         if (!plan.packed_rows) {

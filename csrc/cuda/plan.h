@@ -21,7 +21,7 @@ struct Plan {
   int64_t tiles = 1;
   int64_t groups = 0;
   int64_t packed_rows = 0;
-  bool chain = false;  // the plain kernel's rows of many tiles
+  bool stream = false;  // long rows take the streaming kernel
   int64_t window_rows = 0;       // rows composed at a time
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
@@ -45,14 +45,26 @@ inline int64_t wide_bytes_of(ScalarType dtype) {
   return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble ? 16 : 8;
 }
 
-// Elements of a warp's stretch in the row kernel (rows.cuh, kChunksOf). `chain`: a row of many tiles of the plain kernel.
-inline int64_t warp_elements(int64_t bytes, int vec, bool chain) { return 32 * vec * (bytes > 8 ? 2 : chain ? 8 : 4); }
+// Elements of a warp's stretch in the row kernel (rows.cuh, kChunksOf).
+inline int64_t warp_elements(int64_t bytes, int vec) { return 32 * vec * (bytes > 8 ? 2 : 4); }
+
+// The streaming kernel (stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory, for so many tensors read.
+constexpr int kStreamThreads = 256;
+constexpr int stream_chunks(int tensors) { return tensors == 1 ? 8 : tensors == 2 ? 4 : 2; }
+constexpr int stream_stages(int tensors) { return tensors == 3 ? 4 : 3; }
+constexpr int stream_shared_bytes(int tensors) { return stream_stages(tensors) * tensors * stream_chunks(tensors) * kStreamThreads * 16; }
+
+struct DeviceLimits {
+  int multiprocessors;
+  int shared_bytes;  // that one block can have
+};
+
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Planner {
  public:
-  explicit Planner(const ScanProblem& problem, int multiprocessors) : p_(problem), multiprocessors_(multiprocessors) {}
+  Planner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), multiprocessors_(device.multiprocessors), shared_bytes_(device.shared_bytes) {}
 
   Plan plan() const {
     Plan plan;
@@ -127,11 +139,11 @@ class Planner {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
     const int full = static_cast<int>(16 / bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
-    if (contiguous && rows > 1 && length < warp_elements(bytes, full, false)) {
+    if (contiguous && rows > 1 && length < warp_elements(bytes, full)) {
       const bool own_gamma = p_.gamma_kind == GammaKind::kRow && (p_.gamma_strides.outer || p_.gamma_strides.inner);
       const bool row_by_row = own_gamma || (p_.backward && !step);
       plan.vec = rows_are_aligned(full, true) && !(row_by_row && length % full) ? full : 1;
-      const int64_t stretch = warp_elements(bytes, plan.vec, false);
+      const int64_t stretch = warp_elements(bytes, plan.vec);
       plan.warps = kTileWarps;
       while (plan.warps > 1 && rows * length < stretch * plan.warps * multiprocessors_ * 2) plan.warps /= 2;
       const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
@@ -147,16 +159,21 @@ class Planner {
     // A short strided row would leave most of its warp idle.
     if (length < 64) return false;
     plan.vec = rows_are_aligned(full, rows == 1) ? full : 1;
-    const int64_t stretch = warp_elements(bytes, plan.vec, false);
+    const int64_t stretch = warp_elements(bytes, plan.vec);
     if (length <= stretch * kTileWarps) {
       plan.warps = static_cast<int>(ceil_div(length, stretch));
       plan.tile_elements = stretch * plan.warps;
       return true;
     }
+    const int tensors = 1 + (step ? 1 : 0) + (p_.backward ? 1 : 0);
+    plan.stream = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial && stream_shared_bytes(tensors) <= shared_bytes_;
     plan.warps = kTileWarps;
-    plan.chain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
-    plan.tile_elements = warp_elements(bytes, plan.vec, plan.chain && !step && !p_.backward) * plan.warps;
+    plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     plan.tiles = ceil_div(length, plan.tile_elements);
+    if (plan.stream) {
+      plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
+      return true;
+    }
     plan.groups = ceil_div(plan.tiles, 32);
     const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
     plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
@@ -210,6 +227,7 @@ class Planner {
 
   const ScanProblem& p_;
   int multiprocessors_;
+  int shared_bytes_;
 };
 
 }  // namespace dcs

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <vector>
+
 #include "dcs/scan_ops.h"
 #include "launch.h"
 #include "plan.h"
@@ -24,11 +26,18 @@ cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-int multiprocessors(int32_t device) {
-  static int counts[64] = {};
-  if (device < 0 || device >= 64) return 108;
-  if (counts[device] == 0) check(cudaDeviceGetAttribute(&counts[device], cudaDevAttrMultiProcessorCount, device), "reading the device");
-  return counts[device];
+const DeviceLimits& limits_of(int32_t device) {
+  static const std::vector<DeviceLimits> devices = [] {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "counting the devices");
+    std::vector<DeviceLimits> all(count);
+    for (int i = 0; i < count; ++i) {
+      check(cudaDeviceGetAttribute(&all[i].multiprocessors, cudaDevAttrMultiProcessorCount, i), "reading the device");
+      check(cudaDeviceGetAttribute(&all[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, i), "reading the device");
+    }
+    return all;
+  }();
+  return devices.at(device);
 }
 
 Launcher* launcher(ScalarType dtype) {
@@ -45,13 +54,13 @@ Launcher* launcher(ScalarType dtype) {
 }
 
 struct Cuda {
-  static int64_t partials(const ScanProblem& problem) { return Planner(problem, 1).plan().tiles; }
+  static int64_t partials(const ScanProblem& problem, const Tensor& input) { return Planner(problem, limits_of(input.get_device_index())).plan().tiles; }
 
   static void run(const ScanProblem& problem, const Tensor& input) {
     const int32_t device = input.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     const cudaStream_t stream = current_stream(device);
-    const Plan plan = Planner(problem, multiprocessors(device)).plan();
+    const Plan plan = Planner(problem, limits_of(device)).plan();
     Tensor workspace;
     void* memory = nullptr;
     if (plan.workspace_bytes > 0) {

@@ -3,8 +3,6 @@
 // shared memory, tiles of a long row by look-back. The last step runs the plain recurrence again from each vector's carry.
 #pragma once
 
-#include <cuda_pipeline_primitives.h>
-
 #include "lookback.cuh"
 #include "types.cuh"
 #include "vector.cuh"
@@ -30,7 +28,6 @@ struct RowsParams {
 // What cuts a kernel looks for.
 enum class Cuts {
   kPlain,    // a row is one tile: its start
-  kChain,    // rows of many tiles: the same
   kPacked,   // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
   kGeneral,  // resets, initial values, short rows of any length, a gamma for each of them, unaligned rows
 };
@@ -38,17 +35,16 @@ enum class Cuts {
 // The general kernel reads its direction from the problem; in the others it is fixed, which saves a tenth of their instructions.
 enum class Direction { kLeft, kRight, kEither };
 
-// Vectors of a thread. The registers they take bound how many blocks are in flight; a chain of tiles gains more from fewer, larger tiles.
-// (plan.h, warp_elements.)
-template <typename T, int kVec, bool kStep, bool kBackward, Cuts kCuts>
-constexpr int kChunksOf = sizeof(T) > 8 ? 2 : kCuts == Cuts::kChain && !kStep && !kBackward ? 8 : 4;
+// Vectors of a thread (plan.h, warp_elements). The registers they take bound how many blocks are in flight.
+template <typename T>
+constexpr int kChunksOf = sizeof(T) > 8 ? 2 : 4;
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
-__global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts::kGeneral ? 2 : kCuts == Cuts::kChain ? (kStep || kBackward ? 4 : 5) : kStep || kBackward ? 3 : 4)
+__global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward ? 3 : 4)
     rows_kernel(const __grid_constant__ RowsParams params) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
-  constexpr int kChunks = kChunksOf<T, kVec, kStep, kBackward, kCuts>;
+  constexpr int kChunks = kChunksOf<T>;
   constexpr bool kGeneral = kCuts == Cuts::kGeneral;
   const ScanProblem& p = params.problem;
   const uint32_t block = blockIdx.x;
@@ -66,7 +62,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   int64_t row = block;
   if (packed) {
     row *= params.packed_rows;
-  } else if (kCuts != Cuts::kPlain && params.tiles > 1) {
+  } else if (kGeneral && params.tiles > 1) {
     tile = block / static_cast<uint32_t>(params.rows);
     row = block - tile * static_cast<uint32_t>(params.rows);
   }
@@ -116,30 +112,19 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   if constexpr (kStep) gates = tile_of(static_cast<const T*>(p.gamma), p.gamma_strides);
   const bool* reset = has_reset ? tile_of(p.reset, p.reset_strides) : nullptr;
 
-  // Load everything first: into registers, or for a chain into shared memory, where more bytes can be in flight. A thread reads back only what it
-  // staged itself.
-  constexpr bool kStaged = kCuts == Cuts::kChain;
+  // Load everything first.
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   using Word = Vector<T, kVec>;
-  Word* const stage = reinterpret_cast<Word*>(dynamic_shared) + threadIdx.x;
-  Word held[kStaged ? 1 : kTensors * kChunks];
+  Word held[kTensors * kChunks];
   const auto fetch = [&](int tensor, const T* from) {
-    const int apart = reverse ? -32 * kVec : 32 * kVec;
+    const int stride = reverse ? -32 * kVec : 32 * kVec;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if constexpr (kStaged) {
-        if (whole) __pipeline_memcpy_async(stage + (tensor * kChunks + k) * 32 * kMaxWarps, from + address(0) + k * apart, sizeof(Word));
-        else stage[(tensor * kChunks + k) * 32 * kMaxWarps] = load_vector<T, kVec>(from, address(k), low, high);
-      } else {
-        held[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + address(0) + k * apart) : load_vector<T, kVec>(from, address(k), low, high);
-      }
+      held[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + address(0) + k * stride) : load_vector<T, kVec>(from, address(k), low, high);
     }
   };
-  const auto word = [&](int tensor, int k) -> Word& {
-    if constexpr (kStaged) return stage[(tensor * kChunks + k) * 32 * kMaxWarps];
-    else return held[tensor * kChunks + k];
-  };
+  const auto word = [&](int tensor, int k) -> Word& { return held[tensor * kChunks + k]; };
   constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
   fetch(0, input);
   if constexpr (kStep) fetch(kGateTensor, gates);
@@ -160,6 +145,21 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     return values;
   };
 
+  // Its values.
+  const auto read = [&](int tensor, int k, Acc(&to)[kVec]) {
+    if constexpr (kDirection == Direction::kEither) unpack(in_order(tensor, k), to);
+    else unpack_in_order<kDirection == Direction::kRight>(word(tensor, k), to);
+  };
+  const auto in_memory_order = [&](const Acc(&values)[kVec]) {
+    if constexpr (kDirection == Direction::kEither) {
+      Word turned = pack<Acc, T, kVec>(values);
+      turn(turned, reverse);
+      return turned;
+    } else {
+      return pack_in_order<kDirection == Direction::kRight, T>(values);
+    }
+  };
+
   // Packed rows do not share a gamma when each has its own; their vectors do not cross rows then.
   const bool one_gamma = !kGeneral || !packed || params.one_gamma;
   const auto gamma_at = [&](int s) -> Wide {
@@ -167,11 +167,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     return load_gamma<Wide>(p.gamma, p.gamma_dtype, row_offset(row_of(s), p.gamma_strides), p.conjugate_gamma);
   };
   const auto initial_at = [&](int s) { return cast<Acc>(static_cast<const T*>(p.initial)[row_offset(row_of(s), p.initial_strides)]); };
-  Gate<Acc> gate{};
+  constexpr bool kShort = sizeof(T) == 2;
+  Gate<Acc, kShort> gate{};
   Wide gamma = cast<Wide>(1.0);
   const auto set_gamma = [&](int s) {
     gamma = gamma_at(s);
-    gate = make_gate<Acc>(gamma);
+    gate = make_gate<Acc, kShort>(gamma);
   };
   if constexpr (!kStep) {
     if (one_gamma) set_gamma(0);
@@ -181,19 +182,23 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     else return gate.step(value, y);
   };
   const auto step_gates = [&](int k, Acc(&to)[kVec]) {
-    if constexpr (kStep) unpack(in_order(kGateTensor, k), to);
+    if constexpr (kStep) read(kGateTensor, k, to);
   };
+
+  // Packed rows of `span` vectors. Where they fill a warp's chunks evenly, none crosses into the next chunk.
+  const int span = kCuts == Cuts::kPacked ? time / kVec : 32;
+  const bool apart = kCuts == Cuts::kPacked && 32 % span == 0;
 
   // Where rows start and resets cut.
   uint32_t cuts[kGeneral ? kChunks : 1] = {};    // bit i: the carry does not enter element i
   uint32_t starts[kGeneral ? kChunks : 1] = {};  // bit i: a row starts there
-  int reach[kChunks];                            // how many lanes back the carry of this lane's last element comes from
+  int reach[kChunks] = {};                       // how many lanes back the carry of this lane's last element comes from
   uint32_t open = 0;                             // bit k: the carry into chunk k enters this lane
   uint32_t closed = 0;                           // bit k: and does not leave the chunk
   const auto is_cut = [&](int k, int i) {
     if constexpr (kGeneral) return (cuts[k] >> i & 1) != 0;
     else if constexpr (kCuts == Cuts::kPacked) return i == 0 && !(open >> k & 1) && reach[k] == 0;
-    else return k == 0 && tile == 0 && first_vector == 0 && i == pad;
+    else return k == 0 && first_vector == 0 && i == pad;
   };
   // The value that a row's first step starts from.
   const auto started = [&](Acc value, int k, int i, Acc step_gate) {
@@ -207,7 +212,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   };
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    if constexpr (kCuts == Cuts::kPlain || kCuts == Cuts::kChain) {
+    if constexpr (kCuts == Cuts::kPlain) {
       reach[k] = lane;
       open |= 1u << k;
     } else if constexpr (kCuts == Cuts::kPacked) {
@@ -245,8 +250,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     }
   }
 
-  if constexpr (kStaged) __pipeline_commit();
-  if constexpr (kStaged) __pipeline_wait_prior(0);
   // The gates of this scan's steps: conjugated, and of the step before in a shifted one.
   if constexpr (kStep) {
     constexpr bool kComplex = !std::is_floating_point_v<Acc>;
@@ -274,8 +277,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   }
 
   // Scan each vector from a zero carry, then the vectors of each chunk across the warp.
-  Acc carry_in[kChunks];  // from the lanes before in the chunk
-  Acc chunk_total[kChunks];
+  constexpr bool kTwoScans = std::is_same_v<Acc, float>;
+  using Held = std::conditional_t<kTwoScans, float, Wide>;
+  Held carry_in[kChunks];  // from the lanes before in the chunk
+  Held chunk_total[kChunks];
   Wide lane_gates[kStep || kGeneral ? kChunks : 1];  // products of the gates of the lanes before
   Wide chunk_gates[kStep || kGeneral ? kChunks : 1];
   Acc vector_total[kChunks];
@@ -287,7 +292,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       own_gamma[k] = gamma;
     }
     Acc values[kVec], factors[kVec];
-    unpack(in_order(0, k), values);
+    read(0, k, values);
     step_gates(k, factors);
     Acc y = cast<Acc>(0.0);
 #pragma unroll
@@ -300,13 +305,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be a NaN, has no part in them.
   const auto carry_gates = [&](int k, Acc(&to)[kVec]) {
     step_gates(k, to);
-    if constexpr (kCuts == Cuts::kPlain || kCuts == Cuts::kChain) {
+    if constexpr (kCuts == Cuts::kPlain) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i)
         if (is_cut(k, i)) to[i] = cast<Acc>(1.0);
     }
   };
   // In float where its range holds the products of a chunk's gates in full precision, else in the wide type. `bounded`: no product can overflow.
+  // Carries of the wide scan may lie beyond float's range, where only the recurrence comes back from: they wait in local memory, which costs the
+  // float scan nothing.
   bool narrow = false, bounded = false;
   if constexpr (std::is_same_v<Acc, float>) {
     if constexpr (kStep) {
@@ -329,7 +336,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       bounded = __all_sync(0xffffffffu, most <= 1.f);
       narrow = bounded && fits;
     } else {
-      const auto fits = [](double size) { return kVec == 8 ? size > 0.77 && size < 1.3 : size > 0.6 && size < 1.7; };  // size^(32 * kVec) within 1e+-30
+      const auto fits = [](double size) { return size > (kVec == 8 ? 0.77 : 0.6) && size <= 1.0; };  // size^(32 * kVec) >= 1e-30
       narrow = fits(fabs(gamma));
       if (kGeneral && !one_gamma) {
 #pragma unroll
@@ -339,6 +346,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       bounded = narrow;
     }
   }
+  Wide wide_storage[kTwoScans ? 2 * kChunks : 1];
+  Wide* wide_carries = wide_storage;
+  asm volatile("" : "+l"(wide_carries));  // keeps the array out of registers
   const auto scan_lanes = [&](auto kind) {
     using V = decltype(kind);
     V total[kChunks];
@@ -374,6 +384,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
+      if (kCuts == Cuts::kPacked && d >= span) break;  // no row reaches farther
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const V other = shuffle_up(total[k], d);
@@ -397,10 +408,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     }
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      const Acc inclusive = cast<Acc>(total[k]);
-      const Acc previous = shuffle_up(inclusive, 1);
-      carry_in[k] = lane == 0 ? cast<Acc>(0.0) : previous;
-      chunk_total[k] = shuffle(inclusive, 31);
+      const V previous = shuffle_up(total[k], 1);
+      const V entering = lane == 0 ? cast<V>(0.0) : previous;
+      const V leaving = shuffle(total[k], 31);
+      if constexpr (std::is_same_v<V, Held>) {
+        carry_in[k] = entering;
+        chunk_total[k] = leaving;
+      } else {
+        wide_carries[2 * k] = entering;
+        wide_carries[2 * k + 1] = leaving;
+      }
       if constexpr (kStep) {
         const V previous_gates = shuffle_up(across[k], 1);
         lane_gates[k] = lane == 0 ? cast<Wide>(1.0) : cast<Wide>(previous_gates);
@@ -420,7 +437,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   } else {
     scan_lanes(Wide{});
   }
-  const auto chunk_piece = [&](int k) -> Piece<Wide> { return {cast<Wide>(chunk_total[k]), chunk_gates[kStep || kGeneral ? k : 0], (closed >> k & 1) != 0}; };
+  const auto total_of = [&](int k) { return kTwoScans && !narrow ? wide_carries[2 * k + 1] : cast<Wide>(chunk_total[k]); };
+  const auto carry_into = [&](int k) { return kTwoScans && !narrow ? wide_carries[2 * k] : cast<Wide>(carry_in[k]); };
+  const auto chunk_piece = [&](int k) -> Piece<Wide> { return {total_of(k), chunk_gates[kStep || kGeneral ? k : 0], (closed >> k & 1) != 0}; };
 
   // Across the warps of the block.
   __shared__ Wide warp_totals[kMaxWarps];
@@ -429,7 +448,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   __shared__ Wide groups_carry;
   __shared__ Piece<Wide> group_before, tiles_before;
   Wide carry = cast<Wide>(0.0);
-  if (warps > 1) {
+  if (warps > 1 && !apart) {
     Wide warp_power = cast<Wide>(1.0);
     if constexpr (!kStep && !kGeneral) {
       warp_power = chunk_gates[0];
@@ -458,7 +477,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       if constexpr (kCuts == Cuts::kPacked || kGeneral) warp_closed[warp] = mine.closed;
     }
     __syncthreads();
-    if constexpr (kCuts == Cuts::kChain || kGeneral) {
+    if constexpr (kGeneral) {
       if (params.tiles > 1) {
         Status<Wide>* statuses = static_cast<Status<Wide>*>(params.statuses);
         const Chain<Wide> chain{statuses + row * params.tiles, statuses + params.rows * params.tiles + row * params.groups, tile, params.tiles};
@@ -493,6 +512,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
     for (int w = 0; w < warp; ++w) carry = after(warp_piece(w), carry);
   }
 
+  // The gradient of the gamma of a packed row, the r-th that the scan meets.
+  const int rows_here = packed ? static_cast<int>(length) / time : 1;
+  const auto store_row_sum = [&](int r, Acc value) {
+    Acc* to = static_cast<Acc*>(p.grad_gamma) + row_offset(reverse ? row + rows_here - 1 - r : row + r, p.grad_gamma_strides);
+    for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? cast<Acc>(0.0) : value;
+  };
+
   // The recurrence from each vector's carry.
   Acc* vector_sums = reinterpret_cast<Acc*>(dynamic_shared);  // packed backward: one a vector of the tile
   T* output = tile_of(static_cast<T*>(p.output), p.output_strides);
@@ -500,16 +526,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     const int at = address(k);
-    if constexpr (kGeneral && !kStep) gate = make_gate<Acc>(own_gamma[k]);
+    if constexpr (kGeneral && !kStep) gate = make_gate<Acc, kShort>(own_gamma[k]);
     // Halves stay packed between the two readings: as floats they would take twice the registers.
-    if constexpr (!kStaged && sizeof(T) == 2 && kVec == 8) {
+    if constexpr (sizeof(T) == 2 && kVec == 8) {
       Word& here = word(0, k);
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
-    Acc y = open >> k & 1 ? cast<Acc>(fold(cast<Wide>(carry_in[k]), lane_gates[kStep || kGeneral ? k : 0], carry)) : carry_in[k];
-    carry = after(chunk_piece(k), carry);
+    const bool entered = open >> k & 1;
+    Acc y = entered ? cast<Acc>(fold(carry_into(k), lane_gates[kStep || kGeneral ? k : 0], carry)) : cast<Acc>(carry_into(k));
+    if (!apart) carry = after(chunk_piece(k), carry);
     Acc values[kVec], factors[kVec];
-    unpack(in_order(0, k), values);
+    read(0, k, values);
     step_gates(k, factors);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -517,17 +544,21 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       else y = advance(values[i], factors[i], y);
       values[i] = y;
     }
-    const Vector<T, kVec> result = pack<Acc, T, kVec>(values);
-    Vector<T, kVec> turned = result;
-    turn(turned, reverse);
-    if (whole) *reinterpret_cast<Vector<T, kVec>*>(output + address(0) + k * (reverse ? -32 * kVec : 32 * kVec)) = turned;
+    const Word turned = in_memory_order(values);
+    if (whole) *reinterpret_cast<Word*>(output + address(0) + k * (reverse ? -32 * kVec : 32 * kVec)) = turned;
     else store_vector<T, kVec>(output, at, low, high, turned);
 
     if constexpr (kBackward) {
       // grad_gamma[t] = output[t] * conj(saved[next(t)]).
       Acc rounded[kVec], after_each[kVec], terms[kVec];
-      unpack(result, rounded);
-      unpack(in_order(kSavedTensor, k), after_each);
+      if constexpr (kDirection == Direction::kEither) {
+        Word result = turned;
+        turn(result, reverse);
+        unpack(result, rounded);
+      } else {
+        unpack_in_order<kDirection == Direction::kRight>(turned, rounded);
+      }
+      read(kSavedTensor, k, after_each);
       const Acc following = shuffle_down(after_each[0], 1);
       const Acc beyond = lane == 31 ? cast<Acc>(saved_next[k]) : following;
       uint32_t resets = 0;
@@ -547,31 +578,34 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
         vector_sum = vector_sum + term;
       }
       if constexpr (kStep) {
-        Vector<T, kVec> products = pack<Acc, T, kVec>(terms);
-        turn(products, reverse);
-        store_vector<T, kVec>(tile_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides), at, low, high, products);
+        store_vector<T, kVec>(tile_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides), at, low, high, in_memory_order(terms));
       }
-      if (!kStep && packed) vector_sums[first_vector + k * 32] = vector_sum;
-      else sum = sum + vector_sum;
+      if (!kStep && apart) {
+        for (int d = span / 2; d > 0; d /= 2) vector_sum = vector_sum + shuffle(vector_sum, lane ^ d);
+        const int r = (first_vector + k * 32) / span;
+        if (lane % span == 0 && r < rows_here) store_row_sum(r, vector_sum);
+      } else if (!kStep && packed) {
+        vector_sums[first_vector + k * 32] = vector_sum;
+      } else {
+        sum = sum + vector_sum;
+      }
     }
   }
   if constexpr (kBackward && !kStep) {
     Acc* grad_gamma = static_cast<Acc*>(p.grad_gamma);
-    if (packed) {
+    if (apart) {
+      // Stored already.
+    } else if (packed) {
       // Eight lanes a row add its vectors' sums (a vector lies in one row, and no row is padded).
       __syncthreads();
       const int per_row = time / kVec;
-      const int rows_here = static_cast<int>(length) / time;
       for (int r = threadIdx.x / 8; r < (rows_here + 3) / 4 * 4; r += blockDim.x / 8) {
         Acc part = cast<Acc>(0.0);
         if (r < rows_here)
           for (int v = threadIdx.x % 8; v < per_row; v += 8) part = part + vector_sums[r * per_row + v];
 #pragma unroll
         for (int d = 4; d > 0; d /= 2) part = part + shuffle(part, lane / 8 * 8 + (lane + d) % 8);
-        if (threadIdx.x % 8 == 0 && r < rows_here) {
-          const int64_t at_row = reverse ? row + rows_here - 1 - r : row + r;  // reversed, the scan meets the tile's last row first
-          for (int64_t j = 0; j < p.partials; ++j) grad_gamma[row_offset(at_row, p.grad_gamma_strides) + j] = j ? cast<Acc>(0.0) : part;
-        }
+        if (threadIdx.x % 8 == 0 && r < rows_here) store_row_sum(r, part);
       }
     } else {
       __shared__ Acc sums[kMaxWarps];

@@ -115,23 +115,24 @@ __device__ __forceinline__ Complex<double> fold(Complex<double> s, Complex<doubl
 __device__ __forceinline__ int64_t fold(int64_t s, int64_t, int64_t carry) { return s + carry; }
 
 // The gate of one step: for float data a float and the rest of gamma's digits, so that y = x + gamma * y sees more of gamma than float's 24 bits.
-template <typename Acc>
+// `kShort` leaves the rest out: within a few steps it is far below what a half keeps.
+template <typename Acc, bool kShort = false>
 struct Gate {
   Acc value;
   __device__ __forceinline__ Acc step(Acc x, Acc y) const { return fold(x, value, y); }
 };
 template <>
-struct Gate<float> {
+struct Gate<float, false> {
   float value, rest;
   __device__ __forceinline__ float step(float x, float y) const { return fmaf(value, y, fmaf(rest, y, x)); }
 };
 template <>
-struct Gate<Complex<float>> {
+struct Gate<Complex<float>, false> {
   Complex<float> value;
   __device__ __forceinline__ Complex<float> step(Complex<float> x, Complex<float> y) const { return x + value * y; }
 };
 template <>
-struct Gate<int64_t> {
+struct Gate<int64_t, false> {
   __device__ __forceinline__ int64_t step(int64_t x, int64_t y) const { return x + y; }
 };
 
@@ -150,9 +151,11 @@ __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
 }
 
 // The gate of a number or row gamma.
-template <typename Acc, typename Wide>
-__device__ __forceinline__ Gate<Acc> make_gate(Wide gamma) {
-  if constexpr (std::is_same_v<Acc, float>) {
+template <typename Acc, bool kShort = false, typename Wide>
+__device__ __forceinline__ Gate<Acc, kShort> make_gate(Wide gamma) {
+  if constexpr (std::is_same_v<Acc, float> && kShort) {
+    return {static_cast<float>(fabs(gamma) <= DBL_MAX ? fmax(-static_cast<double>(FLT_MAX), fmin(static_cast<double>(FLT_MAX), gamma)) : gamma)};
+  } else if constexpr (std::is_same_v<Acc, float>) {
     return split_gamma(gamma);
   } else if constexpr (std::is_same_v<Acc, int64_t>) {
     return {};

@@ -72,6 +72,22 @@ __device__ __forceinline__ Vector<T, kVec> pack(const Acc (&from)[kVec]) {
   return to;
 }
 
+// The same where the direction is fixed: turning the order around then costs nothing.
+template <bool kReverse, typename Acc, typename T, int kVec>
+__device__ __forceinline__ void unpack_in_order(const Vector<T, kVec>& from, Acc (&to)[kVec]) {
+  Acc values[kVec];
+  unpack(from, values);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) to[i] = values[kReverse ? kVec - 1 - i : i];
+}
+template <bool kReverse, typename T, typename Acc, int kVec>
+__device__ __forceinline__ Vector<T, kVec> pack_in_order(const Acc (&from)[kVec]) {
+  Acc values[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = from[kReverse ? kVec - 1 - i : i];
+  return pack<Acc, T, kVec>(values);
+}
+
 // The kVec elements at memory positions first .. first + kVec - 1; positions outside [low, high) are 0.
 template <typename T, int kVec>
 __device__ __forceinline__ Vector<T, kVec> load_vector(const T* tile, int first, int low, int high) {

@@ -1,6 +1,6 @@
 // The five scan ops over a backend: checks, the (outer, time, inner) view of every operand, outputs. A backend gives
 //   static void run(const ScanProblem&, const Tensor& input)   input: for the stream, the device and workspaces
-//   static int64_t partials(const ScanProblem&)               partial sums of gamma's gradient it will write for each row (grad_gamma not yet set)
+//   static int64_t partials(const ScanProblem&, const Tensor& input)  partial sums of gamma's gradient it will write for each row (grad_gamma not yet set)
 #pragma once
 
 #include <algorithm>
@@ -339,7 +339,7 @@ std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
     layout.for_each_problem(problem, [&](ScanProblem& each) { Backend::run(each, call.input); });
     return {grad_input, grad_gamma};
   }
-  layout.for_each_problem(problem, [&](ScanProblem& each) { problem.partials = Backend::partials(each); });
+  layout.for_each_problem(problem, [&](ScanProblem& each) { problem.partials = Backend::partials(each, call.input); });
   Sizes partial_sizes = row_sizes;
   if (problem.partials > 1) partial_sizes.push_back(problem.partials);
   grad_gamma = torch::stable::new_empty(call.input, partial_sizes, sum_dtype(dtype));
