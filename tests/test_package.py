@@ -46,6 +46,8 @@ def test_public_names() -> None:
         "discounted_cumsum_left",
         "discounted_cumsum_right",
         "info",
+        "linear_cross_entropy",
+        "linear_log_probs",
     }
     assert all(getattr(torch_dcs_ops, name).__doc__ for name in torch_dcs_ops.__all__)
     assert (Path(torch_dcs_ops.__file__).parent / "py.typed").exists()

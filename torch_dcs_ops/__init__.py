@@ -1,4 +1,4 @@
-"""Discounted scans for PyTorch: `torch.ops.dcs` with C++, CUDA and Triton kernels.
+"""Discounted scans and fused losses for PyTorch: `torch.ops.dcs` with C++, CUDA and Triton kernels.
 
 Importing the package registers the ops and loads the compiled libraries; nothing else is imported (no triton, no
 NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
@@ -7,7 +7,15 @@ NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
 from __future__ import annotations
 
 from . import _registry, _native  # isort: skip  (the schemas, then the libraries that implement them, then the rest)
-from .ops import cumsum, discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
+from . import nn
+from .ops import (
+    cumsum,
+    discounted_cumsum,
+    discounted_cumsum_left,
+    discounted_cumsum_right,
+    linear_cross_entropy,
+    linear_log_probs,
+)
 from ._info import __version__, info
 
 __all__ = [
@@ -17,4 +25,6 @@ __all__ = [
     "discounted_cumsum_left",
     "discounted_cumsum_right",
     "info",
+    "linear_cross_entropy",
+    "linear_log_probs",
 ]

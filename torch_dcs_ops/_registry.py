@@ -12,6 +12,12 @@ LIBRARY = torch.library.Library("dcs", "DEF")
 
 # The Tensor overload comes first: in the other order the dispatcher turns a 0-D or one-element tensor gamma into a
 # float, which drops its gradient and reads it back from the GPU.
+_LINEAR_CROSS_ENTROPY = (
+    "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
+    "str reduction='mean', int? ignore_index=-100, float label_smoothing=0., float? softcap=None, "
+    "float logit_scale=1., float z_loss=0., bool shift=False, float? grad_filter_eps=None, int? memory_budget=None, "
+    "ScalarType? accumulate_dtype=None)"
+)
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "
     "Tensor? reset=None, SymInt? window=None) -> Tensor",
@@ -24,6 +30,31 @@ _SCHEMAS = (
     # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass.
     "_scan_backward(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
     "Tensor? initial, Tensor? reset) -> (Tensor, Tensor)",
+    f"linear_cross_entropy{_LINEAR_CROSS_ENTROPY} -> Tensor",
+    # (loss, lse, predictions)
+    f"linear_cross_entropy.aux{_LINEAR_CROSS_ENTROPY} -> (Tensor, Tensor, Tensor)",
+    # (log_probs, entropy)
+    "linear_log_probs(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, "
+    "float? softcap=None, float logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> (Tensor, Tensor)",
+    # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias): the loss and, for reduction 'mean' or
+    # 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
+    "_linear_cross_entropy_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
+    "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
+    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, "
+    "bool need_weight_grad, bool need_bias_grad, bool need_predictions, bool need_entropy) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # (grad_input, grad_weight, grad_bias) from the gradients of loss, lse and entropy, by making the logits again.
+    "_linear_cross_entropy_backward(Tensor? grad_loss, Tensor? grad_lse, Tensor? grad_entropy, Tensor input, "
+    "Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, str reduction, int ignore_index, "
+    "float label_smoothing, float? softcap, float logit_scale, float z_loss, float? grad_filter_eps, "
+    "int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, bool need_weight_grad, "
+    "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
+    # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
+    # softcap 0: none.
+    "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
+    "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
+    "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 for _schema in _SCHEMAS:
@@ -34,3 +65,9 @@ discounted_cumsum_number = torch.ops.dcs.discounted_cumsum.default
 cumsum = torch.ops.dcs.cumsum.default
 scan = torch.ops.dcs._scan.default
 scan_backward = torch.ops.dcs._scan_backward.default
+linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
+linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
+linear_log_probs = torch.ops.dcs.linear_log_probs.default
+linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
+linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
+cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default

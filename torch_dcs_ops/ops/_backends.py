@@ -8,6 +8,7 @@ themselves.
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -26,21 +27,21 @@ class Backend(NamedTuple):
 
 
 @functools.cache
-def _launchers() -> ModuleType | None:
+def launchers(name: str) -> ModuleType | None:
+    """A module of triton_kernels, None where it cannot be imported."""
     # Imported at the first call: importing the package does not import triton.
     try:
-        from ..triton_kernels import scan
+        return importlib.import_module(f"{_native.__package__}.triton_kernels.{name}")
     except ImportError as error:
         warnings.warn(f"the Triton kernels cannot be imported, the slow reference runs instead: {error}", stacklevel=2)
         return None
-    return scan  # type: ignore[no-any-return, unused-ignore]
 
 
 def _triton_scan(*args: Any) -> Tensor:
-    launchers = _launchers()
-    if launchers is not None:
+    module = launchers("scan")
+    if module is not None:
         try:
-            output: Tensor = launchers.scan(*args)
+            output: Tensor = module.scan(*args)
             return output
         except NotImplementedError:
             pass
@@ -48,10 +49,10 @@ def _triton_scan(*args: Any) -> Tensor:
 
 
 def _triton_scan_backward(*args: Any) -> tuple[Tensor, Tensor]:
-    launchers = _launchers()
-    if launchers is not None:
+    module = launchers("scan")
+    if module is not None:
         try:
-            gradients: tuple[Tensor, Tensor] = launchers.scan_backward(*args)
+            gradients: tuple[Tensor, Tensor] = module.scan_backward(*args)
             return gradients
         except NotImplementedError:
             pass
@@ -60,10 +61,10 @@ def _triton_scan_backward(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _backends() -> tuple[Backend, ...]:
     backends = [Backend("CompositeExplicitAutograd", reference.scan, reference.scan_backward)]
-    for key, kernels in (("CPU", _native.CPU), ("CUDA", _native.CUDA)):
-        if kernels.kind == "triton":
-            backends.append(Backend(key, _triton_scan, _triton_scan_backward))
+    backends += [Backend(key, _triton_scan, _triton_scan_backward) for key in TRITON_KEYS]
     return tuple(backends)
 
 
+# The dispatch keys of the devices that get the Triton kernels.
+TRITON_KEYS = tuple(key for key, kernels in (("CPU", _native.CPU), ("CUDA", _native.CUDA)) if kernels.kind == "triton")
 BACKENDS = _backends()

@@ -3,10 +3,8 @@
 The adjoint of a scan in its input is the scan in the other direction with `shifted` flipped, so the family is closed: a
 backward that must itself be differentiated is made of the ops again, and only one that must not be is fused.
 
-`torch.library.register_autograd` is not used: its forward mode is silently zero, torch.func.grad raises through it,
-and it is the slowest way in. Every op has a Python kernel at the Autograd key instead, which calls
-`differentiable_scan` where `tracked` says so and redispatches otherwise. Under torch.func that kernel is called once
-a level, as aten's own are, so `ScanFunction` only ever serves a single level.
+The ops' kernels at the Autograd key (see _autograd.py) call `differentiable_scan` where `tracked` says so and
+redispatch otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
@@ -24,19 +21,13 @@ from torch.autograd.function import _SingleLevelFunction
 from .. import _registry
 from ..reference import scan as reference
 from . import _scan_gradients as gradients
-from ._validate_scan import check_scan, known
+from ._autograd import below, in_forward_mode
+from ._validate import known
+from ._validate_scan import check_scan
 
 _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
 _unpack_dual = torch._VF._unpack_dual
-_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
-
-
-def in_forward_mode() -> bool:
-    """Whether a level of forward mode is open; torch.func.jvp in a graph that is being compiled opens one unseen."""
-    return forward_ad._current_level >= 0 or (
-        _functorch_active() and peek_interpreter_stack().key() == TransformType.Jvp
-    )
 
 
 def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool:
@@ -48,11 +39,6 @@ def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool
     ):
         return True
     return in_forward_mode() and (input.is_floating_point() or input.is_complex())
-
-
-def below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    """Calls `op` with the keys that come after autograd."""
-    return op._handle.redispatch_boxed(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
 
 def differentiable_scan(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import _registry
 from ..reference import scan as reference
-from ._validate_scan import known
+from ._validate import known
 
 
 class ScanCall(NamedTuple):

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _unwrap_batched
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from .. import _registry
 from ._validate_scan import check_dim, check_direction, check_output, check_scan, check_unshifted_initial
+from ._vmap import BATCHED, Batch
 
-_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 _OP = "discounted_cumsum"
 
 
-class _Operand(NamedTuple):
-    """A tensor below the level of vmap, and where its batch dimension is (None: it has none)."""
-
-    tensor: Tensor
-    position: int | None
-
-    def front(self, size: int) -> Tensor:
-        """With the batch in front; put there where the operand has none."""
-        if self.position is None:
-            return self.tensor.unsqueeze(0).expand(size, *self.tensor.shape)
-        return self.tensor.movedim(self.position, 0)
-
-    def rows(self, ndim: int) -> Tensor:
-        """Aligned at the right of `ndim` dimensions behind the batch."""
-        if self.position is None:
-            return self.tensor
-        front = self.tensor.movedim(self.position, 0)
-        return front.reshape(front.size(0), *(1,) * (ndim - front.dim() + 1), *front.shape[1:])
-
-
-class _Batch:
-    """The operands of one call under one level of vmap."""
-
-    def __init__(self, *tensors: Tensor | None) -> None:
-        interpreter = retrieve_current_functorch_interpreter()
-        self.level = interpreter.level()
-        self.size = interpreter.batch_size()  # type: ignore[attr-defined]
-        self.operands = [None if t is None else _Operand(*_unwrap_batched(t, self.level)) for t in tensors]
-
-    @property
-    def is_batched(self) -> bool:
-        return any(operand is not None and operand.position is not None for operand in self.operands)
+class _Batch(Batch):
+    """The operands of one call under one level of vmap, in the shapes that a scan takes them in."""
 
     def full(self, index: int, ndim: int) -> Tensor | None:
         """An operand of input's shape. A 0-D input becomes a sequence of one step."""
@@ -72,8 +40,8 @@ class _Batch:
             return operand.tensor.unsqueeze(0) if operand.position is None else operand.front(self.size)
         return operand.rows(max(ndim - 1, 0))
 
-    def wrap(self, tensor: Tensor, ndim: int) -> Tensor:
-        return _add_batch_dim(tensor if ndim else tensor.squeeze(1), 0, self.level)
+    def wrap_like(self, tensor: Tensor, ndim: int) -> Tensor:
+        return self.wrap(tensor if ndim else tensor.squeeze(1))
 
 
 def _scan_vmap(
@@ -92,12 +60,14 @@ def _scan_vmap(
     ndim = input.dim()
     normal = check_scan(op, input, gamma, dim, initial, reset, window, integers_allowed=integers_allowed)
     batch = _Batch(input, gamma, initial, reset)
-    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         if not batch.is_batched:
             return call(input, gamma, dim, initial, reset)
         full = batch.full(0, ndim)
         assert full is not None
-        return batch.wrap(call(full, batch.gamma(1, ndim), normal + 1, batch.row(2, ndim), batch.full(3, ndim)), ndim)
+        return batch.wrap_like(
+            call(full, batch.gamma(1, ndim), normal + 1, batch.row(2, ndim), batch.full(3, ndim)), ndim
+        )
 
 
 def _scan(
@@ -171,9 +141,9 @@ def _cumsum(
     ndim = input.dim()
     normal = check_dim("cumsum", input, dim)
     batch = _Batch(input)
-    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         full = batch.full(0, ndim)
-        return batch.wrap(_registry.cumsum(full, normal + 1, reverse=reverse, dtype=dtype), ndim)
+        return batch.wrap_like(_registry.cumsum(full, normal + 1, reverse=reverse, dtype=dtype), ndim)
 
 
 def _scan_backward(
@@ -191,7 +161,7 @@ def _scan_backward(
     dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
     check_output(_OP, output, grad)
     batch = _Batch(grad, output, gamma, initial, reset)
-    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         grad_input, grad_gamma = _registry.scan_backward(
             batch.full(0, ndim),
             batch.full(1, ndim),
@@ -203,7 +173,7 @@ def _scan_backward(
             batch.full(4, ndim),
         )
         # The sums over time of a 0-D input are (B,) already.
-        return batch.wrap(grad_input, ndim), _add_batch_dim(grad_gamma, 0, batch.level)
+        return batch.wrap_like(grad_input, ndim), batch.wrap(grad_gamma)
 
 
 for _name, _kernel in (

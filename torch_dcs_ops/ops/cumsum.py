@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import _registry
 from . import _autocast, _flops
+from ._autograd import below
 from ._backends import BACKENDS, Backend
-from ._scan_autograd import below, differentiable_scan, tracked
+from ._scan_autograd import differentiable_scan, tracked
 from ._validate_scan import check_scan
 
 _op = _registry.cumsum

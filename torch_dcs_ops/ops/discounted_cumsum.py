@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from .. import _registry
 from . import _autocast, _flops
+from ._autograd import below
 from ._backends import BACKENDS, Backend
-from ._scan_autograd import _apply, below, differentiable_scan, tracked
+from ._scan_autograd import _apply, differentiable_scan, tracked
 from ._validate_scan import check_argument_types, check_direction, check_scan
 from .scan import scan_flops
 

@@ -1,0 +1,22 @@
+// The row kernels' launchers, one a storage type; each in a file of its own so that they compile side by side.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "dcs/rows_problem.h"
+
+namespace dcs {
+
+// What a launch needs to know of its device.
+struct RowsDevice {
+  int multiprocessors = 108;
+  int shared_per_block = 99 << 10;  // with leave
+  int shared_per_multiprocessor = 100 << 10;
+  bool clusters = false;
+};
+
+using RowsLauncher = cudaError_t(const RowsProblem&, const RowsDevice&, cudaStream_t);
+
+RowsLauncher launch_cross_entropy_float, launch_cross_entropy_half, launch_cross_entropy_bfloat16, launch_cross_entropy_double;
+
+}  // namespace dcs

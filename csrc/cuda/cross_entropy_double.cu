@@ -1,0 +1,9 @@
+#include "cross_entropy.cuh"
+
+namespace dcs {
+
+cudaError_t launch_cross_entropy_double(const RowsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+  return launch_cross_entropy<double>(problem, device, stream);
+}
+
+}  // namespace dcs

@@ -1,0 +1,68 @@
+// `_cross_entropy_rows_` on CUDA.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/c/shim.h>
+
+#include <cuda_runtime.h>
+
+#include <limits>
+
+#include "cross_entropy.h"
+#include "dcs/cross_entropy_rows.h"
+
+// Only in libtorch_cuda, which this library is loaded beside but not linked with.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace dcs {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail(kCrossEntropyRows, ": ", what, " failed: ", cudaGetErrorString(error));
+}
+
+RowsDevice describe_device(int32_t index) {
+  RowsDevice device;
+  int major = 0;
+  check(cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index), "reading the device");
+  check(cudaDeviceGetAttribute(&device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, index), "reading the device");
+  check(cudaDeviceGetAttribute(&device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, index), "reading the device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "reading the device");
+  device.clusters = major >= 9;
+  return device;
+}
+
+RowsLauncher* launcher(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half: return launch_cross_entropy_half;
+    case ScalarType::BFloat16: return launch_cross_entropy_bfloat16;
+    case ScalarType::Double: return launch_cross_entropy_double;
+    default: return launch_cross_entropy_float;
+  }
+}
+
+struct CudaRows {
+  static void run(const RowsProblem& problem, const Tensor& logits) {
+    // A position within a row is an int32.
+    constexpr int64_t kMostColumns = std::numeric_limits<int32_t>::max() - (int64_t{1} << 16);
+    if (problem.columns > kMostColumns) fail(kCrossEntropyRows, ": logits can have at most ", kMostColumns, " columns, got ", problem.columns);
+    const int32_t index = logits.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(index);
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+    static RowsDevice devices[64];
+    static bool known[64] = {};
+    RowsDevice device;
+    if (index < 0 || index >= 64) {
+      device = describe_device(index);
+    } else {
+      // Two threads that come here first write the same.
+      if (!known[index]) devices[index] = describe_device(index), known[index] = true;
+      device = devices[index];
+    }
+    check(launcher(problem.dtype)(problem, device, static_cast<cudaStream_t>(stream)), "launching the kernel");
+  }
+};
+
+}  // namespace
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_cross_entropy_rows<dcs::CudaRows>(m); }

@@ -1,0 +1,36 @@
+"""What every op's kernel at the Autograd key needs, and no op of its own.
+
+`torch.library.register_autograd` is not used: its forward mode is silently zero, torch.func.grad raises through it,
+and it is the slowest way in. Every op has a Python kernel at the Autograd key instead. Under torch.func that kernel is
+called once a level, as aten's own are, so a `_SingleLevelFunction` below it only ever serves a single level.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, peek_interpreter_stack
+from torch.autograd import forward_ad
+
+_is_grad_enabled = torch.is_grad_enabled
+_functorch_active = torch._C._are_functorch_transforms_active
+_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward mode is open; torch.func.jvp in a graph that is being compiled opens one unseen."""
+    return forward_ad._current_level >= 0 or (
+        _functorch_active() and peek_interpreter_stack().key() == TransformType.Jvp
+    )
+
+
+def any_requires_grad(*values: Any) -> bool:
+    """Whether reverse mode has something to record of a call with these arguments."""
+    return _is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    """Calls `op` with the keys that come after autograd."""
+    return op._handle.redispatch_boxed(keyset & _AFTER_AUTOGRAD, *args, **kwargs)

@@ -1,0 +1,186 @@
+"""Linear cross entropy by chunks of rows: a GEMM to logits, the row op in place, GEMMs to the gradients.
+
+The same eager operations on every device; nothing waits for the GPU, so that a call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _registry
+from ..reference.cross_entropy_rows import check_target_range, row_dtype
+from ..reference.linear_cross_entropy import Needs, Options, normaliser
+from ._lce_plan import make_plan
+from ._lce_weight_gradient import make_accumulator
+
+
+class Upstream(NamedTuple):
+    """Gradients of the rows' losses, lse and entropies: (N,) or (1,) in the rows' dtype. None: 1 for loss, else 0."""
+
+    loss: Tensor | None = None
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+class Rows(NamedTuple):
+    """Results of every row; (0,) where they were not asked for."""
+
+    loss: Tensor
+    lse: Tensor
+    predictions: Tensor
+    entropy: Tensor
+
+
+class Gradients(NamedTuple):
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor
+
+
+def forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs,
+    need_predictions: bool,
+    need_entropy: bool,
+) -> tuple[Rows, Gradients]:
+    """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
+
+    float16 has no room for 1/N: its gradients are float32, normalised after all sums.
+    """
+    _check_targets(target, options, linear_weight.size(0))
+    divisor = scale = None
+    if options.reduction == "mean":
+        divisor = normaliser(target, weight, options.ignore_index, row_dtype(input.dtype))
+        scale = divisor.reshape(1).reciprocal()
+    late = input.dtype == torch.float16
+    rows, gradients = _run(
+        input, linear_weight, target, linear_bias, weight, options, needs,
+        Upstream(loss=None if late else scale), need_predictions, need_entropy,
+        torch.float32 if late else input.dtype,
+    )  # fmt: skip
+    if late and scale is not None:
+        # No valid row: the sums are 0, and stay so as in F.cross_entropy.
+        scale = torch.where(scale.isinf(), 1, scale)
+        gradients = Gradients(*(gradient.mul_(scale) for gradient in gradients))
+    wanted = (True, True, need_predictions, need_entropy)
+    lead = input.shape[:-1]
+    rows = Rows(*(values.reshape(lead) if want else values for values, want in zip(rows, wanted, strict=True)))
+    if options.reduction != "none":
+        total = rows.loss.sum()
+        rows = rows._replace(loss=total if divisor is None else total / divisor)
+    return rows, gradients
+
+
+def backward(
+    upstream: Upstream,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs,
+) -> Gradients:
+    """Gradients in the operands' dtypes; `upstream.loss` has the shape of the loss."""
+    _check_targets(target, options, linear_weight.size(0))
+    dtype = row_dtype(input.dtype)
+    loss, lse, entropy = (None if grad is None else grad.reshape(-1).to(dtype) for grad in upstream)
+    if loss is None:
+        loss = input.new_zeros(1, dtype=dtype)
+    elif options.reduction == "mean":
+        loss = loss / normaliser(target, weight, options.ignore_index, dtype)
+    _, gradients = _run(
+        input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,
+        input.dtype,
+    )  # fmt: skip
+    if linear_bias is not None:
+        gradients = gradients._replace(linear_bias=gradients.linear_bias.to(linear_bias.dtype))
+    return gradients
+
+
+def _check_targets(target: Tensor, options: Options, classes: int) -> None:
+    # On CUDA the row op asserts it on the device.
+    if target.device.type == "cpu" and not target.is_floating_point():
+        check_target_range(target, options.ignore_index, classes)
+
+
+def _run(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs,
+    upstream: Upstream,
+    need_predictions: bool,
+    need_entropy: bool,
+    gradient_dtype: torch.dtype,
+) -> tuple[Rows, Gradients]:
+    """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias."""
+    classes, features = linear_weight.shape
+    shape, dtype = input.shape, row_dtype(input.dtype)
+    input = input.reshape(-1, features)
+    count = input.size(0)
+    by_class = target.is_floating_point()
+    target = target.reshape(-1, classes) if by_class else target.reshape(-1)
+    linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
+    weight = None if weight is None else weight.to(dtype).contiguous()
+    plan = make_plan(
+        count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight,
+        options.memory_budget, options.accumulate_dtype,
+    )  # fmt: skip
+    rows = Rows(
+        input.new_empty(count, dtype=dtype),
+        input.new_empty(count, dtype=dtype),
+        input.new_empty(count if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(count if need_entropy else 0, dtype=dtype),
+    )
+    grad_input = input.new_empty((count, features) if needs.input else 0, dtype=gradient_dtype)
+    grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=dtype)
+    grad_weight = make_accumulator(plan.accumulation, linear_weight, gradient_dtype) if needs.linear_weight else None
+    buffer = input.new_empty(min(plan.rows, count), plan.stride)[:, :classes]
+    for start in range(0, count, plan.rows):
+        part = slice(start, min(start + plan.rows, count))
+        chunk, logits = input[part], buffer[: part.stop - part.start]
+        torch.mm(chunk, linear_weight.t(), out=logits)
+        results = _registry.cross_entropy_rows_(
+            logits,
+            target[part].to(dtype).contiguous() if by_class else target[part],
+            linear_bias,
+            weight,
+            *(grad if grad is None or grad.numel() == 1 else grad[part] for grad in upstream),
+            options.ignore_index,
+            options.label_smoothing,
+            options.softcap or 0.0,
+            options.logit_scale,
+            options.z_loss,
+            any(needs),
+            need_predictions,
+            need_entropy,
+        )
+        for whole, piece in zip(rows, results, strict=True):
+            if piece.numel():
+                whole[part] = piece
+        if needs.input:
+            if gradient_dtype == logits.dtype:
+                torch.mm(logits, linear_weight, out=grad_input[part])
+            else:
+                grad_input[part] = torch.mm(logits, linear_weight)
+        if grad_weight is not None:
+            grad_weight.add(logits, chunk)
+        if needs.linear_bias:
+            grad_bias += logits.sum(0, dtype=dtype)
+    return rows, Gradients(
+        grad_input.reshape(shape) if needs.input else grad_input,
+        input.new_empty(0, dtype=gradient_dtype) if grad_weight is None else grad_weight.result(),
+        grad_bias,
+    )

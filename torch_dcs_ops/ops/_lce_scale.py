@@ -1,0 +1,54 @@
+"""backward() of a reduced loss: the gradients that forward has formed, times the gradient of the loss.
+
+Out of place this holds linear_weight's gradient twice. It is done in place where nobody can see the difference:
+eagerly, with autograd about to free the graph, an upstream gradient that is no batch, and buffers that nobody else has
+seen. Under torch.compile the compiler decides, by donated buffers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_BLOCK_ELEMENTS = 1 << 20
+
+
+def _eager() -> bool:
+    return not (_dispatch_modes() or _functorch_active() or is_compiling())
+
+
+def buffers_may_be_private() -> bool:
+    """Whether what a forward saves now stays with it: not where hooks pack it or a mode looks at it."""
+    return _eager() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def graph_is_being_freed() -> bool:
+    """In a backward: whether nobody can run it again."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
+    """gradient·factor in `dtype`, rounded once: a factor beside a half gradient keeps its float32 precision."""
+    # A factor with dimensions takes part in the promotion; a 0-D one would be rounded to the gradient's dtype.
+    broadcast = factor.reshape((1,) * gradient.dim())
+    # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
+    if not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched"):
+        return (gradient * broadcast).to(dtype)
+    in_place = may_overwrite and gradient.dtype == dtype
+    if in_place and factor.device.type == "cpu" and factor.item() == 1.0:
+        return gradient
+    output = gradient if in_place else torch.empty_like(gradient, dtype=dtype)
+    for source, result in zip(_blocks(gradient), _blocks(output), strict=True):
+        torch.mul(source, broadcast, out=result)
+    return output
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """On a CPU an operation between dtypes makes a wide copy of its operands: small parts keep it small."""
+    if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.numel() <= _BLOCK_ELEMENTS:
+        return (tensor,)
+    blocks: tuple[Tensor, ...] = tensor.view(-1, tensor.size(-1)).split(max(_BLOCK_ELEMENTS // tensor.size(-1), 1))
+    return blocks

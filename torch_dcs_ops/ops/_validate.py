@@ -1,0 +1,40 @@
+"""What every op's checks are made of: one sentence each, `<op>: <argument> must ..., got ...`.
+
+Exceptions are IndexError for an index that is out of range and RuntimeError for everything else, the types that come
+through torch.compile. Sizes may be symbolic: a size that is not known yet passes, the kernel sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+
+def fail(op: str, sentence: str) -> NoReturn:
+    raise RuntimeError(f"{op}: {sentence}")
+
+
+def known(condition: Any) -> bool:
+    """Whether `condition`, perhaps on sizes that are symbols, is known to hold."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_device(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.device != other.device:
+        fail(op, f"{name} must be on {other_name}'s device {other.device}, got {tensor.device}")
+
+
+def check_layouts(op: str, **tensors: object) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
+            fail(op, f"{name} must be a dense tensor, got the layout {str(tensor.layout).removeprefix('torch.')}")

@@ -1,0 +1,350 @@
+"""Softmax cross entropy of rows of logits, and the logits' gradient in their place: `cross_entropy_rows_`.
+
+A program takes a row: one pass over its blocks finds the maximum and the sums relative to the largest so far, a second
+(from L2, while that lasts) writes the gradient. The target is kept out of the sums: with R the sum of exp(z - max) over
+the other classes and S over all, p_t - 1 is -R / S and the loss log1p(R) where the target is the largest, so that a
+loss of 1e-20 keeps all its digits. What there is one of in a row is float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
+LARGEST_BLOCK = 8192
+
+
+@triton.jit
+def capped(u, softcap, ACC: tl.constexpr):
+    """softcap·tanh(u / softcap) and its derivative in u.
+
+    With e = exp(-2|v|): tanh|v| = 1 - 2e / (1 + e) and 1 - tanh² = 4e / (1 + e)². Small v in float32: Cephes' tanhf.
+    """
+    v = u / softcap
+    size = tl.abs(v)
+    e = tl.exp(-2 * size)
+    inverse = 1 / (1 + e)
+    value = 1 - 2 * e * inverse
+    if ACC == tl.float32:  # noqa: SIM300
+        square = v * v
+        tail = -5.70498872745e-3 * square + 2.06390887954e-2
+        tail = tail * square - 5.37397155531e-2
+        tail = tail * square + 1.33314422036e-1
+        tail = tail * square - 3.33332819422e-1
+        value = tl.where(size < 0.625, tail * square * size + size, value)
+    return softcap * tl.where(v < 0, -value, value), 4 * e * inverse * inverse
+
+
+@triton.jit
+def load_values(
+    row, bias_ptr, index, V, scale, softcap, ACC: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):  # fmt: skip
+    """z of the columns `index`, -inf beyond the last, and dz/dlogits."""
+    inside = index < V
+    z = tl.load(row + index, mask=inside, other=0).to(ACC)
+    if BIAS:
+        z += tl.load(bias_ptr + index, mask=inside, other=0)
+    slope = scale
+    if SCALED:
+        z *= scale
+    if CAPPED:
+        z, slope = capped(z, softcap, ACC)
+        slope *= scale
+    return tl.where(inside, z, float("-inf")), slope
+
+
+@triton.jit
+def load_weights(
+    weight_ptr, probabilities, index, V, keep, even, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, ACC: tl.constexpr
+):
+    """w of the columns, for class probabilities w times the smoothed ones; 0 beyond the last."""
+    inside = index < V
+    w = tl.where(inside, 1.0, 0.0).to(ACC)
+    if WEIGHTED:
+        w = tl.load(weight_ptr + index, mask=inside, other=0)
+    if BY_CLASS:
+        w *= keep * tl.load(probabilities + index, mask=inside, other=0) + even
+    return w
+
+
+@triton.jit
+def log_one_plus(x):
+    """log(1 + x) for x >= 0 to the last digits (Kahan)."""
+    y = 1 + x
+    return tl.where(y == 1, x, tl.log(y) * (x / tl.where(y == 1, 1, y - 1)))
+
+
+@triton.jit
+def from_bits(bits):
+    """A Python float comes as the bits of a float64: Triton makes a float argument a float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "ignore_index", "smoothing_bits", "softcap_bits", "scale_bits", "z_loss_bits", "target_stride",
+        "probabilities_stride", "grad_loss_stride", "grad_lse_stride", "grad_entropy_stride",
+    ]
+)  # fmt: skip
+def cross_entropy_rows(
+    logits_ptr, stride, target_ptr, target_stride, probabilities_ptr, probabilities_stride, bias_ptr, weight_ptr,
+    grad_loss_ptr, grad_loss_stride, grad_lse_ptr, grad_lse_stride, grad_entropy_ptr, grad_entropy_stride,
+    loss_ptr, lse_ptr, predictions_ptr, entropy_ptr, V,
+    ignore_index: tl.int64, smoothing_bits: tl.int64, softcap_bits: tl.int64, scale_bits: tl.int64,
+    z_loss_bits: tl.int64,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BY_CLASS: tl.constexpr, BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, Z_LOSS: tl.constexpr, GRADIENT: tl.constexpr,
+    GRAD_LOSS: tl.constexpr, GRAD_LSE: tl.constexpr, GRAD_ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr,
+    ENTROPY: tl.constexpr,
+):  # fmt: skip
+    MIXED: tl.constexpr = SMOOTHED or BY_CLASS
+    ENTROPIC: tl.constexpr = ENTROPY or GRAD_ENTROPY
+    index_of_row = tl.program_id(0).to(tl.int64)
+    row = logits_ptr + index_of_row * stride
+    smoothing, z_loss = from_bits(smoothing_bits), from_bits(z_loss_bits)
+    scale, softcap = from_bits(scale_bits).to(ACC), from_bits(softcap_bits).to(ACC)
+    keep, even = (1 - smoothing).to(ACC), (smoothing / V).to(ACC)
+    lanes = tl.arange(0, BLOCK)
+    probabilities = probabilities_ptr
+    if BY_CLASS:
+        probabilities += index_of_row * probabilities_stride
+        target = tl.full((), -1, tl.int32)
+        valid = target < 0
+    else:
+        target = tl.load(target_ptr + index_of_row * target_stride)
+        valid = target != ignore_index
+        # The launcher asserts that it is; a wrong one never leads out of the row.
+        target = tl.where(valid & (target >= 0) & (target < V), target, -1).to(tl.int32)
+
+    target_slope = scale
+    if not BY_CLASS:
+        # Read before the sums, whose reductions keep all threads' stores behind it. A row without a valid target takes
+        # column 0 for one; nothing of it is kept.
+        at = tl.maximum(target, 0)
+        z_target, own_slope = load_values(
+            row, bias_ptr, at + tl.arange(0, 1), V, scale, softcap, ACC, BIAS, SCALED, CAPPED
+        )
+        z_target = tl.sum(z_target, 0)
+        if CAPPED:
+            target_slope = tl.sum(own_slope, 0)
+
+    LOWEST: tl.constexpr = -1.7976931348623157e308 if ACC == tl.float64 else -3.4028234663852886e38  # noqa: SIM300
+    largest = tl.full((), LOWEST, ACC)
+    total = tl.full((), 0.0, tl.float64)
+    weighted = total
+    distance = total
+    mass = total
+    best = tl.full((), float("-inf"), ACC)
+    best_at = tl.full((), 0, tl.int32)
+    nan_at = best_at + V
+    for start in range(0, V, BLOCK):
+        index = start + lanes
+        z, _ = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
+        if PREDICTIONS:
+            block_best = tl.max(z, 0)
+            first = tl.min(tl.where(z == block_best, index, V), 0)
+            best_at = tl.where(block_best > best, first, best_at)
+            best = tl.where(block_best > best, block_best, best)
+            nan_at = tl.minimum(nan_at, tl.min(tl.where(z != z, index, V), 0))
+        others = tl.where(index == target, float("-inf"), z)
+        block_largest = tl.max(others, 0)
+        # A NaN does not count: the sum of powers has it.
+        raised = tl.where(block_largest > largest, block_largest, largest)
+        # Below exp(-1000) all is 0, and 0 times a longer way is not inf.
+        rise = tl.where(raised > largest, largest - raised, 0.0).to(tl.float64)
+        rise = tl.where(rise < -1000, -1000.0, rise)
+        shrink = tl.exp(rise)
+        powers = tl.exp(others - raised)
+        if ENTROPIC:
+            bounded = others - raised
+            bounded = tl.where(bounded < -1000, -1000.0, bounded)
+            weighted = shrink * (weighted + rise * total) + tl.sum(powers * bounded, 0).to(tl.float64)
+        total = shrink * total + tl.sum(powers, 0).to(tl.float64)
+        if MIXED:
+            w = load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
+            counted = (index < V) & (index != target)
+            distance += tl.where(mass != 0, -rise * mass, 0.0)
+            distance += tl.sum(tl.where(counted, w * (raised - z), 0.0), 0).to(tl.float64)
+            mass += tl.sum(tl.where(counted, w, 0.0), 0).to(tl.float64)
+        largest = raised
+
+    if PREDICTIONS:
+        tl.store(predictions_ptr + index_of_row, tl.where(nan_at < V, nan_at, best_at).to(tl.int64))
+
+    # The row's own numbers, float64.
+    gap = tl.full((), 0.0, tl.float64)
+    own = gap
+    hit = gap
+    own_weight = gap
+    others_total = total
+    is_largest = target < -1
+    if not BY_CLASS:
+        is_largest = z_target >= largest
+        rise = tl.where(z_target > largest, largest - z_target, 0.0).to(tl.float64)
+        rise = tl.where(rise < -1000, -1000.0, rise)
+        shrink = tl.exp(rise)
+        if ENTROPIC:
+            weighted = shrink * (weighted + rise * total)
+        others_total = shrink * total
+        largest = tl.where(z_target > largest, z_target, largest)
+        gap = (largest - z_target).to(tl.float64)
+        own = tl.exp(-gap)
+        own_weight = tl.full((), 1.0, tl.float64)
+        if WEIGHTED:
+            own_weight = tl.load(weight_ptr + at).to(tl.float64)
+        hit = (1 - smoothing) * own_weight
+        if MIXED:
+            distance += tl.where(mass != 0, -rise * mass, 0.0) + own_weight * gap
+            mass += own_weight
+    share = tl.full((), 1.0, tl.float64)
+    if not BY_CLASS:
+        share = smoothing / V
+    total = others_total + own
+    log_total = tl.where(is_largest, log_one_plus(others_total), tl.log(total))
+    nll = gap + log_total
+    lse = largest.to(tl.float64) + log_total
+    loss = hit * nll
+    if BY_CLASS:
+        loss = tl.full((), 0.0, tl.float64)
+    if MIXED:
+        loss += share * (distance + mass * log_total)
+    if Z_LOSS:
+        loss += z_loss * lse * lse
+    # An empty sum where own is 0: 0 times an infinite gap is no contribution.
+    entropy = log_total - (weighted - tl.where(own > 0, own * gap, 0.0)) / total
+    tl.store(loss_ptr + index_of_row, tl.where(valid, loss, 0.0).to(ACC))
+    tl.store(lse_ptr + index_of_row, tl.where(valid, lse, 0.0).to(ACC))
+    if ENTROPY:
+        tl.store(entropy_ptr + index_of_row, tl.where(valid, entropy, 0.0).to(ACC))
+
+    if GRADIENT:
+        grad_loss = tl.full((), 1.0, tl.float64)
+        if GRAD_LOSS:
+            grad_loss = tl.load(grad_loss_ptr + index_of_row * grad_loss_stride).to(tl.float64)
+        a = tl.full((), 0.0, tl.float64)
+        if GRAD_LSE:
+            a += tl.load(grad_lse_ptr + index_of_row * grad_lse_stride).to(tl.float64)
+        if MIXED:
+            a += grad_loss * share * mass
+        if Z_LOSS:
+            a += grad_loss * 2 * z_loss * lse
+        c = grad_loss * hit
+        constant = a + c
+        at_target = -c * (others_total / total)
+        own_factor = a
+        if GRAD_ENTROPY:
+            grad_entropy = tl.load(grad_entropy_ptr + index_of_row * grad_entropy_stride).to(tl.float64)
+            constant += grad_entropy * (log_total - entropy)
+            own_factor += grad_entropy * (tl.where(nll > 1000, 1000.0, nll) - entropy)
+            linear = (-grad_entropy / total).to(ACC)
+        at_target += own / total * own_factor
+        if MIXED:
+            at_target -= grad_loss * share * own_weight
+        at_target = (at_target * target_slope.to(tl.float64)).to(ACC)
+        constant = (constant / total).to(ACC)
+        spread = (grad_loss * share).to(ACC)
+        for start in range(0, V, BLOCK):
+            index = start + lanes
+            z, slope = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
+            d = z - largest
+            factor = constant
+            if GRAD_ENTROPY:
+                factor += linear * tl.where(d < -1000, -1000.0, d)
+            g = tl.exp(d) * factor
+            if MIXED:
+                g -= spread * load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
+            g = tl.where(index == target, at_target, g * slope)
+            g = tl.where(valid, g, 0.0)
+            tl.store(row + index, g.to(row.dtype.element_ty), mask=index < V)
+
+
+def cross_entropy_rows_(
+    logits: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float,
+    logit_scale: float,
+    z_loss: float,
+    gradient: bool,
+    predictions: bool,
+    entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, lse, predictions, entropy) of the rows of `logits` (n, V); with `gradient` they become their gradient.
+
+    The meaning of ``dcs::_cross_entropy_rows_``, whose arguments are validated already; `linear_bias`, `weight` and the
+    rows of `target` are contiguous. A class index out of range is an IndexError on the CPU (the interpreter), before
+    anything is written, and a device-side assertion on CUDA.
+    """
+    rows, classes = logits.shape
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    loss, lse = logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=wide)
+    argmax = logits.new_empty(rows if predictions else 0, dtype=torch.int64)
+    entropies = logits.new_empty(rows if entropy else 0, dtype=wide)
+    if rows == 0:
+        return loss, lse, argmax, entropies
+    by_class = target.is_floating_point()
+    if not by_class:
+        _assert_in_range(target, ignore_index, classes)
+    block = min(triton.next_power_of_2(classes), LARGEST_BLOCK if wide == torch.float32 else LARGEST_BLOCK // 4)
+    smoothed = label_smoothing != 0
+
+    def pointer(tensor: Tensor | None) -> Tensor:
+        # Where a flag says that there is none, any tensor of the type stands for it.
+        return loss if tensor is None else tensor
+
+    def stride(tensor: Tensor | None) -> int:
+        return 0 if tensor is None or tensor.numel() == 1 else tensor.stride(0)
+
+    with _on_device(logits):
+        cross_entropy_rows[(rows,)](
+            logits, logits.stride(0),
+            argmax if by_class else target, 0 if by_class else target.stride(0),
+            target if by_class else loss, target.stride(0) if by_class else 0,
+            pointer(linear_bias), pointer(weight),
+            pointer(grad_loss), stride(grad_loss), pointer(grad_lse), stride(grad_lse),
+            pointer(grad_entropy), stride(grad_entropy),
+            loss, lse, argmax, entropies, classes,
+            ignore_index, _bits(label_smoothing), _bits(softcap if softcap > 0 else 1.0), _bits(logit_scale),
+            _bits(z_loss),
+            BLOCK=block, ACC=tl.float64 if wide == torch.float64 else tl.float32, BY_CLASS=by_class,
+            BIAS=linear_bias is not None, WEIGHTED=weight is not None, SMOOTHED=smoothed, CAPPED=softcap > 0,
+            SCALED=logit_scale != 1.0, Z_LOSS=z_loss != 0, GRADIENT=gradient, GRAD_LOSS=grad_loss is not None,
+            GRAD_LSE=grad_lse is not None, GRAD_ENTROPY=grad_entropy is not None, PREDICTIONS=predictions,
+            ENTROPY=entropy, num_warps=max(1, min(16, block // 256)),
+        )  # fmt: skip
+    return loss, lse, argmax, entropies
+
+
+def _assert_in_range(target: Tensor, ignore_index: int, classes: int) -> None:
+    wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
+    if target.is_cuda:
+        torch._assert_async(~wrong.any())
+    elif bool(wrong.any()):
+        raise IndexError(
+            f"linear_cross_entropy: target must be in [0, {classes - 1}] or ignore_index ({ignore_index}), "
+            f"got {int(target[wrong][0])}"
+        )
+
+
+def _bits(number: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
