@@ -41,6 +41,22 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   const bool sums = kBackward && !kStep && plan.packed_rows;
   const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
   const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection>;
+  if (kCuts == Cuts::kPlain && plan.cluster) {
+    // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
+    if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(plan.tiles), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(blocks);
+    config.blockDim = 32 * plan.warps;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, params);
+    return;
+  }
   kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 

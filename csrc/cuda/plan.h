@@ -21,6 +21,7 @@ struct Plan {
   int64_t tiles = 1;
   int64_t groups = 0;
   int64_t packed_rows = 0;
+  bool cluster = false;  // the tiles of a row are the blocks of a cluster
   bool stream = false;  // long rows take the streaming kernel
   int64_t window_rows = 0;       // rows composed at a time
   int64_t workspace_bytes = 0;
@@ -28,6 +29,7 @@ struct Plan {
 };
 
 constexpr int kTileWarps = 8;
+constexpr int kMaxCluster = 16;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
@@ -57,6 +59,7 @@ constexpr int stream_shared_bytes(int tensors) { return stream_stages(tensors) *
 struct DeviceLimits {
   int multiprocessors;
   int shared_bytes;  // that one block can have
+  int cluster;       // blocks that a cluster can have; 0: there are none
 };
 
 
@@ -64,7 +67,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Planner {
  public:
-  Planner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), multiprocessors_(device.multiprocessors), shared_bytes_(device.shared_bytes) {}
+  Planner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
 
   Plan plan() const {
     Plan plan;
@@ -145,7 +148,7 @@ class Planner {
       plan.vec = rows_are_aligned(full, true) && !(row_by_row && length % full) ? full : 1;
       const int64_t stretch = warp_elements(bytes, plan.vec);
       plan.warps = kTileWarps;
-      while (plan.warps > 1 && rows * length < stretch * plan.warps * multiprocessors_ * 2) plan.warps /= 2;
+      while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
       const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
       plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
       while (plan.packed_rows == 0) {  // a warp holds fewer rows than whole vectors need
@@ -165,8 +168,19 @@ class Planner {
       plan.tile_elements = stretch * plan.warps;
       return true;
     }
+    const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
+    // Too few rows to fill the GPU: blocks of twice the size reach farther.
+    const bool twice = length > stretch * kTileWarps * device_.cluster && !step && !p_.backward && rows * device_.cluster <= device_.multiprocessors;
+    const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
+    if (plain && length <= cluster_tile * device_.cluster) {
+      plan.cluster = true;
+      plan.warps = kTileWarps * (twice ? 2 : 1);
+      plan.tile_elements = cluster_tile;
+      plan.tiles = ceil_div(length, cluster_tile);
+      return true;
+    }
     const int tensors = 1 + (step ? 1 : 0) + (p_.backward ? 1 : 0);
-    plan.stream = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial && stream_shared_bytes(tensors) <= shared_bytes_;
+    plan.stream = plain && stream_shared_bytes(tensors) <= device_.shared_bytes;
     plan.warps = kTileWarps;
     plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     plan.tiles = ceil_div(length, plan.tile_elements);
@@ -190,14 +204,14 @@ class Planner {
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
     // Pairs of columns halve the blocks: only where enough are left.
-    plan.columns = columns_pair() && p_.rows() >= 64 * 2 * multiprocessors_ ? 2 : 1;
+    plan.columns = columns_pair() && p_.rows() >= 64 * 2 * device_.multiprocessors ? 2 : 1;
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
     // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
     // enough for the block to hide its own latency.
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep;
     const int64_t most = wide_bytes_of(p_.dtype) > 8 || bytes == 2 ? 16 : 32;
-    const int64_t wanted = plan.columns == 2 || blocks >= 4 * multiprocessors_ ? 8 : most;
+    const int64_t wanted = plan.columns == 2 || blocks >= 4 * device_.multiprocessors ? 8 : most;
     int64_t steps = bytes > 8 ? 4 : bytes > 4 || step ? 8 : 16;
     plan.long_stretches = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward && p_.length >= 4 * steps;
     if (plan.long_stretches) steps *= 2;
@@ -226,8 +240,7 @@ class Planner {
   }
 
   const ScanProblem& p_;
-  int multiprocessors_;
-  int shared_bytes_;
+  DeviceLimits device_;
 };
 
 }  // namespace dcs

@@ -33,6 +33,11 @@ const DeviceLimits& limits_of(int32_t device) {
     std::vector<DeviceLimits> all(count);
     for (int i = 0; i < count; ++i) {
       check(cudaDeviceGetAttribute(&all[i].multiprocessors, cudaDevAttrMultiProcessorCount, i), "reading the device");
+      int clusters = 0, major = 0;
+      check(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, i), "reading the device");
+      check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "reading the device");
+      all[i].cluster = clusters ? (major == 9 || major == 10 ? kMaxCluster : 8) : 0;  // any device with clusters has 8
+      if (getenv("DCS_NC")) all[i].cluster = 0;
       check(cudaDeviceGetAttribute(&all[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, i), "reading the device");
     }
     return all;

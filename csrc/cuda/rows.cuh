@@ -3,13 +3,15 @@
 // shared memory, tiles of a long row by look-back. The last step runs the plain recurrence again from each vector's carry.
 #pragma once
 
+#include "cluster.cuh"
 #include "lookback.cuh"
+#include "plan.h"
 #include "types.cuh"
 #include "vector.cuh"
 
 namespace dcs {
 
-constexpr int kMaxWarps = 8;  // kTileWarps of plan.h
+constexpr int kMaxWarps = 2 * kTileWarps;
 
 struct RowsParams {
   ScanProblem problem;
@@ -27,7 +29,7 @@ struct RowsParams {
 
 // What cuts a kernel looks for.
 enum class Cuts {
-  kPlain,    // a row is one tile: its start
+  kPlain,    // a row is one tile, or those of a cluster of blocks: its start
   kPacked,   // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
   kGeneral,  // resets, initial values, short rows of any length, a gamma for each of them, unaligned rows
 };
@@ -40,7 +42,9 @@ template <typename T>
 constexpr int kChunksOf = sizeof(T) > 8 ? 2 : 4;
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
-__global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward ? 3 : 4)
+__global__ void __launch_bounds__(
+    32 * (kCuts == Cuts::kPlain && !kStep && !kBackward ? kMaxWarps : kTileWarps),
+    sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward ? 3 : kCuts == Cuts::kPlain ? 2 : 4)
     rows_kernel(const __grid_constant__ RowsParams params) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
@@ -65,6 +69,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   } else if (kGeneral && params.tiles > 1) {
     tile = block / static_cast<uint32_t>(params.rows);
     row = block - tile * static_cast<uint32_t>(params.rows);
+  } else if (kCuts == Cuts::kPlain && params.tiles > 1) {  // the blocks of a cluster
+    row = block / static_cast<uint32_t>(params.tiles);
+    tile = block - static_cast<uint32_t>(row) * static_cast<uint32_t>(params.tiles);
+    arrive_in_cluster();
   }
   const int64_t outer = p.inner == 1 ? row : row / p.inner;
   const int64_t inner = p.inner == 1 ? 0 : row - outer * p.inner;
@@ -198,7 +206,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
   const auto is_cut = [&](int k, int i) {
     if constexpr (kGeneral) return (cuts[k] >> i & 1) != 0;
     else if constexpr (kCuts == Cuts::kPacked) return i == 0 && !(open >> k & 1) && reach[k] == 0;
-    else return k == 0 && first_vector == 0 && i == pad;
+    else return k == 0 && tile == 0 && first_vector == 0 && i == pad;
   };
   // The value that a row's first step starts from.
   const auto started = [&](Acc value, int k, int i, Acc step_gate) {
@@ -477,6 +485,29 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
       if constexpr (kCuts == Cuts::kPacked || kGeneral) warp_closed[warp] = mine.closed;
     }
     __syncthreads();
+    if constexpr (kCuts == Cuts::kPlain) {
+      if (params.tiles > 1) {
+        // Each block leaves its total with all blocks of its row.
+        __shared__ Wide cluster_totals[kMaxCluster], cluster_gates[kMaxCluster];
+        Wide tile_power = warp_power;
+        if constexpr (!kStep)
+          for (int e = 1; e < warps; e *= 2) tile_power = narrow ? tile_power * tile_power : clamped_mul(tile_power, tile_power);
+        wait_for_cluster();  // all blocks have started
+        if (threadIdx.x < params.tiles) {
+          Piece<Wide> own = warp_piece(0);
+          for (int w = 1; w < warps; ++w) {
+            const Piece<Wide> next = warp_piece(w);
+            own.total = after(next, own.total);
+            if constexpr (kStep) own.gates = clamped_mul(own.gates, next.gates);
+          }
+          store_in_cluster(&cluster_totals[tile], threadIdx.x, own.total);
+          if constexpr (kStep) store_in_cluster(&cluster_gates[tile], threadIdx.x, own.gates);
+        }
+        arrive_in_cluster();
+        wait_for_cluster();
+        for (uint32_t t = 0; t < tile; ++t) carry = fold(cluster_totals[t], kStep ? cluster_gates[t] : tile_power, carry);
+      }
+    }
     if constexpr (kGeneral) {
       if (params.tiles > 1) {
         Status<Wide>* statuses = static_cast<Status<Wide>*>(params.statuses);
@@ -484,13 +515,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, sizeof(T) > 4 || kCuts == Cuts
         Piece<Wide> own, whole_group;
         if (warp == 0) {
           own = warp_piece(0);
-          for (int w = 1; w < kMaxWarps; ++w) {  // a chain's tiles are full
+          for (int w = 1; w < kTileWarps; ++w) {  // a chain's tiles are full
             const Piece<Wide> next = warp_piece(w);
             own.total = after(next, own.total);
             if constexpr (kStep || kGeneral) own.gates = clamped_mul(own.gates, next.gates);
             own.closed = own.closed || next.closed;
           }
-          if constexpr (!kStep && !kGeneral) own.gates = power_of<kMaxWarps>(warp_power);
+          if constexpr (!kStep && !kGeneral) own.gates = power_of<kTileWarps>(warp_power);
           if (lane == 0) chain.publish(own);
         }
         if (warp == 0) {
