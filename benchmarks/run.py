@@ -52,6 +52,13 @@ def main() -> int:
         print_rows(*part)
         rows += part[0]
         skipped += part[1]
+        import lce_cpu
+
+        part = lce_cpu.run(Deadline(options.budget), keep)
+        print("linear_cross_entropy on the CPU; floor = F.linear and F.cross_entropy")
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
         import scan_cuda
 
@@ -59,6 +66,13 @@ def main() -> int:
         print(
             f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}; floor = the same traffic as a copy"
         )
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
+        import lce_cuda
+
+        part = lce_cuda.run(Deadline(options.budget), keep, skip, options.cell_seconds)
+        print("linear_cross_entropy on the GPU; floor = the GEMMs alone: one forward, three with the backward")
         print_rows(*part)
         rows += part[0]
         skipped += part[1]

@@ -146,8 +146,10 @@ def _run(
     )
     grad_input = input.new_empty((count, features) if needs.input else 0, dtype=gradient_dtype)
     grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=dtype)
-    grad_weight = make_accumulator(plan.accumulation, linear_weight, gradient_dtype) if needs.linear_weight else None
-    buffer = input.new_empty(min(plan.rows, count), plan.stride)[:, :classes]
+    grad_weight = (
+        make_accumulator(plan.accumulation, input, linear_weight, gradient_dtype) if needs.linear_weight else None
+    )
+    logits = buffer = input.new_empty(min(plan.rows, count), plan.stride)[:, :classes]
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
         chunk, logits = input[part], buffer[: part.stop - part.start]
@@ -176,9 +178,10 @@ def _run(
             else:
                 grad_input[part] = torch.mm(logits, linear_weight)
         if grad_weight is not None:
-            grad_weight.add(logits, chunk)
+            grad_weight.add(logits, part)
         if needs.linear_bias:
             grad_bias += logits.sum(0, dtype=dtype)
+    del logits, buffer  # their memory is room for the sum's last steps
     return rows, Gradients(
         grad_input.reshape(shape) if needs.input else grad_input,
         input.new_empty(0, dtype=gradient_dtype) if grad_weight is None else grad_weight.result(),

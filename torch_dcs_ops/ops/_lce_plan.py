@@ -5,18 +5,24 @@ the logits takes their place) and what the sum over the chunks needs. `memory_bu
 bytes; as many rows as fit into it are taken at a time, one at least. The default is 256 MiB on a GPU, and 1024 rows if
 those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed.
 
-The sum over chunks, where linear_weight needs a gradient:
+How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
-========  ====================================================================================  =====================
+========  ====================================================================================  ======================
 direct    one GEMM (a single chunk), or GEMMs that add to the result (float32 and float64)      nothing
-pair      bfloat16: the sum is kept as hi + lo, hi in the result: 16 bits of mantissa           2·V·D bytes
-float32   float16, or by name: a float32 sum. float16 because 1/N and sums over rows leave      4·V·D bytes
-          its range: the sum stays float32 until the gradient of the loss is known
+shared    half: the gradient of all logits is kept by slices of the vocabulary, partly in the   2·V·max(N - D, 0)
+          result's own memory; one GEMM over all rows, a single rounding                        bytes, 64 MiB at most
+                                                                                                for a slice of results
+float32   half: GEMMs that add to a float32 sum, half of which is in the result's memory.       2·V·D bytes
+          float16 because 1/N and sums over rows leave its range: in forward the result itself  (nothing)
+          is float32, until the gradient of the loss is known
 compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded after every chunk   nothing
-========  ====================================================================================  =====================
+========  ====================================================================================  ======================
 
-A pair and a chunk of `rows` take as much as full logits of rows + D rows. So where there are no more rows than that,
-and full logits do not exceed the budget and the pair together, all rows are one chunk, which is faster and as accurate.
+A budget of rows that covers all of them is a single chunk. Beyond it, what a half gradient costs beside its GEMMs is
+traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V) and, at N = 2·D, half of the
+result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R
+rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a tenth more memory, which is up to about
+2.2·D rows. Where no budget is given, a single chunk of up to a quarter more bytes than these saves that copy too.
 """
 
 from __future__ import annotations
@@ -25,12 +31,14 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Accumulation = Literal["direct", "pair", "float32", "compact"]
+Accumulation = Literal["direct", "shared", "float32", "compact"]
 
 _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
+_SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
+_SINGLE_BYTES = 1.25  # times those of the other two: worth no copy
 
 
 class Plan(NamedTuple):
@@ -59,12 +67,20 @@ def make_plan(
     elements = _ROW_ALIGNMENT // dtype.itemsize
     stride = -(-classes // elements) * elements
     fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
+    single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
     accumulation = _accumulation(dtype, accumulate_dtype) if need_weight_grad else "direct"
-    if accumulation == "pair" and rows <= fitting + features:
-        fitting = rows
     if rows <= fitting:
-        return Plan(max(rows, 1), stride, "direct" if gradient_dtype == dtype else "float32")
-    return Plan(_even_chunks(rows, fitting), stride, accumulation)
+        return Plan(max(rows, 1), stride, single)
+    chunk = _even_chunks(rows, fitting)
+    if accumulation == "float32":
+        # In rows of logits, each as much as 1/D of a half result.
+        result = features * gradient_dtype.itemsize // dtype.itemsize
+        shared, summed = max(rows, result) + chunk, 2 * features + chunk
+        if memory_budget is None and rows + result <= _SINGLE_BYTES * min(shared, summed):
+            return Plan(rows, stride, single)
+        if shared <= _SHARED_BYTES * summed:
+            accumulation = "shared"
+    return Plan(chunk, stride, accumulation)
 
 
 def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str) -> int:
@@ -86,8 +102,6 @@ def _even_chunks(rows: int, fitting: int) -> int:
 
 
 def _accumulation(dtype: torch.dtype, accumulate_dtype: torch.dtype | None) -> Accumulation:
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and accumulate_dtype == torch.float32):
-        return "float32"
-    if dtype == torch.bfloat16:
-        return "compact" if accumulate_dtype == torch.bfloat16 else "pair"
-    return "direct"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "direct"
+    return "compact" if dtype == accumulate_dtype == torch.bfloat16 else "float32"

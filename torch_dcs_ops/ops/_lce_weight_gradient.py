@@ -4,120 +4,217 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._lce_plan import Accumulation
 
-_SLICE_BYTES = 32 << 20
+_WIDE_BYTES = 32 << 20  # of float32 copies, where a half factor or result has to be converted
+_SLICE_BYTES = 64 << 20  # of results beside their place: GEMMs of several waves on a GPU
+_LEAST_SLICES = 8
+_ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, and can be copied as words
 
 
-def make_accumulator(accumulation: Accumulation, linear_weight: Tensor, dtype: torch.dtype) -> WeightGradient:
+def make_accumulator(
+    accumulation: Accumulation, input: Tensor, linear_weight: Tensor, dtype: torch.dtype
+) -> WeightGradient:
     """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalised."""
-    kinds: dict[Accumulation, Callable[[Tensor, torch.dtype], WeightGradient]]
-    kinds = {"direct": _Direct, "compact": _Direct, "pair": _Pair, "float32": _Float32}
-    return kinds[accumulation](linear_weight, dtype)
+    kinds: dict[Accumulation, Callable[[Tensor, Tensor, torch.dtype], WeightGradient]]
+    kinds = {"direct": _Direct, "compact": _Direct, "shared": _Shared, "float32": _Float32}
+    return kinds[accumulation](input, linear_weight, dtype)
 
 
 class WeightGradient(ABC):
-    """A (V, D) sum that nothing has been added to."""
+    """A (V, D) sum over chunks of the rows of `input` (N, D)."""
 
-    def __init__(self, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        self.shape, self.device, self.dtype = linear_weight.shape, linear_weight.device, dtype
+    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+        self.input = input
+        self.total = torch.empty(linear_weight.shape, dtype=dtype, device=linear_weight.device)
         self.started = False
 
-    def add(self, logits_gradient: Tensor, input: Tensor) -> None:
-        """Adds logits_gradient (n, V) transposed times input (n, D)."""
-        self._add(logits_gradient, input)
+    def add(self, logits_gradient: Tensor, part: slice) -> None:
+        """Adds logits_gradient (n, V) transposed times the rows `part` of input."""
+        self._add(logits_gradient, part)
         self.started = True
 
     @abstractmethod
-    def _add(self, logits_gradient: Tensor, input: Tensor) -> None: ...
+    def _add(self, logits_gradient: Tensor, part: slice) -> None: ...
 
     @abstractmethod
-    def _sum(self) -> Tensor: ...
+    def _finish(self) -> None:
+        """Makes `total` the sum."""
 
     def result(self) -> Tensor:
-        if not self.started:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return self._sum()
-
-    def _empty(self, dtype: torch.dtype) -> Tensor:
-        return torch.empty(self.shape, dtype=dtype, device=self.device)
-
-
-class _Direct(WeightGradient):
-    def __init__(self, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(linear_weight, dtype)
-        self.total = self._empty(dtype)
-
-    def _add(self, logits_gradient: Tensor, input: Tensor) -> None:
+        """Once: what else was held is given back."""
         if self.started:
-            self.total.addmm_(logits_gradient.t(), input)
+            self._finish()
         else:
-            torch.mm(logits_gradient.t(), input, out=self.total)
-
-    def _sum(self) -> Tensor:
+            self.total.zero_()
         return self.total
 
 
+class _Direct(WeightGradient):
+    """GEMMs that add to the result in its own dtype."""
+
+    def _add(self, logits_gradient: Tensor, part: slice) -> None:
+        if self.started:
+            self.total.addmm_(logits_gradient.t(), self.input[part])
+        else:
+            torch.mm(logits_gradient.t(), self.input[part], out=self.total)
+
+    def _finish(self) -> None:
+        """It has been all along."""
+
+
 class _Float32(WeightGradient):
-    def __init__(self, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(linear_weight, dtype)
-        self.total = self._empty(torch.float32)
+    """GEMMs that add to a float32 sum, which lies in the result's own memory as far as that goes.
 
-    def _add(self, logits_gradient: Tensor, input: Tensor) -> None:
-        if input.device.type == "cuda":
-            transposed = logits_gradient.t()
-            if self.started:
-                torch.addmm(self.total, transposed, input, out_dtype=torch.float32, out=self.total)
-            else:
-                torch.mm(transposed, input, out_dtype=torch.float32, out=self.total)
+    The memory of a half result holds the float32 sum of the first V/2 classes; the other half of the sum is beside it.
+    At the end the first half is narrowed in place: float32 row c, at byte 4·c·D, becomes the row at byte 2·c·D. Rows
+    [c, 2·c) go to bytes [2·c·D, 4·c·D), which are those of float32 rows [c/2, c) and so narrowed before: one copy for
+    each doubling. Only the very first rows would be written onto themselves, and take a detour.
+    """
+
+    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(input, linear_weight, dtype)
+        classes, features = self.total.shape
+        self.half = 0 if dtype == torch.float32 else classes // 2
+        self.sums = [self.total]
+        if dtype != torch.float32:
+            within = self.total.view(-1)[: 2 * self.half * features].view(torch.float32).view(self.half, features)
+            self.sums = [within, self.total.new_empty((classes - self.half, features), dtype=torch.float32)]
+
+    def _add(self, logits_gradient: Tensor, part: slice) -> None:
+        first = 0
+        for total in self.sums:
+            _float32_product(
+                total, logits_gradient[:, first : first + total.size(0)], self.input[part], accumulate=self.started
+            )
+            first += total.size(0)
+
+    def _finish(self) -> None:
+        sums, self.sums = self.sums, []
+        if self.total.dtype == torch.float32:
             return
-        wide_input = input.float()
-        for part in _slices(self.shape, logits_gradient.size(0)):
-            product = _product(logits_gradient[:, part], wide_input)
-            if self.started:
-                self.total[part] += product
-            else:
-                self.total[part] = product
-
-    def _sum(self) -> Tensor:
-        return self.total.to(self.dtype)
-
-
-class _Pair(WeightGradient):
-    """The sum as hi + lo, both bfloat16, hi its rounding: half of float32's extra memory, 16 bits of mantissa."""
-
-    def __init__(self, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(linear_weight, dtype)
-        self.hi, self.lo = self._empty(dtype), self._empty(dtype)
-
-    def _add(self, logits_gradient: Tensor, input: Tensor) -> None:
-        if input.device.type != "cuda":
-            input = input.float()
-        for part in _slices(self.shape, logits_gradient.size(0)):
-            hi, lo = self.hi[part], self.lo[part]
-            total = _product(logits_gradient[:, part], input)
-            if self.started:
-                total.add_(lo).add_(hi)
-            hi.copy_(total)
-            lo.copy_(total.sub_(hi))
-
-    def _sum(self) -> Tensor:
-        return self.hi
+        within, beside = sums
+        most = max(_SLICE_BYTES // (self.total.dtype.itemsize * self.total.size(1)), 1)
+        done = min(most, -(-self.half // _LEAST_SLICES))
+        if done:
+            self.total[:done].copy_(within[:done].to(self.total.dtype))
+        while done < self.half:
+            end = min(2 * done, self.half)
+            self.total[done:end].copy_(within[done:end])
+            done = end
+        self.total[self.half :].copy_(beside)
 
 
-def _product(logits_gradient: Tensor, input: Tensor) -> Tensor:
-    """logits_gradientᵀ·input in float32."""
+class _Slice(NamedTuple):
+    """Classes [first, last) of the gradient of all logits.
+
+    Columns [first, middle) are held `within` the memory of the result's rows [first, last), the others `beside` it.
+    """
+
+    first: int
+    middle: int
+    last: int
+    within: Tensor  # (N, middle - first)
+    beside: Tensor  # (N, last - middle), its rows padded to a multiple of 16 bytes
+
+
+class _Shared(WeightGradient):
+    """One GEMM over all rows for every class, from the gradient of all logits, which the result's memory shares.
+
+    The memory of D rows of logits is that of the result. A slice of w classes has w·D elements of the result; there
+    the gradients of its first w·D/N classes fit, over all N rows, and the rest is beside it. With both there:
+
+    1. the first classes' GEMM writes to `spare`; what was within the slice's result has been used now;
+    2. the other classes' GEMM writes to their place in the result, over nothing but that;
+    3. the first classes are copied from `spare` to their place.
+
+    No slice touches another one's memory, so that the order of the slices is free. Held at the most, in elements:
+    max(N, D)·V, and first one chunk of logits, then `spare`.
+    """
+
+    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(input, linear_weight, dtype)
+        rows, (classes, features) = input.size(0), self.total.shape
+        # In elements of input's dtype, in which a float32 result has twice the room.
+        row_room = features * dtype.itemsize // input.dtype.itemsize
+        room = self.total.view(-1).view(input.dtype)
+        width = _slice_width(classes, _SLICE_BYTES * max(rows, row_room) // row_room // (features * dtype.itemsize))
+        padding = 16 // input.dtype.itemsize
+        self.slices = []
+        for first in range(0, classes, width):
+            last = min(first + width, classes)
+            fitting = (last - first) * row_room // max(rows, 1)
+            columns = last - first if fitting >= last - first else fitting // _ALIGNMENT * _ALIGNMENT
+            rest = last - first - columns
+            start = first * row_room
+            self.slices.append(
+                _Slice(
+                    first,
+                    first + columns,
+                    last,
+                    room[start : start + rows * columns].view(rows, columns),
+                    input.new_empty(rows, -(-rest // padding) * padding)[:, :rest],
+                )
+            )
+
+    def _add(self, logits_gradient: Tensor, part: slice) -> None:
+        for piece in self.slices:
+            _copy_words(piece.within[part], logits_gradient[:, piece.first : piece.middle])
+            _copy_words(piece.beside[part], logits_gradient[:, piece.middle : piece.last])
+
+    def _finish(self) -> None:
+        slices, self.slices = self.slices, []
+        most = max(piece.middle - piece.first for piece in slices)
+        spare = self.total.new_empty(most, self.total.size(1))
+        for piece in slices:
+            first_rows = spare[: piece.middle - piece.first]
+            self._product(first_rows, piece.within)
+            self._product(self.total[piece.middle : piece.last], piece.beside)
+            self.total[piece.first : piece.middle].copy_(first_rows)
+
+    def _product(self, out: Tensor, logits_gradient: Tensor) -> None:
+        if out.size(0) == 0:
+            return
+        if out.dtype == self.input.dtype:
+            torch.mm(logits_gradient.t(), self.input, out=out)
+        else:
+            _float32_product(out, logits_gradient, self.input, accumulate=False)
+
+
+def _slice_width(classes: int, most: int) -> int:
+    """Of slices of at most `most` classes and of about V / 8, so that small sums stay small as well."""
+    width = min(most, -(-classes // _LEAST_SLICES))
+    return max(-(-width // _ALIGNMENT), 1) * _ALIGNMENT
+
+
+def _copy_words(to: Tensor, source: Tensor) -> None:
+    """A copy between strided half matrices; four elements at a time, where they start and end at such."""
+    words = 8 // to.element_size()
+    if all(t.size(1) % words == t.stride(0) % words == t.storage_offset() % words == 0 for t in (to, source)):
+        to, source = to.view(torch.int64), source.view(torch.int64)
+    to.copy_(source)
+
+
+def _float32_product(out: Tensor, logits_gradient: Tensor, input: Tensor, *, accumulate: bool) -> None:
+    """out = (out +) logits_gradientᵀ·input, the products of half numbers and all sums in float32."""
+    if out.size(0) == 0:
+        return
     if input.device.type == "cuda":
-        return torch.mm(logits_gradient.t(), input, out_dtype=torch.float32)
-    return torch.mm(logits_gradient.t().float(), input)
-
-
-def _slices(shape: torch.Size, rows: int) -> list[slice]:
-    """Parts of the vocabulary, so that a part's float32 products (and the widened factor) stay small."""
-    classes, features = shape
-    step = max(_SLICE_BYTES // (4 * max(features, rows, 1)), 1)
-    return [slice(start, min(start + step, classes)) for start in range(0, classes, step)]
+        if accumulate:
+            torch.addmm(out, logits_gradient.t(), input, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(logits_gradient.t(), input, out_dtype=torch.float32, out=out)
+        return
+    input = input.float()
+    step = max(_WIDE_BYTES // (4 * logits_gradient.size(0)), 1)
+    for part in (slice(start, start + step) for start in range(0, out.size(0), step)):
+        factor = logits_gradient[:, part].t().float()
+        if accumulate:
+            out[part].addmm_(factor, input)
+        else:
+            torch.mm(factor, input, out=out[part])

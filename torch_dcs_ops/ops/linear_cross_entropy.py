@@ -75,12 +75,11 @@ def linear_cross_entropy(
             whatever has a value a row, has T - 1 of them.
         grad_filter_eps: None, the exact gradient; anything else is not available yet and raises.
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
-            rows, 32 MiB and 64 rows on a CPU. With bfloat16, linear_weight's gradient takes a second buffer of its own
-            size when there is more than one chunk of rows; a budget for all logits (2·N·V bytes) makes that
-            unnecessary.
-        accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32, or for bfloat16
-            a pair of bfloat16 numbers. torch.bfloat16, for bfloat16 input, rounds after every chunk and needs no memory
-            (1.6 times the error of one GEMM at four chunks). torch.float32 for half input is a float32 sum.
+            rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half input takes further memory when there
+            is more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
+        accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32. torch.bfloat16,
+            for bfloat16 input, rounds after every chunk and needs no memory (1.6 times the error of one GEMM at four
+            chunks). torch.float32, for half input, is what None is.
         return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
         return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too.
         options: of torch.nn.functional.linear_cross_entropy; only None is taken.

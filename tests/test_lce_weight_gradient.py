@@ -1,0 +1,100 @@
+"""The sums of linear_weight's gradient over chunks of rows, each against one GEMM over all rows."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from lce_oracle import leaf, make, relative_error
+from test_lce_memory import peak
+from torch import Tensor
+
+from torch_dcs_ops import linear_cross_entropy
+from torch_dcs_ops.ops._lce_plan import Accumulation, make_plan
+from torch_dcs_ops.ops._lce_weight_gradient import make_accumulator
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# (N, D, V): N on either side of D and of 2·D; V odd, below one slice, one.
+SHAPES = [(64, 32, 1000), (70, 32, 1001), (20, 64, 777), (300, 128, 5003), (64, 32, 100), (3, 8, 3), (1, 8, 1)]
+
+
+def chunks(whole: Tensor, rows: int) -> Any:
+    """Each chunk in a buffer whose padding behind the last class is nan."""
+    count, classes = whole.shape
+    for start in range(0, count, rows):
+        part = slice(start, min(start + rows, count))
+        buffer = whole.new_full((rows, -(-classes // 8) * 8), torch.nan)[: part.stop - start, :classes]
+        yield buffer.copy_(whole[part]), part
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"), [(BF16, BF16), (F16, F16), (F16, F32)], ids=["bfloat16", "float16", "float16 to float32"]
+)
+@pytest.mark.parametrize("accumulation", ["shared", "float32"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_one_rounding(
+    device: str, shape: tuple[int, int, int], accumulation: Accumulation, dtype: torch.dtype, result: torch.dtype
+) -> None:
+    rows, features, classes = shape
+    x = torch.randn(rows, features, device=device).to(dtype)
+    g = torch.randn(rows, classes, device=device).to(dtype)
+    total = make_accumulator(accumulation, x, x.new_empty(classes, features), result)
+    for chunk, part in chunks(g, 7):
+        total.add(chunk, part)
+    got, exact = total.result(), g.double().t() @ x.double()
+    assert got.dtype == result
+    # Half a unit in the last place of every number, and a float32 sum's own error, relative to its largest terms.
+    sums = torch.finfo(F32).eps * rows**0.5 * (g.double().abs().t() @ x.double().abs())
+    rounding = exact.abs() * torch.finfo(result).eps / 2 + torch.finfo(result).smallest_normal
+    assert ((got.double() - exact).abs() <= rounding + sums).all()
+
+
+@pytest.mark.parametrize("accumulation", get_args(Accumulation))
+def test_no_rows(accumulation: Accumulation) -> None:
+    x = torch.randn(0, 8, dtype=BF16)
+    assert torch.equal(make_accumulator(accumulation, x, x.new_empty(5, 8), BF16).result(), x.new_zeros(5, 8))
+
+
+def test_shared_is_one_gemm_bit_for_bit() -> None:
+    """In a whole step, on a CPU, where a number does not depend on the columns around it."""
+    problem = make((512,), 256, 1003, BF16)
+    results = []
+    for budget in (2 * 1008 * 512, 2 * 1008 * 64):
+        x, w = leaf(problem.input), leaf(problem.linear_weight)
+        linear_cross_entropy(x, w, problem.target, memory_budget=budget).backward()
+        results.append((x.grad, w.grad))
+    single, shared = results
+    plans = [make_plan(512, 256, 1003, BF16, BF16, "cpu", True, 2 * 1008 * n).accumulation for n in (512, 64)]
+    assert plans == ["direct", "shared"]
+    assert torch.equal(shared[1], single[1])
+    assert relative_error(shared[0], single[0]) < torch.finfo(BF16).eps
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_shared_memory(ratio: float) -> None:
+    """The gradient of all logits and linear_weight's take the room of the larger one of them."""
+    features, classes, chunk = 512, 4096, 64
+    rows = int(ratio * features)
+    problem = make((rows,), features, classes, BF16)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    budget = 2 * classes * chunk
+    assert make_plan(rows, features, classes, BF16, BF16, "cpu", True, budget).accumulation == "shared"
+    used = peak(lambda: linear_cross_entropy(x, w, problem.target, memory_budget=budget).backward())
+    logits = 2 * rows * classes
+    # A chunk, or then what of an eighth of the result was within it; and the float32 sums inside a CPU's GEMM.
+    spare = w.nbytes // 8 * min(features / rows, 1)
+    assert used <= max(logits, w.nbytes) + x.nbytes + 3 * max(budget, spare) + (1 << 16)
+    assert used < logits + w.nbytes
+
+
+def test_float32_memory() -> None:
+    """A bfloat16 result and its float32 sum take 4 bytes an element, not 6."""
+    rows, features, classes, chunk = 640, 256, 8192, 64
+    problem = make((rows,), features, classes, BF16)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    budget = 2 * classes * chunk
+    assert make_plan(rows, features, classes, BF16, BF16, "cpu", True, budget).accumulation == "float32"
+    used = peak(lambda: linear_cross_entropy(x, w, problem.target, memory_budget=budget).backward())
+    assert used <= 2 * w.nbytes + x.nbytes + 3 * budget + (1 << 16)  # a chunk, and the float32 sums inside a CPU's GEMM
+    assert used < 3 * w.nbytes
