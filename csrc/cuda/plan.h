@@ -169,10 +169,11 @@ class Planner {
       return true;
     }
     const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
-    // Too few rows to fill the GPU: blocks of twice the size reach farther.
-    const bool twice = length > stretch * kTileWarps * device_.cluster && !step && !p_.backward && rows * device_.cluster <= device_.multiprocessors;
+    // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the stream does not.
+    const bool few = rows * device_.cluster <= device_.multiprocessors;
+    const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
     const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
-    if (plain && length <= cluster_tile * device_.cluster) {
+    if (plain && few && length <= cluster_tile * device_.cluster) {
       plan.cluster = true;
       plan.warps = kTileWarps * (twice ? 2 : 1);
       plan.tile_elements = cluster_tile;

@@ -37,7 +37,6 @@ const DeviceLimits& limits_of(int32_t device) {
       check(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, i), "reading the device");
       check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "reading the device");
       all[i].cluster = clusters ? (major == 9 || major == 10 ? kMaxCluster : 8) : 0;  // any device with clusters has 8
-      if (getenv("DCS_NC")) all[i].cluster = 0;
       check(cudaDeviceGetAttribute(&all[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, i), "reading the device");
     }
     return all;

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   const auto first_of = [&](const Place& at) { return at.tile == 0 && threadIdx.x == 0 ? pad : -1; };
 
   __shared__ double warp_totals[3][kStreamWarps], warp_gates[kStep ? 3 : 1][kStreamWarps];  // by tile, three in turn: a warp may be one tile ahead
-  __shared__ double window_totals[kStreamWarps], window_gates[kStreamWarps];
+  __shared__ double window_totals[2][kStreamWarps], window_gates[2][kStreamWarps];  // two in turn: after the last tile but one, no barrier comes before
   __shared__ float sums[2][kStreamWarps];  // of gamma's gradient
 
   // The gates of a vector's steps; in a shifted scan, of the step before each.
@@ -332,17 +332,17 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         for (int d = 16; d > 0; d /= 2) piece.total += __shfl_xor_sync(0xffffffffu, piece.total, d);
       }
       if (lane == 0) {
-        window_totals[warp] = piece.total;
-        if constexpr (kStep) window_gates[warp] = piece.gates;
+        window_totals[parity][warp] = piece.total;
+        if constexpr (kStep) window_gates[parity][warp] = piece.gates;
       }
     }
     __syncthreads();
-    for (int w = window_warps - 1; w >= 0; --w) carry = kStep ? fold(window_totals[w], window_gates[w], carry) : carry + window_totals[w];
+    for (int w = window_warps - 1; w >= 0; --w) carry = kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
     if (at.tile > blocks) {
       double gates = base_weight;
       if constexpr (kStep) {
         gates = 1.0;
-        for (int w = 0; w < window_warps; ++w) gates = clamped_mul(gates, window_gates[w]);
+        for (int w = 0; w < window_warps; ++w) gates = clamped_mul(gates, window_gates[parity][w]);
       }
       carry = fold(carry, gates, own_carry);
     }
