@@ -290,8 +290,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--updates must be at least 1, got {options.updates}")
     # The tensors are a few thousand elements: a second thread gains nothing and its barriers cost a second an update on
     # a busy machine.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    result = train(seed=options.seed, updates=options.updates, seconds=options.seconds)
+    try:
+        result = train(seed=options.seed, updates=options.updates, seconds=options.seconds)
+    finally:
+        torch.set_num_threads(threads)
     show(result)
     plot(result, options.output)
     print(f"learning curve: {options.output}")

@@ -41,12 +41,38 @@ def test_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "no_such_package_dcs missing; pip install 'torch_dcs_ops[demo]'" in capsys.readouterr().err
 
 
-def test_demo_passes_options_on(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("part", "option"), [("reinforce", "--updates"), ("language-model", "--steps")])
+def test_demo_passes_the_options_of_a_part_on(part: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     if any(importlib.util.find_spec(name) is None for name in commands._DEMO_NEEDS):
         pytest.skip("the demo's packages are not installed")
     with pytest.raises(SystemExit, match="0"):
-        cli.main(["demo", "--help"])
-    assert "--updates" in capsys.readouterr().out
+        cli.main(["demo", part, "--help"])
+    assert option in capsys.readouterr().out
+
+
+def test_demo_runs_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, list[str]]] = []
+
+    def run(part: str, arguments: list[str]) -> int:
+        ran.append((part, arguments))
+        return len(ran) - 1
+
+    monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
+    monkeypatch.setattr(commands, "_run_example", run)
+    assert cli.main(["demo", "--seed", "3"]) == 1
+    assert ran == [("reinforce", ["--seed", "3"]), ("language-model", ["--seed", "3"])]
+    assert cli.main(["demo", "language-model", "--steps", "2"]) == 2
+    assert ran[2:] == [("language-model", ["--steps", "2"])]
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["--steps", "2"], ["--seed", "x"]])
+def test_demo_refuses_options_of_no_part(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["demo", *arguments])
+    assert "{reinforce,language-model}" in capsys.readouterr().err
 
 
 def test_bench_outside_a_checkout(

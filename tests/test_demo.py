@@ -1,10 +1,13 @@
-"""examples/reinforce_cartpole.py: its returns against a loop over real episodes, the compiled step, the learning."""
+"""The examples: the returns of REINFORCE against a loop over real episodes, its compiled step, its learning; the
+language model's tokens, its losses with and without logits, its memory, the check that the losses are equal.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ for package in ("gymnasium", "matplotlib", "rich", "tqdm"):
     pytest.importorskip(package)
 
 demo = pytest.importorskip("torch_dcs_ops.examples.reinforce_cartpole")
+language_model = pytest.importorskip("torch_dcs_ops.examples.language_model")
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +98,76 @@ def test_learns(seed: int) -> None:
     result = demo.train(seed=seed, compiled=False, progress=False)
     assert result.before < 50
     assert result.after >= 150
+
+
+SMALL = {"vocabulary": 600, "rows": 4, "length": 33, "width": 16, "layers": 1, "heads": 2, "corpus_bytes": 100_000}
+
+
+@pytest.fixture(scope="module")
+def language_result() -> object:
+    return language_model.train(steps=40, compiled=False, progress=False, **SMALL)
+
+
+def test_tokens_give_the_text_back() -> None:
+    text = language_model.read_corpus(50_000)
+    tokenizer = language_model.Tokenizer(text[:20_000], 700)
+    assert len(tokenizer) == 700
+    for every in (text, bytes(range(256)) * 2, "naïve_name = 'ß'\n\t x".encode(), b""):
+        assert tokenizer.decode(tokenizer.encode(every)) == every
+    assert len(tokenizer.encode(text)) < len(text) / 2
+
+
+def test_language_model_learns_the_same_with_either_loss(language_result: object) -> None:
+    language_model.check(language_result)
+    first, last = language_model.averages(language_result.fused.losses)
+    assert last < first - 0.2
+    assert len(language_result.plain.losses) == 40
+    assert language_result.tokens_per_step == 4 * 32
+    assert 0 < language_result.fused.peak_bytes < language_result.plain.peak_bytes
+
+
+def test_language_model_compiled_step(fresh_compiler: None) -> None:
+    """Two steps: the second loss is that of parameters which a compiled step updated."""
+    steps = {"steps": 2, "progress": False, **SMALL}
+    compiled, eager = language_model.train(**steps), language_model.train(compiled=False, **steps)
+    np.testing.assert_allclose(compiled.fused.losses, eager.fused.losses, rtol=1e-5)
+    np.testing.assert_allclose(compiled.plain.losses, eager.plain.losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([6.0, 5.0, 4.0], None),
+        ([6.0001, 5.0, 4.0], "differ by 1.0e-04 in the first step"),
+        ([6.0, 5.0, 4.1], "by up to 1.0e-01"),
+        ([float("nan"), 5.0, 4.0], "differ by nan"),
+        ([6.0, float("nan"), 4.0], "by up to nan"),
+    ],
+)
+def test_language_model_check(losses: list[float], message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "AVERAGED_STEPS", 1)
+    runs = [language_model.Run(np.array(values), 1.0, 1.0, 1 << 20) for values in (losses, [6.0, 5.0, 4.0])]
+    result = language_model.Result(*runs, 100, 10)
+    if message is None:
+        language_model.check(result)
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            language_model.check(result)
+
+
+def test_language_model_check_of_a_loss_that_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "AVERAGED_STEPS", 1)
+    run = language_model.Run(np.array([4.0, 5.0]), 1.0, 1.0, 1 << 20)
+    with pytest.raises(RuntimeError, match="the loss did not fall"):
+        language_model.check(language_model.Result(run, run, 100, 10))
+
+
+def test_language_model_shows_and_draws(
+    language_result: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_model, "train", lambda **_: language_result)
+    assert language_model.main(["--output", str(tmp_path / "deep" / "curve.png")]) == 0
+    assert (tmp_path / "deep" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "peak memory" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        language_model.main(["--steps", "0"])

@@ -10,13 +10,15 @@ from torch_dcs_ops.cli import commands
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the process's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m torch_dcs_ops", description="Discounted scans for PyTorch.")
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_dcs_ops", description="Discounted scans and fused losses for PyTorch."
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{info,demo,bench}")
     info = subparsers.add_parser("info", help="versions, the kernels in use and why, what is missing and how to get it")
     info.add_argument("--json", action="store_true", help="print one JSON object instead")
     # demo and bench have options of their own; -h reaches them too.
     for name, text in (
-        ("demo", "train REINFORCE on gymnasium's CartPole-v1; options are passed on, see `demo --help`"),
+        ("demo", "train REINFORCE on CartPole-v1 and a language model; one part alone: see `demo --help`"),
         ("bench", "run benchmarks/ of a source checkout; options are passed on, see `bench --help`"),
     ):
         subparsers.add_parser(name, help=text, add_help=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -21,15 +22,30 @@ def info(*, as_json: bool) -> int:
 
 
 _DEMO_NEEDS = ("gymnasium", "matplotlib", "numpy", "rich", "tqdm")
+_DEMO_PARTS = {"reinforce": "reinforce_cartpole", "language-model": "language_model"}
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """Run examples/reinforce_cartpole.py, installed as torch_dcs_ops.examples."""
+    """Run the parts of the demo, examples/ installed as torch_dcs_ops.examples; one with its own options, or all."""
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         print(f"demo: {', '.join(missing)} missing; pip install 'torch_dcs_ops[demo]'", file=sys.stderr)
         return 1
-    example = importlib.import_module("torch_dcs_ops.examples.reinforce_cartpole")
+    if arguments and arguments[0] in _DEMO_PARTS:
+        return _run_example(arguments[0], arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_dcs_ops demo",
+        usage="%(prog)s [-h] [--seed SEED] | {reinforce,language-model} [options of the part]",
+        description="Train REINFORCE on CartPole-v1, then a language model on the Python standard library.",
+        epilog="`demo reinforce --help` and `demo language-model --help` list the options of a part.",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args(arguments).seed
+    return max(_run_example(part, ["--seed", str(seed)]) for part in _DEMO_PARTS)
+
+
+def _run_example(part: str, arguments: Sequence[str]) -> int:
+    example = importlib.import_module(f"torch_dcs_ops.examples.{_DEMO_PARTS[part]}")
     return int(example.main(list(arguments)))
 
 
