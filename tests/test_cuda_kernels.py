@@ -101,8 +101,8 @@ def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     return values.flatten()[:length]
 
 
-# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; then rows
-# that a cluster of blocks takes, of two sizes.
+# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; then
+# rows that a cluster of blocks takes, of two sizes.
 LONG = ((1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_001), (70, 65_536), (9, 40_008), (1, 9_001))
 
 
