@@ -63,11 +63,12 @@ $(BUILD_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
 env: $(ENV_STAMP)
 build: $(BUILD_STAMP)
 
+# Threads that wait for one another sleep instead of spinning: other processes, and the two that run the tests, share the
+# cores.
+demo test test-all: export OMP_WAIT_POLICY := passive
+
 demo: $(BUILD_STAMP)
 	@$(BIN)/python -m torch_dcs_ops demo $(DEMO_ARGS)
-
-# Threads that wait for one another sleep instead of spinning: the two test processes share the cores.
-test test-all: export OMP_WAIT_POLICY := passive
 
 test: $(BUILD_STAMP)
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)

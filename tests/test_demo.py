@@ -126,6 +126,18 @@ def test_language_model_learns_the_same_with_either_loss(language_result: object
     assert 0 < language_result.fused.peak_bytes < language_result.plain.peak_bytes
 
 
+@pytest.mark.parametrize("loss", ["fused_loss", "plain_loss"])
+def test_language_model_loss_compiles_whole(loss: str, fresh_compiler: None) -> None:
+    model = language_model.LanguageModel(300, length=9, width=8, layers=1, heads=2)
+    arguments = torch.randint(300, (2, 9)), getattr(language_model, loss)
+    expected = model.loss(*arguments)
+    actual = torch.compile(model.loss, fullgraph=True, dynamic=False, backend="aot_eager")(*arguments)
+    torch.testing.assert_close(actual, expected)
+    gradients = [torch.autograd.grad(value, list(model.parameters())) for value in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_language_model_compiled_step(fresh_compiler: None) -> None:
     """Two steps: the second loss is that of parameters which a compiled step updated."""
     steps = {"steps": 2, "progress": False, **SMALL}
