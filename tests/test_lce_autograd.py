@@ -256,3 +256,25 @@ def test_flops(device: str) -> None:
     assert count(lambda: linear_cross_entropy(x, w, problem.target).backward()) == 3 * gemm
     assert count(lambda: linear_cross_entropy(x, problem.linear_weight, problem.target).backward()) == 2 * gemm
     assert count(lambda: linear_cross_entropy(x, w, problem.target, reduction="none").sum().backward()) == 4 * gemm
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_values_of_rows_can_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    x = torch.randn(*shape, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(11, 4, dtype=torch.float64)
+    y = torch.randint(11, shape)
+    loss, lse = linear_cross_entropy(x, w, y, reduction="none", return_lse=True)
+    (actual,) = torch.autograd.grad(loss.mul_(3).sum() + lse.mul_(2).sum(), x)
+    logits = x @ w.T
+    reference = torch.nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="sum")
+    (expected,) = torch.autograd.grad(3 * reference + 2 * logits.logsumexp(-1).sum(), x)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_no_features() -> None:
+    x, w = torch.randn(6, 0, requires_grad=True), torch.randn(11, 0, requires_grad=True)
+    loss = linear_cross_entropy(x, w, torch.randint(11, (6,)))
+    torch.testing.assert_close(loss, torch.tensor(11.0).log())
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.shape == (6, 0)

@@ -72,7 +72,9 @@ def forward(
         gradients = Gradients(*(gradient.mul_(scale) for gradient in gradients))
     wanted = (True, True, need_predictions, need_entropy)
     lead = input.shape[:-1]
-    rows = Rows(*(values.reshape(lead) if want else values for values, want in zip(rows, wanted, strict=True)))
+    # A copy, not a view: users may change what they get in place.
+    if len(lead) != 1:
+        rows = Rows(*(values.view(lead).clone() if want else values for values, want in zip(rows, wanted, strict=True)))
     if options.reduction != "none":
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
@@ -128,7 +130,7 @@ def _run(
     """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias."""
     classes, features = linear_weight.shape
     shape, dtype = input.shape, row_dtype(input.dtype)
-    input = input.reshape(-1, features)
+    input = input.reshape(shape[:-1].numel(), features)
     count = input.size(0)
     by_class = target.is_floating_point()
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
