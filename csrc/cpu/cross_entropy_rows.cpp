@@ -22,8 +22,8 @@ struct CpuRows {
       if (target != problem.ignore_index && (target < 0 || target >= problem.columns))
         fail_index("linear_cross_entropy: target must be in [0, ", problem.columns - 1, "] or ignore_index (", problem.ignore_index, "), got ", target);
     }
-    cpu::share_out_rows(problem.rows, problem.rows * problem.columns,
-                        [&](int64_t begin, int64_t end) { cpu::cross_entropy_kernels().rows(problem, begin, end); });
+    cpu::share_out(problem.rows, problem.rows * problem.columns,
+                   [&](int64_t begin, int64_t end) { cpu::cross_entropy_kernels().rows(problem, begin, end); });
   }
 };
 

@@ -1,4 +1,4 @@
-// Which instruction set's kernels a call runs, and how rows are shared out among torch's threads.
+// Which instruction set's kernels a call runs, and how work is shared out among torch's threads.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +25,11 @@ const Table& best_table(const Table& avx512, const Table& avx2, const Table& pla
   return plain;
 }
 
-// run(begin, end) over [0, rows), by several threads where `elements` in all are enough.
+// run(begin, end) over [0, count), `elements` in all, by several threads where they are enough.
 template <typename Run>
-void share_out_rows(int64_t rows, int64_t elements, const Run& run) {
-  if (elements <= kLeastShare || rows == 1) return run(int64_t{0}, rows);
-  torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kLeastShare / std::max<int64_t>(1, elements / rows)), run);
+void share_out(int64_t count, int64_t elements, const Run& run) {
+  if (elements <= kLeastShare || count == 1) return run(int64_t{0}, count);
+  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kLeastShare * count / elements), run);
 }
 
 }  // namespace dcs::cpu

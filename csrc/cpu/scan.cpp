@@ -1,22 +1,19 @@
 // The CPU backend: picks the kernels for this CPU and shares a problem out among torch's threads. How a problem is cut up depends on its sizes
 // alone, never on the number of threads, wherever the cut shows in the bits.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include <sys/mman.h>
 
 #include "dcs/scan_ops.h"
+#include "dispatch.h"
 #include "scan.h"
 
 namespace dcs {
 namespace cpu {
 namespace {
 
-// Below this many elements a thread is not worth waking (as at::internal::GRAIN_SIZE).
-constexpr int64_t kGrain = 32768;
 // With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a second pass over the input.
 constexpr int64_t kFewRows = 32;
 // Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
@@ -26,27 +23,10 @@ constexpr int64_t kFewColumns = 4;
 constexpr int64_t kHugePage = 2 << 20;  // bytes
 constexpr int64_t kLeastHuge = 4 * kHugePage;
 
-// TORCH_DCS_CPU_ISA=default|avx2|avx512 asks for less than the CPU has, for tests. Every CPU with AVX2 has F16C.
-const Kernels& choose_kernels() {
-  const char* asked = std::getenv("TORCH_DCS_CPU_ISA");
-  const auto allows = [&](const Kernels& kernels) { return asked == nullptr || std::strcmp(asked, kernels.name) == 0; };
-  if (allows(kKernelsAvx512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-    return kKernelsAvx512;
-  if (allows(kKernelsAvx2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kKernelsAvx2;
-  return kKernelsDefault;
-}
-
+// Every CPU with AVX2 has F16C.
 const Kernels& kernels() {
-  static const Kernels& chosen = choose_kernels();
+  static const Kernels& chosen = best_table(kKernelsAvx512, kKernelsAvx2, kKernelsDefault);
   return chosen;
-}
-
-// run(begin, end) over [0, count), `elements` in all, by several threads where they are enough.
-template <typename Run>
-void share_out(int64_t count, int64_t elements, const Run& run) {
-  if (elements <= kGrain || count == 1) return run(int64_t{0}, count);
-  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kGrain * count / elements), run);
 }
 
 void by_columns(const ScanProblem& problem) {
@@ -137,7 +117,7 @@ void run(const ScanProblem& problem) {
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
-  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kGrain) return by_chunks(problem);
+  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare) return by_chunks(problem);
   if (problem.output_strides.inner == 1 && problem.inner >= kFewColumns) return by_columns(problem);
   by_rows(problem);
 }

@@ -90,29 +90,24 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     return total / normaliser(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
 
 
-def _forward(keyset: Any, *args: Any) -> Any:
-    tensors, rest = args[:5], args[5:]
-    batch = Batch(*tensors)
-    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
-        if not batch.is_batched:
-            return _registry.linear_cross_entropy_forward(*args)
-        return _one_by_one(batch, lambda *sample: _registry.linear_cross_entropy_forward(*sample, *rest))
+def _private(op: Any, tensors: int) -> Callable[..., Any]:
+    """The kernel of a private op, whose first arguments are so many tensors."""
 
+    def kernel(keyset: Any, *args: Any) -> Any:
+        batch, rest = Batch(*args[:tensors]), args[tensors:]
+        with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+            if not batch.is_batched:
+                return op(*args)
+            return _one_by_one(batch, lambda *sample: op(*sample, *rest))
 
-def _backward(keyset: Any, *args: Any) -> Any:
-    tensors, rest = args[:8], args[8:]
-    batch = Batch(*tensors)
-    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
-        if not batch.is_batched:
-            return _registry.linear_cross_entropy_backward(*args)
-        return _one_by_one(batch, lambda *sample: _registry.linear_cross_entropy_backward(*sample, *rest))
+    return kernel
 
 
 for _name, _kernel in (
     ("linear_cross_entropy", _front(_registry.linear_cross_entropy)),
     ("linear_cross_entropy.aux", _front(_registry.linear_cross_entropy_aux)),
     ("linear_log_probs", _front(_registry.linear_log_probs)),
-    ("_linear_cross_entropy_forward", _forward),
-    ("_linear_cross_entropy_backward", _backward),
+    ("_linear_cross_entropy_forward", _private(_registry.linear_cross_entropy_forward, 5)),
+    ("_linear_cross_entropy_backward", _private(_registry.linear_cross_entropy_backward, 8)),
 ):
     _registry.LIBRARY.impl(_name, _kernel, "FuncTorchBatched", with_keyset=True)

@@ -17,7 +17,7 @@ from . import _autocast, _flops
 from ._autograd import below
 from ._lce_autograd import differentiable, tracked
 from ._lce_private import gemm_flops
-from ._validate import fail
+from ._validate import dtype_name, fail
 from ._validate_lce import check_argument_types, check_call, normal_ignore_index
 from .linear_cross_entropy import autocast_operands
 
@@ -74,38 +74,32 @@ def linear_log_probs(
     return log_probs, entropy
 
 
-def _check(
+def _options(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
     linear_bias: Tensor | None,
-    softcap: float | None,
-    logit_scale: float,
-    ignore_index: int | None,
-    memory_budget: int | None,
+    *,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    memory_budget: int | None = None,
 ) -> Options:
+    """Those of a checked call."""
     options = Options(
         reduction="none", ignore_index=normal_ignore_index(ignore_index), softcap=softcap, logit_scale=logit_scale,
         memory_budget=memory_budget,
     )  # fmt: skip
     if target.is_floating_point():
-        fail(_OP, f"target must be int64 (class indices), got {str(target.dtype).removeprefix('torch.')}")
+        fail(_OP, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")
     check_call(_OP, input, linear_weight, target, linear_bias, None, options)
     return options
 
 
 def _kernel(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    ignore_index: int | None = -100,
-    memory_budget: int | None = None,
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, **keywords: Any
 ) -> tuple[Tensor, Tensor]:
-    options = _check(input, linear_weight, target, linear_bias, softcap, logit_scale, ignore_index, memory_budget)
+    options = _options(input, linear_weight, target, linear_bias, **keywords)
     with torch._C._AutoDispatchBelowAutograd():
         loss, _, _, entropy, *_ = _registry.linear_cross_entropy_forward(
             input, linear_weight, target, linear_bias, None, *options, False, False, False, False, True
@@ -114,17 +108,9 @@ def _kernel(
 
 
 def _fake(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    ignore_index: int | None = -100,
-    memory_budget: int | None = None,
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, **keywords: Any
 ) -> tuple[Tensor, Tensor]:
-    _check(input, linear_weight, target, linear_bias, softcap, logit_scale, ignore_index, memory_budget)
+    _options(input, linear_weight, target, linear_bias, **keywords)
     log_probs = input.new_empty(input.shape[:-1], dtype=row_dtype(input.dtype))
     return log_probs, torch.empty_like(log_probs)
 
@@ -136,17 +122,11 @@ def _autograd(
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    ignore_index: int | None = -100,
-    memory_budget: int | None = None,
+    **keywords: Any,
 ) -> Any:
     if not tracked(input, linear_weight, linear_bias):
-        return below(
-            _op, keyset, input, linear_weight, target, linear_bias=linear_bias, softcap=softcap,
-            logit_scale=logit_scale, ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
-    options = _check(input, linear_weight, target, linear_bias, softcap, logit_scale, ignore_index, memory_budget)
+        return below(_op, keyset, input, linear_weight, target, linear_bias=linear_bias, **keywords)
+    options = _options(input, linear_weight, target, linear_bias, **keywords)
     loss, _, _, entropy = differentiable(keyset, input, linear_weight, target, linear_bias, None, options, False, True)
     return 0 - loss, entropy
 
