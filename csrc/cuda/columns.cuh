@@ -4,6 +4,7 @@
 #pragma once
 
 #include "lookback.cuh"
+#include "plan.h"
 #include "types.cuh"
 #include "vector.cuh"
 
@@ -13,16 +14,20 @@ namespace dcs {
 template <typename T, bool kStep>
 constexpr int kSteps = sizeof(T) > 8 ? 4 : sizeof(T) > 4 || kStep ? 8 : 16;
 
-// Warps of a block at most (plan.h, plan_columns): what shared memory has room for.
-template <typename T>
-constexpr int kMaxColumnWarps = sizeof(typename Types<T>::Wide) > 8 || sizeof(T) == 2 ? 16 : 32;
+// Warps of a block at most (plan.h, plan_columns): what shared memory has room for; of pairs, what makes enough blocks.
+template <typename T, int kColumns, bool kFew>
+constexpr int kMaxColumnWarps = kColumns == 2 ? (kFew ? kPairWarps : 2 * kPairWarps) : sizeof(typename Types<T>::Wide) > 8 ? 16 : 32;
 
 // kColumns neighbouring columns a lane, read as one word; kCount steps a thread. kPlain: no resets and no initial values.
 template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kCount>
-__global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>), kColumns == 2 ? 3 : sizeof(T) == 2 ? 2 : 1) columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(
+    32 * kMaxColumnWarps<T, kColumns, kPlain && !kBackward>,
+    kColumns == 1 ? 1 : !kPlain || kBackward ? 3 : kCount > kSteps<T, kStep> ? 4 : 8)
+    columns_kernel(const __grid_constant__ ScanProblem p) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Word = Vector<T, kColumns>;
+  constexpr int kWarps = kMaxColumnWarps<T, kColumns, kPlain && !kBackward>;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
@@ -79,9 +84,9 @@ __global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>),
 
   // One entry a warp and column, padded by a column against bank conflicts.
   constexpr bool kClosed = kStep || !kPlain;
-  __shared__ Wide totals[kColumns][kMaxColumnWarps<T>][33];
-  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kMaxColumnWarps<T> : 1][33];
-  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kMaxColumnWarps<T> : 1][33];
+  __shared__ Wide totals[kColumns][kWarps][33];
+  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kWarps : 1][33];
+  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kWarps : 1][33];
   __shared__ Wide powers[kStep ? 1 : kColumns][32];  // a column's gamma over one stretch
   __shared__ Wide carries[kColumns][32];             // into the block's next stretches
   Wide carry[kColumns];                              // the same where the block is one warp
@@ -229,7 +234,7 @@ __global__ void __launch_bounds__(32 * (kColumns == 2 ? 8 : kMaxColumnWarps<T>),
       for (int c = 0; c < kColumns; ++c) mine[c] = carry[c];
     }
 
-    if constexpr (kColumns == 2) {
+    if constexpr (kColumns == 2 && sizeof(T) == 2) {
       // Halves stay packed between the two readings: as floats they would take twice the registers.
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));

@@ -18,6 +18,18 @@ namespace dcs {
 
 constexpr int kMaxDevices = 64;  // whose facts are kept; beyond, they are asked for at every call
 
+template <typename Kernel, typename Params>
+void launch_with(Kernel kernel, const Params& params, int64_t blocks, int threads, size_t shared, cudaStream_t stream, cudaLaunchAttribute& attribute, unsigned attributes) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = attributes;
+  cudaLaunchKernelEx(&config, kernel, params);
+}
+
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
 void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   using Acc = typename Types<T>::Acc;
@@ -30,7 +42,7 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   params.groups = plan.groups;
   params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
   params.padded = ceil_div(params.length, kVec) * kVec;
-  params.one_gamma = problem.gamma_kind == GammaKind::kNumber || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+  params.one_gamma = has_one_gamma(problem);
   if (plan.packed_rows) {
     params.whole_end = params.length == plan.tile_elements ? static_cast<uint32_t>(params.rows / plan.packed_rows) : 0;
   } else {
@@ -47,14 +59,7 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {static_cast<unsigned>(plan.tiles), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(blocks);
-    config.blockDim = 32 * plan.warps;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, params);
+    launch_with(kernel, params, blocks, 32 * plan.warps, shared, stream, cluster, 1);
     return;
   }
   kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
@@ -80,15 +85,17 @@ unsigned resident_blocks(Kernel kernel, int threads, int shared) {
 
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  constexpr int kShared = stream_shared_bytes(1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0)), kVec = 16 / sizeof(T);
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
+  constexpr int kShared = stream_shared_bytes(kTensors, kChunks), kVec = 16 / sizeof(T);
   StreamParams params{};
   params.problem = problem;
   params.rows = static_cast<uint32_t>(problem.rows());
   params.tiles = static_cast<uint32_t>(plan.tiles);
   params.padded = ceil_div(problem.length, kVec) * kVec;
-  params.one_gamma = problem.gamma_kind == GammaKind::kNumber || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+  params.one_gamma = has_one_gamma(problem);
+  params.alone = plan.alone;
   params.statuses = workspace;
-  const auto kernel = stream_kernel<T, kStep, kBackward, kReverse>;
+  const auto kernel = stream_kernel<T, kStep, kBackward, kReverse, kChunks>;
   static std::atomic<unsigned> known[kMaxDevices];
   int device = 0;
   cudaGetDevice(&device);
@@ -97,18 +104,12 @@ void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* worksp
     most = resident_blocks(kernel, kStreamThreads, kShared);
     if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
   }
+  // A thread brings one tile of the window.
+  const int64_t blocks = plan.alone ? std::min<int64_t>(most, problem.rows()) : std::min<int64_t>({most, problem.rows() * plan.tiles, kStreamThreads});
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  // A thread brings one tile of the window.
-  config.gridDim = static_cast<unsigned>(std::min<int64_t>({most, problem.rows() * plan.tiles, kStreamThreads}));
-  config.blockDim = kStreamThreads;
-  config.dynamicSmemBytes = kShared;
-  config.stream = stream;
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, params);
+  launch_with(kernel, params, blocks, kStreamThreads, kShared, stream, cooperative, plan.alone ? 0 : 1);
 }
 
 template <typename T, bool kStep, bool kBackward>
@@ -128,7 +129,7 @@ void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t s
   constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
   constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
     if (plan.columns == 2) {
       if (plan.long_stretches) launch(two, longer);
@@ -206,8 +207,7 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
           launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
           return;
         }
-        const bool one_gamma = problem.gamma_kind != GammaKind::kRow || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
-        if (problem.length % kFull == 0 && one_gamma) {
+        if (problem.length % kFull == 0 && has_one_gamma(problem)) {
           launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
           return;
         }

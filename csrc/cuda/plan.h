@@ -23,12 +23,15 @@ struct Plan {
   int64_t packed_rows = 0;
   bool cluster = false;  // the tiles of a row are the blocks of a cluster
   bool stream = false;  // long rows take the streaming kernel
+  bool alone = false;   // of which a block takes whole rows
   int64_t window_rows = 0;       // rows composed at a time
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
 };
 
 constexpr int kTileWarps = 8;
+constexpr int kPackedWarps = 2;  // of a block of packed rows, if that holds a row
+constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
@@ -52,9 +55,10 @@ inline int64_t warp_elements(int64_t bytes, int vec) { return 32 * vec * (bytes 
 
 // The streaming kernel (stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory, for so many tensors read.
 constexpr int kStreamThreads = 256;
+constexpr int kStreamBytes = 96 << 10;  // of shared memory: two blocks a multiprocessor
 constexpr int stream_chunks(int tensors) { return tensors == 1 ? 8 : tensors == 2 ? 4 : 2; }
-constexpr int stream_stages(int tensors) { return tensors == 3 ? 4 : 3; }
-constexpr int stream_shared_bytes(int tensors) { return stream_stages(tensors) * tensors * stream_chunks(tensors) * kStreamThreads * 16; }
+constexpr int stream_stages(int tensors, int chunks) { return kStreamBytes / (tensors * chunks * kStreamThreads * 16); }
+constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stages(tensors, chunks) * tensors * chunks * kStreamThreads * 16; }
 
 struct DeviceLimits {
   int multiprocessors;
@@ -62,6 +66,10 @@ struct DeviceLimits {
   int cluster;       // blocks that a cluster can have; 0: there are none
 };
 
+// All rows have the same gamma, or one for each step.
+inline bool has_one_gamma(const ScanProblem& problem) {
+  return problem.gamma_kind != GammaKind::kRow || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+}
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -143,11 +151,10 @@ class Planner {
     const int full = static_cast<int>(16 / bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
     if (contiguous && rows > 1 && length < warp_elements(bytes, full)) {
-      const bool own_gamma = p_.gamma_kind == GammaKind::kRow && (p_.gamma_strides.outer || p_.gamma_strides.inner);
-      const bool row_by_row = own_gamma || (p_.backward && !step);
+      const bool row_by_row = !has_one_gamma(p_) || (p_.backward && !step);
       plan.vec = rows_are_aligned(full, true) && !(row_by_row && length % full) ? full : 1;
       const int64_t stretch = warp_elements(bytes, plan.vec);
-      plan.warps = kTileWarps;
+      plan.warps = kPackedWarps;
       while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
       const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
       plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
@@ -181,12 +188,15 @@ class Planner {
       return true;
     }
     const int tensors = 1 + (step ? 1 : 0) + (p_.backward ? 1 : 0);
-    plan.stream = plain && stream_shared_bytes(tensors) <= device_.shared_bytes;
+    plan.stream = plain && kStreamBytes <= device_.shared_bytes;
     plan.warps = kTileWarps;
     plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     plan.tiles = ceil_div(length, plan.tile_elements);
     if (plan.stream) {
-      plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
+      // Rows in nearly full waves of blocks need no block to wait for another.
+      const int64_t wave = 2 * device_.multiprocessors;
+      plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
+      if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
       return true;
     }
     plan.groups = ceil_div(plan.tiles, 32);
@@ -204,26 +214,28 @@ class Planner {
 
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
-    plan.columns = columns_pair() && p_.rows() >= 64 * 2 * device_.multiprocessors ? 2 : 1;
+    const bool pairs = (bytes == 2 || plain) && columns_pair(bytes) && p_.rows() >= 64 * 2 * device_.multiprocessors;
+    plan.columns = pairs ? 2 : 1;
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
     // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
     // enough for the block to hide its own latency.
-    const int64_t bytes = bytes_of(p_.dtype);
-    const bool step = p_.gamma_kind == GammaKind::kStep;
-    const int64_t most = wide_bytes_of(p_.dtype) > 8 || bytes == 2 ? 16 : 32;
-    const int64_t wanted = plan.columns == 2 || blocks >= 4 * device_.multiprocessors ? 8 : most;
+    const int64_t most = wide_bytes_of(p_.dtype) > 8 ? 16 : 32;
+    const int64_t wanted = pairs ? (plain ? kPairWarps : 2 * kPairWarps) : blocks >= 4 * device_.multiprocessors ? 8 : most;
     int64_t steps = bytes > 8 ? 4 : bytes > 4 || step ? 8 : 16;
-    plan.long_stretches = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward && p_.length >= 4 * steps;
+    // Few steps of halves are better shared out among more blocks.
+    plan.long_stretches = plain && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
     if (plan.long_stretches) steps *= 2;
     plan.warps = 1;  // a power of two: lanes scan the warps' totals
     while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
   }
 
-  // Two neighbouring half-precision columns make a word of four bytes.
-  bool columns_pair() const {
-    return bytes_of(p_.dtype) == 2 && p_.inner % 2 == 0 && all_operands([](const Full& f) {
-      const bool aligned = reinterpret_cast<uintptr_t>(f.pointer) % 4 == 0 && f.strides->time % 2 == 0 && f.strides->outer % 2 == 0;
+  // Two neighbouring columns make a word.
+  bool columns_pair(int64_t bytes) const {
+    return p_.inner % 2 == 0 && all_operands([bytes](const Full& f) {
+      const bool aligned = reinterpret_cast<uintptr_t>(f.pointer) % (2 * bytes) == 0 && f.strides->time % 2 == 0 && f.strides->outer % 2 == 0;
       return f.bytes == 1 || (f.strides->inner == 1 && aligned);
     });
   }

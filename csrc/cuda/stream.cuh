@@ -2,7 +2,8 @@
 // b, b + blocks, b + 2 * blocks, ... Each has its next tiles on their way into shared memory while it scans one, and publishes a tile's total one tile before
 // it needs the others': memory waits for no carry. A tile's carry comes from the totals of the tiles of its row that the other blocks took since this
 // block's last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
-// handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none.
+// handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none. Where the rows alone
+// fill the GPU, each block takes whole rows instead (`alone`).
 // A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
 #pragma once
 
@@ -23,7 +24,8 @@ struct StreamParams {
   uint32_t tiles;  // of a row
   int64_t padded;  // a row in whole vectors
   bool one_gamma;
-  void* statuses;  // zeroed, one of a tile
+  bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
+  void* statuses;  // else zeroed, one of a tile
 };
 
 // base^exponent, clamped.
@@ -37,11 +39,11 @@ __device__ inline Wide whole_power(Wide base, unsigned exponent) {
   return power;
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+template <typename T, bool kStep, bool kBackward, bool kReverse, int kChunks>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ StreamParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kGateTensor = 1, kSavedTensor = kTensors - 1;
-  constexpr int kChunks = stream_chunks(kTensors), kStages = stream_stages(kTensors);  // vectors of a thread, tiles in shared memory
+  constexpr int kStages = stream_stages(kTensors, kChunks);  // tiles in shared memory
   constexpr int kVectors = kStreamThreads * kChunks, kTile = kVectors * kVec;
   constexpr int kWords = kStep ? 2 : 1;  // a tile's total, and the product of its gates where it is not known
   using Chunk = Vector<T, kVec>;
@@ -88,13 +90,15 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     bounds.high = static_cast<int>(min(static_cast<int64_t>(kTile), p.length - bounds.base));
     return bounds;
   };
-  const uint32_t rows_on = blocks / params.tiles, tiles_on = blocks - rows_on * params.tiles;
+  const bool alone = params.alone;
+  const uint32_t rows_on = alone ? 0 : blocks / params.tiles, tiles_on = alone ? 1 : blocks - rows_on * params.tiles;
+  const uint32_t next_row = alone ? blocks : 1;  // behind a row's last tile
   const auto move_on = [&](Place& at) {  // to this block's next tile
     at.row += rows_on;
     at.tile += tiles_on;
     if (at.tile >= params.tiles) {
       at.tile -= params.tiles;
-      ++at.row;
+      at.row += next_row;
     }
   };
   const auto offset_of = [&](const Strides& strides, uint32_t row) {
@@ -282,7 +286,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if constexpr (kStep) warp_gates[third][warp] = piece.gates;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && at.tile + 1 < params.tiles) {
+    if (threadIdx.x == 0 && !alone && at.tile + 1 < params.tiles) {
       double total = warp_totals[third][0], gates = kStep ? warp_gates[third][0] : 1.0;
 #pragma unroll
       for (int w = 1; w < kStreamWarps; ++w) {
@@ -296,12 +300,12 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   };
 
   // The second: its output. A thread brings its part of the window, the tile `threadIdx.x + 1` before this one, as read some time ago.
-  double own_carry = 0.0;  // into this block's tile before
+  double own_carry = 0.0;  // into this block's tile before; `alone`: out of it
   const auto finish = [&](const State& state, const Place& at, uint32_t index, int stage, int third, int parity, Word total_word, Word gates_word) {
     const Bounds bounds = bounds_of(at);
     const int first = first_of(at);
     gamma_of_row(at.row);
-    const uint32_t window = min(at.tile, blocks);
+    const uint32_t window = alone ? 0 : min(at.tile, blocks);
     const int window_warps = (static_cast<int>(window) + 31) / 32;
     double carry = 0.0;
     if (warp < window_warps) {
@@ -336,20 +340,29 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         if constexpr (kStep) window_gates[parity][warp] = piece.gates;
       }
     }
-    __syncthreads();
-    for (int w = window_warps - 1; w >= 0; --w) carry = kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
-    if (at.tile > blocks) {
-      double gates = base_weight;
-      if constexpr (kStep) {
-        gates = 1.0;
-        for (int w = 0; w < window_warps; ++w) gates = clamped_mul(gates, window_gates[parity][w]);
+    if (alone) {
+      // `own_carry` is the carry out of the tile before, which was this row's.
+      if (at.tile > 0) carry = own_carry;
+    } else {
+      __syncthreads();
+      for (int w = window_warps - 1; w >= 0; --w) carry = kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
+      if (at.tile > blocks) {
+        double gates = base_weight;
+        if constexpr (kStep) {
+          gates = 1.0;
+          for (int w = 0; w < window_warps; ++w) gates = clamped_mul(gates, window_gates[parity][w]);
+        }
+        carry = fold(carry, gates, own_carry);
       }
-      carry = fold(carry, gates, own_carry);
+      own_carry = carry;
     }
-    own_carry = carry;
+    double behind = carry;  // behind each warp
 #pragma unroll
-    for (int w = 0; w < kStreamWarps - 1; ++w)
-      if (w < warp) carry = fold(warp_totals[third][w], kStep ? warp_gates[third][w] : warp_power, carry);
+    for (int w = 0; w < kStreamWarps; ++w) {
+      behind = fold(warp_totals[third][w], kStep ? warp_gates[third][w] : warp_power, behind);
+      if (w + 1 == warp) carry = behind;
+    }
+    if (alone) own_carry = behind;
 
     float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, carry));
     float sum = 0.f, before = state.gate_before;
@@ -413,7 +426,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   };
 
   uint32_t index = blockIdx.x;
-  Place now{index / params.tiles, index % params.tiles}, ahead = now;
+  Place now{index / params.tiles, index % params.tiles}, ahead;
+  if (alone) now = {index, 0};
+  ahead = now;
   for (int i = 0; i < kStages; ++i, move_on(ahead)) fetch(ahead, i);
   int stage = 0, third = 0, parity = 0;
   State next = prepare(now, index, stage, third, true);
@@ -424,7 +439,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     const int next_stage = stage + 1 == kStages ? 0 : stage + 1, next_third = third == 2 ? 0 : third + 1;
     // The window's words start on their way before the next tile is prepared: then they are mostly there.
     Word total_word{}, gates_word{};
-    if (threadIdx.x < min(now.tile, blocks)) {
+    if (!alone && threadIdx.x < min(now.tile, blocks)) {
       const Word* from = words + kWords * (static_cast<int64_t>(index) - 1 - threadIdx.x);
       total_word = load_word(from);
       if constexpr (kStep) gates_word = load_word(from + 1);
