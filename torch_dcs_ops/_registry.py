@@ -55,6 +55,8 @@ _SCHEMAS = (
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
     "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
+    # output = input·factor, rounded once; output may be input.
+    "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
 )
 
 for _schema in _SCHEMAS:
@@ -71,3 +73,4 @@ linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default
+scale = torch.ops.dcs._scale.default

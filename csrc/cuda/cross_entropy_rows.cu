@@ -1,23 +1,14 @@
 // `_cross_entropy_rows_` on CUDA.
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/c/shim.h>
-
-#include <cuda_runtime.h>
-
 #include <limits>
 
 #include "cross_entropy.h"
 #include "dcs/cross_entropy_rows.h"
-
-// Only in libtorch_cuda, which this library is loaded beside but not linked with.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+#include "host.h"
 
 namespace dcs {
 namespace {
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) fail(kCrossEntropyRows, ": ", what, " failed: ", cudaGetErrorString(error));
-}
+void check(cudaError_t error, const char* what) { check_cuda(error, kCrossEntropyRows, what); }
 
 RowsDevice describe_device(int32_t index) {
   RowsDevice device;
@@ -46,8 +37,6 @@ struct CudaRows {
     if (problem.columns > kMostColumns) fail(kCrossEntropyRows, ": logits can have at most ", kMostColumns, " columns, got ", problem.columns);
     const int32_t index = logits.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
     static RowsDevice devices[64];
     static bool known[64] = {};
     RowsDevice device;
@@ -58,7 +47,7 @@ struct CudaRows {
       if (!known[index]) devices[index] = describe_device(index), known[index] = true;
       device = devices[index];
     }
-    check(launcher(problem.dtype)(problem, device, static_cast<cudaStream_t>(stream)), "launching the kernel");
+    check(launcher(problem.dtype)(problem, device, current_stream(index)), "launching the kernel");
   }
 };
 

@@ -1,30 +1,15 @@
 // The scan ops on CUDA.
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/c/shim.h>
-
-#include <cuda_runtime.h>
-
 #include <vector>
 
 #include "dcs/scan_ops.h"
+#include "host.h"
 #include "launch.h"
 #include "plan.h"
-
-// Only in libtorch_cuda, which this library is loaded beside but not linked with.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace dcs {
 namespace {
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) fail("discounted_cumsum: ", what, " failed: ", cudaGetErrorString(error));
-}
-
-cudaStream_t current_stream(int32_t device) {
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  return static_cast<cudaStream_t>(stream);
-}
+void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
 
 const DeviceLimits& limits_of(int32_t device) {
   static const std::vector<DeviceLimits> devices = [] {

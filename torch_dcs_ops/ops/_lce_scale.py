@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .. import _registry
+
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _BLOCK_ELEMENTS = 1 << 20
@@ -32,18 +34,30 @@ def graph_is_being_freed() -> bool:
 
 def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
     """gradient·factor in `dtype`, rounded once: a factor beside a half gradient keeps its float32 precision."""
-    # A factor with dimensions takes part in the promotion; a 0-D one would be rounded to the gradient's dtype.
-    broadcast = factor.reshape((1,) * gradient.dim())
     # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
     if not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched"):
-        return (gradient * broadcast).to(dtype)
+        return (gradient * _broadcast(factor, gradient)).to(dtype)
     in_place = may_overwrite and gradient.dtype == dtype
-    if in_place and factor.device.type == "cpu" and factor.item() == 1.0:
-        return gradient
     output = gradient if in_place else torch.empty_like(gradient, dtype=dtype)
-    for source, result in zip(_blocks(gradient), _blocks(output), strict=True):
-        torch.mul(source, broadcast, out=result)
+    _registry.scale(gradient, factor, output)
     return output
+
+
+def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
+    # A factor with dimensions takes part in the promotion; a 0-D one would be rounded to the gradient's dtype.
+    return factor.reshape((1,) * gradient.dim())
+
+
+def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    if output is input and factor.device.type == "cpu" and factor.item() == 1.0:
+        return
+    broadcast = _broadcast(factor, input)
+    for source, result in zip(_blocks(input), _blocks(output), strict=True):
+        torch.mul(source, broadcast, out=result)
+
+
+def _fake(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    """There is nothing to make."""
 
 
 def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -52,3 +66,7 @@ def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
         return (tensor,)
     blocks: tuple[Tensor, ...] = tensor.view(-1, tensor.size(-1)).split(max(_BLOCK_ELEMENTS // tensor.size(-1), 1))
     return blocks
+
+
+_registry.LIBRARY.impl("_scale", _reference, "CompositeExplicitAutograd")
+torch.library.register_fake("dcs::_scale", _fake, lib=_registry.LIBRARY)
