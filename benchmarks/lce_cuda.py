@@ -30,7 +30,12 @@ class Case:
         return f"lce {self.rows}x{self.features}x{self.classes}"
 
 
-CASES = (Case(8192, 4096, 128_256), Case(8192, 2304, 256_000), Case(16_384, 4096, 128_256))
+CASES = (
+    Case(8192, 4096, 128_256),
+    Case(8192, 2304, 256_000),
+    Case(16_384, 4096, 128_256),
+    Case(65_536, 4096, 128_256),
+)
 
 
 @dataclass(frozen=True)

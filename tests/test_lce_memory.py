@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lce_oracle import leaf, make, oracle
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
@@ -28,6 +29,20 @@ def peak(run: Callable[[], Any]) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
+
+
+def peak_inside_gemms(rows: int, features: int, classes: int, chunk: int, dtype: torch.dtype) -> int:
+    """What torch's own GEMMs of a step take beside operands and results: nothing, or copies for its kernels."""
+    x, w = torch.randn(rows, features).to(dtype), torch.randn(classes, features).to(dtype)
+    logits, grad_x = torch.randn(chunk, classes).to(dtype), torch.empty(chunk, features, dtype=dtype)
+    part = torch.randn(rows, -(-classes // 8)).to(dtype)
+    grad_w = torch.empty(part.size(1), features, dtype=dtype)
+    gemms: tuple[Callable[[], Tensor], ...] = (
+        lambda: torch.mm(x[:chunk], w.t(), out=logits),
+        lambda: torch.mm(logits, w, out=grad_x),
+        lambda: torch.mm(part.t(), x, out=grad_w),
+    )
+    return max(map(peak, gemms))
 
 
 def full_logits(rows: int, dtype: torch.dtype) -> int:

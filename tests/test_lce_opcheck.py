@@ -26,10 +26,17 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
-def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-    result = opcheck(op, args, kwargs or {})
+ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+# The derivatives of these ops are taken by func.vjp, which torch 2.11 cannot trace in functional graphs.
+TRACEABLE = ALL[:3] if torch.__version__.startswith("2.11.") else ALL
+
+
+def check(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, utilities: tuple[str, ...] = ALL
+) -> None:
+    result = opcheck(op, args, kwargs or {}, test_utils=utilities)
+    assert set(result) == set(utilities)
     assert set(result.values()) == {"SUCCESS"}, result
-    assert len(result) == 4
 
 
 def operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,10 +77,10 @@ def test_private_ops(device: str, needs: tuple[bool, ...]) -> None:
         problem = make((3, 2), 6, 11, dtype, device)
         x, w, b = operands(problem)
         call = (x, w, problem.target, b, problem.weight)
-        check(FORWARD, (*call, *Options(memory_budget=100), *needs, True, True))
+        check(FORWARD, (*call, *Options(memory_budget=100), *needs, True, True), utilities=TRACEABLE)
         loss, rows = torch.tensor(2.0, device=device), torch.randn(3, 2, device=device)
-        check(BACKWARD, (leaf(loss), leaf(rows), None, *call, *Options(), *needs))
-        check(BACKWARD, (leaf(rows), None, leaf(rows), *call, *Options(reduction="none"), *needs))
+        check(BACKWARD, (leaf(loss), leaf(rows), None, *call, *Options(), *needs), utilities=TRACEABLE)
+        check(BACKWARD, (leaf(rows), None, leaf(rows), *call, *Options(reduction="none"), *needs), utilities=TRACEABLE)
 
 
 def test_rows(device: str) -> None:

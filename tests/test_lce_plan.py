@@ -47,7 +47,7 @@ def test_known_plans() -> None:
     """D = 4096, V = 128256 and D = 2304, V = 256000 in bfloat16, where the defaults come from."""
     assert plan(8192, 4096, 128256) == (1024, 128256, "shared")
     assert plan(65536, 4096, 128256) == (1024, 128256, "float32")
-    assert plan(8192, 4096, 128256, accumulate_dtype=BF16) == (1024, 128256, "compact")
+    assert plan(8192, 4096, 128256, accumulate_dtype=BF16) == (2048, 128256, "compact")
     assert plan(8192, 4096, 128256, accumulate_dtype=F32) == (1024, 128256, "shared")
     assert plan(8192, 2304, 256000) == (1024, 256000, "float32")
     # Up to a tenth more than a float32 sum of two results' bytes: 1.1 · (2·4096 + 1024) - 1024.

@@ -3,7 +3,8 @@
 The memory of a call, beyond its results, is the logits' buffer (rows · V elements of input's dtype: the gradient of
 the logits takes their place) and what the sum over the chunks needs. `memory_budget` is the size of that buffer in
 bytes; as many rows as fit into it are taken at a time, one at least. The default is 256 MiB on a GPU, and 1024 rows if
-those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed.
+those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed. The compact sum, which
+needs nothing beside the result and reads and writes it with every chunk, has twice that.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -35,6 +36,7 @@ Accumulation = Literal["direct", "shared", "float32", "compact"]
 
 _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
+_COMPACT_TIMES = 2
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
 _SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
@@ -66,9 +68,10 @@ def make_plan(
     """
     elements = _ROW_ALIGNMENT // dtype.itemsize
     stride = -(-classes // elements) * elements
-    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
     single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
     accumulation = _accumulation(dtype, accumulate_dtype) if need_weight_grad else "direct"
+    times = _COMPACT_TIMES if accumulation == "compact" else 1
+    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type, times)
     if rows <= fitting:
         return Plan(max(rows, 1), stride, single)
     chunk = _even_chunks(rows, fitting)
@@ -83,12 +86,13 @@ def make_plan(
     return Plan(chunk, stride, accumulation)
 
 
-def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str) -> int:
+def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, times: int) -> int:
+    """`times`: of the default."""
     if memory_budget is not None:
         fitting = max(memory_budget // row_bytes, 1)
     else:
         device_type = device_type if device_type in _DEFAULT_BYTES else "cuda"
-        fitting = max(_DEFAULT_BYTES[device_type] // row_bytes, _DEFAULT_ROWS[device_type])
+        fitting = max(times * _DEFAULT_BYTES[device_type] // row_bytes, _DEFAULT_ROWS[device_type])
     return fitting // _TILE_ROWS * _TILE_ROWS if fitting > _TILE_ROWS else fitting
 
 
