@@ -76,8 +76,16 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
         "input must have the shape (..., T, D) with T >= 1 for shift, got (4,)",
     ),
     "grad_filter_eps": (
-        {"grad_filter_eps": 0.01},
-        "grad_filter_eps must be None, got 0.01: filtered gradients are not implemented yet",
+        {"grad_filter_eps": -0.01},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got -0.01",
+    ),
+    "grad_filter_eps of 1": (
+        {"grad_filter_eps": 1.0},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got 1.0",
+    ),
+    "grad_filter_eps that is no number": (
+        {"grad_filter_eps": float("nan")},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got nan",
     ),
     "memory_budget": ({"memory_budget": 0}, "memory_budget must be at least 1 byte, got 0"),
     "accumulate_dtype": (
@@ -123,9 +131,9 @@ def test_sentences_where_a_gradient_is_recorded(name: str) -> None:
         linear_cross_entropy(leaf(args[0]), *args[1:], **options)
 
 
-def test_a_missing_filter_is_a_not_implemented_error() -> None:
-    with pytest.raises(NotImplementedError, match="grad_filter_eps"):
-        linear_cross_entropy(X, W, Y, grad_filter_eps=2**-12)
+def test_log_probs_have_no_filter() -> None:
+    with pytest.raises(TypeError, match="grad_filter_eps"):
+        linear_log_probs(X, W, Y, grad_filter_eps=2**-12)  # type: ignore[call-arg]
 
 
 def test_options_of_torch_are_refused() -> None:

@@ -8,14 +8,14 @@ loss of 1e-20 keeps all its digits. What there is one of in a row is float64.
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import on_device
 
 # Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
 LARGEST_BLOCK = 8192
@@ -309,7 +309,7 @@ def cross_entropy_rows_(
     def stride(tensor: Tensor | None) -> int:
         return 0 if tensor is None or tensor.numel() == 1 else tensor.stride(0)
 
-    with _on_device(logits):
+    with on_device(logits):
         cross_entropy_rows[(rows,)](
             logits, logits.stride(0),
             argmax if by_class else target, 0 if by_class else target.stride(0),
@@ -342,9 +342,3 @@ def _assert_in_range(target: Tensor, ignore_index: int, classes: int) -> None:
 
 def _bits(number: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()

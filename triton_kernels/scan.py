@@ -6,15 +6,14 @@ not depend on what ran before.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import on_device
 from .problem import HALF_DTYPES, Gates, Layout, Operand, read_gates
 from .scan_lookback import scan_lookback
 from .scan_tiles import chain_chunks, scan_tiles
@@ -73,7 +72,7 @@ def scan(
         return output
     problem = _Problem(input, output, gamma, gamma_value, dim, reverse, shifted, initial, reset)
     reach = problem.layout.length + (initial is not None)
-    with _on_device(input):
+    with on_device(input):
         if window is not None and window < reach:
             problem.run_window(window)
         else:
@@ -115,7 +114,7 @@ def scan_backward(
     if grad.numel() == 0:
         return grad_input, grad_gamma
     problem = _Problem(grad, grad_input, gamma, gamma_value, dim, not reverse, True, initial, reset)
-    with _on_device(grad):
+    with on_device(grad):
         if elementwise:
             problem.run(output, grad_gamma, "step")
         else:
@@ -127,12 +126,6 @@ def scan_backward(
 def _refuse_complex(input: Tensor, gamma: Tensor | None) -> None:
     if input.is_complex() or (gamma is not None and gamma.is_complex()):
         raise NotImplementedError("the Triton scan kernels do not cover complex numbers")
-
-
-def _on_device(input: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if input.is_cuda and input.device.index != torch.cuda.current_device():
-        return torch.cuda.device(input.device)
-    return contextlib.nullcontext()
 
 
 class _Problem:

@@ -33,7 +33,7 @@ def launchers(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(f"{_native.__package__}.triton_kernels.{name}")
     except ImportError as error:
-        warnings.warn(f"the Triton kernels cannot be imported, the slow reference runs instead: {error}", stacklevel=2)
+        warnings.warn(f"the Triton kernels cannot be imported, what runs without them is slower: {error}", stacklevel=2)
         return None
 
 

@@ -13,16 +13,9 @@ from torch import Tensor
 from .. import _registry
 from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options, normaliser
-from ._lce_plan import make_plan
-from ._lce_weight_gradient import make_accumulator
-
-
-class Upstream(NamedTuple):
-    """Gradients of the rows' losses, lse and entropies: (N,) or (1,) in the rows' dtype. None: 1 for loss, else 0."""
-
-    loss: Tensor | None = None
-    lse: Tensor | None = None
-    entropy: Tensor | None = None
+from ._lce_filter import FilteredGradients, filter_steps
+from ._lce_gradients import ExactGradients, Gradients, Upstream
+from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
 
 
 class Rows(NamedTuple):
@@ -32,12 +25,6 @@ class Rows(NamedTuple):
     lse: Tensor
     predictions: Tensor
     entropy: Tensor
-
-
-class Gradients(NamedTuple):
-    input: Tensor
-    linear_weight: Tensor
-    linear_bias: Tensor
 
 
 def forward(
@@ -136,26 +123,31 @@ def _run(
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
     weight = None if weight is None else weight.to(dtype).contiguous()
-    plan = make_plan(
-        count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight,
-        options.memory_budget, options.accumulate_dtype,
-    )  # fmt: skip
+    steps = filter_steps(input, target, upstream, options, needs)
     rows = Rows(
         input.new_empty(count, dtype=dtype),
         input.new_empty(count, dtype=dtype),
         input.new_empty(count if need_predictions else 0, dtype=torch.int64),
         input.new_empty(count if need_entropy else 0, dtype=dtype),
     )
-    grad_input = input.new_empty((count, features) if needs.input else 0, dtype=gradient_dtype)
-    grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=dtype)
-    grad_weight = (
-        make_accumulator(plan.accumulation, input, linear_weight, gradient_dtype) if needs.linear_weight else None
-    )
+    limits = options.memory_budget, options.accumulate_dtype
+    plan: Plan | FilteredPlan
+    gradients: ExactGradients | FilteredGradients
+    if steps is None:
+        plan = make_plan(
+            count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits
+        )
+        gradients = ExactGradients(plan, input, linear_weight, needs, gradient_dtype)
+    else:
+        plan = make_filtered_plan(count, classes, input.dtype, gradient_dtype, input.device.type, *limits)
+        gradients = FilteredGradients(
+            steps, plan, input, linear_weight, target, weight, linear_bias, upstream, options, needs, gradient_dtype
+        )
     logits = buffer = input.new_empty(min(plan.rows, count), plan.stride)[:, :classes]
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
-        chunk, logits = input[part], buffer[: part.stop - part.start]
-        torch.mm(chunk, linear_weight.t(), out=logits)
+        logits = buffer[: part.stop - part.start]
+        torch.mm(input[part], linear_weight.t(), out=logits)
         results = _registry.cross_entropy_rows_(
             logits,
             target[part].to(dtype).contiguous() if by_class else target[part],
@@ -167,25 +159,14 @@ def _run(
             options.softcap or 0.0,
             options.logit_scale,
             options.z_loss,
-            any(needs),
+            steps is None and any(needs),
             need_predictions,
             need_entropy,
         )
         for whole, piece in zip(rows, results, strict=True):
             if piece.numel():
                 whole[part] = piece
-        if needs.input:
-            if gradient_dtype == logits.dtype:
-                torch.mm(logits, linear_weight, out=grad_input[part])
-            else:
-                grad_input[part] = torch.mm(logits, linear_weight)
-        if grad_weight is not None:
-            grad_weight.add(logits, part)
-        if needs.linear_bias:
-            grad_bias += logits.sum(0, dtype=dtype)
-    del logits, buffer  # their memory is room for the sum's last steps
-    return rows, Gradients(
-        grad_input.reshape(shape) if needs.input else grad_input,
-        input.new_empty(0, dtype=gradient_dtype) if grad_weight is None else grad_weight.result(),
-        grad_bias,
-    )
+        gradients.add(logits, part, rows.lse[part])
+    del logits, buffer  # their memory is room for the sums' last steps
+    found = gradients.result()
+    return rows, found._replace(input=found.input.reshape(shape)) if needs.input else found

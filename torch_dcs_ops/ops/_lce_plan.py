@@ -24,6 +24,13 @@ traffic: "shared" copies the gradient of the logits once (4 bytes an element of 
 result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R
 rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a tenth more memory, which is up to about
 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more bytes than these saves that copy too.
+
+A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says. Its
+products add to the rows of a chunk's kept columns in the result. Where that would round a half result more than once,
+over several chunks and without the compact plan's name, the rest that its rounding leaves out is kept beside it in its
+own dtype: 2·V·D bytes. Beyond the logits it holds, for every 32 rows of a segment, V elements of input's dtype and D of
+them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A chunk has V elements
+for every 32 rows of its own, and a CPU copies what a chunk keeps of linear_weight.
 """
 
 from __future__ import annotations
@@ -31,6 +38,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+
+from ..reference.filtered_gradients import GROUP_ROWS
 
 Accumulation = Literal["direct", "shared", "float32", "compact"]
 
@@ -51,6 +60,14 @@ class Plan(NamedTuple):
     accumulation: Accumulation
 
 
+class FilteredPlan(NamedTuple):
+    """`rows` and `stride` as in `Plan`; `keeps_rest`: whether what linear_weight's gradient loses is kept beside it."""
+
+    rows: int
+    stride: int
+    keeps_rest: bool
+
+
 def make_plan(
     rows: int,
     features: int,
@@ -66,8 +83,7 @@ def make_plan(
 
     `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalised, else `dtype`.
     """
-    elements = _ROW_ALIGNMENT // dtype.itemsize
-    stride = -(-classes // elements) * elements
+    stride = _stride(classes, dtype)
     single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
     accumulation = _accumulation(dtype, accumulate_dtype) if need_weight_grad else "direct"
     times = _COMPACT_TIMES if accumulation == "compact" else 1
@@ -86,7 +102,31 @@ def make_plan(
     return Plan(chunk, stride, accumulation)
 
 
-def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, times: int) -> int:
+def make_filtered_plan(
+    rows: int,
+    classes: int,
+    dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    device_type: str,
+    memory_budget: int | None = None,
+    accumulate_dtype: torch.dtype | None = None,
+) -> FilteredPlan:
+    """`make_plan` for a filtered gradient."""
+    stride = _stride(classes, dtype)
+    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
+    fitting = max(fitting // GROUP_ROWS * GROUP_ROWS, GROUP_ROWS)
+    if rows <= fitting:
+        return FilteredPlan(max(rows, 1), stride, False)
+    is_lossy = gradient_dtype == dtype and _accumulation(dtype, accumulate_dtype) == "float32"
+    return FilteredPlan(_even_chunks(rows, fitting, GROUP_ROWS), stride, is_lossy)
+
+
+def _stride(classes: int, dtype: torch.dtype) -> int:
+    elements = _ROW_ALIGNMENT // dtype.itemsize
+    return -(-classes // elements) * elements
+
+
+def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, times: int = 1) -> int:
     """`times`: of the default."""
     if memory_budget is not None:
         fitting = max(memory_budget // row_bytes, 1)
@@ -96,13 +136,12 @@ def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, ti
     return fitting // _TILE_ROWS * _TILE_ROWS if fitting > _TILE_ROWS else fitting
 
 
-def _even_chunks(rows: int, fitting: int) -> int:
+def _even_chunks(rows: int, fitting: int, multiple: int = 1) -> int:
     """As few chunks as with `fitting` rows each, but none much shorter than the others."""
     chunks = -(-rows // fitting)
     even = -(-rows // chunks)
-    if fitting % _TILE_ROWS == 0:
-        even = -(-even // _TILE_ROWS) * _TILE_ROWS
-    return even
+    multiple = _TILE_ROWS if fitting % _TILE_ROWS == 0 else multiple
+    return -(-even // multiple) * multiple
 
 
 def _accumulation(dtype: torch.dtype, accumulate_dtype: torch.dtype | None) -> Accumulation:

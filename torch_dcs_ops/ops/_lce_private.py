@@ -15,6 +15,7 @@ from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
 from . import _flops
 from . import _lce_driver as driver
+from ._lce_gradients import Upstream
 from ._validate_lce import check_call, check_upstream
 
 _OP = "linear_cross_entropy"
@@ -80,7 +81,7 @@ def _backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options, needs = Options(*rest[:_OPTIONS]), Needs(*rest[_OPTIONS:])
-    upstream = driver.Upstream(grad_loss, grad_lse, grad_entropy)
+    upstream = Upstream(grad_loss, grad_lse, grad_entropy)
     _check_backward(upstream, input, linear_weight, target, linear_bias, weight, options)
     with torch._C._AutoDispatchBelowAutograd():
         return driver.backward(upstream, input, linear_weight, target, linear_bias, weight, options, needs)
@@ -98,7 +99,7 @@ def _backward_fake(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options, needs = Options(*rest[:_OPTIONS]), Needs(*rest[_OPTIONS:])
-    upstream = driver.Upstream(grad_loss, grad_lse, grad_entropy)
+    upstream = Upstream(grad_loss, grad_lse, grad_entropy)
     _check_backward(upstream, input, linear_weight, target, linear_bias, weight, options)
     bias_dtype = row_dtype(input.dtype) if linear_bias is None else linear_bias.dtype
     return (
@@ -109,7 +110,7 @@ def _backward_fake(
 
 
 def _check_backward(
-    upstream: driver.Upstream,
+    upstream: Upstream,
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,

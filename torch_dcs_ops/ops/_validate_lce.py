@@ -56,11 +56,8 @@ def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
         fail(op, f"logit_scale must be finite, got {options.logit_scale}")
     if not 0 <= options.z_loss < math.inf:
         fail(op, f"z_loss must be a number >= 0, got {options.z_loss}")
-    if options.grad_filter_eps is not None:
-        raise NotImplementedError(
-            f"{op}: grad_filter_eps must be None, got {options.grad_filter_eps}: "
-            "filtered gradients are not implemented yet"
-        )
+    if options.grad_filter_eps is not None and not 0 <= options.grad_filter_eps < 1:
+        fail(op, f"grad_filter_eps must be None or a number >= 0 and < 1, got {options.grad_filter_eps}")
     if options.memory_budget is not None and options.memory_budget < 1:
         fail(op, f"memory_budget must be at least 1 byte, got {options.memory_budget}")
     allowed = {torch.bfloat16: (torch.bfloat16, torch.float32), torch.float64: (torch.float64,)}

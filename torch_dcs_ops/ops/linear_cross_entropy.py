@@ -73,7 +73,12 @@ def linear_cross_entropy(
             of the loss, by the weights of the valid targets.
         shift: input (..., T, D) at step t predicts target (..., T) at step t + 1. The last step has no target:
             whatever has a value a row, has T - 1 of them.
-        grad_filter_eps: None, the exact gradient; anything else is not available yet and raises.
+        grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
+            the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
+            above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
+            the mean shape of 32 rows (see the documentation). The results themselves are exact, as are the gradients
+            for class probabilities, for softcap together with label_smoothing, in float64 on CUDA, and on CUDA
+            without triton.
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
             rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half input takes further memory when there
             is more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
@@ -92,8 +97,9 @@ def linear_cross_entropy(
     or linear_weight costs neither time nor memory. backward() multiplies them by the gradient of the loss, in place
     where the graph is being freed. Reduction "none" and the gradient of the lse make the logits a second time.
     Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class
-    probabilities or class weights hold full logits. Works under torch.func, torch.compile(fullgraph=True),
-    torch.export and autocast (input, linear_weight and linear_bias are cast as for F.linear, the loss is float32).
+    probabilities or class weights hold full logits, and are exact whatever grad_filter_eps is. Works under torch.func,
+    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias are cast as for
+    F.linear, the loss is float32).
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion, as in F.cross_entropy.

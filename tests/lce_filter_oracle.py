@@ -1,0 +1,102 @@
+"""Filtered gradients over dense logits in float64, chunk by chunk, and data whose softmax is sparse."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+EPS = 2**-6
+CLASSES, FEATURES = 501, 16
+GROUP = 32
+
+
+def operands(rows: int = 150, dtype: torch.dtype = F32, device: str = "cpu", *, seed: int = 0) -> list[Tensor]:
+    """input, linear_weight, target, linear_bias, weight: a few classes have most of a row's probability.
+
+    The rows of linear_weight share a direction, as those of language models do.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=F64)
+
+    w = (normal(CLASSES, FEATURES) + 0.7 * normal(FEATURES)) / FEATURES**0.5
+    target = torch.randint(CLASSES, (rows,), generator=generator)
+    x = 5 * w[target] + 3 * w[torch.randint(CLASSES, (rows,), generator=generator)] + 0.5 * normal(rows, FEATURES)
+    target[torch.rand(rows, generator=generator) < 0.2] = -100
+    weight = torch.rand(CLASSES, generator=generator, dtype=F64) + 0.1
+    bias = normal(CLASSES) / 4
+    wide = F64 if dtype == F64 else F32
+    return [
+        x.to(device, dtype), w.to(device, dtype), target.to(device), bias.to(device, dtype), weight.to(device, wide)
+    ]  # fmt: skip
+
+
+def budget_of(chunk: int, dtype: torch.dtype = F32) -> int:
+    """Bytes of logits for that many rows."""
+    words = 16 // dtype.itemsize
+    return chunk * -(-CLASSES // words) * 16
+
+
+def dense(
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    chunk: int,
+    eps: float,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    z_loss: float = 0.0,
+    grad_loss: Tensor | float = 1.0,
+    grad_lse: Tensor | float = 0.0,
+    share: bool = True,
+) -> tuple[list[Tensor], list[float]]:
+    """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
+
+    Logits are those of the operands' own dtype. `share` False drops the tail.
+    """
+    valid = target != ignore_index
+    at = torch.where(valid, target, 0)
+    class_weight = x.new_ones(w.size(0), dtype=F64) if weight is None else weight.double()
+    own = torch.where(valid, class_weight[at], 0)
+    upstream = torch.where(valid, grad_loss, 0).double() / (own.sum() if reduction == "mean" else 1)
+    found = []
+    kept = []
+    for start in range(0, x.size(0), chunk):
+        rows = slice(start, min(start + chunk, x.size(0)))
+        u, y, mask = upstream[rows, None], at[rows, None], valid[rows, None]
+        z = torch.mm(x[rows], w.t()).double() + (0 if linear_bias is None else linear_bias.double())
+        z = z * logit_scale
+        slope = torch.ones_like(z)
+        if softcap is not None:
+            z = torch.tanh(z / softcap) * softcap
+            slope = 1 - (z / softcap).square()
+        lse, p = z.logsumexp(1, keepdim=True), z.softmax(1)
+        hit = u * (1 - label_smoothing) * class_weight[y]
+        even = u * label_smoothing / w.size(0)
+        a = hit + even * class_weight.sum() + 2 * z_loss * lse * u
+        a = a + torch.where(mask, grad_lse if isinstance(grad_lse, float) else grad_lse[rows, None].double(), 0)
+        alive = ((p > eps) & mask).any(0)
+        alive[y[mask]] = True
+        kept.append(float(alive.double().mean()))
+        if alive.sum() > w.size(0) // 2:
+            alive[:] = True
+        g = a * p * slope
+        tail = torch.where(alive | ~mask, 0, p * slope)
+        for group in range(0, tail.size(0), GROUP):
+            part = slice(group, group + GROUP)
+            q = tail[part].sum(0)
+            shape = q / q.sum().clamp(min=1e-300)
+            shared = (a[part] * tail[part].sum(1, keepdim=True)) * shape
+            g[part] = torch.where(alive, g[part], shared if share else 0)
+        g = g.scatter_add(1, y, -hit * slope.gather(1, y)) - even * class_weight * slope
+        found.append(torch.where(mask, g, 0) * logit_scale)
+    g = torch.cat(found) if found else x.new_zeros(0, w.size(0), dtype=F64)
+    return [g @ w.double(), g.t() @ x.double(), g.sum(0)], kept

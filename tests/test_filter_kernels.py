@@ -1,0 +1,568 @@
+"""The Triton kernels of filtered gradients, step by step, against plain torch in float64.
+
+On a GPU for real; without one in Triton's interpreter, which one test starts in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from processes import environment
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if GPU else "cpu"
+kernel_test = pytest.mark.skipif(not INTERPRETED and not GPU, reason="no GPU: runs in test_in_the_interpreter")
+DTYPES = [torch.bfloat16, torch.float32] + ([] if INTERPRETED else [torch.float16])
+GROUP_ROWS = 32
+EPS = 2.0**-10
+# rows, columns: one group and several, less than a block of columns and several, whole words and not.
+SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
+
+
+@pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
+def test_in_the_interpreter() -> None:
+    variables = environment(TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+    variables.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def load(name: str) -> ModuleType:
+    """A module of triton_kernels, installed or from the checkout."""
+    try:
+        return importlib.import_module(f"torch_dcs_ops.triton_kernels.{name}")
+    except ImportError:
+        sys.path.insert(0, str(Path(__file__).parent.parent))
+        try:
+            return importlib.import_module(f"triton_kernels.{name}")
+        finally:
+            sys.path.pop(0)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if INTERPRETED:
+        multiply_bfloat16(monkeypatch)
+    return load("filtered_gradients")
+
+
+def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter holds bfloat16 as 16-bit integers, and its dot product multiplies these."""
+    from triton.runtime import interpreter
+
+    exact = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, *arguments: Any) -> Any:
+        return exact(self, widened(a), widened(b), *arguments)
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar.name != "bf16":
+            return handle
+        return interpreter.TensorHandle((handle.data.astype("uint32") << 16).view("float32"), interpreter.tl.float32)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The error of one rounding; the interpreter cuts bfloat16 off where a GPU rounds."""
+    return torch.finfo(dtype).eps * (1.0 if INTERPRETED else 0.5)
+
+
+def assert_close(value: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
+    """Each within `tolerance` of itself, and of `floor`."""
+    assert value.shape == expected.shape
+    value, expected = value.double().cpu(), expected.double().cpu()
+    worst = ((value - expected).abs() / (expected.abs() + floor)).nan_to_num(0).max() if expected.numel() else 0.0
+    assert torch.equal(value.isnan(), expected.isnan())
+    assert float(worst) <= tolerance, f"{float(worst)} > {tolerance}"
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    """Relative, in the Frobenius norm."""
+    norm = float(expected.double().norm())
+    return float((value.double().cpu() - expected.double().cpu()).norm()) / (norm if norm > 0 else 1.0)
+
+
+class Problem:
+    """Logits of a softmax that is concentrated, and what belongs to their rows; a third of the rows is ignored."""
+
+    def __init__(
+        self, rows: int, columns: int, dtype: torch.dtype, *, bias: bool = False, softcap: float = 0.0,
+        scale: float = 1.0, stride: int | None = None, offset: int = 0,
+    ) -> None:  # fmt: skip
+        stride = columns if stride is None else stride
+        memory = torch.full((offset + rows * stride + 64,), 77.0, dtype=dtype)
+        self.outside = torch.ones(memory.shape, dtype=torch.bool)
+        self.outside.as_strided((rows, columns), (stride, 1), offset).fill_(False)
+        view = memory.as_strided((rows, columns), (stride, 1), offset)
+        view.copy_(torch.randn(rows, columns) * 1.5 + 4 * torch.randn(columns))
+        self.memory = memory.to(DEVICE)
+        self.logits = self.memory.as_strided((rows, columns), (stride, 1), offset)
+        self.bias = torch.randn(columns) if bias else None
+        self.softcap, self.scale = softcap, scale
+        self.valid = torch.rand(rows) > 0.3
+        self.valid[0] = True
+        self.target = torch.where(self.valid, torch.randint(columns, (rows,)), -100)
+        self.a, self.h = torch.rand(rows), torch.rand(rows)
+        self.settle()
+
+    def settle(self) -> None:
+        """lse, p and s of the logits and the valid rows as they are now."""
+        z, self.slope = self.transformed()
+        self.lse = torch.where(self.valid, z.logsumexp(1), 0).float()
+        self.p = torch.where(self.valid[:, None], (z - self.lse[:, None].double()).exp(), 0)
+
+    def transformed(self) -> tuple[Tensor, Tensor]:
+        u = self.logits.cpu().double()
+        u = (u if self.bias is None else u + self.bias) * self.scale
+        if not self.softcap:
+            return u, torch.ones_like(u)
+        bent = torch.tanh(u / self.softcap)
+        return self.softcap * bent, 1 - bent * bent
+
+    def columns(self, steps: ModuleType, eps: float = EPS) -> tuple[Tensor, Tensor]:
+        bias, lse, valid = on_device(self.bias, self.lse, self.valid)
+        alive, q = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps)
+        return alive, q
+
+    def keep(self, steps: ModuleType, alive: Tensor, most: int) -> tuple[Tensor, ...]:
+        kept: tuple[Tensor, ...] = steps.keep(alive.to(DEVICE), *on_device(self.target, self.valid), most)
+        return kept
+
+    def gather(self, steps: ModuleType, alive: Tensor, slot: Tensor, count: Tensor) -> Tensor:
+        rows = on_device(self.lse, self.target, self.valid, self.a, self.h, self.bias)
+        tail: Tensor = steps.gather_(self.logits, *rows, self.softcap, self.scale, alive, slot, count)
+        return tail
+
+    def gradient(self) -> Tensor:
+        log_p = torch.where(self.valid[:, None], self.transformed()[0] - self.lse[:, None].double(), 0)
+        hot = torch.nn.functional.one_hot(self.target.clamp(min=0), log_p.size(1)).bool()
+        a, h = self.a.double()[:, None], self.h.double()[:, None]
+        exact = torch.where(hot, h * log_p.expm1() + (a - h) * self.p, a * self.p) * self.slope
+        return torch.where(self.valid[:, None], exact, 0)
+
+
+def on_device(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.to(DEVICE) for tensor in tensors]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias": {"bias": True},
+    "softcap": {"softcap": 8.0},
+    "everything": {"bias": True, "softcap": 8.0, "scale": -0.7, "stride": 1130, "offset": 3},
+    "padded": {"stride": 1104},
+    "halves of words": {"stride": 1108},
+}
+
+
+def check_columns(steps: ModuleType, problem: Problem) -> None:
+    before = problem.memory.clone()
+    alive, q = problem.columns(steps)
+    assert torch.equal(problem.memory, before)
+    largest = problem.p.amax(0)
+    clear = (largest / EPS - 1).abs() > 1e-4
+    assert alive.dtype == torch.uint8
+    assert torch.equal(alive.cpu().bool()[clear], (largest > EPS)[clear])
+    sloped = torch.nn.functional.pad(problem.p * problem.slope, (0, 0, 0, -len(problem.p) % GROUP_ROWS))
+    expected = sloped.view(-1, GROUP_ROWS, sloped.size(1)).sum(1)
+    assert q.dtype == problem.logits.dtype
+    # Below float16's smallest number, 6e-8, all is 0.
+    floor = 1e-4 if q.dtype == torch.float16 else 1e-20
+    assert_close(q, expected, unit(q.dtype) + 2e-5, floor)
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_columns(steps: ModuleType, rows: int, columns: int, dtype: torch.dtype) -> None:
+    check_columns(steps, Problem(rows, columns, dtype))
+
+
+@kernel_test
+@pytest.mark.parametrize("name", OPTIONS)
+def test_columns_with_options(steps: ModuleType, name: str) -> None:
+    check_columns(steps, Problem(34, 1100, torch.bfloat16, **OPTIONS[name]))
+
+
+@kernel_test
+def test_columns_with_nan_and_without_valid_rows(steps: ModuleType) -> None:
+    problem = Problem(40, 300, torch.float32)
+    problem.valid[:3] = torch.tensor([True, False, True])
+    problem.settle()
+    problem.logits[1] = math.nan
+    assert not bool(problem.columns(steps)[1].isnan().any())
+    problem.logits[2, 7] = math.nan
+    alive, q = problem.columns(steps, eps=2.0)
+    assert alive.nonzero().flatten().tolist() == q[0].isnan().nonzero().flatten().tolist() == [7]
+    problem.valid[:] = False
+    alive, q = problem.columns(steps)
+    assert not bool(alive.any() | q.any())
+
+
+@kernel_test
+@pytest.mark.parametrize("columns", [1, 5, 1024, 3000])
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1.0), (0.1, 0.5), (0.1, 0.0), (1.0, 0.5), (1.0, 1.0)])
+def test_keep(steps: ModuleType, columns: int, share: float, most: float) -> None:
+    rows, limit = 50, int(most * columns)
+    alive = (torch.rand(columns) < share).to(torch.uint8)
+    valid = torch.arange(rows) < 5
+    target = torch.randint(columns, (rows,))
+    target[:2] = torch.tensor([-1, 2**40])
+    expected = alive.bool()
+    expected[target[2:5]] = True
+    if int(expected.sum()) > limit:
+        expected[:] = True
+    final, index, slot, count = (
+        value.cpu() for value in steps.keep(*on_device(alive.clone(), target, valid), limit)
+    )  # fmt: skip
+    kept = expected.nonzero().flatten()
+    assert torch.equal(final, expected.to(torch.uint8))
+    assert count.tolist() == [len(kept)]
+    assert torch.equal(index[: len(kept)].long(), kept)
+    assert torch.equal(slot[kept].long(), torch.arange(len(kept)))
+    assert index.sort().values.tolist() == list(range(columns))
+    assert [value.dtype for value in (index, slot, count)] == [torch.int32] * 3
+
+
+def check_gather(steps: ModuleType, problem: Problem, most: int) -> None:
+    alive, _ = problem.columns(steps)
+    alive, index, slot, count = problem.keep(steps, alive, most)
+    exact = problem.gradient()
+    tail = problem.gather(steps, alive, slot, count).cpu()
+    kept = index[: int(count)].cpu().long()
+    sizes = (problem.a + problem.h)[:, None].double() * problem.p * problem.slope
+    budget = unit(problem.logits.dtype) + 2e-5
+    # float16 has no numbers between 0 and 6e-8.
+    floor = 1e-4 if problem.logits.dtype == torch.float16 else 0.0
+    assert_close(problem.logits[:, : int(count)], exact[:, kept], budget, 1e-2 * sizes[:, kept] + floor + 1e-30)
+    dead = alive.cpu() == 0
+    assert_close(tail, (problem.p * problem.slope)[:, dead].sum(1), 2e-5, 1e-30)
+    assert bool((problem.memory.cpu()[problem.outside] == 77).all())
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_gather(steps: ModuleType, rows: int, columns: int, dtype: torch.dtype) -> None:
+    check_gather(steps, Problem(rows, columns, dtype), columns)
+
+
+@kernel_test
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gather_with_options(steps: ModuleType, name: str) -> None:
+    check_gather(steps, Problem(5, 1100, torch.bfloat16, **OPTIONS[name]), 1100)
+
+
+@kernel_test
+def test_more_than_most_are_all_and_exact(steps: ModuleType) -> None:
+    problem = Problem(6, 3000, torch.float32)
+    alive, index, slot, count = problem.keep(steps, problem.columns(steps)[0], 10)
+    exact = problem.gradient()
+    tail = problem.gather(steps, alive, slot, count)
+    assert (int(count), float(tail.abs().max())) == (3000, 0.0)
+    assert torch.equal(index.cpu(), torch.arange(3000, dtype=torch.int32))
+    assert error(problem.logits, exact) < 1e-6
+
+
+@kernel_test
+def test_the_gradient_at_certain_targets_does_not_cancel(steps: ModuleType) -> None:
+    """p_t is 1 within float32, p_t - 1 that of log p_t."""
+    problem = Problem(4, 600, torch.float32)
+    problem.valid[:] = True
+    problem.target = torch.tensor([0, 1, 300, 599])
+    problem.h = problem.a.clone()
+    gap = torch.tensor([1e-3, 3e-6, 2e-7, 5e-8])
+    problem.logits[:] = -200.0
+    problem.logits[range(4), problem.target] = -gap.to(DEVICE)
+    problem.lse = torch.zeros(4)
+    alive, _, slot, count = problem.keep(steps, problem.columns(steps)[0], 600)
+    problem.gather(steps, alive, slot, count)
+    assert count.tolist() == [4]
+    at_target = problem.logits[range(4), range(4)].cpu().double()
+    assert_close(at_target, problem.h.double() * torch.expm1(-gap.double()), 2e-7)
+
+
+@kernel_test
+def test_gather_of_nan_and_inf(steps: ModuleType) -> None:
+    """They stay in their rows; a row that is ignored is 0 whatever it holds."""
+    problem = Problem(6, 1500, torch.float32)
+    problem.valid = torch.tensor([True, False, True, True, False, True])
+    problem.target = torch.tensor([5, 6, 7, 8, 9, 1499])
+    problem.settle()
+    problem.logits[1], problem.logits[2], problem.logits[3, 1200:] = math.nan, math.nan, -math.inf
+    problem.lse[2] = math.nan
+    problem.lse[3] = problem.logits[3].cpu().logsumexp(0)
+    alive, index, slot, count = problem.keep(steps, torch.ones(1500, dtype=torch.uint8), 700)
+    tail = problem.gather(steps, alive, slot, count)
+    gradient = problem.logits.cpu()
+    assert gradient.isnan().any(1).tolist() == [False, False, True, False, False, False]
+    assert gradient[2].isnan().all()
+    assert not bool(gradient[[1, 4]].any() | gradient[3, 1200:].any() | tail.any())
+    assert torch.equal(index.cpu(), torch.arange(1500, dtype=torch.int32))
+
+
+class Product:
+    """Operands whose columns past the count, and rows that are not kept, are NaN: nothing of them may be used."""
+
+    def __init__(
+        self, rows: int, columns: int, features: int, count: int, dtype: torch.dtype, stride: int | None = None
+    ) -> None:
+        memory = torch.full((rows, columns if stride is None else stride), math.nan)
+        memory[:, :count] = torch.randn(rows, count)
+        self.index = torch.randperm(columns, dtype=torch.int32)
+        self.kept_rows = self.index[:count].long()
+        self.index[:count] = self.kept_rows.sort().values
+        self.kept_rows = self.index[:count].long()
+        weight = torch.full((columns, features), math.nan)
+        weight[self.kept_rows] = torch.randn(count, features)
+        self.features, self.columns, self.dtype = features, columns, dtype
+        self.kept = memory.to(dtype).to(DEVICE)[:, :columns]
+        self.count = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+        self.on_device_index = self.index.to(DEVICE)
+        self.weight = weight.to(dtype).to(DEVICE)
+        self.input = torch.randn(rows, features).to(dtype).to(DEVICE)
+        self.left = self.kept[:, :count].cpu().double()
+
+
+# rows, columns, features, count: tiles that are full, and that are not in each direction.
+PRODUCTS = [(1, 3, 5, 3), (64, 320, 128, 256), (131, 300, 133, 70), (70, 140, 64, 0)]
+PRODUCTS += [(1000, 30_000, 1024, 2500), (1024, 50_257, 4096, 3001)] if GPU else []
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", PRODUCTS)
+def test_input_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    problem = Product(*shape, dtype)
+    expected = problem.left @ problem.weight[problem.kept_rows].cpu().double()
+    for out_dtype in {dtype, torch.float32}:
+        whole = torch.full((shape[0] + 2, shape[2] + 3), 77.0, dtype=out_dtype, device=DEVICE)
+        out = whole[1:-1, :-3]
+        steps.input_gradient(problem.kept, problem.on_device_index, problem.count, problem.weight, out)
+        assert error(out, expected) <= unit(out_dtype) + 1e-6
+        assert int((whole == 77).sum()) == whole.numel() - out.numel()
+
+
+@kernel_test
+def test_operands_of_any_stride(steps: ModuleType) -> None:
+    for stride in (301, 304, 320):
+        problem = Product(40, 300, 48, 90, torch.bfloat16, stride)
+        expected = problem.left @ problem.weight[problem.kept_rows].cpu().double()
+        out = torch.empty(40, 48, device=DEVICE)
+        weight = problem.weight.t().contiguous().t()
+        steps.input_gradient(problem.kept, problem.on_device_index, problem.count, weight, out)
+        assert error(out, expected) <= 1e-6
+        total = torch.empty(300, 48, device=DEVICE)
+        flags = torch.zeros(300, dtype=torch.uint8, device=DEVICE)
+        arguments = (problem.kept, problem.on_device_index, problem.count, problem.input.t().contiguous().t())
+        steps.add_weight_gradient(*arguments, total, None, flags)
+        assert error(total[problem.kept_rows], problem.left.t() @ problem.input.cpu().double()) <= 1e-6
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", PRODUCTS)
+def test_weight_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    """Two chunks and the tails, in hi and lo halves, in the halves alone, and in float32."""
+    _, columns, features, _ = shape
+    chunks = [Product(*shape, dtype) for _ in range(2)]
+    q = torch.rand(35, columns).to(dtype).to(DEVICE)
+    sums = torch.randn(35, features).to(dtype).to(DEVICE)
+    for kind in ("float32",) if dtype == torch.float32 else ("hi and lo", "compact", "float32"):
+        wide = torch.float32 if kind == "float32" else dtype
+        total = torch.full((columns, features), math.nan, dtype=wide, device=DEVICE)
+        rest = torch.full_like(total, math.nan) if kind == "hi and lo" else None
+        touched = torch.zeros(columns, dtype=torch.uint8, device=DEVICE)
+        expected = torch.zeros(columns, features, dtype=torch.float64)
+        for chunk in chunks:
+            steps.add_weight_gradient(
+                chunk.kept, chunk.on_device_index, chunk.count, chunk.input, total, rest, touched
+            )  # fmt: skip
+            touched[chunk.kept_rows] = 1
+            expected[chunk.kept_rows] += chunk.left.t() @ chunk.input.cpu().double()
+        known = touched.cpu().bool()
+        assert not known.any() or not bool(total.cpu()[known].isnan().any())
+        assert bool(total.cpu()[~known].isnan().all())
+        budget = {"hi and lo": 4 * unit(dtype) ** 2 + 1e-6, "compact": 3 * unit(dtype), "float32": 1e-6}[kind]
+        if rest is not None:
+            assert error((total.double() + rest.double()).cpu()[known], expected[known]) <= budget
+        else:
+            assert error(total.cpu()[known], expected[known]) <= budget
+        for keep_rest in (True, False) if rest is not None else (False,):
+            steps.finish_weight_gradient(q, sums, total, rest, touched, keep_rest)
+            touched.fill_(1)
+            expected += q.cpu().double().t() @ sums.cpu().double()
+            if keep_rest and rest is not None:
+                assert error(total.double() + rest.double(), expected) <= budget
+        assert error(total, expected) <= (budget if kind != "hi and lo" else unit(dtype) + 1e-6)
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", PRODUCTS)
+def test_column_sums(steps: ModuleType, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    problem = Product(*shape, dtype)
+    sums = steps.column_sums(problem.kept, problem.on_device_index, problem.count).cpu()
+    expected = torch.zeros(shape[1], dtype=torch.float64)
+    expected[problem.kept_rows] = problem.left.sum(0)
+    assert_close(sums, expected, 1e-6, float(shape[0]) ** 0.5)
+    assert sums.dtype == torch.float32
+
+
+@kernel_test
+def test_no_rows(steps: ModuleType) -> None:
+    problem = Problem(1, 20, torch.float32)
+    empty, none = problem.logits[:0], torch.empty(0, device=DEVICE)
+    valid, target = none.bool(), none.long()
+    alive, q = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS)
+    alive, index, slot, count = steps.keep(alive, target, valid, 10)
+    assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
+    assert steps.gather_(empty, none, target, valid, none, none, None, 0.0, 1.0, alive, slot, count).shape == (0,)
+    steps.input_gradient(empty, index, count, torch.ones(20, 3, device=DEVICE), none.view(0, 3))
+    total = torch.full((20, 3), 5.0, device=DEVICE)
+    steps.add_weight_gradient(empty, index, count, none.view(0, 3), total, None, alive)
+    assert bool((total == 5).all())
+    steps.finish_weight_gradient(q, none.view(0, 3), total, None, alive, False)
+    assert not bool(total.any() | steps.column_sums(empty, index, count).any())
+
+
+def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, total: Tensor, rest: Tensor) -> Any:
+    rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
+    alive, q = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS)
+    alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
+    tail = steps.gather_(problem.logits, *rows, None, 0.0, 1.0, alive, slot, count)
+    touched = torch.zeros_like(alive)
+    steps.input_gradient(problem.logits, index, count, product.weight, out)
+    steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, touched)
+    steps.finish_weight_gradient(q, product.input[: q.size(0)], total, rest, alive, False)
+    return tail, count, steps.column_sums(problem.logits, index, count)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no CUDA device")
+def test_cuda_graph_and_equal_bits(steps: ModuleType) -> None:
+    """A graph captured with one chunk's logits replays with another's, with other counts, and gives the same bits."""
+    problem = Problem(256, 30_000, torch.bfloat16)
+    product = Product(256, 30_000, 512, 30_000, torch.bfloat16)
+    for name in ("lse", "target", "valid", "a", "h"):
+        setattr(problem, name, getattr(problem, name).to(DEVICE))
+    out = torch.empty(256, 512, dtype=torch.bfloat16, device=DEVICE)
+    total = torch.empty(30_000, 512, dtype=torch.bfloat16, device=DEVICE)
+    operands = (problem, product, out, total, torch.empty_like(total))
+    first = problem.logits.clone()
+    run_all(steps, *operands)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run_all(steps, *operands)
+    for logits in (first, first.roll(1000, 1) * 0.5):
+        problem.lse.copy_(torch.where(problem.valid, logits.float().logsumexp(1), 0))
+        problem.logits.copy_(logits)
+        eager = [value.clone() for value in (*run_all(steps, *operands), out, total)]
+        problem.logits.copy_(logits)
+        graph.replay()
+        for value, expected in zip((*captured, out, total), eager, strict=True):
+            assert torch.equal(value, expected)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no CUDA device")
+@pytest.mark.slow
+def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
+    columns = 128_256
+    rows = 2**31 // columns + 64
+    last = Problem(32, columns, torch.bfloat16)
+    whole = torch.zeros(rows, columns, dtype=torch.bfloat16, device=DEVICE)
+    whole[-32:] = last.logits
+    valid = torch.zeros(rows, dtype=torch.bool, device=DEVICE)
+    valid[-32:] = last.valid.to(DEVICE)
+
+    def extended(values: Tensor) -> Tensor:
+        return torch.cat((values.new_zeros(rows - 32), values)).to(DEVICE)
+
+    lse, target, a, h = (extended(values) for values in (last.lse, last.target, last.a, last.h))
+    alive, _ = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS)
+    expected_alive, _ = last.columns(steps)
+    assert torch.equal(alive, expected_alive)
+    alive, index, slot, count = steps.keep(alive, target, valid, columns)
+    tail = steps.gather_(whole, lse, target, valid, a, h, None, 0.0, 1.0, alive, slot, count)
+    assert torch.equal(tail[-32:], last.gather(steps, alive, slot, count))
+    assert torch.equal(whole[-32:], last.logits)
+    weight = torch.randn(columns, 256, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.empty(rows, 256, dtype=torch.bfloat16, device=DEVICE)
+    steps.input_gradient(whole, index, count, weight, out)
+    kept = index[: int(count)].long()
+    assert error(out[-32:], last.logits[:, : len(kept)].double() @ weight[kept].double()) < 4e-3
+    input = torch.randn(rows, 256, dtype=torch.bfloat16, device=DEVICE)
+    total = torch.zeros(columns, 256, device=DEVICE)
+    steps.add_weight_gradient(whole, index, count, input, total, None, torch.zeros_like(alive))
+    expected = last.logits[:, : len(kept)].double().t() @ input[-32:].double()
+    assert error(total[kept], expected) < 1e-5
+    sums = steps.column_sums(whole, index, count)
+    assert error(sums[kept], last.logits[:, : len(kept)].double().sum(0)) < 1e-5
+
+
+# Beside the pointers to half numbers: what the kernels' arguments are.
+KINDS = {
+    "i1": ["valid_ptr"],
+    "u8": ["alive_ptr", "touched_ptr"],
+    "i32": ["slot_ptr", "index_ptr", "count_ptr", "counts_ptr"],
+    "i64": ["target_ptr"],
+    "fp32": ["lse_ptr", "bias_ptr", "a_ptr", "h_ptr", "tail_ptr", "sums_ptr", "softcap", "scale", "eps"],
+}
+PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128, "BAND": 8, "PARTS": 4, "EVEN": False}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
+@pytest.mark.parametrize(
+    ("module", "name", "options"),
+    [
+        ("filtered_gradients", "sum_groups", {"ROWS": 8}),
+        ("filtered_gradients", "mark_targets", {}),
+        ("filtered_gradients", "count_alive", {}),
+        ("filtered_gradients", "place_columns", {}),
+        ("filtered_gradients", "gather_rows", {"ROWS": 2, "WORD": 8}),
+        ("filtered_gradients", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
+        ("filtered_products", "multiply_kept", PRODUCT_OPTIONS),
+        ("filtered_products", "add_products", PRODUCT_OPTIONS),
+    ],
+)
+def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> None:
+    """With all options on, where no GPU is: the interpreter knows nothing of types that must agree."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(load(module), name)
+    names: list[str] = kernel.arg_names
+    known = {"UNIT": 8, "GROUP_ROWS": GROUP_ROWS, "BLOCK": 1024, "BLOCKS": 128, **options}
+    constants = {argument: known.get(argument, True) for argument in names if argument == argument.upper()}
+    constants = {argument: value for argument, value in constants.items() if argument not in ("V", "D")}
+    kinds = {argument: kind for kind, arguments in KINDS.items() for argument in arguments}
+
+    def kind(argument: str) -> str:
+        if argument in constants:
+            return "constexpr"
+        pointer = argument.endswith("_ptr")
+        return ("*" if pointer else "") + kinds.get(argument, "bf16" if pointer else "i32")
+
+    source = ASTSource(
+        fn=kernel,
+        signature={argument: kind(argument) for argument in names},
+        constexprs={(names.index(argument),): value for argument, value in constants.items()},
+        attrs={},
+    )
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]

@@ -1,0 +1,57 @@
+"""The exact gradients of input, linear_weight and linear_bias from one chunk of the logits' gradient after another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..reference.cross_entropy_rows import row_dtype
+from ..reference.linear_cross_entropy import Needs
+from ._lce_plan import Plan
+from ._lce_weight_gradient import make_accumulator
+
+
+class Upstream(NamedTuple):
+    """Gradients of the rows' losses, lse and entropies: (N,) or (1,) in the rows' dtype. None: 1 for loss, else 0."""
+
+    loss: Tensor | None = None
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor
+
+
+class ExactGradients:
+    """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results."""
+
+    def __init__(self, plan: Plan, input: Tensor, linear_weight: Tensor, needs: Needs, dtype: torch.dtype) -> None:
+        """input is (N, D)."""
+        self.linear_weight, self.needs, self.dtype = linear_weight, needs, dtype
+        self.grad_input = input.new_empty(input.shape if needs.input else 0, dtype=dtype)
+        classes = linear_weight.size(0)
+        self.grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
+        self.grad_weight = (
+            make_accumulator(plan.accumulation, input, linear_weight, dtype) if needs.linear_weight else None
+        )
+
+    def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
+        """logits (n, V) of the rows `part`."""
+        if self.needs.input:
+            if self.dtype == logits.dtype:
+                torch.mm(logits, self.linear_weight, out=self.grad_input[part])
+            else:
+                self.grad_input[part] = torch.mm(logits, self.linear_weight)
+        if self.grad_weight is not None:
+            self.grad_weight.add(logits, part)
+        if self.needs.linear_bias:
+            self.grad_bias += logits.sum(0, dtype=self.grad_bias.dtype)
+
+    def result(self) -> Gradients:
+        grad_weight = self.grad_input.new_empty(0) if self.grad_weight is None else self.grad_weight.result()
+        return Gradients(self.grad_input, grad_weight, self.grad_bias)

@@ -1,0 +1,244 @@
+"""The steps of a filtered gradient in plain PyTorch: what the kernels compute, and what a CPU runs.
+
+Of a chunk of rows of logits, with z, p, lse and the slope s = dz/dlogit / logit_scale as in cross_entropy_rows.py, the
+gradient of the logits in row i is a_i·p_ij·s_ij - h_i·[j = t_i]·s_ij (label smoothing apart, which is of rank one). A
+column is alive, and its gradient kept, where any row has p > eps or its target. The columns that are not alive are the
+tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
+
+The steps follow one another on the same logits, which belong to them: `columns`, `keep`, `gather_`, then the products.
+Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
+the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .cross_entropy_rows import row_dtype
+
+GROUP_ROWS = 32
+_BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
+_WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
+
+
+def columns(
+    logits: Tensor,
+    lse: Tensor,
+    valid: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """(alive, q): uint8 (V,), where a valid row of logits (n, V) has p > eps or NaN; (n / 32, V) in logits' dtype.
+
+    q is Σ p·s over the valid rows of each group of 32, of all columns. lse and valid are (n,). What is in `logits`
+    afterwards is for `gather_`.
+    """
+    rows, classes = logits.shape
+    alive = torch.zeros(classes, dtype=torch.bool, device=logits.device)
+    q = logits.new_empty(-(-rows // GROUP_ROWS), classes)
+    for part in _blocks(rows, classes):
+        p, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
+        alive |= ~(p.amax(0) <= eps)  # with a NaN as well: it stays in its own row, where the columns are kept
+        _sum_groups(shares, q[part.start // GROUP_ROWS : -(-part.stop // GROUP_ROWS)])
+    return alive.to(torch.uint8), q
+
+
+def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(alive, index, slot, count): with the targets, and all columns where more than `most` would be alive.
+
+    index (V,) int32: the kept columns in ascending order, then any; slot (V,) int32: the place of a kept column in it;
+    count (1,) int32: how many there are.
+    """
+    alive = alive.clone()
+    alive[target[valid]] = 1
+    if int(alive.sum()) > most:
+        alive.fill_(1)
+    kept = alive.nonzero().squeeze(1)
+    index = torch.full_like(alive, alive.numel() - 1, dtype=torch.int32)
+    index[: kept.numel()] = kept
+    slot = (alive.cumsum(0) - 1).clamp_(min=0).to(torch.int32)
+    return alive, index, slot, index.new_full((1,), kept.numel())
+
+
+def gather_(
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    a: Tensor,
+    h: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+    alive: Tensor,
+    slot: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """Σ p·s of every row's tail, (n,). The first `count` columns of logits become the kept columns' gradient.
+
+    Arguments as in `columns` and of `keep`; a and h (n,) are 0 for rows that are not valid.
+    """
+    rows, classes = logits.shape
+    kept = int(count)
+    index = alive.nonzero().squeeze(1)
+    tail_columns = (alive == 0).to(row_dtype(logits.dtype))
+    tail = torch.empty_like(lse)
+    at_target = _target_gradient(logits, lse, target, valid, a, h, linear_bias, softcap, logit_scale)
+    for part in _blocks(rows, classes):
+        if _holds_p(logits, softcap):
+            shares = logits[part]
+        else:
+            _, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
+        torch.mv(shares, tail_columns, out=tail[part])
+        if kept < classes:
+            shares = shares.gather(1, index.expand(shares.size(0), -1))
+        logits[part, :kept] = shares.mul_(a[part].unsqueeze(1))
+    which = valid.nonzero().squeeze(1)
+    logits[which, slot[target[which]].long()] = at_target.to(logits.dtype)
+    return tail
+
+
+def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Tensor, out: Tensor) -> None:
+    """out (n, D) = kept[:, :count]·linear_weight[index[:count]]."""
+    used = int(count)
+    if used < linear_weight.size(0):
+        linear_weight = linear_weight.index_select(0, index[:used])
+    if out.dtype == kept.dtype:
+        torch.mm(kept[:, :used], linear_weight, out=out)
+    else:
+        out.copy_(torch.mm(kept[:, :used], linear_weight))
+
+
+def add_weight_gradient(
+    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor
+) -> None:
+    """total[index] (V, D) += keptᵀ·input in float32; `rest`, of total's dtype, is what total's rounding leaves out.
+
+    A row of total whose `touched` (V,) uint8 is 0 has not been written yet.
+    """
+    used = int(count)
+    rows = None if used == total.size(0) else index[:used].long()
+    _add_product(kept[:, :used], rows, input, total, rest, touched, keep_rest=True)
+
+
+def finish_weight_gradient(
+    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor, keep_rest: bool
+) -> None:
+    """total += rest + qᵀ·sums for q (G, V) and sums (G, D), every row of it; rest only with `keep_rest`."""
+    _add_product(q, None, sums, total, rest, touched, keep_rest)
+
+
+def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
+    """(V,): the sums of the kept columns at their places, 0 elsewhere."""
+    used = int(count)
+    sums = kept.new_zeros(index.numel(), dtype=row_dtype(kept.dtype))
+    sums[index[:used].long()] = kept[:, :used].sum(0, dtype=sums.dtype)
+    return sums
+
+
+def _blocks(rows: int, classes: int) -> Iterator[slice]:
+    """Of whole groups of rows, but for the last one."""
+    step = max(_BLOCK_ELEMENTS // (GROUP_ROWS * classes), 1) * GROUP_ROWS
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _holds_p(logits: Tensor, softcap: float) -> bool:
+    """Whether `columns` leaves p in the logits: where nothing is rounded by that, and p·s is p."""
+    return logits.dtype == row_dtype(logits.dtype) and not softcap > 0
+
+
+def _probabilities(
+    logits: Tensor, lse: Tensor, valid: Tensor, linear_bias: Tensor | None, softcap: float, logit_scale: float
+) -> tuple[Tensor, Tensor]:
+    """p and p·s, 0 in rows that are not valid; in the logits' place where they may be."""
+    z = logits if _holds_p(logits, softcap) else logits.to(row_dtype(logits.dtype), copy=True)
+    if linear_bias is not None:
+        z.add_(linear_bias)
+    if logit_scale != 1.0:
+        z.mul_(logit_scale)
+    slope = None
+    if softcap > 0:
+        slope = z.div_(softcap).tanh_()
+        z = slope * softcap
+        slope.square_().neg_().add_(1)
+    p = z.sub_(lse.unsqueeze(1)).exp_()
+    shares = p if slope is None else slope.mul_(p)
+    ignored = (~valid).nonzero().squeeze(1)
+    if ignored.numel():
+        p.index_fill_(0, ignored, 0)
+        shares.index_fill_(0, ignored, 0)
+    return p, shares
+
+
+def _target_gradient(
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    a: Tensor,
+    h: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+) -> Tensor:
+    """(a·p - h)·s of the valid rows at their targets, without the cancellation in p - 1."""
+    rows = valid.nonzero().squeeze(1)
+    column, a, h = target[rows], a[rows], h[rows]
+    value = logits[rows, column].to(row_dtype(logits.dtype))
+    if _holds_p(logits, softcap):
+        # Exact from p = 1/2 on, and no less than expm1 of a difference from an lse of float32.
+        return h * (value - 1) + (a - h) * value
+    if linear_bias is not None:
+        value = value + linear_bias[column]
+    z = value * logit_scale
+    if softcap > 0:
+        squashed = torch.tanh(z / softcap)
+        z, slope = squashed * softcap, 1 - squashed * squashed
+        a, h = a * slope, h * slope
+    log_p = z - lse[rows]
+    return h * torch.expm1(log_p) + (a - h) * log_p.exp()
+
+
+def _sum_groups(shares: Tensor, out: Tensor) -> None:
+    """out (n / 32, V) = the sums over groups of rows of `shares` (n, V)."""
+    full = shares.size(0) // GROUP_ROWS
+    if full:
+        out[:full] = shares[: full * GROUP_ROWS].unflatten(0, (full, GROUP_ROWS)).sum(1)
+    if full < out.size(0):
+        out[full] = shares[full * GROUP_ROWS :].sum(0)
+
+
+def _add_product(
+    left: Tensor,
+    rows: Tensor | None,
+    right: Tensor,
+    total: Tensor,
+    rest: Tensor | None,
+    touched: Tensor,
+    keep_rest: bool,
+) -> None:
+    """total[rows] += leftᵀ·right, rows None for all of them; by slices, so that float32 sums stay small."""
+    wide = row_dtype(total.dtype)
+    step = max(_WIDE_BYTES // (wide.itemsize * max(left.size(0), total.size(1), 1)), 1)
+    right = right.to(wide)
+    for start in range(0, left.size(1), step):
+        part = slice(start, start + step)
+        place = part if rows is None else rows[part]
+        # A view, where neither a choice of rows nor another dtype asks for a copy.
+        sums = total[place].to(wide)
+        if rest is not None:
+            sums.add_(rest[place])
+        fresh = (touched[place] == 0).nonzero().squeeze(1)
+        if fresh.numel():
+            sums.index_fill_(0, fresh, 0)
+        sums.addmm_(left[:, part].t().to(wide), right)
+        rounded = sums.to(total.dtype)
+        if rows is not None or wide != total.dtype:
+            total[place] = rounded
+        if rest is not None and keep_rest:
+            rest[place] = sums.sub_(rounded).to(rest.dtype)

@@ -1,0 +1,359 @@
+"""Filtered gradients of linear cross entropy on the GPU: the passes over the logits.
+
+The products are in filtered_products.py; all steps are here by name.
+
+Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of 32 rows,
+`keep` numbers those columns, `gather_` makes the kept columns' gradient at the front of the rows' own memory. How many
+columns are kept is known on the device alone: nothing waits for it, so that all of it can be captured in a CUDA graph.
+No sum's order depends on a race.
+
+z, p and s of a logit: z = softcap·tanh(u / softcap) of u = logit_scale·(logit + bias), p = exp(z - lse) and s = dz/du.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .cross_entropy_rows import capped
+from .filtered_products import add_weight_gradient, finish_weight_gradient, input_gradient
+from .launch import WORD, on_device, padded, readable, units
+
+__all__ = [
+    "add_weight_gradient", "column_sums", "columns", "finish_weight_gradient", "gather_", "input_gradient", "keep",
+]  # fmt: skip
+
+GROUP_ROWS = 32  # successive rows that share their tail
+COLUMNS_WARPS = 4
+GATHER_WARPS = 4
+GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
+NUMBER_BLOCK = 1024  # columns, or rows, that a program of `keep` numbers
+SUM_BLOCK = 64  # columns of a program of `column_sums`
+
+
+@triton.jit
+def probabilities(
+    logits, bias, lse, scale, softcap, BIAS: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr
+):  # fmt: skip
+    """p and p·s."""
+    z = logits.to(tl.float32)
+    if BIAS:
+        z += bias
+    if SCALED:
+        z *= scale
+    slope = 1.0
+    if CAPPED:
+        z, slope = capped(z, softcap, tl.float32)
+    p = tl.exp(z - lse)
+    sloped = p
+    if CAPPED:
+        sloped = p * slope
+    return p, sloped
+
+
+@triton.jit
+def sum_block(
+    logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps, index,
+    UNIT: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One group of rows; MASKED: some of the columns `index` lie beyond the last."""
+    group = tl.program_id(1)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(bias_ptr + index, mask=index < V, other=0)[None, :]
+    largest = tl.full((BLOCK,), 0.0, tl.float32)
+    total = tl.full((BLOCK,), 0.0, tl.float32)
+    for first in range(0, GROUP_ROWS, ROWS):
+        row = group * GROUP_ROWS + first + tl.arange(0, ROWS)
+        valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
+        lse = tl.load(lse_ptr + row, mask=valid, other=0)
+        mask = valid[:, None]
+        if MASKED:
+            mask = mask & (index < V)[None, :]
+        logits = tl.load(logits_ptr + row.to(tl.int64)[:, None] * (stride * UNIT) + index[None, :], mask=mask, other=0)
+        p, sloped = probabilities(logits, bias, lse[:, None], scale, softcap, BIAS, SCALED, CAPPED)
+        largest = tl.maximum(largest, tl.max(tl.where(valid[:, None], p, 0.0), 0))
+        total += tl.sum(tl.where(valid[:, None], sloped, 0.0), 0)
+    # A maximum passes over a NaN, the sum does not. A column with one is alive, so that it stays in its own row.
+    alive = (largest > eps) | (total != total)
+    tl.store(alive_ptr + index, tl.full((BLOCK,), 1, tl.uint8), mask=alive & (index < V))
+    q = q_ptr + group.to(tl.int64) * q_stride + index
+    if MASKED:
+        tl.store(q, total.to(q_ptr.dtype.element_ty), mask=index < V)
+    else:
+        tl.store(q, total.to(q_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n"])
+def sum_groups(
+    logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
+    UNIT: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0) * BLOCK
+    index = start + tl.arange(0, BLOCK)
+    # Without a mask words are loaded whatever V is a multiple of.
+    if start + BLOCK <= V:
+        sum_block(
+            logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
+            index, UNIT, GROUP_ROWS, ROWS, BLOCK, BIAS, SCALED, CAPPED, False,
+        )  # fmt: skip
+    else:
+        sum_block(
+            logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
+            index, UNIT, GROUP_ROWS, ROWS, BLOCK, BIAS, SCALED, CAPPED, True,
+        )  # fmt: skip
+
+
+def columns(
+    logits: Tensor,
+    lse: Tensor,
+    valid: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """alive (V,) uint8: p > eps, or NaN, in a valid row; q (groups, V) in the logits' dtype: the groups' sums of p·s.
+
+    The sums are over the valid rows and of all columns. The rows of q are padded to 16 bytes.
+    """
+    rows, classes = logits.shape
+    groups = -(-rows // GROUP_ROWS)
+    alive = torch.zeros(classes, dtype=torch.uint8, device=logits.device)
+    q = padded(groups, classes, logits)
+    block = COLUMNS_WARPS * 32 * WORD // logits.element_size()
+    if rows == 0:
+        return alive, q
+    stride, unit = units(logits.stride(0))
+    with on_device(logits):
+        sum_groups[(triton.cdiv(classes, block), groups)](
+            logits, stride, lse.contiguous(), valid.contiguous(), lse if linear_bias is None else linear_bias,
+            alive, q, q.stride(0), rows, classes, softcap if softcap > 0 else 1.0, logit_scale, eps,
+            UNIT=unit, GROUP_ROWS=GROUP_ROWS, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
+            SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=COLUMNS_WARPS,
+        )  # fmt: skip
+    return alive, q
+
+
+@triton.jit(do_not_specialize=["n", "target_stride"])
+def mark_targets(target_ptr, target_stride, valid_ptr, alive_ptr, n, V, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
+    target = tl.load(target_ptr + row.to(tl.int64) * target_stride, mask=valid, other=-1)
+    tl.store(alive_ptr + target, tl.full((BLOCK,), 1, tl.uint8), mask=(target >= 0) & (target < V))
+
+
+@triton.jit
+def count_alive(alive_ptr, counts_ptr, V, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    alive = tl.load(alive_ptr + index, mask=index < V, other=0) != 0
+    tl.store(counts_ptr + tl.program_id(0), tl.sum(alive.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["most"])
+def place_columns(
+    alive_ptr, counts_ptr, index_ptr, slot_ptr, count_ptr, V, most, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Alive columns first, then the others, both ascending; every block sums the counts of those before it itself."""
+    this = tl.program_id(0)
+    blocks = tl.arange(0, BLOCKS)
+    counts = tl.load(counts_ptr + blocks, mask=blocks < tl.num_programs(0), other=0)
+    total = tl.sum(counts, 0)
+    before = tl.sum(tl.where(blocks < this, counts, 0), 0)
+    index = this * BLOCK + tl.arange(0, BLOCK)
+    inside = index < V
+    alive = (tl.load(alive_ptr + index, mask=inside, other=0) != 0).to(tl.int32)
+    slot = before + tl.cumsum(alive, 0) - alive
+    slot = tl.where(alive != 0, slot, total + index - slot)
+    # A scalar condition beside a whole block: all or none.
+    flat = total > most
+    slot = tl.where(flat, index, slot)
+    tl.store(alive_ptr + index, tl.where(flat, 1, alive).to(tl.uint8), mask=inside)
+    tl.store(slot_ptr + index, slot, mask=inside)
+    tl.store(index_ptr + slot, index, mask=inside)
+    if this == 0:
+        tl.store(count_ptr, tl.where(flat, V, total))
+
+
+def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(alive, index, slot, count): the columns that are kept, `alive` and the valid rows' targets.
+
+    More than `most` of them are all. `alive` is changed in place. `index` (V,) int32: the kept columns, ascending, then
+    the others; slot[index] = 0, 1, ...; `count` (1,) int32. Targets outside [0, V) mark nothing.
+    """
+    classes, rows = alive.numel(), target.numel()
+    blocks = triton.cdiv(classes, NUMBER_BLOCK)
+    index, slot, count, counts = (alive.new_empty(size, dtype=torch.int32) for size in (classes, classes, 1, blocks))
+    with on_device(alive):
+        if rows:
+            mark_targets[(triton.cdiv(rows, NUMBER_BLOCK),)](
+                target, target.stride(0), valid.contiguous(), alive, rows, classes, BLOCK=NUMBER_BLOCK
+            )
+        count_alive[(blocks,)](alive, counts, classes, BLOCK=NUMBER_BLOCK)
+        place_columns[(blocks,)](
+            alive, counts, index, slot, count, classes, most,
+            BLOCK=NUMBER_BLOCK, BLOCKS=triton.next_power_of_2(blocks),
+        )  # fmt: skip
+    return alive, index, slot, count
+
+
+@triton.jit
+def load_block(row_ptr, index, mask, V, MASKED: tl.constexpr):
+    if MASKED:
+        mask = mask & (index < V)[None, :]
+    return tl.load(row_ptr + index[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def gather_block(
+    logits, row_ptr, index, inside, valid, lse, target, at_target, a, bias_ptr, alive_ptr, slot_ptr, V, softcap, scale,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr, WORD: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradient of the kept columns `index`; p·s of the others, 0 of these."""
+    if MASKED:
+        alive = tl.load(alive_ptr + index, mask=index < V, other=0) != 0
+        slot = tl.load(slot_ptr + index, mask=index < V, other=0)
+    else:
+        alive = tl.load(alive_ptr + index) != 0
+        slot = tl.load(slot_ptr + index)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(bias_ptr + index, mask=index < V, other=0)[None, :]
+    _, sloped = probabilities(logits, bias, lse, scale, softcap, BIAS, SCALED, CAPPED)
+    gradient = tl.where(index[None, :] == target, at_target, a * sloped)
+    gradient = tl.where(valid, gradient, 0.0).to(logits.dtype)
+    tl.store(row_ptr + slot[None, :], gradient, mask=inside & alive[None, :])
+    dead = valid & (alive == 0)[None, :]
+    if MASKED:
+        dead = dead & (index < V)[None, :]
+    # A thread has WORD successive columns: summed at once, they leave their registers.
+    words = tl.reshape(tl.where(dead, sloped, 0.0), (sloped.shape[0], sloped.shape[1] // WORD, WORD))
+    return tl.sum(words, 2)
+
+
+@triton.jit(do_not_specialize=["n", "target_stride"])
+def gather_rows(
+    logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, alive_ptr, slot_ptr,
+    tail_ptr, n, V, softcap, scale,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WORD: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n
+    valid = tl.load(valid_ptr + row, mask=inside, other=0) != 0
+    lse = tl.load(lse_ptr + row, mask=valid, other=0)
+    a = tl.load(a_ptr + row, mask=valid, other=0)
+    h = tl.load(h_ptr + row, mask=valid, other=0)
+    target = tl.load(target_ptr + row.to(tl.int64) * target_stride, mask=valid, other=-1)
+    target = tl.where((target >= 0) & (target < V), target, -1).to(tl.int32)
+    row_start = logits_ptr + row.to(tl.int64) * (stride * UNIT)
+
+    # The target's gradient: a·p - h, of which h·(p - 1) must not cancel. log p is the one rounding of z - lse.
+    hit = target >= 0
+    z = tl.load(row_start + target, mask=hit, other=0).to(tl.float32)
+    slope = tl.full((ROWS,), 1.0, tl.float32)
+    if BIAS:
+        z += tl.load(bias_ptr + target, mask=hit, other=0)
+    if SCALED:
+        z *= scale
+    if CAPPED:
+        z, slope = capped(z, softcap, tl.float32)
+    p = tl.exp((z - lse).to(tl.float64))
+    wide_h = h.to(tl.float64)
+    at_target = ((wide_h * (p - 1) + (a.to(tl.float64) - wide_h) * p) * slope.to(tl.float64)).to(tl.float32)
+
+    row_ptr = row_start[:, None]
+    inside, valid, lse, a = inside[:, None], valid[:, None], lse[:, None], a[:, None]
+    target, at_target = target[:, None], at_target[:, None]
+    lanes = tl.arange(0, BLOCK)
+    tail = tl.full((ROWS, BLOCK // WORD), 0.0, tl.float32)
+    full = V // BLOCK * BLOCK
+    logits = load_block(row_ptr, lanes, valid & (full > 0), V, False)
+    for start in range(0, full, BLOCK):
+        # The columns of this block and of those before go to places no further than this block's end: the next block
+        # may be read before, and is. The barrier keeps the stores behind all threads' reads of this block.
+        later = load_block(row_ptr, start + BLOCK + lanes, valid & (start + BLOCK < full), V, False)
+        tl.debug_barrier()
+        tail += gather_block(
+            logits, row_ptr, start + lanes, inside, valid, lse, target, at_target, a, bias_ptr, alive_ptr, slot_ptr, V,
+            softcap, scale, BIAS, SCALED, CAPPED, WORD, False,
+        )  # fmt: skip
+        logits = later
+    if full < V:
+        logits = load_block(row_ptr, full + lanes, valid, V, True)
+        tl.debug_barrier()
+        tail += gather_block(
+            logits, row_ptr, full + lanes, inside, valid, lse, target, at_target, a, bias_ptr, alive_ptr, slot_ptr, V,
+            softcap, scale, BIAS, SCALED, CAPPED, WORD, True,
+        )  # fmt: skip
+    tl.store(tail_ptr + row, tl.sum(tail, 1), mask=row < n)
+
+
+def gather_(
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    a: Tensor,
+    h: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+    alive: Tensor,
+    slot: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """Makes logits[:, :count] the kept columns' gradient, (a·p - h·[target])·s, 0 in rows that are not valid.
+
+    Returns the tail (n,) float32: the sum of p·s over the columns that are not alive.
+    """
+    rows, classes = logits.shape
+    tail = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows == 0:
+        return tail
+    stride, unit = units(logits.stride(0))
+    word = WORD // logits.element_size()
+    with on_device(logits):
+        gather_rows[(triton.cdiv(rows, GATHER_ROWS),)](
+            logits, stride, lse.contiguous(), target, target.stride(0), valid.contiguous(), a.contiguous(),
+            h.contiguous(), lse if linear_bias is None else linear_bias, alive, slot, tail, rows, classes,
+            softcap if softcap > 0 else 1.0, logit_scale,
+            UNIT=unit, ROWS=GATHER_ROWS, BLOCK=GATHER_WARPS * 32 * word, WORD=word,
+            BIAS=linear_bias is not None, SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=GATHER_WARPS,
+        )  # fmt: skip
+    return tail
+
+
+@triton.jit(do_not_specialize=["n"])
+def sum_kept(
+    kept_ptr, stride, limit, index_ptr, count_ptr, sums_ptr, n,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0) * BLOCK
+    count = tl.load(count_ptr)
+    if start < count:
+        slot = start + tl.arange(0, BLOCK)
+        sums = tl.full((BLOCK,), 0.0, tl.float32)
+        for first in range(0, n, ROWS):
+            row = first + tl.arange(0, ROWS)
+            pointers = kept_ptr + row.to(tl.int64)[:, None] * (stride * UNIT) + slot[None, :]
+            mask = (row < n)[:, None] & (slot < limit * UNIT)[None, :]
+            sums += tl.sum(tl.load(pointers, mask=mask, other=0).to(tl.float32), 0)
+        index = tl.load(index_ptr + slot, mask=slot < count, other=0)
+        tl.store(sums_ptr + index, sums, mask=slot < count)
+
+
+def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
+    """(V,) float32: the sum of the rows' kept column k at index[k], 0 at the columns that are not kept."""
+    rows, classes = kept.shape
+    sums = torch.zeros(classes, dtype=torch.float32, device=kept.device)
+    stride, limit, unit = units(kept.stride(0), readable(kept))
+    with on_device(kept):
+        sum_kept[(triton.cdiv(classes, SUM_BLOCK),)](
+            kept, stride, limit, index, count, sums, rows, UNIT=unit, ROWS=64, BLOCK=SUM_BLOCK
+        )
+    return sums

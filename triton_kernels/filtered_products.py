@@ -1,0 +1,245 @@
+"""The products of filtered gradients: the kept columns' gradient, packed, times rows of linear_weight or of the input.
+
+How many columns are kept is read on the device. `input_gradient` launches a program a tile, whose sum is that long;
+`add_weight_gradient` and `finish_weight_gradient` a fixed number of programs, which take tiles until there are no more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import device_of, on_device, readable, units
+
+
+class Tile(NamedTuple):
+    """rows × columns of a product, summed `depth` terms at a time, `stages` of which are under way."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int  # on a multiprocessor
+
+
+# By the shared memory of a program that they need, largest first: an H200 has 227 KB of it, an A100 163, others 99.
+WIDE = Tile(128, 256, 64, 8, 4, 1)
+HALF_TILES = ((200 << 10, Tile(128, 128, 64, 4, 3, 2)), (0, Tile(128, 128, 32, 4, 3, 1)))
+FLOAT32_TILES = ((0, Tile(64, 64, 32, 4, 2, 2)),)
+BAND = 8  # tiles of successive programs: 8 rows of them share their other operand's columns in L2
+
+
+@triton.jit
+def tile_at(number, tiles_down, tiles_across, BAND: tl.constexpr):
+    """Row and column of a tile: column by column through BAND rows of tiles, then the next ones."""
+    group = number // (BAND * tiles_across)
+    height = min(tiles_down - group * BAND, BAND)
+    place = number % (BAND * tiles_across)
+    return group * BAND + place % height, place // height
+
+
+@triton.jit
+def load_rows(pointers, rows, columns, D, EVEN: tl.constexpr):
+    """Of a matrix of D columns, 0 where `rows` is false; EVEN: no column lies beyond the last."""
+    if EVEN:
+        return tl.load(pointers, mask=rows[:, None], other=0)
+    return tl.load(pointers, mask=rows[:, None] & (columns < D)[None, :], other=0)
+
+
+@triton.jit(do_not_specialize=["n"])
+def multiply_kept(
+    kept_ptr, stride, index_ptr, count_ptr, weight_ptr, weight_stride, out_ptr, out_stride, n, D,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    down, across = tile_at(tl.program_id(0), tl.cdiv(n, ROWS), tl.cdiv(D, COLUMNS), BAND)
+    row = down * ROWS + tl.arange(0, ROWS)
+    column = across * COLUMNS + tl.arange(0, COLUMNS)
+    term = tl.arange(0, DEPTH)
+    # Rows beyond the last read the last one, and are not stored.
+    row_ptr = kept_ptr + tl.minimum(row, n - 1).to(tl.int64)[:, None] * (stride * UNIT)
+    weight_ptr += column[None, :]
+    count = tl.load(count_ptr)
+    full = count // DEPTH * DEPTH
+    sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    for start in range(0, full, DEPTH):
+        gradient = tl.load(row_ptr + (start + term)[None, :])
+        index = tl.load(index_ptr + start + term)
+        weight_row = weight_ptr + index.to(tl.int64)[:, None] * weight_stride
+        if EVEN:
+            weight = tl.load(weight_row)
+        else:
+            weight = tl.load(weight_row, mask=(column < D)[None, :], other=0)
+        sums = tl.dot(gradient, weight, sums, input_precision=PRECISION)
+    if full < count:
+        # The only step that masks the columns of `kept`, which masked are read one by one.
+        inside = full + term < count
+        gradient = tl.load(row_ptr + (full + term)[None, :], mask=inside[None, :], other=0)
+        index = tl.load(index_ptr + full + term, mask=inside, other=0)
+        weight = load_rows(weight_ptr + index.to(tl.int64)[:, None] * weight_stride, inside, column, D, EVEN)
+        sums = tl.dot(gradient, weight, sums, input_precision=PRECISION)
+    out = out_ptr + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    mask = (row < n)[:, None]
+    if not EVEN:
+        mask = mask & (column < D)[None, :]
+    tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Tensor, out: Tensor) -> None:
+    """out (n, D) = kept[:, :count] @ linear_weight[index[:count]], summed in float32."""
+    rows, features = out.shape
+    if out.numel() == 0:
+        return
+    tile = _tile(kept)
+    if tile.depth == WIDE.depth and 2 * _tiles(WIDE, rows, features) > device_of(kept).multiprocessors:
+        tile = WIDE
+    stride, unit = units(kept.stride(0))
+    linear_weight = _with_rows(linear_weight)
+    with on_device(kept):
+        multiply_kept[(_tiles(tile, rows, features),)](
+            kept, stride, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows, features,
+            UNIT=unit, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND,
+            EVEN=features % tile.columns == 0, PRECISION=_precision(kept), num_warps=tile.warps,
+            # Half of the steps ahead are for the index, the other half for the rows that it leads to.
+            num_stages=2 * tile.stages - 1,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_parts(
+    sums, total_ptr, rest_ptr, offset, first, inside, touched, D, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    EVEN: tl.constexpr, HAS_REST: tl.constexpr, KEEP_REST: tl.constexpr,
+):  # fmt: skip
+    """Stores total + rest + sums at the rows' `offset` and the columns from `first` on."""
+    if PARTS > 1:
+        HALF: tl.constexpr = COLUMNS // 2
+        left, right = tl.reshape(sums, (sums.shape[0], 2, HALF)).permute(0, 2, 1).split()
+        store_parts(
+            left, total_ptr, rest_ptr, offset, first, inside, touched, D, HALF, PARTS // 2, EVEN, HAS_REST, KEEP_REST
+        )
+        store_parts(
+            right, total_ptr, rest_ptr, offset, first + HALF, inside, touched, D, HALF, PARTS // 2, EVEN, HAS_REST,
+            KEEP_REST,
+        )  # fmt: skip
+    else:
+        column = first + tl.arange(0, COLUMNS)
+        place = offset[:, None] + column[None, :]
+        sums += load_rows(total_ptr + place, touched, column, D, EVEN).to(tl.float32)
+        if HAS_REST:
+            sums += load_rows(rest_ptr + place, touched, column, D, EVEN).to(tl.float32)
+        rounded = sums.to(total_ptr.dtype.element_ty)
+        mask = inside[:, None]
+        if not EVEN:
+            mask = mask & (column < D)[None, :]
+        tl.store(total_ptr + place, rounded, mask=mask)
+        if KEEP_REST:
+            tl.store(rest_ptr + place, (sums - rounded.to(tl.float32)).to(rest_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n"])
+def add_products(
+    left_ptr, left_stride, limit, index_ptr, count_ptr, right_ptr, right_stride, total_ptr, rest_ptr, touched_ptr,
+    total_stride, n, V, D,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
+    HAS_REST: tl.constexpr, KEEP_REST: tl.constexpr,
+):  # fmt: skip
+    """total's rows += leftᵀ @ right; PACKED: column k of left is of row index[k] of total."""
+    count = V
+    if PACKED:
+        count = tl.load(count_ptr)
+    tiles_down = tl.cdiv(count, ROWS)
+    tiles_across = tl.cdiv(D, COLUMNS)
+    term = tl.arange(0, DEPTH)
+    for number in range(tl.program_id(0), tiles_down * tiles_across, tl.num_programs(0)):
+        down, across = tile_at(number, tiles_down, tiles_across, BAND)
+        slot = down * ROWS + tl.arange(0, ROWS)
+        column = across * COLUMNS + tl.arange(0, COLUMNS)
+        left = left_ptr + term.to(tl.int64)[:, None] * (left_stride * UNIT) + slot[None, :]
+        right = right_ptr + term.to(tl.int64)[:, None] * right_stride + column[None, :]
+        sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        for start in range(0, n, DEPTH):
+            inside = term < n - start
+            # Columns past the count hold anything: they are of rows that are not stored.
+            gradient = tl.load(left, mask=inside[:, None] & (slot < limit * UNIT)[None, :], other=0)
+            factor = load_rows(right, inside, column, D, EVEN)
+            sums = tl.dot(tl.trans(gradient), factor, sums, input_precision=PRECISION)
+            left += DEPTH * (left_stride * UNIT)
+            right += DEPTH * right_stride
+
+        inside = slot < count
+        place = slot
+        if PACKED:
+            place = tl.load(index_ptr + slot, mask=inside, other=0)
+        touched = tl.load(touched_ptr + place, mask=inside, other=0) != 0
+        offset = place.to(tl.int64) * total_stride
+        # By parts: what is loaded has to fit into the registers beside the sums.
+        store_parts(
+            sums, total_ptr, rest_ptr, offset, across * COLUMNS, inside, touched, D, COLUMNS, PARTS, EVEN, HAS_REST,
+            KEEP_REST,
+        )  # fmt: skip
+
+
+def add_weight_gradient(
+    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor
+) -> None:
+    """total[index[:count]] (+)= kept[:, :count]ᵀ @ input, summed in float32.
+
+    Rows whose `touched` is 0 are written, not added to: total and rest may be uninitialised. `rest` (None: there is
+    none) holds what the rounding of total lost.
+    """
+    _add_products(kept, index, count, input, total, rest, touched, keep_rest=rest is not None)
+
+
+def finish_weight_gradient(
+    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor, keep_rest: bool
+) -> None:
+    """Every row of total becomes qᵀ @ sums, plus total + rest where it is touched; rest too with keep_rest."""
+    _add_products(q, None, None, sums, total, rest, touched, keep_rest)
+
+
+def _add_products(
+    left: Tensor, index: Tensor | None, count: Tensor | None, right: Tensor, total: Tensor, rest: Tensor | None,
+    touched: Tensor, keep_rest: bool,
+) -> None:  # fmt: skip
+    terms, classes = left.shape
+    features = total.size(1)
+    if total.numel() == 0 or (index is not None and terms == 0):
+        return
+    tile = _tile(left)
+    right = _with_rows(right)
+    stride, limit, unit = units(left.stride(0), readable(left))
+    programs = min(tile.programs * device_of(left).multiprocessors, _tiles(tile, classes, features))
+    with on_device(left):
+        add_products[(programs,)](
+            left, stride, limit, touched if index is None else index, touched if count is None else count, right,
+            right.stride(0), total, total if rest is None else rest, touched, total.stride(0), terms, classes, features,
+            UNIT=unit, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND,
+            EVEN=features % tile.columns == 0, PRECISION=_precision(left), PACKED=index is not None,
+            PARTS=tile.columns // 32, HAS_REST=rest is not None, KEEP_REST=keep_rest, num_warps=tile.warps,
+            num_stages=tile.stages,
+        )  # fmt: skip
+
+
+def _tile(operand: Tensor) -> Tile:
+    tiles = FLOAT32_TILES if operand.dtype == torch.float32 else HALF_TILES
+    shared_memory = device_of(operand).shared_memory
+    return next(tile for least, tile in tiles if shared_memory >= least)
+
+
+def _tiles(tile: Tile, rows: int, columns: int) -> int:
+    return triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
+
+
+def _precision(operand: Tensor) -> str:
+    # Of float32: no rounding to TF32.
+    return "ieee" if operand.dtype == torch.float32 else "tf32"
+
+
+def _with_rows(matrix: Tensor) -> Tensor:
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()

@@ -1,0 +1,62 @@
+"""What launching takes beside the kernels: the device they run on and what it has."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+WORD = 16  # bytes that a thread loads at a time
+
+
+class Device(NamedTuple):
+    multiprocessors: int
+    shared_memory: int  # bytes that a program may have
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever the device of its operands."""
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def device_of(tensor: Tensor) -> Device:
+    # The interpreter's tensors are on the CPU; two "multiprocessors" have a program loop over several tiles.
+    return _cuda_device(tensor.device.index) if tensor.is_cuda else Device(2, 0)
+
+
+@functools.cache
+def _cuda_device(index: int) -> Device:
+    facts = torch.cuda.get_device_properties(index)
+    return Device(facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin", 0))
+
+
+def units(*lengths: int) -> tuple[int, ...]:
+    """Each length as so many of a unit, and the unit: Triton sees multiples of 16 by itself, but not those of 8."""
+    unit = math.gcd(WORD, *lengths)
+    return (*(length // unit for length in lengths), unit)
+
+
+def padded(rows: int, columns: int, like: Tensor) -> Tensor:
+    """A matrix of like's dtype, uninitialised, whose rows start at multiples of 16 bytes."""
+    return like.new_empty(rows, _whole_words(columns, like))[:, :columns]
+
+
+def readable(matrix: Tensor) -> int:
+    """How many columns may be read: the padding of rows of whole words too, where the memory has it."""
+    rows, columns = matrix.shape
+    wide = _whole_words(columns, matrix)
+    end = matrix.storage_offset() + (rows - 1) * matrix.stride(0) + wide
+    if wide <= matrix.stride(0) and end * matrix.element_size() <= matrix.untyped_storage().nbytes():
+        return wide
+    return columns
+
+
+def _whole_words(columns: int, like: Tensor) -> int:
+    elements = WORD // like.element_size()
+    return -(-columns // elements) * elements
