@@ -29,6 +29,7 @@ GROUP_ROWS = 32  # successive rows that share their tail
 COLUMNS_WARPS = 4
 GATHER_WARPS = 4
 GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
+PACK_ROWS = 1
 NUMBER_BLOCK = 1024  # columns, or rows, that a program of `keep` numbers
 SUM_BLOCK = 64  # columns of a program of `column_sums`
 
@@ -235,13 +236,12 @@ def gather_block(
     return tl.sum(words, 2)
 
 
-@triton.jit(do_not_specialize=["n", "target_stride"])
-def gather_rows(
-    logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, alive_ptr, slot_ptr,
-    tail_ptr, n, V, softcap, scale,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WORD: tl.constexpr, BIAS: tl.constexpr,
-    SCALED: tl.constexpr, CAPPED: tl.constexpr,
+@triton.jit
+def row_facts(
+    logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
+    """This program's rows; whether they are there and valid, lse, a, target and its gradient, one a row of a column."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n
     valid = tl.load(valid_ptr + row, mask=inside, other=0) != 0
@@ -250,11 +250,10 @@ def gather_rows(
     h = tl.load(h_ptr + row, mask=valid, other=0)
     target = tl.load(target_ptr + row.to(tl.int64) * target_stride, mask=valid, other=-1)
     target = tl.where((target >= 0) & (target < V), target, -1).to(tl.int32)
-    row_start = logits_ptr + row.to(tl.int64) * (stride * UNIT)
 
     # The target's gradient: a·p - h, of which h·(p - 1) must not cancel. log p is the one rounding of z - lse.
     hit = target >= 0
-    z = tl.load(row_start + target, mask=hit, other=0).to(tl.float32)
+    z = tl.load(logits_ptr + row.to(tl.int64) * (stride * UNIT) + target, mask=hit, other=0).to(tl.float32)
     slope = tl.full((ROWS,), 1.0, tl.float32)
     if BIAS:
         z += tl.load(bias_ptr + target, mask=hit, other=0)
@@ -265,10 +264,21 @@ def gather_rows(
     p = tl.exp((z - lse).to(tl.float64))
     wide_h = h.to(tl.float64)
     at_target = ((wide_h * (p - 1) + (a.to(tl.float64) - wide_h) * p) * slope.to(tl.float64)).to(tl.float32)
+    return row, inside[:, None], valid[:, None], lse[:, None], a[:, None], target[:, None], at_target[:, None]
 
-    row_ptr = row_start[:, None]
-    inside, valid, lse, a = inside[:, None], valid[:, None], lse[:, None], a[:, None]
-    target, at_target = target[:, None], at_target[:, None]
+
+@triton.jit(do_not_specialize=["n", "target_stride"])
+def gather_rows(
+    logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, alive_ptr, slot_ptr,
+    tail_ptr, n, V, softcap, scale,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WORD: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    row, inside, valid, lse, a, target, at_target = row_facts(
+        logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
+        UNIT, ROWS, BIAS, SCALED, CAPPED,
+    )  # fmt: skip
+    row_ptr = (logits_ptr + row.to(tl.int64) * (stride * UNIT))[:, None]
     lanes = tl.arange(0, BLOCK)
     tail = tl.full((ROWS, BLOCK // WORD), 0.0, tl.float32)
     full = V // BLOCK * BLOCK
@@ -293,6 +303,47 @@ def gather_rows(
     tl.store(tail_ptr + row, tl.sum(tail, 1), mask=row < n)
 
 
+@triton.jit
+def load_kept(row_ptr, index_ptr, slot, count, valid):
+    """The logits of the kept columns number `slot`, and which columns they are."""
+    index = tl.load(index_ptr + slot, mask=slot < count, other=0)
+    return tl.load(row_ptr + index[None, :], mask=valid & (slot < count)[None, :], other=0), index
+
+
+@triton.jit(do_not_specialize=["n", "target_stride"])
+def pack_rows(
+    logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, index_ptr, count_ptr,
+    tail_ptr, n, V, softcap, scale,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    row, inside, valid, lse, a, target, at_target = row_facts(
+        logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
+        UNIT, ROWS, BIAS, SCALED, False,
+    )  # fmt: skip
+    row_ptr = (logits_ptr + row.to(tl.int64) * (stride * UNIT))[:, None]
+    count = tl.load(count_ptr)
+    lanes = tl.arange(0, BLOCK)
+    kept = tl.full((ROWS, BLOCK), 0.0, tl.float32)
+    logits, index = load_kept(row_ptr, index_ptr, lanes, count, valid)
+    for start in range(0, count, BLOCK):
+        # A column's number is no larger than the column: what is stored here has been read, by this block or before,
+        # and the next block's columns lie beyond.
+        later, later_index = load_kept(row_ptr, index_ptr, start + BLOCK + lanes, count, valid)
+        tl.debug_barrier()
+        bias = 0.0
+        if BIAS:
+            bias = tl.load(bias_ptr + index)[None, :]
+        p, _ = probabilities(logits, bias, lse, scale, softcap, BIAS, SCALED, False)
+        here = (start + lanes < count)[None, :]
+        kept += tl.where(here, p, 0.0)
+        gradient = tl.where(index[None, :] == target, at_target, a * p)
+        gradient = tl.where(valid, gradient, 0.0).to(logits_ptr.dtype.element_ty)
+        tl.store(row_ptr + (start + lanes)[None, :], gradient, mask=inside & here)
+        logits, index = later, later_index
+    tail = tl.where(valid, 1 - tl.sum(kept, 1)[:, None], 0.0)
+    tl.store(tail_ptr + row[:, None], tl.where(count == V, 0.0, tail), mask=inside)
+
+
 def gather_(
     logits: Tensor,
     lse: Tensor,
@@ -304,6 +355,7 @@ def gather_(
     softcap: float,
     logit_scale: float,
     alive: Tensor,
+    index: Tensor,
     slot: Tensor,
     count: Tensor,
 ) -> Tensor:
@@ -317,14 +369,24 @@ def gather_(
         return tail
     stride, unit = units(logits.stride(0))
     word = WORD // logits.element_size()
+    rows_of = (
+        logits, stride, lse.contiguous(), target, target.stride(0), valid.contiguous(), a.contiguous(), h.contiguous(),
+        lse if linear_bias is None else linear_bias,
+    )  # fmt: skip
+    block, is_biased, is_scaled = GATHER_WARPS * 32 * word, linear_bias is not None, logit_scale != 1.0
     with on_device(logits):
-        gather_rows[(triton.cdiv(rows, GATHER_ROWS),)](
-            logits, stride, lse.contiguous(), target, target.stride(0), valid.contiguous(), a.contiguous(),
-            h.contiguous(), lse if linear_bias is None else linear_bias, alive, slot, tail, rows, classes,
-            softcap if softcap > 0 else 1.0, logit_scale,
-            UNIT=unit, ROWS=GATHER_ROWS, BLOCK=GATHER_WARPS * 32 * word, WORD=word,
-            BIAS=linear_bias is not None, SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=GATHER_WARPS,
-        )  # fmt: skip
+        if softcap > 0:
+            # What the rows' sums of p·s are is known only here.
+            gather_rows[(triton.cdiv(rows, GATHER_ROWS),)](
+                *rows_of, alive, slot, tail, rows, classes, softcap, logit_scale,
+                UNIT=unit, ROWS=GATHER_ROWS, BLOCK=block, WORD=word, BIAS=is_biased, SCALED=is_scaled, CAPPED=True,
+                num_warps=GATHER_WARPS,
+            )  # fmt: skip
+        else:
+            pack_rows[(triton.cdiv(rows, PACK_ROWS),)](
+                *rows_of, index, count, tail, rows, classes, 1.0, logit_scale,
+                UNIT=unit, ROWS=PACK_ROWS, BLOCK=block, BIAS=is_biased, SCALED=is_scaled, num_warps=GATHER_WARPS,
+            )  # fmt: skip
     return tail
 
 

@@ -51,11 +51,18 @@ def load_rows(pointers, rows, columns, D, EVEN: tl.constexpr):
     return tl.load(pointers, mask=rows[:, None] & (columns < D)[None, :], other=0)
 
 
+@triton.jit
+def load_weights(pointers, columns, D, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(columns < D)[None, :], other=0)
+
+
 @triton.jit(do_not_specialize=["n"])
 def multiply_kept(
-    kept_ptr, stride, index_ptr, count_ptr, weight_ptr, weight_stride, out_ptr, out_stride, n, D,
+    kept_ptr, stride, index_ptr, count_ptr, weight_ptr, weight_stride, out_ptr, out_stride, n, V, D,
     UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     down, across = tile_at(tl.program_id(0), tl.cdiv(n, ROWS), tl.cdiv(D, COLUMNS), BAND)
     row = down * ROWS + tl.arange(0, ROWS)
@@ -67,15 +74,18 @@ def multiply_kept(
     count = tl.load(count_ptr)
     full = count // DEPTH * DEPTH
     sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-    for start in range(0, full, DEPTH):
-        gradient = tl.load(row_ptr + (start + term)[None, :])
-        index = tl.load(index_ptr + start + term)
-        weight_row = weight_ptr + index.to(tl.int64)[:, None] * weight_stride
-        if EVEN:
-            weight = tl.load(weight_row)
-        else:
-            weight = tl.load(weight_row, mask=(column < D)[None, :], other=0)
-        sums = tl.dot(gradient, weight, sums, input_precision=PRECISION)
+    if count == V:
+        for start in tl.range(0, full, DEPTH, num_stages=STAGES):
+            gradient = tl.load(row_ptr + (start + term)[None, :])
+            weight = load_weights(weight_ptr + (start + term).to(tl.int64)[:, None] * weight_stride, column, D, EVEN)
+            sums = tl.dot(gradient, weight, sums, input_precision=PRECISION)
+    else:
+        # Half of the steps ahead are for the index, the other half for the rows that it leads to.
+        for start in tl.range(0, full, DEPTH, num_stages=2 * STAGES - 1):
+            gradient = tl.load(row_ptr + (start + term)[None, :])
+            index = tl.load(index_ptr + start + term)
+            weight = load_weights(weight_ptr + index.to(tl.int64)[:, None] * weight_stride, column, D, EVEN)
+            sums = tl.dot(gradient, weight, sums, input_precision=PRECISION)
     if full < count:
         # The only step that masks the columns of `kept`, which masked are read one by one.
         inside = full + term < count
@@ -102,11 +112,10 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
     linear_weight = _with_rows(linear_weight)
     with on_device(kept):
         multiply_kept[(_tiles(tile, rows, features),)](
-            kept, stride, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows, features,
+            kept, stride, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows,
+            linear_weight.size(0), features,
             UNIT=unit, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND,
-            EVEN=features % tile.columns == 0, PRECISION=_precision(kept), num_warps=tile.warps,
-            # Half of the steps ahead are for the index, the other half for the rows that it leads to.
-            num_stages=2 * tile.stages - 1,
+            EVEN=features % tile.columns == 0, PRECISION=_precision(kept), STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 
 

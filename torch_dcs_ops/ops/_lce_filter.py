@@ -118,7 +118,7 @@ class FilteredGradients:
         alive, q = steps.columns(logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps)
         alive, index, slot, kept = steps.keep(alive, target, valid, logits.size(1) // 2)
         mass = a * steps.gather_(
-            logits, lse, target, valid, a, h, self.linear_bias, softcap, scale, alive, slot, kept
+            logits, lse, target, valid, a, h, self.linear_bias, softcap, scale, alive, index, slot, kept
         )  # fmt: skip
         if self.needs.input:
             steps.input_gradient(logits, index, kept, self.linear_weight, self.grad_input[part])

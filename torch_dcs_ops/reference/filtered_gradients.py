@@ -76,6 +76,7 @@ def gather_(
     softcap: float,
     logit_scale: float,
     alive: Tensor,
+    index: Tensor,
     slot: Tensor,
     count: Tensor,
 ) -> Tensor:
@@ -85,7 +86,7 @@ def gather_(
     """
     rows, classes = logits.shape
     kept = int(count)
-    index = alive.nonzero().squeeze(1)
+    index = index[:kept].long()
     tail_columns = (alive == 0).to(row_dtype(logits.dtype))
     tail = torch.empty_like(lse)
     at_target = _target_gradient(logits, lse, target, valid, a, h, linear_bias, softcap, logit_scale)
