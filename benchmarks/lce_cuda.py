@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from harness import CudaTimer, Deadline, Function, Row, Skipped
-from lce_functions import Loss, eager, own, peers, step
+from lce_functions import Loss, eager, own, peak_gibibytes, peers, step
 from torch import Tensor
 
 DTYPE = torch.bfloat16
@@ -114,7 +114,7 @@ def _run_cell(
             reason = "the time budget is used up"
         else:
             try:
-                peaks[candidate.name] = _peak_gibibytes(candidate)
+                peaks[candidate.name] = peak_gibibytes(candidate.function, candidate.leaves)
             except Exception as error:  # what cannot do the shape says so in the table
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
         if reason is None:
@@ -129,19 +129,3 @@ def _run_cell(
         row = Row(case.name, dtype, name, timing.milliseconds, timing.repetitions)
         row.note = f"peak {peaks[name]:.2f} GiB"
         rows.append(row.compare(gemm * measured[name].gemms, measured[name].target))
-
-
-def _peak_gibibytes(measured: Measured) -> float:
-    """Beyond the inputs, of the second call: what a compilation or cuBLAS allocates once is not in it."""
-    measured.function()
-    torch.cuda.synchronize()
-    for leaf in measured.leaves:
-        leaf.grad = None
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    measured.function()
-    torch.cuda.synchronize()
-    most = torch.cuda.max_memory_allocated()
-    for leaf in measured.leaves:
-        leaf.grad = None
-    return (most - held) / 2**30

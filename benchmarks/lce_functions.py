@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from harness import Function
 from torch import Tensor
 from torch.nn import functional
@@ -46,3 +47,19 @@ def step(loss: Loss, x: Tensor, w: Tensor, y: Tensor) -> Function:
         loss(x, w, y).backward()
 
     return run
+
+
+def peak_gibibytes(function: Function, leaves: Sequence[Tensor]) -> float:
+    """Beyond the inputs, of the second call: what a compilation or cuBLAS allocates once is not in it. On a GPU."""
+    function()
+    torch.cuda.synchronize()
+    for leaf in leaves:
+        leaf.grad = None
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    most = torch.cuda.max_memory_allocated()
+    for leaf in leaves:
+        leaf.grad = None
+    return (most - held) / 2**30

@@ -1,0 +1,173 @@
+"""Exact gradients in float32, and what a filter does to them: columns kept, tail mass, the error of sharing the tail.
+
+All of it in plain PyTorch, a block of rows at a time: those whose columns the op chooses together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torch_dcs_ops.ops._lce_plan import make_filtered_plan
+from torch_dcs_ops.reference.filtered_gradients import GROUP_ROWS
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative Frobenius norms."""
+
+    input: float
+    linear_weight: float
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Over blocks the fraction of the columns that is kept, over rows the probability that is left in the tail."""
+
+    eps: float
+    block_rows: int
+    kept: float
+    kept_least: float
+    kept_most: float
+    tail_mean: float
+    tail_quantiles: dict[float, float]
+
+
+@dataclass(frozen=True)
+class WorstRows:
+    """The shared tail's errors where `percent` of a block's rows, those of the largest tail mass, are exact."""
+
+    eps: float
+    percent: float
+    errors: Errors
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of the mean loss, float32."""
+
+    input: Tensor
+    linear_weight: Tensor
+
+    def errors(self, input: Tensor, linear_weight: Tensor) -> Errors:
+        """Of other gradients, of any dtype."""
+        return Errors(
+            _norm(input.float() - self.input) / _norm(self.input),
+            _norm(linear_weight.float() - self.linear_weight) / _norm(self.linear_weight),
+        )
+
+
+def power_name(eps: float) -> str:
+    return f"2^{math.log2(eps):g}"
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+
+
+def block_rows(x: Tensor, w: Tensor) -> int:
+    """How many rows the op takes at a time, without a memory budget of the caller's."""
+    return make_filtered_plan(x.size(0), w.size(0), x.dtype, x.dtype, x.device.type).rows
+
+
+def _blocks(x: Tensor, w: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """The probabilities (n, V) of one block of rows after another, float32 throughout."""
+    wide = w.float()
+    for start in range(0, x.size(0), rows):
+        part = slice(start, min(start + rows, x.size(0)))
+        yield part, functional.softmax(x[part].float() @ wide.t(), 1)
+
+
+def exact_gradients(x: Tensor, w: Tensor, y: Tensor) -> Gradients:
+    """x (N, D), w (V, D), y (N,); the GEMMs are as exact as torch.set_float32_matmul_precision says."""
+    count, wide = y.numel(), w.float()
+    gradients = Gradients(torch.empty_like(x, dtype=torch.float32), torch.zeros_like(wide))
+    for part, p in _blocks(x, w, block_rows(x, w)):
+        # In float32 p - 1 cancels only where p is so near 1 that the row has no weight in the norms.
+        p[torch.arange(p.size(0), device=p.device), y[part]] -= 1
+        p /= count
+        torch.mm(p, wide, out=gradients.input[part])
+        gradients.linear_weight.addmm_(p.t(), x[part].float())
+    return gradients
+
+
+def _alive(p: Tensor, y: Tensor, eps: float) -> Tensor:
+    """The columns (V,) that are kept: all of them, where more than half would be."""
+    alive = p.amax(0) > eps
+    alive[y] = True
+    return alive | (alive.sum() > p.size(1) // 2)
+
+
+def sparsity(x: Tensor, w: Tensor, y: Tensor, filters: Sequence[float]) -> list[Sparsity]:
+    """One for each eps."""
+    rows = block_rows(x, w)
+    kept: dict[float, list[Tensor]] = {eps: [] for eps in filters}
+    tails: dict[float, list[Tensor]] = {eps: [] for eps in filters}
+    for part, p in _blocks(x, w, rows):
+        for eps in filters:
+            alive = _alive(p, y[part], eps)
+            kept[eps].append(alive.float().mean())
+            tails[eps].append(p @ (~alive).float())
+    found = []
+    for eps in filters:
+        fractions, tail = torch.stack(kept[eps]), torch.cat(tails[eps])
+        quantiles = torch.quantile(tail, torch.tensor(QUANTILES, device=tail.device)).tolist()
+        found.append(
+            Sparsity(
+                eps,
+                rows,
+                float(fractions.mean()),
+                float(fractions.min()),
+                float(fractions.max()),
+                float(tail.mean()),
+                dict(zip(QUANTILES, quantiles, strict=True)),
+            )
+        )
+    return found
+
+
+def kept_fraction(x: Tensor, w: Tensor, y: Tensor, eps: float) -> float:
+    """The mean over blocks."""
+    return sparsity(x, w, y, [eps])[0].kept
+
+
+def worst_rows(
+    x: Tensor, w: Tensor, y: Tensor, exact: Gradients, filters: Sequence[float], percents: Sequence[float]
+) -> list[WorstRows]:
+    """What sharing the tail does to the gradients in float32, some rows apart."""
+    return [
+        WorstRows(eps, percent, _shared_tail_errors(x, w, y, exact, eps, percent))
+        for eps in filters
+        for percent in percents
+    ]
+
+
+def _shared_tail_errors(x: Tensor, w: Tensor, y: Tensor, exact: Gradients, eps: float, percent: float) -> Errors:
+    wide = w.float()
+    input_square = torch.zeros((), dtype=torch.float64, device=x.device)
+    weight_error = torch.zeros_like(wide)
+    for part, p in _blocks(x, w, block_rows(x, w)):
+        p.masked_fill_(_alive(p, y[part], eps), 0)
+        error = _shared_minus_own(p, percent).div_(y.numel())
+        input_square += (error @ wide).double().square().sum()
+        weight_error.addmm_(error.t(), x[part].float())
+    return Errors(float(input_square.sqrt()) / _norm(exact.input), _norm(weight_error) / _norm(exact.linear_weight))
+
+
+def _shared_minus_own(tail: Tensor, percent: float) -> Tensor:
+    """m_i·q_g / Σ q_g - tail (n, V), q_g over the rows of the group that are not exact themselves; 0 for those."""
+    mass = tail.sum(1)
+    apart = mass.topk(round(percent / 100 * mass.numel())).indices
+    rest = tail.index_fill(0, apart, 0)
+    shared = torch.empty_like(rest)
+    for rows, out in zip(rest.split(GROUP_ROWS), shared.split(GROUP_ROWS), strict=True):
+        q = rows.sum(0)
+        torch.outer(rows.sum(1), q / q.sum().clamp_min(1e-30), out=out)
+    return shared.sub_(rest)
