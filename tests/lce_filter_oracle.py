@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.ops._backends import launchers
+from torch_dcs_ops.reference import filtered_gradients as reference
+
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 EPS = 2**-6
 CLASSES, FEATURES = 501, 16
@@ -37,6 +40,13 @@ def budget_of(chunk: int, dtype: torch.dtype = F32) -> int:
     """Bytes of logits for that many rows."""
     words = 16 // dtype.itemsize
     return chunk * -(-CLASSES // words) * 16
+
+
+def most_alive(x: Tensor) -> float:
+    """The part of the columns beyond which a chunk keeps all."""
+    steps = launchers("filtered_gradients") if x.is_cuda else reference
+    assert steps is not None
+    return float(steps.MOST)
 
 
 def dense(
@@ -86,7 +96,7 @@ def dense(
         alive = ((p > eps) & mask).any(0)
         alive[y[mask]] = True
         kept.append(float(alive.double().mean()))
-        if alive.sum() > w.size(0) // 2:
+        if alive.sum() > int(most_alive(x) * w.size(0)):
             alive[:] = True
         g = a * p * slope
         tail = torch.where(alive | ~mask, 0, p * slope)

@@ -25,11 +25,12 @@ __all__ = [
     "add_weight_gradient", "column_sums", "columns", "finish_weight_gradient", "gather_", "input_gradient", "keep",
 ]  # fmt: skip
 
+MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
 GROUP_ROWS = 32  # successive rows that share their tail
 COLUMNS_WARPS = 4
 GATHER_WARPS = 4
 GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
-PACK_ROWS = 1
+PACK_WARPS = 8
 NUMBER_BLOCK = 1024  # columns, or rows, that a program of `keep` numbers
 SUM_BLOCK = 64  # columns of a program of `column_sums`
 
@@ -373,19 +374,19 @@ def gather_(
         logits, stride, lse.contiguous(), target, target.stride(0), valid.contiguous(), a.contiguous(), h.contiguous(),
         lse if linear_bias is None else linear_bias,
     )  # fmt: skip
-    block, is_biased, is_scaled = GATHER_WARPS * 32 * word, linear_bias is not None, logit_scale != 1.0
+    is_biased, is_scaled = linear_bias is not None, logit_scale != 1.0
     with on_device(logits):
         if softcap > 0:
             # What the rows' sums of p·s are is known only here.
             gather_rows[(triton.cdiv(rows, GATHER_ROWS),)](
                 *rows_of, alive, slot, tail, rows, classes, softcap, logit_scale,
-                UNIT=unit, ROWS=GATHER_ROWS, BLOCK=block, WORD=word, BIAS=is_biased, SCALED=is_scaled, CAPPED=True,
-                num_warps=GATHER_WARPS,
+                UNIT=unit, ROWS=GATHER_ROWS, BLOCK=GATHER_WARPS * 32 * word, WORD=word, BIAS=is_biased,
+                SCALED=is_scaled, CAPPED=True, num_warps=GATHER_WARPS,
             )  # fmt: skip
         else:
-            pack_rows[(triton.cdiv(rows, PACK_ROWS),)](
+            pack_rows[(rows,)](
                 *rows_of, index, count, tail, rows, classes, 1.0, logit_scale,
-                UNIT=unit, ROWS=PACK_ROWS, BLOCK=block, BIAS=is_biased, SCALED=is_scaled, num_warps=GATHER_WARPS,
+                UNIT=unit, ROWS=1, BLOCK=PACK_WARPS * 32 * word, BIAS=is_biased, SCALED=is_scaled, num_warps=PACK_WARPS,
             )  # fmt: skip
     return tail
 

@@ -123,7 +123,7 @@ def _run(
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
     weight = None if weight is None else weight.to(dtype).contiguous()
-    steps = filter_steps(input, target, upstream, options, needs)
+    steps = filter_steps(input, classes, target, upstream, options, needs)
     rows = Rows(
         input.new_empty(count, dtype=dtype),
         input.new_empty(count, dtype=dtype),

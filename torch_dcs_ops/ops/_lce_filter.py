@@ -32,14 +32,15 @@ _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weig
 
 
 def filter_steps(
-    input: Tensor, target: Tensor, upstream: Upstream, options: Options, needs: Needs
+    input: Tensor, classes: int, target: Tensor, upstream: Upstream, options: Options, needs: Needs
 ) -> ModuleType | None:
     """The module with the steps of the filtered gradient; None where the gradient is exact.
 
-    That is, beside no `grad_filter_eps` or one of 0: class probabilities, softcap together with label smoothing (which
-    is then of full rank), a gradient of the entropy, and on CUDA float64 or a missing triton.
+    That is, beside no `grad_filter_eps` or one of 0: one below 1/V, which leaves nothing out of flat rows; class
+    probabilities, softcap together with label smoothing (which is then of full rank), a gradient of the entropy, and on
+    CUDA float64 or a missing triton.
     """
-    if not options.grad_filter_eps or not any(needs):
+    if not options.grad_filter_eps or options.grad_filter_eps * classes < 1 or not any(needs):
         return None
     mixed = options.softcap is not None and options.label_smoothing > 0
     if mixed or target.is_floating_point() or upstream.entropy is not None:
@@ -116,7 +117,7 @@ class FilteredGradients:
         softcap, scale = options.softcap or 0.0, options.logit_scale
         a, h = self._coefficients(part, lse)
         alive, q = steps.columns(logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps)
-        alive, index, slot, kept = steps.keep(alive, target, valid, logits.size(1) // 2)
+        alive, index, slot, kept = steps.keep(alive, target, valid, int(steps.MOST * logits.size(1)))
         mass = a * steps.gather_(
             logits, lse, target, valid, a, h, self.linear_bias, softcap, scale, alive, index, slot, kept
         )  # fmt: skip

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .cross_entropy_rows import row_dtype
 
+MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
 GROUP_ROWS = 32
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
 _WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
