@@ -20,6 +20,12 @@ from torch_dcs_ops.ops._lce_plan import FilteredPlan, make_filtered_plan
 from torch_dcs_ops.reference.linear_cross_entropy import Needs, Options
 
 
+@pytest.fixture(autouse=True)
+def _small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of these tests has not the classes for an eps of 16/V."""
+    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 1)
+
+
 def compare(
     device: str,
     options: dict[str, Any],
@@ -333,7 +339,10 @@ def test_one_function_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     options, needs = Options(grad_filter_eps=EPS), Needs(input=True)
     assert filter_steps(cpu, CLASSES, target, Upstream(), options, needs) is not None
     assert filter_steps(cpu, CLASSES, target, Upstream(), options, Needs()) is None
-    assert filter_steps(cpu, int(1 / EPS) - 1, target, Upstream(), options, needs) is None
+    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 16)
+    assert filter_steps(cpu, int(16 / EPS) - 1, target, Upstream(), options, needs) is None
+    assert filter_steps(cpu, int(16 / EPS), target, Upstream(), options, needs) is not None
+    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 1)
     assert filter_steps(cpu, CLASSES, target, Upstream(entropy=cpu[:, 0]), options, needs) is None
     assert filter_steps(cpu, CLASSES, target.float(), Upstream(), options, needs) is None
     steps = object()
