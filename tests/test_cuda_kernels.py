@@ -101,9 +101,12 @@ def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     return values.flatten()[:length]
 
 
-# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; then
-# rows that a cluster of blocks takes, of two sizes.
-LONG = ((1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_001), (70, 65_536), (9, 40_008), (1, 9_001))
+# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; rows that
+# a cluster of blocks takes, of two sizes; and as many as fill an H200 once and nearly twice, of which a block takes whole.
+LONG = (
+    (1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_001), (70, 65_536), (9, 40_008), (1, 9_001), (264, 20_004),
+    (500, 9_004),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -157,6 +160,40 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
         steps, got = (x[row], y[row]) if direction == "left" else (x[row].flip(0), y[row].flip(0))
         expected = in_float64(steps, torch.full_like(steps, gamma, dtype=torch.float64))
         assert (got.double() - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+# Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of one
+# round and of several.
+MANY = ((5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901))
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("shape", MANY, ids=str)
+def test_many_columns(shape: tuple[int, int], kind: str, dtype: torch.dtype, direction: str) -> None:
+    """Along the outer dimension: output, and the gradients of input and gamma, against float64."""
+    x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+    size = {"number": (), "row": (1, shape[1]), "step": shape}[kind]
+    gamma = torch.empty(size, device="cuda").uniform_(0.9, 0.9995)
+    gamma = (gamma.to(dtype) if kind == "step" else gamma).requires_grad_()
+    grad = torch.randn(shape, device="cuda").to(dtype)
+    y = discounted_cumsum(x, gamma, dim=0, direction=direction)
+    got = torch.autograd.grad(y, (x, gamma), grad)
+    leaves = [leaf.detach().double().requires_grad_() for leaf in (x, gamma)]
+    gates = leaves[1].expand(shape)
+    rows: list[torch.Tensor] = []
+    for t in range(shape[0]) if direction == "left" else reversed(range(shape[0])):
+        rows.append(leaves[0][t] + gates[t] * rows[-1] if rows else leaves[0][t])
+    expected = torch.stack(rows if direction == "left" else rows[::-1])
+    expected_grads = torch.autograd.grad(expected, leaves, grad.double())
+    eps = torch.finfo(dtype).eps + 1e-6
+    assert (y - expected).abs().max() <= eps * expected.abs().max()
+    assert (got[0] - expected_grads[0]).abs().max() <= eps * expected_grads[0].abs().max()
+    # A term carries the rounding of the output and of the gradient, a sum of n terms those of n, each on its own.
+    terms = 1 if kind == "step" else shape[0] if kind == "row" else shape[0] * shape[1]
+    bound = 8 * eps * terms**0.5 * expected.abs().max() * expected_grads[0].abs().max()
+    assert (got[1].double() - expected_grads[1]).abs().max() <= bound
 
 
 def test_side_stream() -> None:
