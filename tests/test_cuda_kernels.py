@@ -101,8 +101,8 @@ def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     return values.flatten()[:length]
 
 
-# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; rows that
-# a cluster of blocks takes, of two sizes; and as many as fill an H200 once and nearly twice, of which a block takes whole.
+# Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; rows
+# that a cluster of blocks takes, of two sizes; as many as fill an H200 once and nearly twice, which blocks take whole.
 LONG = (
     (1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_001), (70, 65_536), (9, 40_008), (1, 9_001), (264, 20_004),
     (500, 9_004),
@@ -162,8 +162,8 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
         assert (got.double() - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
-# Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of one
-# round and of several.
+# Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
+# one round and of several.
 MANY = ((5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901))
 
 
