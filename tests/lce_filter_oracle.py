@@ -70,9 +70,18 @@ def dense(
 ) -> tuple[list[Tensor], list[float]]:
     """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
 
-    Logits are those of the operands' own dtype. `share` False drops the tail.
+    Logits are those of the operands' own dtype. `share` False drops the tail. On a CPU chunks are of valid rows.
     """
     valid = target != ignore_index
+    if not x.is_cuda and not bool(valid.all()):
+        (x_gradient, *gradients), kept = dense(
+            x[valid], w, target[valid], chunk, eps, linear_bias=linear_bias, weight=weight, reduction=reduction,
+            ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, logit_scale=logit_scale,
+            z_loss=z_loss, grad_loss=_of_rows(grad_loss, valid), grad_lse=_of_rows(grad_lse, valid), share=share,
+        )  # fmt: skip
+        whole = x_gradient.new_zeros(x.shape)
+        whole[valid] = x_gradient
+        return [whole, *gradients], kept
     at = torch.where(valid, target, 0)
     class_weight = x.new_ones(w.size(0), dtype=F64) if weight is None else weight.double()
     own = torch.where(valid, class_weight[at], 0)
@@ -110,3 +119,7 @@ def dense(
         found.append(torch.where(mask, g, 0) * logit_scale)
     g = torch.cat(found) if found else x.new_zeros(0, w.size(0), dtype=F64)
     return [g @ w.double(), g.t() @ x.double(), g.sum(0)], kept
+
+
+def _of_rows(grad: Tensor | float, valid: Tensor) -> Tensor | float:
+    return grad[valid] if isinstance(grad, Tensor) and grad.dim() else grad

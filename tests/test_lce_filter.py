@@ -46,8 +46,9 @@ def compare(
     options["linear_bias"] = leaf(bias)
     if options.pop("weight", False):
         options["weight"] = weight
-    plan = make_filtered_plan(rows, CLASSES, dtype, dtype, device, budget_of(chunk, dtype))
-    assert plan.rows == min(chunk, rows)
+    run_rows = rows if device == "cuda" else int((target != options.get("ignore_index", -100)).sum())
+    plan = make_filtered_plan(run_rows, CLASSES, dtype, dtype, device, budget_of(chunk, dtype))
+    assert plan.rows <= min(chunk, max(run_rows, 1))
 
     def run(call: Callable[..., Any], wide: torch.dtype, **more: Any) -> tuple[Tensor, list[Tensor]]:
         leaves = [leaf(tensor.to(wide)) for tensor in (x, w, bias)]

@@ -70,6 +70,19 @@ def test_training_memory_does_not_grow_with_the_logits(reduction: str, dtype: to
     assert used <= results + BUDGET + SLACK < full_logits(rows, dtype) * 0.8
 
 
+@pytest.mark.parametrize("eps", [None, 2**-8])
+def test_leaving_out_ignored_rows_takes_no_more_memory(eps: float | None) -> None:
+    """Beside the moment's rows of input, and a block of the gradient on its way to its place."""
+    rows, features = 6000, 1000
+    problem = make((rows,), features, 500, torch.float32, ignored=0.0)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    used = [
+        peak(lambda y=y: linear_cross_entropy(x, w, y, memory_budget=BUDGET, grad_filter_eps=eps).backward())
+        for y in (problem.target, problem.target.masked_fill(torch.arange(rows) % 3 == 0, -100))
+    ]
+    assert used[1] <= used[0] + (32 << 20) < used[0] + 2 * x.nbytes
+
+
 def test_inference_memory() -> None:
     rows = 6000
     x, w, y = operands(rows, torch.float32)

@@ -74,7 +74,7 @@ def test_no_rows(accumulation: Accumulation) -> None:
 
 def test_shared_is_one_gemm_bit_for_bit() -> None:
     """In a whole step, on a CPU, where a number does not depend on the columns around it."""
-    problem = make((512,), 256, 1003, BF16)
+    problem = make((512,), 256, 1003, BF16, ignored=0.0)
     results = []
     for budget in (2 * 1008 * 512, 2 * 1008 * 64):
         x, w = leaf(problem.input), leaf(problem.linear_weight)
@@ -92,7 +92,7 @@ def test_shared_memory(ratio: float) -> None:
     """The gradient of all logits and linear_weight's take the room of the larger one of them."""
     features, classes, chunk = 512, 4096, 64
     rows = int(ratio * features)
-    problem = make((rows,), features, classes, BF16)
+    problem = make((rows,), features, classes, BF16, ignored=0.0)
     x, w = leaf(problem.input), leaf(problem.linear_weight)
     budget = 2 * classes * chunk
     assert make_plan(rows, features, classes, BF16, BF16, "cpu", True, budget).accumulation == "shared"
@@ -108,7 +108,7 @@ def test_shared_memory(ratio: float) -> None:
 def test_float32_memory() -> None:
     """A bfloat16 result and its float32 sum take 4 bytes an element, not 6."""
     rows, features, classes, chunk = 640, 256, 8192, 64
-    problem = make((rows,), features, classes, BF16)
+    problem = make((rows,), features, classes, BF16, ignored=0.0)
     x, w = leaf(problem.input), leaf(problem.linear_weight)
     budget = 2 * classes * chunk
     assert make_plan(rows, features, classes, BF16, BF16, "cpu", True, budget).accumulation == "float32"

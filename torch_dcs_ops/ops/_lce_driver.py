@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .. import _registry
 from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options, normaliser
 from ._lce_filter import FilteredGradients, filter_steps
 from ._lce_gradients import ExactGradients, Gradients, Upstream
+from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
 from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
 
 
@@ -118,18 +120,25 @@ def _run(
     classes, features = linear_weight.shape
     shape, dtype = input.shape, row_dtype(input.dtype)
     input = input.reshape(shape[:-1].numel(), features)
-    count = input.size(0)
+    total = input.size(0)
     by_class = target.is_floating_point()
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
     weight = None if weight is None else weight.to(dtype).contiguous()
     steps = filter_steps(input, classes, target, upstream, options, needs)
     rows = Rows(
-        input.new_empty(count, dtype=dtype),
-        input.new_empty(count, dtype=dtype),
-        input.new_empty(count if need_predictions else 0, dtype=torch.int64),
-        input.new_empty(count if need_entropy else 0, dtype=dtype),
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(total if need_entropy else 0, dtype=dtype),
     )
+    grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
+    where = compacts(input, linear_weight, target, need_predictions)
+    chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
+    operand: Tensor | ValidRows = input
+    if chosen is not None:
+        operand, target, upstream = chosen, chosen.gather(target), Upstream(*(chosen.gather(grad) for grad in upstream))
+    count = operand.size(0)
     limits = options.memory_budget, options.accumulate_dtype
     plan: Plan | FilteredPlan
     gradients: ExactGradients | FilteredGradients
@@ -137,17 +146,17 @@ def _run(
         plan = make_plan(
             count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits
         )
-        gradients = ExactGradients(plan, input, linear_weight, needs, gradient_dtype)
+        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
     else:
         plan = make_filtered_plan(count, classes, input.dtype, gradient_dtype, input.device.type, *limits)
         gradients = FilteredGradients(
-            steps, plan, input, linear_weight, target, weight, linear_bias, upstream, options, needs, gradient_dtype
-        )
-    logits = buffer = input.new_empty(min(plan.rows, count), plan.stride)[:, :classes]
+            steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs,
+            gradient_dtype,
+        )  # fmt: skip
+    make_logits = _Logits(plan, operand, linear_weight)
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
-        logits = buffer[: part.stop - part.start]
-        torch.mm(input[part], linear_weight.t(), out=logits)
+        logits = make_logits(part)
         results = _registry.cross_entropy_rows_(
             logits,
             target[part].to(dtype).contiguous() if by_class else target[part],
@@ -167,6 +176,27 @@ def _run(
             if piece.numel():
                 whole[part] = piece
         gradients.add(logits, part, rows.lse[part])
-    del logits, buffer  # their memory is room for the sums' last steps
+        del logits
+    del make_logits  # its memory is room for the sums' last steps
     found = gradients.result()
+    if chosen is not None:
+        for values in (*rows, found.input):
+            chosen.restore_(values)
     return rows, found._replace(input=found.input.reshape(shape)) if needs.input else found
+
+
+class _Logits:
+    """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
+
+    def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor) -> None:
+        self.input, self.linear_weight = input, linear_weight
+        classes = linear_weight.size(0)
+        # grouped_mm makes its own result, of the same size.
+        rows = 0 if row_count(input) is not None else min(plan.rows, input.size(0))
+        self.buffer = input.new_empty(rows, plan.stride)[:, :classes]
+
+    def __call__(self, part: slice) -> Tensor:
+        count = row_count(self.input, part)
+        if count is not None:
+            return functional.grouped_mm(self.input[part], self.linear_weight.t()[None], offs=count)
+        return torch.mm(self.input[part], self.linear_weight.t(), out=self.buffer[: part.stop - part.start])

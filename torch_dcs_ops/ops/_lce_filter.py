@@ -24,6 +24,7 @@ from ..reference.filtered_gradients import GROUP_ROWS
 from ..reference.linear_cross_entropy import Needs, Options
 from ._backends import launchers
 from ._lce_gradients import Gradients, Upstream
+from ._lce_ignored import ValidRows
 from ._lce_plan import FilteredPlan
 
 # Of eps to 1/V. Of rows of independent normal logits, 16 is exceeded somewhere among a thousand rows in half of the
@@ -64,8 +65,9 @@ class FilteredGradients:
         self,
         steps: ModuleType,
         plan: FilteredPlan,
-        input: Tensor,
+        input: Tensor | ValidRows,
         linear_weight: Tensor,
+        grad_input: Tensor,
         target: Tensor,
         weight: Tensor | None,
         linear_bias: Tensor | None,
@@ -74,7 +76,9 @@ class FilteredGradients:
         needs: Needs,
         dtype: torch.dtype,
     ) -> None:
-        """input (N, D) and target (N,); weight and linear_bias in the rows' dtype, `dtype` that of the gradients."""
+        """input (N, D) and target (N,); grad_input, where it is needed, with rows for all of these; weight and
+        linear_bias in the rows' dtype, `dtype` that of the gradients.
+        """
         self.steps, self.upstream, self.options, self.needs = steps, upstream, options, needs
         self.input, self.linear_weight, self.linear_bias = input, linear_weight, linear_bias
         count, (classes, features), wide = input.size(0), linear_weight.shape, row_dtype(input.dtype)
@@ -88,11 +92,11 @@ class FilteredGradients:
         self.spread = options.label_smoothing / classes
         self.total_weight: Tensor | float = float(classes) if weight is None else weight.sum()
 
-        self.grad_input = input.new_empty((count, features) if needs.input else 0, dtype=dtype)
-        self.grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=wide)
+        self.grad_input = grad_input
+        self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=wide)
         self.total = input.new_empty((classes, features) if needs.linear_weight else 0, dtype=dtype)
         self.rest = torch.empty_like(self.total) if plan.keeps_rest else None
-        self.touched = input.new_zeros(classes, dtype=torch.uint8)
+        self.touched = linear_weight.new_zeros(classes, dtype=torch.uint8)
 
         # Label smoothing's group comes first. Its q is small, its sum large, so that float16 holds either.
         self.extra = int(options.label_smoothing > 0)
@@ -103,7 +107,7 @@ class FilteredGradients:
         groups = self.extra + -(-held // GROUP_ROWS)
         self.q = input.new_empty(groups, plan.stride)[:, :classes]
         self.sums = input.new_empty((groups, features) if needs.linear_weight else 0)
-        self.masses = input.new_zeros(groups, dtype=wide)
+        self.masses = linear_weight.new_zeros(groups, dtype=wide)
         self.factors = input.new_empty(held, dtype=wide)
         self.evens = input.new_empty(held if self.extra else 0, dtype=wide)
         if self.extra:

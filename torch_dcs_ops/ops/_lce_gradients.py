@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs
+from ._lce_ignored import ValidRows, row_count
 from ._lce_plan import Plan
 from ._lce_weight_gradient import make_accumulator
 
@@ -30,12 +32,20 @@ class Gradients(NamedTuple):
 class ExactGradients:
     """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results."""
 
-    def __init__(self, plan: Plan, input: Tensor, linear_weight: Tensor, needs: Needs, dtype: torch.dtype) -> None:
-        """input is (N, D)."""
-        self.linear_weight, self.needs, self.dtype = linear_weight, needs, dtype
-        self.grad_input = input.new_empty(input.shape if needs.input else 0, dtype=dtype)
+    def __init__(
+        self,
+        plan: Plan,
+        input: Tensor | ValidRows,
+        linear_weight: Tensor,
+        grad_input: Tensor,
+        needs: Needs,
+        dtype: torch.dtype,
+    ) -> None:
+        """input is (N, D); grad_input, where it is needed, has rows for all of these."""
+        self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
+        self.grad_input = grad_input
         classes = linear_weight.size(0)
-        self.grad_bias = input.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
+        self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
         self.grad_weight = (
             make_accumulator(plan.accumulation, input, linear_weight, dtype) if needs.linear_weight else None
         )
@@ -43,7 +53,10 @@ class ExactGradients:
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
         """logits (n, V) of the rows `part`."""
         if self.needs.input:
-            if self.dtype == logits.dtype:
+            count = row_count(self.input, part)
+            if count is not None:
+                self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
+            elif self.dtype == logits.dtype:
                 torch.mm(logits, self.linear_weight, out=self.grad_input[part])
             else:
                 self.grad_input[part] = torch.mm(logits, self.linear_weight)

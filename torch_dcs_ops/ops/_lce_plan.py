@@ -19,6 +19,8 @@ float32   half: GEMMs that add to a float32 sum, half of which is in the result'
 compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded after every chunk   nothing
 ========  ====================================================================================  ======================
 
+Where ignored rows are left out (_lce_ignored.py), the rows are the valid ones on a CPU, and all of them on CUDA.
+
 A budget of rows that covers all of them is a single chunk. Beyond it, what a half gradient costs beside its GEMMs is
 traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V) and, at N = 2·D, half of the
 result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ._lce_ignored import ValidRows, row_count
 from ._lce_plan import Accumulation
 
 _WIDE_BYTES = 32 << 20  # of float32 copies, where a half factor or result has to be converted
@@ -18,10 +20,10 @@ _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, 
 
 
 def make_accumulator(
-    accumulation: Accumulation, input: Tensor, linear_weight: Tensor, dtype: torch.dtype
+    accumulation: Accumulation, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype
 ) -> WeightGradient:
     """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalised."""
-    kinds: dict[Accumulation, Callable[[Tensor, Tensor, torch.dtype], WeightGradient]]
+    kinds: dict[Accumulation, Callable[[Tensor | ValidRows, Tensor, torch.dtype], WeightGradient]]
     kinds = {"direct": _Direct, "compact": _Direct, "shared": _Shared, "float32": _Float32}
     return kinds[accumulation](input, linear_weight, dtype)
 
@@ -29,7 +31,7 @@ def make_accumulator(
 class WeightGradient(ABC):
     """A (V, D) sum over chunks of the rows of `input` (N, D)."""
 
-    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
         self.input = input
         self.total = torch.empty(linear_weight.shape, dtype=dtype, device=linear_weight.device)
         self.started = False
@@ -77,7 +79,7 @@ class _Float32(WeightGradient):
     each doubling. Only the very first rows would be written onto themselves, and take a detour.
     """
 
-    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__(input, linear_weight, dtype)
         classes, features = self.total.shape
         self.half = 0 if dtype == torch.float32 else classes // 2
@@ -137,7 +139,7 @@ class _Shared(WeightGradient):
     max(N, D)·V, and first one chunk of logits, then `spare`.
     """
 
-    def __init__(self, input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__(input, linear_weight, dtype)
         rows, (classes, features) = input.size(0), self.total.shape
         # In elements of input's dtype, in which a float32 result has twice the room.
@@ -169,21 +171,32 @@ class _Shared(WeightGradient):
 
     def _finish(self) -> None:
         slices, self.slices = self.slices, []
-        most = max(piece.middle - piece.first for piece in slices)
+        input, count = self.input[:], row_count(self.input)
+        if count is not None:
+            # Never a sum of nothing: the gradients of ignored rows are 0.
+            count = count.clamp(min=1)
+        most = 0 if count is not None else max(piece.middle - piece.first for piece in slices)
         spare = self.total.new_empty(most, self.total.size(1))
         for piece in slices:
-            first_rows = spare[: piece.middle - piece.first]
-            self._product(first_rows, piece.within)
-            self._product(self.total[piece.middle : piece.last], piece.beside)
+            first_rows = self._product(spare[: piece.middle - piece.first], piece.within, input, count)
+            rest = self.total[piece.middle : piece.last]
+            other_rows = self._product(rest, piece.beside, input, count)
+            if other_rows is not rest:
+                rest.copy_(other_rows)
+                del other_rows
             self.total[piece.first : piece.middle].copy_(first_rows)
 
-    def _product(self, out: Tensor, logits_gradient: Tensor) -> None:
-        if out.size(0) == 0:
-            return
-        if out.dtype == self.input.dtype:
-            torch.mm(logits_gradient.t(), self.input, out=out)
+    def _product(self, out: Tensor, logits_gradient: Tensor, input: Tensor, count: Tensor | None) -> Tensor:
+        """logits_gradientᵀ·input, of their first `count` rows; in `out`, unless there is a count."""
+        if logits_gradient.size(1) == 0:
+            return out
+        if count is not None:
+            return functional.grouped_mm(logits_gradient.t(), input, offs=count)[0]
+        if out.dtype == input.dtype:
+            torch.mm(logits_gradient.t(), input, out=out)
         else:
-            _float32_product(out, logits_gradient, self.input, accumulate=False)
+            _float32_product(out, logits_gradient, input, accumulate=False)
+        return out
 
 
 def _slice_width(classes: int, most: int) -> int:

@@ -64,8 +64,9 @@ def linear_cross_entropy(
         weight: (V,), a factor of every class, of any floating dtype.
         reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
             F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss a row.
-        ignore_index: a row with this target has the loss 0 and no gradient. None is -100. Negative or None for class
-            probabilities, for which it means nothing.
+        ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where that can
+            be (see the documentation). None is -100. Negative or None for class probabilities, for which it means
+            nothing.
         label_smoothing: in [0, 1].
         softcap: bounds the logits to (-softcap, softcap).
         logit_scale: a factor of the logits, before the softcap; 1 / temperature.
@@ -86,7 +87,8 @@ def linear_cross_entropy(
             for bfloat16 input, rounds after every chunk and needs no memory (1.6 times the error of one GEMM at four
             chunks). torch.float32, for half input, is what None is.
         return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
-        return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too.
+        return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too, which then are
+            not left out.
         options: of torch.nn.functional.linear_cross_entropy; only None is taken.
 
     Returns:
