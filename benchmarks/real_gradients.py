@@ -74,7 +74,7 @@ def _norm(values: Tensor) -> float:
 
 def block_rows(x: Tensor, w: Tensor) -> int:
     """How many rows the op takes at a time, without a memory budget of the caller's."""
-    return make_filtered_plan(x.size(0), w.size(0), x.dtype, x.dtype, x.device.type).rows
+    return make_filtered_plan(x.size(0), w.size(0), x.dtype, x.device.type).rows
 
 
 def _blocks(x: Tensor, w: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:

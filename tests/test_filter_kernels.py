@@ -145,7 +145,7 @@ class Problem:
         return kept
 
     def gather(self, steps: ModuleType, alive: Tensor, index: Tensor, slot: Tensor, count: Tensor) -> Tensor:
-        rows = on_device(self.lse, self.target, self.valid, self.a, self.h, self.bias)
+        rows = on_device(self.lse, self.target, self.valid, self.a, self.h, None, self.bias)
         tail: Tensor = steps.gather_(self.logits, *rows, self.softcap, self.scale, alive, index, slot, count)
         return tail
 
@@ -434,9 +434,9 @@ def test_no_rows(steps: ModuleType) -> None:
     alive, q = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS)
     alive, index, slot, count = steps.keep(alive, target, valid, 10)
     assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
-    assert steps.gather_(empty, none, target, valid, none, none, None, 0.0, 1.0, alive, index, slot, count).shape == (
-        0,
-    )
+    assert steps.gather_(
+        empty, none, target, valid, none, none, None, None, 0.0, 1.0, alive, index, slot, count
+    ).shape == (0,)
     steps.input_gradient(empty, index, count, torch.ones(20, 3, device=DEVICE), none.view(0, 3))
     total = torch.full((20, 3), 5.0, device=DEVICE)
     steps.add_weight_gradient(empty, index, count, none.view(0, 3), total, None, alive)
@@ -449,7 +449,7 @@ def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, 
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
     alive, q = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS)
     alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
-    tail = steps.gather_(problem.logits, *rows, None, 0.0, 1.0, alive, index, slot, count)
+    tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
     touched = torch.zeros_like(alive)
     steps.input_gradient(problem.logits, index, count, product.weight, out)
     steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, touched)
@@ -501,7 +501,7 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
     expected_alive, _ = last.columns(steps)
     assert torch.equal(alive, expected_alive)
     alive, index, slot, count = steps.keep(alive, target, valid, columns)
-    tail = steps.gather_(whole, lse, target, valid, a, h, None, 0.0, 1.0, alive, index, slot, count)
+    tail = steps.gather_(whole, lse, target, valid, a, h, None, None, 0.0, 1.0, alive, index, slot, count)
     assert torch.equal(tail[-32:], last.gather(steps, alive, index, slot, count))
     assert torch.equal(whole[-32:], last.logits)
     weight = torch.randn(columns, 256, dtype=torch.bfloat16, device=DEVICE)
@@ -538,6 +538,7 @@ PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128
         ("filtered_gradients", "count_alive", {}),
         ("filtered_gradients", "place_columns", {}),
         ("filtered_gradients", "gather_rows", {"ROWS": 2, "WORD": 8}),
+        ("filtered_gradients", "pack_rows", {"ROWS": 1}),
         ("filtered_gradients", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
         ("filtered_products", "multiply_kept", PRODUCT_OPTIONS),
         ("filtered_products", "add_products", PRODUCT_OPTIONS),

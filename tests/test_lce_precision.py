@@ -197,3 +197,24 @@ def test_deterministic(device: str) -> None:
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_flat_tails_of_half_rows(device: str) -> None:
+    """Probabilities of 5e-9, below float16's smallest number, make up a part of the gradient."""
+    rows, classes, features = 32, 60_000, 16
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(classes, features, generator=generator) * 0.05 + 0.3
+    target = torch.randint(classes, (rows,), generator=generator)
+    w[target] += 2.0
+    x = torch.full((rows, features), 0.55)
+    x[:, 0] += torch.randn(rows, generator=generator) * 0.01
+    x, w, target = x.half().to(device), w.half().to(device), target.to(device)
+    results = []
+    for call, dtype in ((linear_cross_entropy, torch.float16), (oracle, torch.float16), (oracle, torch.float64)):
+        leaves = leaf(x.to(dtype)), leaf(w.to(dtype))
+        loss = call(*leaves, target)
+        loss = loss[0] if isinstance(loss, tuple) else loss
+        results.append(torch.autograd.grad(loss * 65536, leaves))
+    got, eager, exact = results
+    for value, other, reference in zip(got, eager, exact, strict=True):
+        assert relative_error(value, reference) < 1.2 * relative_error(other, reference) + 2e-3

@@ -12,6 +12,8 @@ z, p and s of a logit: z = softcap·tanh(u / softcap) of u = logit_scale·(logit
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,7 @@ from .launch import WORD, on_device, padded, readable, units
 
 __all__ = [
     "add_weight_gradient", "column_sums", "columns", "finish_weight_gradient", "gather_", "input_gradient", "keep",
+    "target_gradient",
 ]  # fmt: skip
 
 MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
@@ -203,6 +206,10 @@ def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tenso
     return alive, index, slot, count
 
 
+def target_gradient(*_: Any) -> None:
+    """Nothing: `gather_` makes it of the logits, which `columns` leaves alone."""
+
+
 @triton.jit
 def load_block(row_ptr, index, mask, V, MASKED: tl.constexpr):
     if MASKED:
@@ -242,7 +249,7 @@ def row_facts(
     logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """This program's rows; whether they are there and valid, lse, a, target and its gradient, one a row of a column."""
+    """This program's rows; as columns, whether they are there and valid, lse, a, the target, its gradient and 1 - p."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n
     valid = tl.load(valid_ptr + row, mask=inside, other=0) != 0
@@ -265,7 +272,11 @@ def row_facts(
     p = tl.exp((z - lse).to(tl.float64))
     wide_h = h.to(tl.float64)
     at_target = ((wide_h * (p - 1) + (a.to(tl.float64) - wide_h) * p) * slope.to(tl.float64)).to(tl.float32)
-    return row, inside[:, None], valid[:, None], lse[:, None], a[:, None], target[:, None], at_target[:, None]
+    others = tl.where(hit, 1 - p, 1.0).to(tl.float32)
+    return (
+        row, inside[:, None], valid[:, None], lse[:, None], a[:, None], target[:, None], at_target[:, None],
+        others[:, None],
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n", "target_stride"])
@@ -275,7 +286,7 @@ def gather_rows(
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WORD: tl.constexpr, BIAS: tl.constexpr,
     SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    row, inside, valid, lse, a, target, at_target = row_facts(
+    row, inside, valid, lse, a, target, at_target, _ = row_facts(
         logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
         UNIT, ROWS, BIAS, SCALED, CAPPED,
     )  # fmt: skip
@@ -317,7 +328,7 @@ def pack_rows(
     tail_ptr, n, V, softcap, scale,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    row, inside, valid, lse, a, target, at_target = row_facts(
+    row, inside, valid, lse, a, target, at_target, others = row_facts(
         logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, n, V, softcap, scale,
         UNIT, ROWS, BIAS, SCALED, False,
     )  # fmt: skip
@@ -336,12 +347,14 @@ def pack_rows(
             bias = tl.load(bias_ptr + index)[None, :]
         p, _ = probabilities(logits, bias, lse, scale, softcap, BIAS, SCALED, False)
         here = (start + lanes < count)[None, :]
-        kept += tl.where(here, p, 0.0)
-        gradient = tl.where(index[None, :] == target, at_target, a * p)
+        is_target = index[None, :] == target
+        # Of a row that is certain of its target, 1 - p keeps the digits that 1 - Σ p has lost.
+        kept += tl.where(here & (is_target == 0), p, 0.0)
+        gradient = tl.where(is_target, at_target, a * p)
         gradient = tl.where(valid, gradient, 0.0).to(logits_ptr.dtype.element_ty)
         tl.store(row_ptr + (start + lanes)[None, :], gradient, mask=inside & here)
         logits, index = later, later_index
-    tail = tl.where(valid, 1 - tl.sum(kept, 1)[:, None], 0.0)
+    tail = tl.where(valid, others - tl.sum(kept, 1)[:, None], 0.0)
     tl.store(tail_ptr + row[:, None], tl.where(count == V, 0.0, tail), mask=inside)
 
 
@@ -352,6 +365,7 @@ def gather_(
     valid: Tensor,
     a: Tensor,
     h: Tensor,
+    own: None,
     linear_bias: Tensor | None,
     softcap: float,
     logit_scale: float,
@@ -361,6 +375,8 @@ def gather_(
     count: Tensor,
 ) -> Tensor:
     """Makes logits[:, :count] the kept columns' gradient, (a·p - h·[target])·s, 0 in rows that are not valid.
+
+    `own` is what `target_gradient` returns.
 
     Returns the tail (n,) float32: the sum of p·s over the columns that are not alive.
     """

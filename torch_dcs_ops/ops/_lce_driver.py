@@ -19,6 +19,9 @@ from ._lce_gradients import ExactGradients, Gradients, Upstream
 from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
 from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
 
+_HALF_BOOST = 1024.0
+_MOST_SCALE = 16  # of logits, whose gradients it multiplies: together a quarter of float16's range
+
 
 class Rows(NamedTuple):
     """Results of every row; (0,) where they were not asked for."""
@@ -50,15 +53,20 @@ def forward(
         divisor = normaliser(target, weight, options.ignore_index, row_dtype(input.dtype))
         scale = divisor.reshape(1).reciprocal()
     late = input.dtype == torch.float16
+    grad_loss = scale
+    if late and any(needs):
+        boost = _half_boost(weight, options)
+        grad_loss = input.new_full((1,), boost, dtype=row_dtype(input.dtype))
+        late_scale = 1 / boost if scale is None else scale / boost
+        if isinstance(late_scale, Tensor):
+            # No valid row: the sums are 0, and stay so as in F.cross_entropy.
+            late_scale = torch.where((target != options.ignore_index).any(), late_scale, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,
-        Upstream(loss=None if late else scale), need_predictions, need_entropy,
-        torch.float32 if late else input.dtype,
+        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if late else input.dtype,
     )  # fmt: skip
-    if late and scale is not None:
-        # No valid row: the sums are 0, and stay so as in F.cross_entropy.
-        scale = torch.where(scale.isinf(), 1, scale)
-        gradients = Gradients(*(gradient.mul_(scale) for gradient in gradients))
+    if late and any(needs):
+        gradients = Gradients(*(gradient.mul_(late_scale) for gradient in gradients))
     wanted = (True, True, need_predictions, need_entropy)
     lead = input.shape[:-1]
     # A copy, not a view: users may change what they get in place.
@@ -68,6 +76,12 @@ def forward(
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
     return rows, gradients
+
+
+def _half_boost(weight: Tensor | None, options: Options) -> float:
+    """A power of 2 that keeps the logits' float16 gradients, which end at 6e-8, from 0; 1 where they may be large."""
+    is_small = weight is None and not options.z_loss and abs(options.logit_scale) <= _MOST_SCALE
+    return _HALF_BOOST if is_small else 1.0
 
 
 def backward(
@@ -148,11 +162,10 @@ def _run(
         )
         gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
     else:
-        plan = make_filtered_plan(count, classes, input.dtype, gradient_dtype, input.device.type, *limits)
+        plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)
         gradients = FilteredGradients(
-            steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs,
-            gradient_dtype,
-        )  # fmt: skip
+            steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
+        )
     make_logits = _Logits(plan, operand, linear_weight)
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))

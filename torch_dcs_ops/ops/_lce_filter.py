@@ -41,10 +41,11 @@ def filter_steps(
     """The module with the steps of the filtered gradient; None where the gradient is exact.
 
     That is, beside no `grad_filter_eps` or one of 0: one below 16/V, which leaves little out of flat rows; class
-    probabilities, softcap together with label smoothing (which is then of full rank), a gradient of the entropy, and on
-    CUDA float64 or a missing triton.
+    probabilities, softcap together with label smoothing (which is then of full rank), a gradient of the entropy,
+    float16, whose range does not hold the tails of large vocabularies, and on CUDA float64 or a missing triton.
     """
-    if not options.grad_filter_eps or options.grad_filter_eps * classes < LEAST_ODDS or not any(needs):
+    eps = options.grad_filter_eps
+    if not eps or eps * classes < LEAST_ODDS or input.dtype == torch.float16 or not any(needs):
         return None
     mixed = options.softcap is not None and options.label_smoothing > 0
     if mixed or target.is_floating_point() or upstream.entropy is not None:
@@ -74,12 +75,13 @@ class FilteredGradients:
         upstream: Upstream,
         options: Options,
         needs: Needs,
-        dtype: torch.dtype,
     ) -> None:
         """input (N, D) and target (N,); grad_input, where it is needed, with rows for all of these; weight and
-        linear_bias in the rows' dtype, `dtype` that of the gradients.
+        linear_bias in the rows' dtype.
         """
         self.steps, self.upstream, self.options, self.needs = steps, upstream, options, needs
+        if linear_weight.is_cuda and linear_weight.stride(1) != 1:
+            linear_weight = linear_weight.contiguous()  # once; the kernels read whole rows
         self.input, self.linear_weight, self.linear_bias = input, linear_weight, linear_bias
         count, (classes, features), wide = input.size(0), linear_weight.shape, row_dtype(input.dtype)
         self.valid = target != options.ignore_index
@@ -90,11 +92,13 @@ class FilteredGradients:
         # What the row's losses have of z at the target, and at every column for each unit of its class weight.
         self.hit = torch.where(self.valid, hit, 0).to(wide) * (1 - options.label_smoothing)
         self.spread = options.label_smoothing / classes
+        per_row = (grad is not None and grad.numel() > 1 for grad in (upstream.loss, upstream.lse))
+        self.has_zero_rows = weight is not None or any(per_row)
         self.total_weight: Tensor | float = float(classes) if weight is None else weight.sum()
 
         self.grad_input = grad_input
         self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=wide)
-        self.total = input.new_empty((classes, features) if needs.linear_weight else 0, dtype=dtype)
+        self.total = input.new_empty((classes, features) if needs.linear_weight else 0)
         self.rest = torch.empty_like(self.total) if plan.keeps_rest else None
         self.touched = linear_weight.new_zeros(classes, dtype=torch.uint8)
 
@@ -123,10 +127,14 @@ class FilteredGradients:
         target, valid = self.target[part], self.valid[part]
         softcap, scale = options.softcap or 0.0, options.logit_scale
         a, h = self._coefficients(part, lse)
+        if self.has_zero_rows:
+            # Rows without a gradient neither choose columns nor shape a tail; a NaN's way into their gradient is open.
+            valid = valid & ((a != 0) | (h != 0) | lse.isnan())
+        own = steps.target_gradient(logits, lse, target, valid, a, h, self.linear_bias, softcap, scale)
         alive, q = steps.columns(logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps)
         alive, index, slot, kept = steps.keep(alive, target, valid, int(steps.MOST * logits.size(1)))
         mass = a * steps.gather_(
-            logits, lse, target, valid, a, h, self.linear_bias, softcap, scale, alive, index, slot, kept
+            logits, lse, target, valid, a, h, own, self.linear_bias, softcap, scale, alive, index, slot, kept
         )  # fmt: skip
         if self.needs.input:
             steps.input_gradient(logits, index, kept, self.linear_weight, self.grad_input[part])
@@ -151,7 +159,7 @@ class FilteredGradients:
             grad if grad is None or grad.numel() == 1 else grad[part]
             for grad in (self.upstream.loss, self.upstream.lse)
         )
-        a = hit + self.spread * self.total_weight
+        a = hit + self.spread * self.total_weight if self.extra else hit
         if self.options.z_loss:
             a = a + 2 * self.options.z_loss * lse
         h, even = hit, torch.full_like(hit, self.spread)

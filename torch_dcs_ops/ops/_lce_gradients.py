@@ -58,6 +58,8 @@ class ExactGradients:
                 self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
             elif self.dtype == logits.dtype:
                 torch.mm(logits, self.linear_weight, out=self.grad_input[part])
+            elif logits.device.type == "cuda":
+                torch.mm(logits, self.linear_weight, out_dtype=self.dtype, out=self.grad_input[part])
             else:
                 self.grad_input[part] = torch.mm(logits, self.linear_weight)
         if self.grad_weight is not None:

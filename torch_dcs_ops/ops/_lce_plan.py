@@ -50,6 +50,7 @@ _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
+_MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
 _SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
 _SINGLE_BYTES = 1.25  # times those of the other two: worth no copy
 
@@ -108,7 +109,6 @@ def make_filtered_plan(
     rows: int,
     classes: int,
     dtype: torch.dtype,
-    gradient_dtype: torch.dtype,
     device_type: str,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
@@ -116,10 +116,10 @@ def make_filtered_plan(
     """`make_plan` for a filtered gradient."""
     stride = _stride(classes, dtype)
     fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
-    fitting = max(fitting // GROUP_ROWS * GROUP_ROWS, GROUP_ROWS)
+    fitting = min(max(fitting // GROUP_ROWS * GROUP_ROWS, GROUP_ROWS), _MOST_FILTERED_ROWS)
     if rows <= fitting:
         return FilteredPlan(max(rows, 1), stride, False)
-    is_lossy = gradient_dtype == dtype and _accumulation(dtype, accumulate_dtype) == "float32"
+    is_lossy = _accumulation(dtype, accumulate_dtype) == "float32"
     return FilteredPlan(_even_chunks(rows, fitting, GROUP_ROWS), stride, is_lossy)
 
 

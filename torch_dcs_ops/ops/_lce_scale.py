@@ -12,6 +12,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .. import _registry
+from ..reference.cross_entropy_rows import row_dtype
+from ._validate import dtype_name, fail
+
+_OP = "_scale"
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -48,7 +52,18 @@ def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
     return factor.reshape((1,) * gradient.dim())
 
 
+def _check(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    if output.shape != input.shape or not (input.is_contiguous() and output.is_contiguous()):
+        fail(_OP, f"input and output must be contiguous and of one size, got {tuple(input.shape)} and "
+                  f"{tuple(output.shape)}")  # fmt: skip
+    dtype = row_dtype(input.dtype)
+    if factor.numel() != 1 or factor.dtype != dtype:
+        found = f"{dtype_name(factor.dtype)} of the shape {tuple(factor.shape)}"
+        fail(_OP, f"factor must be one {dtype_name(dtype)}, got {found}")
+
+
 def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    _check(input, factor, output)
     if output is input and factor.device.type == "cpu" and factor.item() == 1.0:
         return
     broadcast = _broadcast(factor, input)
@@ -57,7 +72,7 @@ def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
 
 
 def _fake(input: Tensor, factor: Tensor, output: Tensor) -> None:
-    """There is nothing to make."""
+    _check(input, factor, output)
 
 
 def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:

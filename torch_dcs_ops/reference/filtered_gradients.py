@@ -5,7 +5,8 @@ gradient of the logits in row i is a_i·p_ij·s_ij - h_i·[j = t_i]·s_ij (label
 column is alive, and its gradient kept, where any row has p > eps or its target. The columns that are not alive are the
 tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
 
-The steps follow one another on the same logits, which belong to them: `columns`, `keep`, `gather_`, then the products.
+The steps follow one another on the same logits, which belong to them: `target_gradient`, `columns`, `keep`, `gather_`,
+then the products.
 Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
 the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
 """
@@ -23,6 +24,36 @@ MOST = 0.5  # of the columns; where more are alive all of them are kept, and not
 GROUP_ROWS = 32
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
 _WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
+
+
+def target_gradient(
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    a: Tensor,
+    h: Tensor,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+) -> Tensor:
+    """(a·p - h)·s of the valid rows at their targets, without the cancellation in p - 1; (n,), 0 in other rows.
+
+    Before `columns`, after which the logits are no longer there.
+    """
+    rows = valid.nonzero().squeeze(1)
+    column, a, h = target[rows], a[rows], h[rows]
+    value = logits[rows, column].to(row_dtype(logits.dtype))
+    if linear_bias is not None:
+        value = value + linear_bias[column]
+    z = value * logit_scale
+    if softcap > 0:
+        squashed = torch.tanh(z / softcap)
+        z, slope = squashed * softcap, 1 - squashed * squashed
+        a, h = a * slope, h * slope
+    log_p = z - lse[rows]
+    gradient = h * torch.expm1(log_p) + (a - h) * log_p.exp()
+    return torch.zeros_like(lse).index_copy_(0, rows, gradient)
 
 
 def columns(
@@ -73,6 +104,7 @@ def gather_(
     valid: Tensor,
     a: Tensor,
     h: Tensor,
+    own: Tensor,
     linear_bias: Tensor | None,
     softcap: float,
     logit_scale: float,
@@ -83,14 +115,13 @@ def gather_(
 ) -> Tensor:
     """Σ p·s of every row's tail, (n,). The first `count` columns of logits become the kept columns' gradient.
 
-    Arguments as in `columns` and of `keep`; a and h (n,) are 0 for rows that are not valid.
+    Arguments as in `columns`, of `target_gradient` and of `keep`; a and h (n,) are 0 for rows that are not valid.
     """
     rows, classes = logits.shape
     kept = int(count)
     index = index[:kept].long()
     tail_columns = (alive == 0).to(row_dtype(logits.dtype))
     tail = torch.empty_like(lse)
-    at_target = _target_gradient(logits, lse, target, valid, a, h, linear_bias, softcap, logit_scale)
     for part in _blocks(rows, classes):
         if _holds_p(logits, softcap):
             shares = logits[part]
@@ -101,7 +132,7 @@ def gather_(
             shares = shares.gather(1, index.expand(shares.size(0), -1))
         logits[part, :kept] = shares.mul_(a[part].unsqueeze(1))
     which = valid.nonzero().squeeze(1)
-    logits[which, slot[target[which]].long()] = at_target.to(logits.dtype)
+    logits[which, slot[target[which]].long()] = own[which].to(logits.dtype)
     return tail
 
 
@@ -175,35 +206,6 @@ def _probabilities(
         p.index_fill_(0, ignored, 0)
         shares.index_fill_(0, ignored, 0)
     return p, shares
-
-
-def _target_gradient(
-    logits: Tensor,
-    lse: Tensor,
-    target: Tensor,
-    valid: Tensor,
-    a: Tensor,
-    h: Tensor,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-) -> Tensor:
-    """(a·p - h)·s of the valid rows at their targets, without the cancellation in p - 1."""
-    rows = valid.nonzero().squeeze(1)
-    column, a, h = target[rows], a[rows], h[rows]
-    value = logits[rows, column].to(row_dtype(logits.dtype))
-    if _holds_p(logits, softcap):
-        # Exact from p = 1/2 on, and no less than expm1 of a difference from an lse of float32.
-        return h * (value - 1) + (a - h) * value
-    if linear_bias is not None:
-        value = value + linear_bias[column]
-    z = value * logit_scale
-    if softcap > 0:
-        squashed = torch.tanh(z / softcap)
-        z, slope = squashed * softcap, 1 - squashed * squashed
-        a, h = a * slope, h * slope
-    log_p = z - lse[rows]
-    return h * torch.expm1(log_p) + (a - h) * log_p.exp()
 
 
 def _sum_groups(shares: Tensor, out: Tensor) -> None:
