@@ -92,6 +92,11 @@ def assert_close(value: Tensor, expected: Tensor, tolerance: float, floor: float
     assert float(worst) <= tolerance, f"{float(worst)} > {tolerance}"
 
 
+def sum_error(terms: int) -> float:
+    """Of a float32 sum of products of either sign, each step's rounding on its own."""
+    return 1e-6 + torch.finfo(torch.float32).eps / 2 * terms**0.5
+
+
 def error(value: Tensor, expected: Tensor) -> float:
     """Relative, in the Frobenius norm."""
     norm = float(expected.double().norm())
@@ -356,7 +361,7 @@ def test_input_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dty
         whole = torch.full((shape[0] + 2, shape[2] + 3), 77.0, dtype=out_dtype, device=DEVICE)
         out = whole[1:-1, :-3]
         steps.input_gradient(problem.kept, problem.on_device_index, problem.count, problem.weight, out)
-        assert error(out, expected) <= unit(out_dtype) + 1e-6
+        assert error(out, expected) <= unit(out_dtype) + sum_error(len(problem.kept_rows))
         assert int((whole == 77).sum()) == whole.numel() - out.numel()
 
 
@@ -400,7 +405,10 @@ def test_weight_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dt
         known = touched.cpu().bool()
         assert not known.any() or not bool(total.cpu()[known].isnan().any())
         assert bool(total.cpu()[~known].isnan().all())
-        budget = {"hi and lo": 4 * unit(dtype) ** 2 + 1e-6, "compact": 3 * unit(dtype), "float32": 1e-6}[kind]
+        sums_error = sum_error(shape[0])
+        budget = {"hi and lo": 4 * unit(dtype) ** 2 + sums_error, "compact": 3 * unit(dtype), "float32": sums_error}[
+            kind
+        ]
         if rest is not None:
             assert error((total.double() + rest.double()).cpu()[known], expected[known]) <= budget
         else:

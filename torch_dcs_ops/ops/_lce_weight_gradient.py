@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ._lce_ignored import ValidRows, row_count
+from ._lce_ignored import ValidRows
 from ._lce_plan import Accumulation
 
 _WIDE_BYTES = 32 << 20  # of float32 copies, where a half factor or result has to be converted
@@ -171,32 +170,23 @@ class _Shared(WeightGradient):
 
     def _finish(self) -> None:
         slices, self.slices = self.slices, []
-        input, count = self.input[:], row_count(self.input)
-        if count is not None:
-            # Never a sum of nothing: the gradients of ignored rows are 0.
-            count = count.clamp(min=1)
-        most = 0 if count is not None else max(piece.middle - piece.first for piece in slices)
+        input = self.input[:]
+        most = max(piece.middle - piece.first for piece in slices)
         spare = self.total.new_empty(most, self.total.size(1))
         for piece in slices:
-            first_rows = self._product(spare[: piece.middle - piece.first], piece.within, input, count)
-            rest = self.total[piece.middle : piece.last]
-            other_rows = self._product(rest, piece.beside, input, count)
-            if other_rows is not rest:
-                rest.copy_(other_rows)
-                del other_rows
+            first_rows = spare[: piece.middle - piece.first]
+            _product(first_rows, piece.within, input)
+            _product(self.total[piece.middle : piece.last], piece.beside, input)
             self.total[piece.first : piece.middle].copy_(first_rows)
 
-    def _product(self, out: Tensor, logits_gradient: Tensor, input: Tensor, count: Tensor | None) -> Tensor:
-        """logits_gradientᵀ·input, of their first `count` rows; in `out`, unless there is a count."""
-        if logits_gradient.size(1) == 0:
-            return out
-        if count is not None:
-            return functional.grouped_mm(logits_gradient.t(), input, offs=count)[0]
-        if out.dtype == input.dtype:
-            torch.mm(logits_gradient.t(), input, out=out)
-        else:
-            _float32_product(out, logits_gradient, input, accumulate=False)
-        return out
+
+def _product(out: Tensor, logits_gradient: Tensor, input: Tensor) -> None:
+    if out.size(0) == 0:
+        return
+    if out.dtype == input.dtype:
+        torch.mm(logits_gradient.t(), input, out=out)
+    else:
+        _float32_product(out, logits_gradient, input, accumulate=False)
 
 
 def _slice_width(classes: int, most: int) -> int:
