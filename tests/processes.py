@@ -1,8 +1,10 @@
-"""The environment of tests that start a Python of their own."""
+"""Tests that start a Python of their own."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch_dcs_ops
@@ -13,3 +15,20 @@ def environment(**changes: str) -> dict[str, str]:
     package = str(Path(torch_dcs_ops.__file__).parents[1])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **changes}
+
+
+def run_tests(file: str, *arguments: str, **changes: str) -> None:
+    """pytest over a test file, in another environment; at least one of its tests has to run, and all to pass."""
+    variables = environment(**changes)
+    variables.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", file]
+    done = subprocess.run(
+        [*command, *arguments], env=variables, capture_output=True, text=True, cwd=Path(file).parent.parent, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def run_in_the_interpreter(file: str, *arguments: str) -> None:
+    """`run_tests` with Triton's interpreter."""
+    run_tests(file, *arguments, TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")

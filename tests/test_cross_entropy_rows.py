@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from processes import environment
+from processes import environment, run_in_the_interpreter, run_tests
 from torch import Tensor
 
 import torch_dcs_ops  # noqa: F401  (loads the libraries)
@@ -84,24 +84,13 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the Triton kernel runs in this process")
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    run_this_file(TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+    run_in_the_interpreter(__file__)
 
 
 @pytest.mark.skipif(INTERPRETED or not _native.CPU_LIBRARY.loaded, reason="there are no compiled kernels")
 @pytest.mark.parametrize("isa", ["default", "avx2"])
 def test_lesser_instruction_sets(isa: str) -> None:
-    run_this_file("-k", "op-cpu and (sizes or certain or 2500)", TORCH_DCS_CPU_ISA=isa)
-
-
-def run_this_file(*arguments: str, **changes: str) -> None:
-    variables = environment(**changes)
-    variables.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(
-        [*command, *arguments], env=variables, capture_output=True, text=True, cwd=Path(__file__).parent.parent
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout
+    run_tests(__file__, "-k", "op-cpu and (sizes or certain or 2500)", TORCH_DCS_CPU_ISA=isa)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import environment
+from processes import run_in_the_interpreter
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -34,12 +33,7 @@ SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_25
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
 def test_in_the_interpreter() -> None:
-    variables = environment(TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
-    variables.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout
+    run_in_the_interpreter(__file__)
 
 
 def load(name: str) -> ModuleType:

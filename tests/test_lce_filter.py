@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from capture import captured
 from lce_filter_oracle import BF16, CLASSES, EPS, F32, F64, GROUP, budget_of, dense, operands
 from lce_oracle import assert_within_budget, gradients, leaf, oracle, relative_error
 from torch import Tensor
@@ -387,24 +388,12 @@ def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
         leaves = [leaf(t) for t in (x, w, bias)]
         return gradients(linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], **options), *leaves)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, results = captured(run)
     for call in calls:
         for place, values in zip((x, w, target, bias, weight), call, strict=True):
             place.copy_(values)
         graph.replay()
-        for gradient, expected in zip(captured, run(), strict=True):
+        for gradient, expected in zip(results, run(), strict=True):
             assert relative_error(gradient, expected) < 4 * torch.finfo(dtype).eps
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from capture import captured
 from lce_filter_oracle import EPS, budget_of
 from lce_filter_oracle import operands as sparse_operands
 from lce_oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
@@ -303,23 +304,11 @@ def test_cuda_graph_with_another_mask(reduction: str, eps: float | None, monkeyp
         )
         return [loss.detach(), *gradients(loss.sum(), *leaves)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, outputs = captured(run)
     for name, mask in MASKS.items():
         target.copy_(torch.randint(classes, (rows,)).masked_fill(mask(rows), -100))
         graph.replay()
-        results = [t.clone() for t in captured]
+        results = [t.clone() for t in outputs]
         valid = target >= 0
         assert not results[1][~valid].any()
         if name == "all":

@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from processes import environment
+from processes import run_in_the_interpreter
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -35,12 +33,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3, to
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
 def test_in_the_interpreter() -> None:
-    variables = environment(TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
-    variables.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout
+    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture
