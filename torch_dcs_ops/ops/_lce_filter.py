@@ -11,7 +11,6 @@ The steps on the logits are reference/filtered_gradients.py on a CPU, triton_ker
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 
 import torch
@@ -94,7 +93,6 @@ class FilteredGradients:
         self.spread = options.label_smoothing / classes
         per_row = (grad is not None and grad.numel() > 1 for grad in (upstream.loss, upstream.lse))
         self.has_zero_rows = weight is not None or any(per_row)
-        self.total_weight: Tensor | float = float(classes) if weight is None else weight.sum()
 
         self.grad_input = grad_input
         self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=wide)
@@ -102,9 +100,8 @@ class FilteredGradients:
         self.rest = torch.empty_like(self.total) if plan.keeps_rest else None
         self.touched = linear_weight.new_zeros(classes, dtype=torch.uint8)
 
-        # Label smoothing's group comes first. Its q is small, its sum large, so that float16 holds either.
+        # Label smoothing's group comes first.
         self.extra = int(options.label_smoothing > 0)
-        self.smoothing_scale = 0.5 ** round(math.log2(classes) / 2)
         self.segment = max(SEGMENT_ROWS // plan.rows, 1) * plan.rows
         self.start = self.stop = 0
         held = min(self.segment, count)
@@ -115,7 +112,8 @@ class FilteredGradients:
         self.factors = input.new_empty(held, dtype=wide)
         self.evens = input.new_empty(held if self.extra else 0, dtype=wide)
         if self.extra:
-            self.q[0] = self.smoothing_scale if weight is None else weight * self.smoothing_scale
+            self.total_weight: Tensor | float = float(classes) if weight is None else weight.sum()
+            self.q[0] = 1 if weight is None else weight
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
         """logits (n, V) of the rows `part` and their lse; the logits are overwritten."""
@@ -143,7 +141,7 @@ class FilteredGradients:
             self.touched |= alive
         if self.needs.linear_bias:
             self.grad_bias += steps.column_sums(logits, index, kept)
-        self._add_tail(q, alive, mass, part)
+        self._add_tail(q, alive, mass, chunk, part)
 
     def result(self) -> Gradients:
         if self.stop:
@@ -168,14 +166,14 @@ class FilteredGradients:
         if grad_lse is not None:
             a = a + grad_lse
         if self.extra:
-            self.evens[self._place(part)] = torch.where(valid, even * (-scale / self.smoothing_scale), 0)
+            self.evens[self._place(part)] = torch.where(valid, even * -scale, 0)
         return torch.where(valid, a * scale, 0), torch.where(valid, h * scale, 0)
 
     def _place(self, part: slice) -> slice:
         """Rows within their segment."""
         return slice(part.start - self.start, part.stop - self.start)
 
-    def _add_tail(self, q: Tensor, alive: Tensor, mass: Tensor, part: slice) -> None:
+    def _add_tail(self, q: Tensor, alive: Tensor, mass: Tensor, chunk: Tensor, part: slice) -> None:
         place = self._place(part)
         first = self.extra + place.start // GROUP_ROWS
         groups = slice(first, first + q.size(0))
@@ -187,7 +185,7 @@ class FilteredGradients:
         factors = mass * inverse.unsqueeze(1).expand(-1, GROUP_ROWS).reshape(-1)[:rows]
         self.factors[place] = factors
         if self.needs.linear_weight:
-            _group_products(factors.to(self.input.dtype), self.input[part], self.sums[groups])
+            _group_products(factors.to(chunk.dtype), chunk, self.sums[groups])
         if self.needs.linear_bias:
             padded = torch.nn.functional.pad(factors, (0, q.size(0) * GROUP_ROWS - rows))
             torch.sum(padded.view(-1, GROUP_ROWS), 1, out=self.masses[groups])

@@ -78,8 +78,8 @@ def linear_cross_entropy(
             the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
             above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
             the mean shape of 32 rows (see the documentation). The results themselves are exact, as are the gradients
-            for class probabilities, for softcap together with label_smoothing, in float64 on CUDA, and on CUDA
-            without triton.
+            for a number below 16/V, for class probabilities, for softcap together with label_smoothing, in float16, in
+            float64 on CUDA, and on CUDA without triton.
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
             rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half input takes further memory when there
             is more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).

@@ -141,10 +141,7 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
     used = int(count)
     if used < linear_weight.size(0):
         linear_weight = linear_weight.index_select(0, index[:used])
-    if out.dtype == kept.dtype:
-        torch.mm(kept[:, :used], linear_weight, out=out)
-    else:
-        out.copy_(torch.mm(kept[:, :used], linear_weight))
+    torch.mm(kept[:, :used], linear_weight, out=out)
 
 
 def add_weight_gradient(
