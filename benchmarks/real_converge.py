@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.examples.language_model import LanguageModel
+from torch_dcs_ops.ops._lce_filter import LEAST_ODDS
 
 WARM_UP_STEPS = 20
 HELD_OUT_SEQUENCES = 64
@@ -93,7 +94,13 @@ def _held_out(model: LanguageModel, ids: Tensor, setting: Setting, eps: float | 
 def converge(
     tokens: Tokens, setting: Setting, seeds: Sequence[int], filters: Sequence[float], device: torch.device
 ) -> list[dict[str, Any]]:
-    """A record of the exact runs, and one of each eps beside them."""
+    """A record of the exact runs, and one of each eps beside them; ValueError for an eps at which the op is exact."""
+    least = LEAST_ODDS / tokens.source.vocabulary
+    for eps in filters:
+        if eps < least:
+            raise ValueError(
+                f"eps must be at least {LEAST_ODDS}/V = {least:.3g}, below which the gradient is exact, got {eps}"
+            )
     exact = [_run(tokens, setting, None, seed, device).loss for seed in seeds]
     spread = max(exact) - min(exact)
     records: list[dict[str, Any]] = [{"eps": None, "losses": exact, "spread": spread}]

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torch_dcs_ops.ops._backends import launchers
 from torch_dcs_ops.ops._lce_plan import make_filtered_plan
+from torch_dcs_ops.reference import filtered_gradients as reference
 from torch_dcs_ops.reference.filtered_gradients import GROUP_ROWS
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -99,10 +101,11 @@ def exact_gradients(x: Tensor, w: Tensor, y: Tensor) -> Gradients:
 
 
 def _alive(p: Tensor, y: Tensor, eps: float) -> Tensor:
-    """The columns (V,) that are kept: all of them, where more than half would be."""
+    """The columns (V,) that are kept: all of them, where more than the op's limit would be."""
     alive = p.amax(0) > eps
     alive[y] = True
-    return alive | (alive.sum() > p.size(1) // 2)
+    steps = launchers("filtered_gradients") if p.is_cuda else None
+    return alive | (alive.sum() > int((steps or reference).MOST * p.size(1)))
 
 
 def sparsity(x: Tensor, w: Tensor, y: Tensor, filters: Sequence[float]) -> list[Sparsity]:
