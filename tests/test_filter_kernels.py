@@ -356,7 +356,8 @@ def test_input_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dty
         out = whole[1:-1, :-3]
         steps.input_gradient(problem.kept, problem.on_device_index, problem.count, problem.weight, out)
         assert error(out, expected) <= unit(out_dtype) + sum_error(len(problem.kept_rows))
-        assert int((whole == 77).sum()) == whole.numel() - out.numel()
+        out.fill_(77.0)  # 77 is a value that the product may have; around it nothing else was written.
+        assert bool((whole == 77).all())
 
 
 @kernel_test
