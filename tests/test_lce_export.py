@@ -10,7 +10,8 @@ import torch
 from lce_oracle import make
 from torch import Tensor
 
-from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+import torch_dcs_ops
+from torch_dcs_ops import discounted_cumsum, linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -80,3 +81,38 @@ def test_aot_inductor_of_the_loss_module(device: str, tmp_path: Path) -> None:
     compiled = torch._inductor.aoti_load_package(path)
     for steps in (4, 9):
         torch.testing.assert_close(compiled(*problem(steps, device)), model(*problem(steps, device)))
+
+
+class PolicyLoss(torch.nn.Module):
+    """Scans and a loss in one module: REINFORCE over the tokens of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor, rewards: Tensor, done: Tensor) -> Any:
+        log_probs, entropy = linear_log_probs(x, self.head.weight, y, linear_bias=self.head.bias)
+        returns = discounted_cumsum((rewards - 0.5) * 2, 0.9, reset=done) - 0.25
+        loss = linear_cross_entropy(x, self.head.weight, y, linear_bias=self.head.bias)
+        return -(log_probs * returns).mean() - 0.01 * entropy.mean() + loss
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "enabled"])
+def test_aot_inductor_of_both_ops(device: str, enabled: bool, tmp_path: Path) -> None:
+    def arguments(steps: int) -> tuple[Tensor, ...]:
+        rewards = torch.rand(2, steps, device=device)
+        return (*problem(steps, device), rewards, rewards > 0.8)
+
+    model = PolicyLoss().to(device).requires_grad_(False)
+    length = torch.export.Dim("length", min=3, max=100)
+    program = torch.export.export(model, arguments(5), dynamic_shapes=({1: length},) * 4)
+    if enabled:
+        torch_dcs_ops.compile.enable()
+    try:
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "policy.pt2"))
+    finally:
+        torch_dcs_ops.compile.disable()
+    compiled = torch._inductor.aoti_load_package(path)
+    for steps in (5, 9):
+        values = arguments(steps)
+        torch.testing.assert_close(compiled(*values), model(*values))

@@ -41,6 +41,7 @@ def test_import_is_lean() -> None:
 def test_public_names() -> None:
     assert set(torch_dcs_ops.__all__) == {
         "__version__",
+        "compile",
         "cumsum",
         "discounted_cumsum",
         "discounted_cumsum_left",

@@ -7,7 +7,7 @@ NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
 from __future__ import annotations
 
 from . import _registry, _native  # isort: skip  (the schemas, then the libraries that implement them, then the rest)
-from . import nn
+from . import compile, nn
 from .ops import (
     cumsum,
     discounted_cumsum,
@@ -20,6 +20,7 @@ from ._info import __version__, info
 
 __all__ = [
     "__version__",
+    "compile",
     "cumsum",
     "discounted_cumsum",
     "discounted_cumsum_left",

@@ -1,0 +1,211 @@
+"""backend="dcs" and compile.enable(): the pass inside TorchInductor, its options, and the compiler's caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import environment
+from torch import Tensor, fx, nn
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import torch_dcs_ops
+from torch_dcs_ops.compile._hook import Hook
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+ALWAYS = {"dcs.minimum_logits": 0}
+
+
+@pytest.fixture(autouse=True)
+def _disabled_again() -> Iterator[None]:
+    yield
+    torch_dcs_ops.compile.disable()
+
+
+class Model(nn.Module):
+    def __init__(self, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(23, 8), nn.Linear(8, 23, bias=False)
+        self.head.weight = self.embedding.weight
+        self.is_checkpointed = is_checkpointed
+
+    def loss(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        logits = self.head(hidden.tanh())[:, :-1]
+        return F.cross_entropy(logits.reshape(-1, 23), tokens[:, 1:].reshape(-1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        if self.is_checkpointed:
+            return checkpoint(self.loss, hidden, tokens, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.loss(hidden, tokens)
+
+
+def is_fused(function: Callable[..., Tensor], *args: Any) -> bool:
+    """Whether a call runs the fused op: seen when it runs, as no pass runs where code comes from a cache."""
+    with profile(activities=[ProfilerActivity.CPU]) as events:
+        function(*args).backward()
+    return any(event.key == "dcs::_linear_cross_entropy_forward" for event in events.key_averages())
+
+
+def assert_trains_alike(compiled: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -> None:
+    losses, gradients = [], []
+    for run in (model, compiled):
+        model.zero_grad()
+        loss = run(tokens)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backend(device: str, is_checkpointed: bool, dynamic: bool) -> None:
+    model = Model(is_checkpointed).to(device)
+    compiled = torch.compile(model, backend="dcs", fullgraph=True, dynamic=dynamic, options=ALWAYS)
+    for shape in ((3, 7), (2, 5)):
+        tokens = torch.randint(23, shape, device=device)
+        assert_trains_alike(compiled, model, tokens)
+    assert is_fused(compiled, tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens), model(tokens))
+
+
+def test_backend_is_found_by_name() -> None:
+    assert "dcs" in torch.compiler.list_backends()
+
+
+def test_mode_and_options_are_those_of_inductor(device: str) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def looks(graph: fx.Graph) -> None:
+        seen.append((config.max_autotune, config.epilogue_fusion))
+
+    tokens = torch.randint(23, (2, 5), device=device)
+    model = Model().to(device)
+    options = {**ALWAYS, "max_autotune": True, "epilogue-fusion": False, "pre_grad_custom_pass": looks}
+    assert is_fused(torch.compile(model, backend="dcs", options=options), tokens)
+    assert seen[0] == (True, False)
+    torch._dynamo.reset()
+    seen.clear()
+    with config.patch(pre_grad_custom_pass=looks):
+        assert not is_fused(torch.compile(model, backend="dcs", mode="max-autotune-no-cudagraphs"), tokens)
+        assert config.pre_grad_custom_pass is looks
+    assert seen == [(True, True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dcs.minimum_logits": -1}, "minimum_logits must be an integer >= 0, got -1"),
+        ({"dcs.minimum_logits": "many"}, "minimum_logits must be an integer >= 0, got 'many'"),
+        ({"dcs.unknown": 1}, "Unexpected optimization option dcs.unknown"),
+    ],
+)
+def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        torch.compile(Model(), backend="dcs", options=options)(torch.randint(23, (2, 5)))
+
+
+def test_enable_and_disable(device: str) -> None:
+    model = Model().to(device)
+    tokens = torch.randint(23, (2, 5), device=device)
+    compiled = torch.compile(model, fullgraph=True)
+    assert not torch_dcs_ops.compile.is_enabled()
+    assert not is_fused(compiled, tokens)
+    torch_dcs_ops.compile.enable(minimum_logits=0)
+    torch_dcs_ops.compile.enable(minimum_logits=0)
+    assert torch_dcs_ops.compile.is_enabled()
+    assert is_fused(compiled, tokens)
+    assert_trains_alike(compiled, model, tokens)
+    torch_dcs_ops.compile.enable()
+    assert not is_fused(compiled, tokens)  # too few logits
+    torch_dcs_ops.compile.enable(minimum_logits=1)
+    assert is_fused(compiled, tokens)
+    torch_dcs_ops.compile.disable()
+    torch_dcs_ops.compile.disable()
+    assert not torch_dcs_ops.compile.is_enabled()
+    assert not is_fused(compiled, tokens)
+    assert config.pre_grad_custom_pass is None
+
+
+def test_enable_refuses_what_is_no_number() -> None:
+    with pytest.raises(ValueError, match="minimum_logits must be an integer >= 0, got True"):
+        torch_dcs_ops.compile.enable(minimum_logits=True)
+    assert not torch_dcs_ops.compile.is_enabled()
+
+
+class Earlier(CustomGraphPass):
+    def __init__(self, name: str) -> None:
+        self.name, self.calls = name, 0
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.calls += 1
+
+    def uuid(self) -> str:
+        return self.name
+
+
+def test_the_passes_of_others_still_run() -> None:
+    earlier = Earlier("a")
+    with config.patch(pre_grad_custom_pass=earlier), fresh_cache():
+        torch_dcs_ops.compile.enable(minimum_logits=0)
+        assert is_fused(torch.compile(Model(), fullgraph=True), torch.randint(23, (2, 5)))
+        assert earlier.calls == 1
+        torch_dcs_ops.compile.disable()
+        assert config.pre_grad_custom_pass is earlier
+
+
+def test_uuid() -> None:
+    plain = Hook().uuid()
+    assert plain is not None
+    assert plain == Hook().uuid()
+    assert len({plain, Hook((), 7).uuid(), Hook((Earlier("a"),)).uuid(), Hook((Earlier("b"),)).uuid()}) == 4
+    assert Hook((lambda graph: None,)).uuid() is None
+
+
+# What one process compiles, the next one finds in the cache, and with another setting does not.
+CACHE = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[2])
+import torch
+from torch._dynamo.utils import counters
+from test_backend import ALWAYS, Model, is_fused
+import torch_dcs_ops
+torch.manual_seed(0)
+tokens, model, backend = torch.randint(23, (2, 5)), Model(), sys.argv[1]
+if backend == "enabled":
+    torch_dcs_ops.compile.enable(minimum_logits=0)
+compiled = torch.compile(model, backend="dcs" if backend == "dcs" else "inductor", fullgraph=True,
+                         options=ALWAYS if backend == "dcs" else None)
+fused = is_fused(compiled, tokens)
+found = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+bypassed = counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"]
+print(json.dumps([fused, found > 0, bypassed]))
+"""
+
+
+def test_caches_between_processes(tmp_path: Path) -> None:
+    results = []
+    for backend in ("inductor", "dcs", "inductor", "enabled"):
+        variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1")
+        command = [sys.executable, "-c", CACHE, backend, json.dumps([os.path.dirname(__file__)])]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    # enable() and the backend of the same options share what they compile.
+    assert results == [[False, False, 0], [True, False, 0], [False, True, 0], [True, True, 0]]

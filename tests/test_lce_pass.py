@@ -1,0 +1,372 @@
+"""The pass that fuses linear + cross_entropy: what it finds, what it leaves alone, and that results stay the same.
+
+The graphs are Dynamo's; what runs is the rewritten graph in eager mode, so that a case takes milliseconds. How the pass
+gets into TorchInductor is in test_backend.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from torch_dcs_ops.compile import linear_cross_entropy as fusing
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+B, T, D, V = 2, 6, 5, 11
+LOSS = torch.ops.dcs.linear_cross_entropy.default
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> Iterator[None]:
+    fusing._said.clear()
+    yield
+    fusing._said.clear()
+
+
+class Operands:
+    def __init__(self, device: str, dtype: torch.dtype = torch.float64) -> None:
+        self.head = nn.Linear(D, V, device=device, dtype=dtype)
+        self.no_bias = nn.Linear(D, V, bias=False, device=device, dtype=dtype)
+        self.x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
+        self.w = torch.randn(V, D, device=device, dtype=dtype, requires_grad=True)
+        self.b = torch.randn(V, device=device, dtype=dtype, requires_grad=True)
+        self.y = torch.randint(0, V, (B, T), device=device)
+        self.y[0, 1] = -100
+
+    def leaves(self) -> list[Tensor]:
+        return [self.x, self.w, self.b, *self.head.parameters(), *self.no_bias.parameters()]
+
+
+def rewritten(function: Callable[..., Any], *, dynamic: bool | None = None, minimum_logits: int = 0) -> Any:
+    """`function` as Dynamo traces it, rewritten, run in eager mode; `fused` counts, `graphs` are the rewritten ones."""
+    record = SimpleNamespace(fused=0, graphs=[])
+
+    def backend(module: fx.GraphModule, _: Any) -> Any:
+        record.fused += fusing.fuse_linear_cross_entropy(module.graph, minimum_logits)
+        module.graph.lint()
+        module.recompile()
+        record.graphs.append(module.graph)
+        return module
+
+    record.run = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    return record
+
+
+def assert_same(
+    function: Callable[..., Tensor], o: Operands, record: Any, tolerance: float = 1e-12, around: Any = nullcontext
+) -> None:
+    for x, y in ((o.x, o.y), (o.x[:, :4], o.y[:, :4])):
+        with around():
+            got, expected = record.run(o, x, y), function(o, x, y)
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        upstream = torch.randn_like(expected)
+        gradients = [torch.autograd.grad(loss, o.leaves(), upstream, allow_unused=True) for loss in (got, expected)]
+        for value, wanted in ((got, expected), *zip(*gradients, strict=True)):
+            assert (value is None) == (wanted is None)
+            if wanted is not None:
+                scale = max(1.0, float(wanted.detach().abs().max()))
+                torch.testing.assert_close(value, wanted, rtol=0, atol=tolerance * scale)
+
+
+def rows(logits: Tensor) -> Tensor:
+    return logits.reshape(-1, logits.size(-1))
+
+
+def unpacked(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+    logits = o.head(x)
+    batch, steps, classes = logits.shape
+    return F.cross_entropy(logits.view(batch * steps, classes), y.reshape(batch * steps))
+
+
+FUSED: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {
+    "nn.Linear": lambda o, x, y: F.cross_entropy(o.head(x).view(-1, V), y.reshape(-1)),
+    "F.linear": lambda o, x, y: F.cross_entropy(F.linear(x, o.w, bias=o.b).flatten(0, 1), y.flatten()),
+    "nn.CrossEntropyLoss": lambda o, x, y: nn.CrossEntropyLoss(reduction="sum")(rows(o.no_bias(x)), y.flatten()),
+    "rows only": lambda o, x, y: F.cross_entropy(o.head(x.flatten(0, 1)), y.flatten()),
+    "@ w.T": lambda o, x, y: F.cross_entropy(rows(x @ o.w.T), y.flatten()),
+    "@ w.mT": lambda o, x, y: F.cross_entropy(rows(x @ o.w.mT), y.flatten()),
+    "matmul w.t()": lambda o, x, y: F.cross_entropy(rows(torch.matmul(x, o.w.t())), y.flatten()),
+    "mm transpose + bias": lambda o, x, y: F.cross_entropy(torch.mm(rows(x), o.w.transpose(0, 1)) + o.b, y.flatten()),
+    "addmm": lambda o, x, y: F.cross_entropy(torch.addmm(o.b, rows(x), o.w.permute(1, 0)), y.flatten()),
+    "@ (D, V)": lambda o, x, y: F.cross_entropy(rows(x @ o.w.T.contiguous()), y.flatten()),
+    "unpacked shape": unpacked,
+    "shifted": lambda o, x, y: F.cross_entropy(rows(o.head(x)[:, :-1]), y[:, 1:].flatten()),
+    "shifted, ellipsis": lambda o, x, y: F.cross_entropy(
+        o.head(x)[..., :-1, :].contiguous().view(-1, V), y[..., 1:].contiguous().view(-1)
+    ),
+    "one sequence": lambda o, x, y: F.cross_entropy(o.head(x)[0], y[0]),
+    "every second step": lambda o, x, y: F.cross_entropy(rows(o.head(x)[:, ::2]), y[:, ::2].flatten()),
+    "classes in the middle": lambda o, x, y: F.cross_entropy(o.head(x).transpose(1, 2), y),
+    "classes in the middle, permute": lambda o, x, y: F.cross_entropy(
+        o.head(x.view(B, -1, 2, D)).permute(0, 3, 1, 2), y.reshape(B, -1, 2), reduction="none"
+    ),
+    "classes in the middle, movedim": lambda o, x, y: F.cross_entropy(o.head(x).movedim(-1, 1), y),
+    "first classes": lambda o, x, y: F.cross_entropy(rows(o.head(x)[..., : V - 2]), y.flatten().clamp(max=V - 3)),
+    "bias of first classes": lambda o, x, y: F.cross_entropy(
+        rows(o.no_bias(x)[:, :, : V - 2] + o.b[: V - 2]), y.flatten().clamp(max=V - 3)
+    ),
+    "none": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), reduction="none"),
+    "ignore_index": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten().clamp(min=3), ignore_index=3),
+    "label smoothing": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), label_smoothing=0.2),
+    "class weights": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), o.b.detach().exp()),
+    "probabilities": lambda o, x, y: F.cross_entropy(rows(o.head(x)), rows(x.detach() @ o.w.detach().T).softmax(-1)),
+    "temperature": lambda o, x, y: F.cross_entropy(rows(o.head(x) / 0.7), y.flatten()),
+    "factors": lambda o, x, y: F.cross_entropy(rows(0.5 * o.head(x).mul(3)), y.flatten()),
+    "softcap": lambda o, x, y: F.cross_entropy(rows(2.0 * torch.tanh(o.head(x) / 2.0)), y.flatten()),
+    "softcap of another slope": lambda o, x, y: F.cross_entropy(rows((o.head(x) * 0.3).tanh() * -2.0), y.flatten()),
+    "log_softmax + nll_loss": lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), dim=-1), y.flatten()),
+    "torch.log_softmax": lambda o, x, y: F.nll_loss(torch.log_softmax(rows(o.head(x)), 1), y.flatten(), o.b.detach()),
+    "part of a greater loss": lambda o, x, y: (
+        F.cross_entropy(rows(o.head(x)), y.flatten(), reduction="sum") / 7 + x.square().mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FUSED)
+def test_fuses(device: str, name: str, dynamic: bool) -> None:
+    o, function = Operands(device), FUSED[name]
+    record = rewritten(function, dynamic=dynamic)
+    assert_same(function, o, record)
+    assert record.fused >= 1
+    for graph in record.graphs:
+        targets = [node.target for node in graph.nodes]
+        assert LOSS in targets
+        assert F.cross_entropy not in targets
+        assert F.nll_loss not in targets
+        assert torch._C._nn.linear not in targets
+
+
+def test_two_losses_of_tied_weights(device: str) -> None:
+    o = Operands(device)
+
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        first = F.cross_entropy(rows(F.linear(x, o.w)), y.flatten())
+        second = F.cross_entropy(rows(F.linear(x.flip(1) + F.embedding(y.clamp(min=0), o.w), o.w)), y.flatten())
+        return first + 0.3 * second
+
+    record = rewritten(function)
+    assert_same(function, o, record)
+    assert record.fused % 2 == 0
+
+
+def test_float_constants_of_a_module_under_dynamic(device: str) -> None:
+    """With dynamic=True Dynamo makes variables of them."""
+    o = Operands(device)
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    o.cap = 3.0  # type: ignore[attr-defined]
+
+    def function(o: Any, x: Tensor, y: Tensor) -> Tensor:
+        return loss(rows(torch.tanh(o.head(x) / o.cap) * o.cap), y.flatten())
+
+    record = rewritten(function, dynamic=True)
+    assert_same(function, o, record)
+    assert record.fused
+
+
+REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
+    "returned": (
+        lambda o, x, y: (lambda z: (F.cross_entropy(rows(z), y.flatten()), z))(o.head(x)),
+        "the compiled function also returns",
+    ),
+    "used twice": (
+        lambda o, x, y: (lambda z: F.cross_entropy(rows(z), y.flatten()) + z.mean())(o.head(x)),
+        "`mean` uses too",
+    ),
+    "no linear map": (lambda o, x, y: F.cross_entropy(rows(x.exp()), y.flatten().clamp(max=D - 1)), "`exp`"),
+    "an input": (lambda o, x, y: F.cross_entropy(x[0], y[0].clamp(max=D - 1)), "placeholder"),
+    "dropout": (lambda o, x, y: F.cross_entropy(F.dropout(rows(o.head(x)), 0.0), y.flatten()), "`dropout`"),
+    "classes mixed": (
+        lambda o, x, y: F.cross_entropy(o.head(x).view(-1, 1), y.new_zeros(B * x.size(1) * V)),
+        "reshaped together",
+    ),
+    "rows transposed": (lambda o, x, y: F.cross_entropy(o.head(x).transpose(0, 1)[0], y[:, 0]), "`transpose`"),
+    "other classes": (
+        lambda o, x, y: F.cross_entropy(rows(o.head(x)[..., 2:]), y.flatten().clamp(max=V - 3)),
+        "other classes than the first",
+    ),
+    "mask": (lambda o, x, y: F.cross_entropy(rows(o.head(x))[torch.arange(3)], y.flatten()[:3]), "indexed"),
+    "tensor temperature": (lambda o, x, y: F.cross_entropy(rows(o.head(x) * o.b.exp()[0]), y.flatten()), "scaled"),
+    "scale before bias": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x) * 2 + o.b), y.flatten()), "before their"),
+    "bias after tanh": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x).tanh() + o.b), y.flatten()), "after their"),
+    "two biases": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.b), y.flatten()), "two biases"),
+    "two tanh": (lambda o, x, y: F.cross_entropy(rows(o.head(x).tanh().tanh()), y.flatten()), "two tanh"),
+    "plus a number": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + 1.0), y.flatten()), "plus a number"),
+    "residual": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.no_bias(x)), y.flatten()), "something else than"),
+    "narrowed": (lambda o, x, y: F.cross_entropy(rows(o.head(x)).float(), y.flatten()), "converted from"),
+    "in place": (
+        lambda o, x, y: F.cross_entropy((lambda z: z.mul_(2))(rows(o.head(x))), y.flatten()),
+        "`mul_`",
+    ),
+    "operand changed": (
+        lambda o, x, y: (lambda h: (lambda z: (h.add_(1), F.cross_entropy(rows(z), y.flatten()))[1])(o.head(h)))(
+            x.clone()
+        ),
+        "`add_`, which changes a tensor",
+    ),
+    "other mode": (
+        lambda o, x, y: (lambda z: torch.no_grad()(lambda: F.cross_entropy(z, y.flatten()))())(rows(o.head(x))),
+        "another mode",
+    ),
+    "single row": (lambda o, x, y: F.cross_entropy(o.head(x)[0, 0], y[0, 0]), "single row"),
+    "legacy reduction": (
+        lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), size_average=False),
+        "size_average",
+    ),
+    "probabilities in the middle": (
+        lambda o, x, y: F.cross_entropy(o.head(x).transpose(1, 2), o.head(x.detach()).softmax(-1).transpose(1, 2)),
+        "class probabilities",
+    ),
+    "nll of something else": (lambda o, x, y: F.nll_loss(rows(o.head(x)), y.flatten()), "log_softmax"),
+    "product of matrices": (
+        lambda o, x, y: F.cross_entropy((x @ o.w.T.expand(B, D, V)).flatten(0, 1), y.flatten()),
+        "rows times one matrix",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_leaves_alone(device: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    o = Operands(device)
+    function, reason = REFUSED[name]
+    before: list[str] = []
+
+    def backend(module: fx.GraphModule, _: Any) -> Any:
+        before.append(str(module.graph))
+        assert fusing.fuse_linear_cross_entropy(module.graph, 0) == 0
+        assert str(module.graph) == before[-1]
+        return module
+
+    with caplog.at_level(logging.INFO, "torch_dcs_ops"):
+        torch.compile(function, backend=backend, fullgraph=True)(o, o.x, o.y)
+    assert before
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert record.levelno == logging.WARNING
+
+
+def test_a_number_that_changes_is_no_constant(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of its values would be compiled anew, up to the recompile limit."""
+    o = Operands(device)
+
+    def function(o: Operands, x: Tensor, y: Tensor, temperature: float) -> Tensor:
+        return F.cross_entropy(rows(o.head(x) / temperature), y.flatten())
+
+    record = rewritten(function)
+    for temperature in (1.5, 1.25, 1.125, 1.0625):
+        got = record.run(o, o.x, o.y, temperature)
+        torch.testing.assert_close(got, function(o, o.x, o.y, temperature))
+    assert len(record.graphs) == 2
+    assert "stays the same" in caplog.text
+
+
+def test_a_reason_is_given_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    o = Operands(device)
+    function, reason = REFUSED["returned"]
+    for _ in range(2):
+        torch._dynamo.reset()
+        rewritten(function).run(o, o.x, o.y)
+    assert caplog.text.count(reason) == 1
+    assert "test_lce_pass.py" in caplog.text  # The line that the loss comes from.
+
+
+def test_few_logits_are_left_to_the_compiler(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    o = Operands(device)
+    record = rewritten(FUSED["nn.Linear"], minimum_logits=B * T * V + 1)
+    with caplog.at_level(logging.INFO, "torch_dcs_ops"):
+        record.run(o, o.x, o.y)
+    assert record.fused == 0
+    assert f"{B * T * V} logits" in caplog.text
+    torch._dynamo.reset()
+    record = rewritten(FUSED["nn.Linear"], minimum_logits=B * T * V)
+    record.run(o, o.x, o.y)
+    assert record.fused == 1
+
+
+def test_an_error_leaves_the_graph(device: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    o = Operands(device)
+    monkeypatch.setattr(fusing._registry, "linear_cross_entropy", fails)
+    record = rewritten(FUSED["shifted"])
+    torch.testing.assert_close(record.run(o, o.x, o.y), FUSED["shifted"](o, o.x, o.y))
+    assert record.fused == 0
+    assert F.cross_entropy in [node.target for node in record.graphs[0].nodes]
+    assert "ZeroDivisionError: planted" in caplog.text
+
+
+AUTOCAST: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {}
+
+
+def autocast_case(
+    function: Callable[[Operands, Tensor, Tensor], Tensor],
+) -> Callable[[Operands, Tensor, Tensor], Tensor]:
+    AUTOCAST[function.__name__] = function
+    return function
+
+
+@autocast_case
+def all_inside(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return F.cross_entropy(rows(o.head(x)), y.flatten())
+
+
+@autocast_case
+def head_inside(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        logits = o.head(x)
+    return F.cross_entropy(rows(logits).float(), y.flatten())
+
+
+@autocast_case
+def head_in_float32(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        with torch.autocast(x.device.type, enabled=False):
+            logits = o.head(x)
+        return F.cross_entropy(rows(logits), y.flatten())
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast(device: str, name: str) -> None:
+    """The linear map keeps its dtype: what autocast made half is half, what was float32 is not made half."""
+    o = Operands(device, torch.float32)
+    function = AUTOCAST[name]
+    record = rewritten(function)
+    # Half logits are rounded to 2**-9 of themselves, and their gradients too.
+    assert_same(function, o, record, tolerance=2e-6 if name == "head_in_float32" else 2**-7)
+    assert record.fused
+
+
+@pytest.mark.parametrize("head_in_float32", [False, True])
+def test_autocast_around_the_call(device: str, head_in_float32: bool) -> None:
+    o = Operands(device, torch.float32)
+
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        if head_in_float32:
+            with torch.autocast(x.device.type, enabled=False):
+                return F.cross_entropy(rows(o.head(x)), y.flatten())
+        return F.cross_entropy(rows(o.head(x)), y.flatten())
+
+    record = rewritten(function)
+    assert_same(function, o, record, 2e-6 if head_in_float32 else 2**-7, lambda: torch.autocast(device, torch.bfloat16))
+    assert record.fused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_models(device: str, dtype: torch.dtype) -> None:
+    o = Operands(device, dtype)
+    for name in ("nn.Linear", "shifted", "softcap"):
+        torch._dynamo.reset()
+        record = rewritten(FUSED[name])
+        assert_same(FUSED[name], o, record, tolerance=4 * torch.finfo(dtype).eps)
+        assert record.fused

@@ -1,0 +1,59 @@
+"""New nodes of a graph that Dynamo has traced, each with the fake tensor that a traced one has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+from torch.fx.node import map_arg
+
+_KEY = "example_value"
+
+
+def value_of(node: Any) -> Any:
+    """The fake tensor that a node stands for."""
+    return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
+
+
+class Builder:
+    """Puts nodes before `place`, a call on tensors. `undo` takes them away again."""
+
+    def __init__(self, place: fx.Node) -> None:
+        self.place = place
+        self.nodes: list[fx.Node] = []
+        values = [value_of(node) for node in place.all_input_nodes]
+        self.fake_mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+    def function(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self._evaluated(self.statement("call_function", target, *args, **kwargs), target)
+
+    def method(self, target: str, *args: Any, **kwargs: Any) -> fx.Node:
+        return self._evaluated(self.statement("call_method", target, *args, **kwargs), getattr(Tensor, target))
+
+    def size(self, node: fx.Node, dim: int) -> int | fx.Node:
+        """A number where the size is one, else a node."""
+        size = value_of(node).shape[dim]
+        return size if isinstance(size, int) else self.method("size", node, dim)
+
+    def undo(self) -> None:
+        graph = self.place.graph
+        while self.nodes:
+            graph.erase_node(self.nodes.pop())
+
+    def statement(self, op: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that is run for what it does and stands for no tensor."""
+        with self.place.graph.inserting_before(self.place):
+            node = self.place.graph.create_node(op, target, args, kwargs)
+        self.nodes.append(node)
+        for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+            if key in self.place.meta:
+                node.meta[key] = self.place.meta[key]
+        return node
+
+    def _evaluated(self, node: fx.Node, function: Any) -> fx.Node:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta[_KEY])
+        with torch.no_grad(), self.fake_mode:
+            node.meta[_KEY] = function(*args, **kwargs)
+        return node

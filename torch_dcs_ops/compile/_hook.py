@@ -1,0 +1,73 @@
+"""What the compiler is given: a pre-grad pass that fuses linear + cross-entropy, and marks scans to be lowered."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from .. import __version__
+from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
+
+log = logging.getLogger("torch_dcs_ops.compile")
+
+
+class Hook(CustomGraphPass):
+    """The pass of this package after those (`earlier`) that were there before."""
+
+    # The lowerings of scans ask the compiler's configuration for this: code compiled with them and without has
+    # different keys in the compiler's caches, as `uuid` is part of these.
+    dcs_scan_lowering = True
+
+    def __init__(self, earlier: tuple[Any, ...] = (), minimum_logits: int = MINIMUM_LOGITS) -> None:
+        if not isinstance(minimum_logits, int) or isinstance(minimum_logits, bool) or minimum_logits < 0:
+            raise ValueError(f"minimum_logits must be an integer >= 0, got {minimum_logits!r}")
+        self.earlier = earlier
+        self.minimum_logits = minimum_logits
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for earlier in self.earlier:
+            earlier(graph)
+        try:
+            fuse_linear_cross_entropy(graph, self.minimum_logits)
+        except Exception:
+            log.warning("the linear + cross_entropy pass failed; the graph is compiled as it stands", exc_info=True)
+
+    def uuid(self) -> bytes | None:
+        """What compiled code depends on; None, if that is not known of an earlier pass."""
+        others = [earlier.uuid() if isinstance(earlier, CustomGraphPass) else None for earlier in self.earlier]
+        if None in others:
+            return None
+        return hashlib.sha256(repr((_sources(), self.minimum_logits, others)).encode()).digest()
+
+    # torch 2.11 does not ask pre-grad passes for their uuid: it pickles a deep copy of them into its keys.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        uuid = self.uuid()
+        if uuid is None:
+            raise TypeError("an earlier pre-grad pass has no uuid, so nothing that it changes can be cached")
+        return (bytes, (uuid,))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hook) and (other.earlier, other.minimum_logits) == (self.earlier, self.minimum_logits)
+
+    def __hash__(self) -> int:
+        return hash((self.earlier, self.minimum_logits))
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the versions."""
+    digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
+    package = Path(__file__).parents[1]
+    for path in sorted([*package.glob("compile/*.py"), *package.glob("ops/*.py"), package / "_registry.py"]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,145 @@
+"""Puts `dcs::linear_cross_entropy` where a model has a linear map and F.cross_entropy of its result.
+
+The pass works on the graph that Dynamo has traced, before autograd sees it: later, views and casts have become too
+many forms of the same thing. A loss that is not understood stays exactly as it is, and the log says why, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from .. import _registry
+from ._build import Builder, value_of
+from ._match import Match, Refusal, find, is_loss
+
+log = logging.getLogger("torch_dcs_ops.compile")
+
+# Logits of fewer elements are left to the compiler: 16 MiB of float32 are no burden, and the op's own kernel launches
+# would be no gain.
+MINIMUM_LOGITS = 2**22
+
+_said: set[str] = set()
+
+
+def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> int:
+    """Fuses every linear + cross-entropy of `graph`, in place, and returns how many there were.
+
+    Never raises: what goes wrong is logged, and the graph is then what it was.
+    """
+    before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
+    fused = 0
+    for node in list(graph.nodes):
+        if not is_loss(node):
+            continue
+        try:
+            match = find(node)
+            _check_size(match, minimum_logits)
+            _replace(match)
+        except Refusal as refusal:
+            _say_once(logging.INFO if isinstance(refusal, TooSmall) else logging.WARNING, node, str(refusal))
+        except Exception as error:
+            log.debug("linear_cross_entropy", exc_info=True)
+            _say_once(logging.WARNING, node, f"could not be fused: {type(error).__name__}: {error}")
+        else:
+            fused += 1
+    if fused:
+        graph.eliminate_dead_code()
+        log.info("fused %d linear + cross_entropy into dcs::linear_cross_entropy", fused)
+        log.debug("before:\n%s\nafter:\n%s", before, graph)
+    return fused
+
+
+class TooSmall(Refusal):
+    """Not worth fusing."""
+
+
+def _say_once(level: int, loss: fx.Node, reason: str) -> None:
+    text = f"{getattr(loss.target, '__name__', loss.target)}{_place(loss)} is compiled as it stands: it {reason}"
+    if text not in _said:
+        _said.add(text)
+        log.log(level, text)
+
+
+def _place(loss: fx.Node) -> str:
+    """The line of the user's that the loss comes from."""
+    lines = [line.strip() for line in (loss.meta.get("stack_trace") or "").splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    outside = [line for line in files if "/torch/nn/" not in line]
+    return f" ({outside[-1]})" if outside else ""
+
+
+def _check_size(match: Match, minimum: int) -> None:
+    logits = value_of(match.linear)
+    count = math.prod(_hint(size) for size in logits.shape)
+    if count < minimum:
+        raise TooSmall(f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden")
+
+
+def _hint(size: Any) -> int:
+    """The size at tracing, of one that may change; one that only the data tell counts as large."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 2**20 if hint is None else int(hint)
+
+
+def _replace(match: Match) -> None:
+    loss, build = match.loss, Builder(match.loss)
+    try:
+        result = _fused(match, build)
+    except BaseException:
+        build.undo()
+        raise
+    result.meta["example_value"] = value_of(loss)
+    loss.replace_all_uses_with(result)
+    loss.graph.erase_node(loss)
+
+
+def _fused(match: Match, build: Builder) -> fx.Node:
+    def cast(node: fx.Node) -> fx.Node:
+        # What autocast made of the linear map's operands.
+        return node if value_of(node).dtype == match.dtype else build.method("to", node, match.dtype)
+
+    weight = match.linear_weight
+    if match.linear_weight_is_transposed:
+        weight = build.method("t", weight)
+    bias = match.linear_bias
+    if match.classes is not None:
+        weight = build.method("narrow", weight, 0, 0, match.classes)
+        if bias is not None and value_of(bias).shape[0] != match.classes:
+            bias = build.method("narrow", bias, 0, 0, match.classes)
+    rows = match.input
+    for step in match.row_steps:
+        rows = step(build, rows)
+    keywords: dict[str, Any] = {
+        "linear_bias": None if bias is None else cast(bias),
+        "weight": match.weight,
+        "reduction": match.reduction,
+        "ignore_index": match.ignore_index,
+        "label_smoothing": match.label_smoothing,
+        "softcap": match.softcap,
+        "logit_scale": match.logit_scale,
+    }
+    operands = cast(rows), cast(weight), match.target
+    device = value_of(match.loss).device.type
+    if match.dtype == torch.float32 and _autocast_is_near(match.loss, device):
+        # The logits were made in float32 although the loss is where autocast would make them in half precision.
+        entered = build.statement("call_function", _enter_autocast, device, None, False, None)
+        result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
+        build.statement("call_function", _exit_autocast, entered)
+    else:
+        result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
+    wanted, found = value_of(match.loss), value_of(result)
+    if found.dim() != wanted.dim():
+        raise Refusal(f"has the shape {tuple(wanted.shape)}, where linear_cross_entropy has {tuple(found.shape)}")
+    return result if found.dtype == wanted.dtype else build.method("to", result, wanted.dtype)
+
+
+def _autocast_is_near(loss: fx.Node, device: str) -> bool:
+    return torch.is_autocast_enabled(device) or any(node.target is _enter_autocast for node in loss.graph.nodes)

@@ -1,0 +1,1 @@
+"""Other libraries' models on the ops. Nothing is imported here: each module needs the library it is named after."""
