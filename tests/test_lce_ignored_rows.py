@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.ops import _lce_driver as driver
-from torch_dcs_ops.ops import _lce_ignored
+from torch_dcs_ops.ops import _lce_gradients, _lce_ignored
 from torch_dcs_ops.ops._lce_ignored import ValidRows, compacts, row_count
 from torch_dcs_ops.ops._lce_plan import make_plan
 
@@ -49,11 +49,11 @@ def step(run: Callable[..., Any], problem: Problem, dtype: torch.dtype, **option
     return gradients(loss, *leaves, grad=torch.randn(loss.shape, dtype=F64).to(loss)), loss.detach()
 
 
-@pytest.fixture
-def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[True, False], ids=["large chunks", "small chunks"])
+def on_the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA runs: the number of valid rows stays in a tensor, for grouped_mm, which runs on a CPU as well.
 
-    What it does not compute is NaN here, as it may be there.
+    What it does not compute is NaN here, as it may be there. Of small chunks input's gradient is another product.
     """
     grouped_mm = functional.grouped_mm
 
@@ -65,6 +65,7 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(driver, "compacts", lambda *_: "device")
     monkeypatch.setattr(functional, "grouped_mm", with_nan)
+    monkeypatch.setattr(_lce_gradients, "grouped_product_fills", lambda *_: request.param)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -287,10 +288,12 @@ CUDA_REASON = "needs a GPU of compute capability 9 or 10"
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in (9, 10), reason=CUDA_REASON
 )
 @pytest.mark.parametrize("eps", [None, EPS])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_cuda_graph_with_another_mask(reduction: str, eps: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("reduction", "features"), [("mean", 512), ("none", 512), ("mean", 8192)])
+def test_cuda_graph_with_another_mask(
+    reduction: str, features: int, eps: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Captured once, replayed with every mask: what runs without a graph, and what the valid rows alone give."""
-    rows, features, classes = 2048, 512, 4096
+    rows, classes = 2048, 4096
     monkeypatch.setattr(_lce_ignored, "LEAST_PRODUCT", 0)
     problem = problem_of("random", BF16, "cuda", rows, features=features, classes=classes)
     x, w = (t / features**0.25 for t in problem[:2])

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs
-from ._lce_ignored import ValidRows, row_count
+from ._lce_ignored import ValidRows, grouped_product_fills, row_count
 from ._lce_plan import Plan
 from ._lce_weight_gradient import make_accumulator
 
@@ -54,7 +54,7 @@ class ExactGradients:
         """logits (n, V) of the rows `part`."""
         if self.needs.input:
             count = row_count(self.input, part)
-            if count is not None:
+            if count is not None and grouped_product_fills(logits.size(0), self.linear_weight.size(1), logits.device):
                 self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
             elif self.dtype == logits.dtype:
                 torch.mm(logits, self.linear_weight, out=self.grad_input[part])

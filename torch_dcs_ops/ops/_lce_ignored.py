@@ -19,6 +19,8 @@ _BLOCK_BYTES = 32 << 20  # of rows on their way back
 LEAST_PRODUCT = 1 << 40  # N·V·D from which on the copies are small beside the GEMMs
 _GROUPED_CAPABILITIES = (9, 10)  # of grouped_mm's kernel; elsewhere it is a loop that waits for the number
 _ALIGNMENT = 16  # bytes, of the rows that it reads
+_GROUPED_TILE = (128, 256)
+_LEAST_FILLING = 0.85
 
 
 def compacts(
@@ -106,6 +108,17 @@ def row_count(input: Tensor | ValidRows, part: slice | None = None) -> Tensor | 
     if isinstance(input, Tensor) or input.count is None:
         return None
     return input.count if part is None else (input.count - part.start).clamp_(0, part.stop - part.start)
+
+
+def grouped_product_fills(rows: int, features: int, device: torch.device) -> bool:
+    """Whether grouped_mm to (rows, features) keeps nearly all multiprocessors busy.
+
+    It cuts the result into tiles of 128 by 256 and nothing else: 1024 rows of 2048 features are 64 tiles, half of what
+    an H200 has room for, and take twice a GEMM's time. Then a GEMM over all rows, ignored ones too, is the better one.
+    """
+    places = torch.cuda.get_device_properties(device).multi_processor_count
+    tiles = -(-rows // _GROUPED_TILE[0]) * -(-features // _GROUPED_TILE[1])
+    return tiles >= _LEAST_FILLING * places * -(-tiles // places)
 
 
 def valid_rows(input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"]) -> ValidRows | None:
