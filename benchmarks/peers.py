@@ -17,21 +17,21 @@ def _combine(earlier: tuple[Tensor, Tensor], later: tuple[Tensor, Tensor]) -> tu
     return earlier[0] * later[0], later[0] * earlier[1] + later[1]
 
 
-def associative_scan(x: Tensor, gamma: float, dim: int, reverse: bool) -> Tensor:
+def associative_scan(gates: Tensor, x: Tensor, dim: int, reverse: bool) -> Tensor:
     """torch's own scan operator; needs torch.compile, and a GPU in this mode."""
     from torch._higher_order_ops.associative_scan import associative_scan as scan
 
-    return scan(_combine, (torch.full_like(x, gamma), x), dim, reverse=reverse, combine_mode="pointwise")[1]
+    return scan(_combine, (gates, x), dim, reverse=reverse, combine_mode="pointwise")[1]
 
 
-def python_loop(x: Tensor, gamma: float, dim: int, reverse: bool) -> Tensor:
+def python_loop(gates: Tensor, x: Tensor, dim: int, reverse: bool) -> Tensor:
     """One step of the recurrence at a time."""
-    steps = x.movedim(dim, 0)
+    steps, factors = x.movedim(dim, 0), gates.movedim(dim, 0)
     y = torch.empty_like(steps)
     carry = torch.zeros_like(steps[0])
     order = range(len(steps))
     for t in reversed(order) if reverse else order:
-        carry = steps[t] + gamma * carry
+        carry = steps[t] + factors[t] * carry
         y[t] = carry
     return y.movedim(0, dim)
 
@@ -45,7 +45,8 @@ def peer_functions(case: Case, dtype: torch.dtype, gamma: float) -> Iterator[Mea
     yield Measured("copy", lambda: y.copy_(x), 1.0, None)
     rows, length = case.shape if case.dim == -1 else case.shape[::-1]
     if length <= 64:
-        yield Measured("Python loop", lambda: python_loop(x, gamma, case.dim, True), 1.0, None)
+        gates = torch.full((), gamma, device="cuda").expand(case.shape)
+        yield Measured("Python loop", lambda: python_loop(gates, x, case.dim, True), 1.0, None)
     if case.dim == -1 and dtype is torch.float32 and importlib.util.find_spec("torch_discounted_cumsum"):
         import torch_discounted_cumsum as seed
 
@@ -70,6 +71,8 @@ def peer_functions(case: Case, dtype: torch.dtype, gamma: float) -> Iterator[Mea
     if rows * length <= 1 << 24:  # above, a compilation is not worth its time: it is 0.003 of a copy at 1e8
         torch._dynamo.reset()
         for reverse in (False, True):
-            compiled = torch.compile(associative_scan, dynamic=False)
+            compiled = torch.compile(
+                lambda x, reverse: associative_scan(torch.full_like(x, gamma), x, case.dim, reverse), dynamic=False
+            )
             name = f"compiled associative_scan {'right' if reverse else 'left'}"
-            yield Measured(name, lambda c=compiled, r=reverse: c(x, gamma, case.dim, r), 1.0, None)
+            yield Measured(name, lambda c=compiled, r=reverse: c(x, r), 1.0, None)

@@ -60,22 +60,21 @@ def main() -> int:
         rows += part[0]
         skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
+        import gae_cuda
+        import lce_cuda
         import scan_cuda
 
-        part = scan_cuda.run(Deadline(options.budget), keep, skip, options.cell_seconds)
-        print(
-            f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}; floor = the same traffic as a copy"
-        )
-        print_rows(*part)
-        rows += part[0]
-        skipped += part[1]
-        import lce_cuda
-
-        part = lce_cuda.run(Deadline(options.budget), keep, skip, options.cell_seconds)
-        print("linear_cross_entropy on the GPU; floor = the GEMMs alone: one forward, three with the backward")
-        print_rows(*part)
-        rows += part[0]
-        skipped += part[1]
+        print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
+        for suite, title in (
+            (scan_cuda, "scans; floor = the same traffic as a copy"),
+            (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
+            (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
+        ):
+            part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
+            print(title)
+            print_rows(*part)
+            rows += part[0]
+            skipped += part[1]
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(report(facts, rows, skipped), indent=1, default=str) + "\n")

@@ -135,16 +135,16 @@ def run(
     timer = CudaTimer()
     selected = [(case, dtype) for case in CASES if keep(case.name) for dtype in DTYPES]
     for case, dtype in selected:
-        _run_cell(timer, deadline, cell_seconds, case, dtype, own_functions(case, dtype), skip, rows, skipped)
+        run_cell(timer, deadline, cell_seconds, case, dtype, own_functions(case, dtype), skip, rows, skipped)
     if "peers" not in skip:
         for case, dtype in selected:
             if dtype is torch.float32 or case.shape == (4096, 4096):
                 peers = peer_functions(case, dtype, GAMMA)
-                _run_cell(timer, deadline, cell_seconds, case, dtype, peers, skip, rows, skipped, peers=True)
+                run_cell(timer, deadline, cell_seconds, case, dtype, peers, skip, rows, skipped, peers=True)
     return rows, skipped
 
 
-def _run_cell(
+def run_cell(
     timer: CudaTimer,
     deadline: Deadline,
     cell_seconds: float,

@@ -384,12 +384,46 @@ def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> No
 
 
 @lowering_test
-@pytest.mark.parametrize("length", [1, 2, 8, 64, 100])
-def test_lengths(kernels: Kernels, length: int) -> None:
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("kind", ["number", "step"])
+@pytest.mark.parametrize("length", [2, 32, 102, 132])
+def test_lengths(kernels: Kernels, length: int, kind: str, looped: bool, direction: str) -> None:
+    """A thread scans groups of four steps where all rows are made of such, and of 32 steps or more."""
+    import torch._inductor.config as inductor_config
+
     x = make((B, length), torch.float32, DEVICE)
+    gamma = make_gamma(kind, x.shape, 1, torch.float32, DEVICE)
+    reset = make_reset(x.shape, DEVICE)
+    with inductor_config.patch("triton.persistent_reductions", not looped):
+        result = torch.compile(negated_scan, fullgraph=True)(x, gamma, None, direction=direction, reset=reset)
+    assert_is_scan(result, x, gamma, direction=direction, reset=reset)
+    assert_one_kernel(kernels)
+    in_groups = length in (32, 132)
+    assert ("tl.max_contiguous" in kernels.source) == in_groups
+    assert ("group_scan.turned" in kernels.source) == (in_groups and direction == "right")
+
+
+@lowering_test
+def test_a_single_step(kernels: Kernels) -> None:
+    x = make((B, 1), torch.float32, DEVICE)
     gamma = make_gamma("row", x.shape, 1, torch.float32, DEVICE)
-    result = torch.compile(negated_scan, fullgraph=True)(x, gamma, None)
-    assert_is_scan(result, x, gamma)
+    assert_is_scan(torch.compile(negated_scan, fullgraph=True)(x, gamma, None), x, gamma)
+
+
+@lowering_test
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("length", [64, 100])
+def test_sums_of_groups(kernels: Kernels, length: int, looped: bool, reverse: bool) -> None:
+    import torch._inductor.config as inductor_config
+
+    x = torch.randint(-100, 100, (B, length), device=DEVICE)
+    with inductor_config.patch("triton.persistent_reductions", not looped):
+        result = torch.compile(lambda x: -cumsum(-x, 1, reverse=reverse), fullgraph=True)(x)
+    assert torch.equal(result, x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1))
+    assert_one_kernel(kernels)
+    assert ("group_scan.turned" in kernels.source) == reverse
 
 
 @lowering_test

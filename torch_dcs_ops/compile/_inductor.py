@@ -25,7 +25,8 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -61,7 +62,14 @@ _WRAPPED_METHODS = (
     (MemoryDep, "decide_loop_order_to_match", ("self", "other")),
 )
 _ROWS_OF_A_THREAD = 2
-_HEURISTICS_IMPORT = "from torch_dcs_ops.compile import _heuristics as triton_heuristics"
+_STEPS_OF_A_THREAD = 4  # 16 bytes of float32
+_LONGEST_WHOLE_ROW = 4096
+_IMPORTS = (
+    "from torch_dcs_ops.compile import _heuristics as triton_heuristics\n"
+    "from torch_dcs_ops.triton_kernels import group_scan"
+)
+_SCAN_CALL = re.compile(r"^( *)(\w+,[\w ,]*) = tl\.associative_scan\(\(([\w ,]+)\), 1, (\w+)\)$", re.MULTILINE)
+_LAST_STEP = "rbase == (RBLOCK - 1)"
 
 
 @functools.cache
@@ -274,21 +282,31 @@ def _wrap_methods() -> None:
         write_header(self, entry, code)
         if entry.prefix == "x" and entry.tensor_dim == 0 and self.triton_tensor_ndim() == 2 and _is_time_major(self):
             code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [{_ROWS_OF_A_THREAD}, 1])")
-        if entry.is_reduction and _walks_backwards(self):
-            # The mask was made of the index that counts up, and so leaves out the same steps.
-            code.writeline(f"{entry.name} = {entry.prefix}numel - 1 - {entry.name}")
+        if not entry.is_reduction:
+            return
+        # The mask was made of the index that counts up, and so leaves out the same steps.
+        backwards, length = _walks_backwards(self), f"{entry.prefix}numel"
+        if _scans_by_groups(self):
+            if backwards:
+                code.writeline(f"{entry.name} = group_scan.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
+            # Else the narrowest operand, such as a bool, would decide how many steps a thread loads.
+            code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [1, {_STEPS_OF_A_THREAD}])")
+        elif backwards:
+            code.writeline(f"{entry.name} = {length} - 1 - {entry.name}")
 
     @functools.wraps(write_kernel)
     def codegen_kernel(self: Any, name: str | None = None) -> str:
         source: str = write_kernel(self, name)
         if _scans_of_kernel(self):
             # The name is Inductor's own, as it reads the kind of a kernel off that line.
-            source = source.replace("\n@triton_heuristics.", f"\n{_HEURISTICS_IMPORT}\n\n@triton_heuristics.", 1)
+            source = source.replace("\n@triton_heuristics.", f"\n{_IMPORTS}\n\n@triton_heuristics.", 1)
+            if _scans_by_groups(self) and _walks_backwards(self):
+                source = _with_turned_groups(source)
         return source
 
     @functools.wraps(is_persistent)
     def should_use_persistent_reduction(self: Any) -> bool:
-        return is_persistent(self) and not _is_time_major(self)
+        return (is_persistent(self) or _holds_whole_rows(self)) and not _is_time_major(self)
 
     @functools.wraps(may_fuse)
     def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
@@ -343,6 +361,52 @@ def _walks_backwards(kernel: Any) -> bool:
 def _is_time_major(kernel: Any) -> bool:
     scans = _scans_of_kernel(kernel)
     return bool(scans) and all(scan.is_time_major for scan in scans)
+
+
+def _scans_by_groups(kernel: Any) -> bool:
+    """Whether a thread loads groups of successive steps: in rows that lie in memory step by step."""
+    scans = _scans_of_kernel(kernel)
+    if not scans or any(scan.is_time_major for scan in scans) or kernel.triton_tensor_ndim() != 2:
+        return False
+    if kernel.cooperative_reduction or kernel.mix_order_reduction or kernel.num_reduction_dims != 1:
+        return False
+    length = kernel.numels.get("r0_")
+    return isinstance(length, int | sympy.Integer) and length % _STEPS_OF_A_THREAD == 0 and length >= 32
+
+
+def _holds_whole_rows(kernel: Any) -> bool:
+    """Whether a block of a batch-major kernel holds whole rows that are longer than Inductor's own limit."""
+    scans = _scans_of_kernel(kernel)
+    length = kernel.numels.get("r0_")
+    return (
+        bool(scans)
+        and config.triton.persistent_reductions
+        and not kernel.cooperative_reduction
+        and isinstance(length, int | sympy.Integer)
+        and length <= _LONGEST_WHOLE_ROW
+    )
+
+
+def _with_turned_groups(source: str) -> str:
+    """The reversed scans of a kernel whose tiles have their groups, but not the groups' steps, in the scan's order."""
+
+    def turned(values: Iterable[str]) -> str:
+        return ", ".join(f"group_scan.turned({value}, {_STEPS_OF_A_THREAD})" for value in values) + ","
+
+    def statements(match: re.Match[str]) -> str:
+        indent, results, operands, combine = match.groups()
+        scan = f"{results} = tl.associative_scan(({turned(_names(operands))}), 1, {combine})"
+        return f"{indent}{scan}\n{indent}{results} = {turned(_names(results))}"
+
+    result, count = _SCAN_CALL.subn(statements, source)
+    if count != source.count("tl.associative_scan("):
+        raise AssertionError("a scan was generated in a form that is not known")
+    # A tile's last step in the order of the scan is the first one of its last group.
+    return result.replace(_LAST_STEP, f"rbase == (RBLOCK - {_STEPS_OF_A_THREAD})")
+
+
+def _names(members: str) -> list[str]:
+    return [name.strip() for name in members.split(",") if name.strip()]
 
 
 def _scans_of_kernel(kernel: Any) -> list[DirectedScan]:

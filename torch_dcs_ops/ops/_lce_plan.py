@@ -6,7 +6,7 @@ bytes; as many rows as fit into it are taken at a time, one at least. The defaul
 those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed. The compact sum, which
 needs nothing beside the result and reads and writes it with every chunk, has twice that. The float32 sum does so in
 four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
-but no more than, with the half of the sum beside the result (as much as D rows of logits), make 5888.
+but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -50,7 +50,7 @@ Accumulation = Literal["direct", "shared", "float32", "compact"]
 _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
-_SUMMED_ROWS = 5888  # on a GPU: 1.4 GiB at 128256 classes
+_SUMMED_ROWS = 6144  # on a GPU: 1.5 GiB at 128256 classes
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
 _MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
