@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import torch_dcs_ops
+from torch_dcs_ops.compile import backend
 from torch_dcs_ops.compile._hook import Hook
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -168,6 +169,51 @@ def test_the_passes_of_others_still_run() -> None:
         assert earlier.calls == 1
         torch_dcs_ops.compile.disable()
         assert config.pre_grad_custom_pass is earlier
+
+
+def test_disable_finds_the_hook_among_the_passes_of_others() -> None:
+    earlier, later = Earlier("a"), Earlier("b")
+    with config.patch(pre_grad_custom_pass=earlier):
+        torch_dcs_ops.compile.enable()
+        config.pre_grad_custom_pass = [config.pre_grad_custom_pass, later]
+        assert torch_dcs_ops.compile.is_enabled()
+        torch_dcs_ops.compile.disable()
+        assert config.pre_grad_custom_pass == [earlier, later]
+        assert not torch_dcs_ops.compile.is_enabled()
+
+
+def test_lowerings_are_off_where_the_caches_cannot_tell(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton", reason="the lowerings generate Triton")
+    from torch_dcs_ops.compile import _inductor
+
+    _inductor._say_that_the_key_lacks_them.cache_clear()
+    assert not _inductor.active()
+    with config.patch(pre_grad_custom_pass=Hook()):
+        assert _inductor.active()
+    assert not caplog.records
+    with config.patch(pre_grad_custom_pass=Hook((lambda graph: None,))):
+        assert not _inductor.active()
+        assert not _inductor.active()
+    assert [record.getMessage()[:40] for record in caplog.records] == ["scans do not fuse with other operations:"]
+    if hasattr(config, "pre_grad_pass_timing"):  # torch 2.13
+        with config.patch(pre_grad_custom_pass=Hook(), pre_grad_pass_timing="early"):
+            assert not _inductor.active()
+
+
+def test_a_torch_whose_private_parts_have_moved(
+    device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lowerings go with one warning, the pass stays."""
+    backend._install_lowerings.cache_clear()
+    monkeypatch.delitem(sys.modules, "torch_dcs_ops.compile._inductor", raising=False)
+    monkeypatch.delattr("torch._library.utils.get_layout_constraint_tag")
+    model, tokens = Model().to(device), torch.randint(23, (2, 5), device=device)
+    for _ in range(2):
+        torch._dynamo.reset()
+        assert is_fused(torch.compile(model, backend="dcs", options=ALWAYS), tokens)
+    backend._install_lowerings.cache_clear()
+    (record,) = (record for record in caplog.records if record.name.startswith("torch_dcs_ops"))
+    assert "get_layout_constraint_tag" in record.getMessage()
 
 
 def test_uuid() -> None:

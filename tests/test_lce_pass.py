@@ -121,6 +121,13 @@ FUSED: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {
     "probabilities": lambda o, x, y: F.cross_entropy(rows(o.head(x)), rows(x.detach() @ o.w.detach().T).softmax(-1)),
     "temperature": lambda o, x, y: F.cross_entropy(rows(o.head(x) / 0.7), y.flatten()),
     "factors": lambda o, x, y: F.cross_entropy(rows(0.5 * o.head(x).mul(3)), y.flatten()),
+    "factors in place": lambda o, x, y: F.cross_entropy(rows(o.head(x)).mul_(0.5).div_(3), y.flatten()),
+    "classes in the middle, then upcast": lambda o, x, y: F.cross_entropy(
+        o.head(x).transpose(1, 2).contiguous().to(x.dtype), y
+    ),
+    "slices of sizes": lambda o, x, y: F.cross_entropy(
+        rows(o.head(x)[:, : x.shape[1] - 1]), y[:, : x.shape[1] - 1].flatten()
+    ),
     "softcap": lambda o, x, y: F.cross_entropy(rows(2.0 * torch.tanh(o.head(x) / 2.0)), y.flatten()),
     "softcap of another slope": lambda o, x, y: F.cross_entropy(rows((o.head(x) * 0.3).tanh() * -2.0), y.flatten()),
     "log_softmax + nll_loss": lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), dim=-1), y.flatten()),
@@ -183,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
         "`mean` uses too",
     ),
     "no linear map": (lambda o, x, y: F.cross_entropy(rows(x.exp()), y.flatten().clamp(max=D - 1)), "`exp`"),
-    "an input": (lambda o, x, y: F.cross_entropy(x[0], y[0].clamp(max=D - 1)), "placeholder"),
+    "an input": (lambda o, x, y: F.cross_entropy(x[0], y[0].clamp(max=D - 1)), "as they are into the graph"),
     "dropout": (lambda o, x, y: F.cross_entropy(F.dropout(rows(o.head(x)), 0.0), y.flatten()), "`dropout`"),
     "classes mixed": (
         lambda o, x, y: F.cross_entropy(o.head(x).view(-1, 1), y.new_zeros(B * x.size(1) * V)),
@@ -203,16 +210,6 @@ REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
     "plus a number": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + 1.0), y.flatten()), "plus a number"),
     "residual": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.no_bias(x)), y.flatten()), "something else than"),
     "narrowed": (lambda o, x, y: F.cross_entropy(rows(o.head(x)).float(), y.flatten()), "converted from"),
-    "in place": (
-        lambda o, x, y: F.cross_entropy((lambda z: z.mul_(2))(rows(o.head(x))), y.flatten()),
-        "`mul_`",
-    ),
-    "operand changed": (
-        lambda o, x, y: (lambda h: (lambda z: (h.add_(1), F.cross_entropy(rows(z), y.flatten()))[1])(o.head(h)))(
-            x.clone()
-        ),
-        "`add_`, which changes a tensor",
-    ),
     "other mode": (
         lambda o, x, y: (lambda z: torch.no_grad()(lambda: F.cross_entropy(z, y.flatten()))())(rows(o.head(x))),
         "another mode",
@@ -254,19 +251,33 @@ def test_leaves_alone(device: str, name: str, caplog: pytest.LogCaptureFixture) 
     assert record.levelno == logging.WARNING
 
 
-def test_a_number_that_changes_is_no_constant(device: str, caplog: pytest.LogCaptureFixture) -> None:
+def changing(number: int) -> Callable[[Operands, Tensor, Tensor, float], Tensor]:
+    def temperature(o: Operands, x: Tensor, y: Tensor, t: float) -> Tensor:
+        return F.cross_entropy(rows(2.0 * o.head(x) / t), y.flatten())
+
+    def cap(o: Operands, x: Tensor, y: Tensor, t: float) -> Tensor:
+        return F.cross_entropy(rows((o.head(x) / t).tanh() * t), y.flatten())
+
+    return (temperature, cap)[number]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["temperature", "cap"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_that_changes_is_no_constant(
+    device: str, dynamic: bool | None, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each of its values would be compiled anew, up to the recompile limit."""
-    o = Operands(device)
-
-    def function(o: Operands, x: Tensor, y: Tensor, temperature: float) -> Tensor:
-        return F.cross_entropy(rows(o.head(x) / temperature), y.flatten())
-
-    record = rewritten(function)
-    for temperature in (1.5, 1.25, 1.125, 1.0625):
-        got = record.run(o, o.x, o.y, temperature)
-        torch.testing.assert_close(got, function(o, o.x, o.y, temperature))
-    assert len(record.graphs) == 2
-    assert "stays the same" in caplog.text
+    o, function = Operands(device), changing(number)
+    record = rewritten(function, dynamic=dynamic)
+    for t in (1.5, 1.25, 1.125, 1.0625, 1.75, 1.875):
+        torch.testing.assert_close(record.run(o, o.x, o.y, t), function(o, o.x, o.y, t))
+    if number == 0:
+        # A variable of the graph, from the start or after its first value.
+        assert len(record.graphs) == (1 if dynamic else 2)
+        assert record.fused == len(record.graphs)
+    elif not dynamic:
+        assert len(record.graphs) == 2
+        assert "changes from call to call" in caplog.text
 
 
 def test_a_reason_is_given_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,6 +301,130 @@ def test_few_logits_are_left_to_the_compiler(device: str, caplog: pytest.LogCapt
     record = rewritten(FUSED["nn.Linear"], minimum_logits=B * T * V)
     record.run(o, o.x, o.y)
     assert record.fused == 1
+
+
+def test_sizes_that_may_change_count_as_large(device: str) -> None:
+    o = Operands(device)
+    record = rewritten(FUSED["nn.Linear"], dynamic=True, minimum_logits=1000)
+    record.run(o, o.x, o.y)
+    assert record.fused == 1
+
+
+class Stateful(nn.Module):
+    """Statements whose results nobody uses, around a loss that is fused."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.head = nn.Linear(D, V, device=device)
+        self.norm = nn.BatchNorm1d(D, device=device)
+        self.register_buffer("steps", torch.zeros((), device=device))
+        self.register_buffer("average", torch.zeros(D, device=device))
+        self.register_buffer("cache", torch.zeros(B, T, D, device=device))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.steps.add_(1)
+        self.average.lerp_(x.detach().mean((0, 1)), 0.1)
+        h = x * 2
+        h.mul_(3)
+        h.clamp_(-4, 4)
+        self.norm(h.detach().flatten(0, 1))
+        self.cache.copy_(h.detach())
+        h = h + self.cache
+        F.relu(h, inplace=True)
+        torch.mul(self.steps, 2, out=self.steps)
+        loss = F.cross_entropy(rows(self.head(h)), y.flatten())
+        self.steps += 1
+        return loss
+
+
+def test_statements_around_the_loss_are_kept(device: str) -> None:
+    torch.manual_seed(0)
+    eager, traced = Stateful(device), Stateful(device)
+    traced.load_state_dict(eager.state_dict())
+    x, y = torch.randn(B, T, D, device=device), torch.randint(0, V, (B, T), device=device)
+    record = rewritten(traced)
+    for _ in range(2):
+        torch.testing.assert_close(record.run(x, y), eager(x, y))
+    assert record.fused == 1
+    torch.testing.assert_close(traced.state_dict(), eager.state_dict())
+    assert int(traced.steps) == 9
+
+
+@torch.library.custom_op("dcs_tests::double_", mutates_args=("x",))
+def double_(x: Tensor) -> None:
+    x.mul_(2)
+
+
+@double_.register_fake
+def _(x: Tensor) -> None: ...
+
+
+# Statements after the logits were made of h.
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "method": lambda h: h.add_(1),
+    "view": lambda h: h[0].zero_(),
+    "operator": lambda h: h.__imod__(0.5),
+    "inplace argument": lambda h: F.relu(h, inplace=True),
+    "inplace module": nn.ReLU(inplace=True),
+    "random": lambda h: F.dropout(h, 0.5, True, True),
+    "out": lambda h: torch.mul(h, 2, out=h),
+    "aten": lambda h: torch.ops.aten.copy_.default(h, h * 2),
+    "custom op": double_,
+    "running mean": lambda h: F.batch_norm(h.flatten(0, 1).exp(), h[0, 0], h[0, 1], training=True),
+    "foreach": lambda h: torch._foreach_add_([h], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_operands_that_change(device: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        h = x.detach() * 1.5
+        logits = F.linear(h, o.w)
+        CHANGES[name](h)
+        return F.cross_entropy(rows(logits), y.flatten())
+
+    o = Operands(device)
+    record = rewritten(function)
+    torch.manual_seed(1)
+    got = record.run(o, o.x, o.y)
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, function(o, o.x, o.y))
+    assert record.fused == 0
+    assert "may change what its logits were made of" in caplog.text
+
+
+def test_other_uses_of_the_operands(device: str) -> None:
+    """They only read, and what they change is something else."""
+
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        h = x * 2
+        logits = F.linear(h, o.w)
+        auxiliary = (h.square().mean() + o.w.norm()) * 0.1
+        other = F.relu(h + 1, inplace=True).sum()
+        return F.cross_entropy(rows(logits), y.flatten()) + auxiliary + other
+
+    o = Operands(device)
+    record = rewritten(function)
+    assert_same(function, o, record)
+    assert record.fused
+
+
+@pytest.mark.parametrize("transform", ["grad", "grad_and_value", "jacrev", "vmap", "jvp", "hessian"])
+def test_transforms(device: str, transform: str) -> None:
+    o = Operands(device)
+    x, w, y = o.x.detach()[0], o.w.detach(), o.y.clamp(min=0)[0]
+
+    def loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w), y)
+
+    def function(x: Tensor) -> Any:
+        if transform == "jvp":
+            return torch.func.jvp(loss, (x,), (torch.ones_like(x),))
+        if transform == "vmap":
+            return torch.func.vmap(loss)(torch.stack([x, x * 2]))
+        return getattr(torch.func, transform)(loss)(x)
+
+    torch.testing.assert_close(rewritten(function).run(x), function(x))
 
 
 def test_an_error_leaves_the_graph(device: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -336,6 +471,14 @@ def head_in_float32(o: Operands, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(rows(logits), y.flatten())
 
 
+@autocast_case
+def other_half_dtype(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.float16):
+        logits = o.head(x)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return F.cross_entropy(rows(logits), y.flatten())
+
+
 @pytest.mark.parametrize("name", AUTOCAST)
 def test_autocast(device: str, name: str) -> None:
     """The linear map keeps its dtype: what autocast made half is half, what was float32 is not made half."""
@@ -343,7 +486,8 @@ def test_autocast(device: str, name: str) -> None:
     function = AUTOCAST[name]
     record = rewritten(function)
     # Half logits are rounded to 2**-9 of themselves, and their gradients too.
-    assert_same(function, o, record, tolerance=2e-6 if name == "head_in_float32" else 2**-7)
+    budgets = {"head_in_float32": 2e-6, "other_half_dtype": 2**-10}
+    assert_same(function, o, record, tolerance=budgets.get(name, 2**-7))
     assert record.fused
 
 

@@ -63,6 +63,19 @@ def test_known_plans() -> None:
     assert plan(2560, 4096, 128256).accumulation == "shared"
 
 
+def test_chunks_that_fill_132_multiprocessors() -> None:
+    """128 by 256 tiles of input's gradient: as few waves of 132 as there can be."""
+    for rows, features, options, expected in (
+        (8192, 2304, {}, 2816),  # a float32 sum
+        (8192, 2304, {"accumulate_dtype": BF16}, 1664),  # 117 tiles: 5 waves in all, as with 1792
+        (8192, 4096, {"accumulate_dtype": BF16}, 2048),
+        (2000, 64, {"accumulate_dtype": BF16, "memory_budget": 100 * 2 * 128256}, 100),  # fewer than a tile
+    ):
+        got = plan(rows, features, 128256, multiprocessors=132, **options)
+        assert got.rows == expected
+        assert got.accumulation == plan(rows, features, 128256, **options).accumulation
+
+
 @pytest.mark.parametrize(
     ("rows", "gibibytes"), [(1024, 1.3), (2048, 1.6), (4096, 1.3), (8192, 2.4), (9088, 2.5), (16384, 2.6), (65536, 3.0)]
 )

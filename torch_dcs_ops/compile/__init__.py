@@ -29,7 +29,7 @@ def enable(*, minimum_logits: int | None = None) -> None:
     from .linear_cross_entropy import MINIMUM_LOGITS
 
     hook = hook_after(config.pre_grad_custom_pass, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
-    if not (is_enabled() and hook == config.pre_grad_custom_pass):
+    if config.pre_grad_custom_pass != hook:
         _use(hook)
 
 
@@ -37,21 +37,22 @@ def disable() -> None:
     """Undoes `enable`. Functions that are compiled already are compiled again at their next call."""
     from torch._inductor import config
 
-    from ._hook import Hook
+    from ._hook import Hook, passes_of
 
-    hook = config.pre_grad_custom_pass
-    if isinstance(hook, Hook):
-        earlier = hook.earlier
-        _use(earlier if len(earlier) > 1 else earlier[0] if earlier else None)
+    if is_enabled():
+        rest: list[Any] = []
+        for one in passes_of(config.pre_grad_custom_pass):
+            rest += one.earlier if isinstance(one, Hook) else [one]
+        _use(rest if len(rest) > 1 else rest[0] if rest else None)
 
 
 def is_enabled() -> bool:
     """Whether `enable` is in force."""
     from torch._inductor import config
 
-    from ._hook import Hook
+    from ._hook import Hook, passes_of
 
-    return isinstance(config.pre_grad_custom_pass, Hook)
+    return any(isinstance(one, Hook) for one in passes_of(config.pre_grad_custom_pass))
 
 
 def _use(passes: Any) -> None:

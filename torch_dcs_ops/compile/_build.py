@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._subclasses import FakeTensor
 from torch.fx.node import map_arg
 
@@ -24,13 +25,13 @@ class Builder:
         self.place = place
         self.nodes: list[fx.Node] = []
         values = [value_of(node) for node in place.all_input_nodes]
-        self.fake_mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+        self.fake_mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
 
     def function(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self._evaluated(self.statement("call_function", target, *args, **kwargs), target)
+        return self._evaluated(self.statement("call_function", target, *args, **kwargs))
 
     def method(self, target: str, *args: Any, **kwargs: Any) -> fx.Node:
-        return self._evaluated(self.statement("call_method", target, *args, **kwargs), getattr(Tensor, target))
+        return self._evaluated(self.statement("call_method", target, *args, **kwargs))
 
     def size(self, node: fx.Node, dim: int) -> int | fx.Node:
         """A number where the size is one, else a node."""
@@ -52,8 +53,17 @@ class Builder:
                 node.meta[key] = self.place.meta[key]
         return node
 
-    def _evaluated(self, node: fx.Node, function: Any) -> fx.Node:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta[_KEY])
-        with torch.no_grad(), self.fake_mode:
-            node.meta[_KEY] = function(*args, **kwargs)
+    def _evaluated(self, node: fx.Node) -> fx.Node:
+        node.meta[_KEY] = run_on_fakes(node, self.fake_mode)
         return node
+
+
+def run_on_fakes(node: fx.Node, fake_mode: Any, watch: AbstractContextManager[Any] | None = None) -> Any:
+    """The result of a node's call, on the fake tensors of its operands; `watch` is a mode that sees its ops."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta[_KEY])
+    with torch.no_grad(), fake_mode, watch or nullcontext():
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_function" and callable(node.target):
+            return node.target(*args, **kwargs)
+        raise NotImplementedError(f"a node of the kind {node.op}")

@@ -18,6 +18,11 @@ from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
 log = logging.getLogger("torch_dcs_ops.compile")
 
 
+def passes_of(config: Any) -> tuple[Any, ...]:
+    """The passes in a value of Inductor's configuration: none, one or several."""
+    return tuple(config) if isinstance(config, list | tuple) else () if config is None else (config,)
+
+
 class Hook(CustomGraphPass):
     """The pass of this package after those (`earlier`) that were there before."""
 
@@ -65,9 +70,13 @@ class Hook(CustomGraphPass):
 
 @functools.cache
 def _sources() -> str:
-    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the versions."""
+    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the versions.
+
+    Triton kernels that generated code calls are part of the keys of Triton's own cache.
+    """
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
     package = Path(__file__).parents[1]
-    for path in sorted([*package.glob("compile/*.py"), *package.glob("ops/*.py"), package / "_registry.py"]):
+    paths = [path for part in ("compile", "ops", "reference") for path in package.glob(f"{part}/*.py")]
+    for path in sorted([*paths, package / "_registry.py"]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()

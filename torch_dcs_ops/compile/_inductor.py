@@ -95,12 +95,28 @@ def install() -> bool:
 def active() -> bool:
     """Whether the graph being compiled asked for the lowerings, by a pre-grad pass with `dcs_scan_lowering` set.
 
-    That pass is part of the key of Inductor's cache of graphs, so what is compiled with and without never mixes.
+    That pass is part of the key of Inductor's cache of graphs, so what is compiled with and without never mixes. Where
+    it is not (a pass before it has no uuid, or torch is told to run them before it looks into the cache), there are
+    none.
     """
     passes: Any = config.pre_grad_custom_pass
     if not isinstance(passes, list | tuple):
         passes = [passes]
-    return any(getattr(graph_pass, "dcs_scan_lowering", False) for graph_pass in passes)
+    if not any(getattr(graph_pass, "dcs_scan_lowering", False) for graph_pass in passes):
+        return False
+    is_in_the_key = getattr(config, "pre_grad_pass_timing", "late") != "early"
+    if is_in_the_key and all(hasattr(graph_pass, "uuid") and graph_pass.uuid() is not None for graph_pass in passes):
+        return True
+    _say_that_the_key_lacks_them()
+    return False
+
+
+@functools.cache
+def _say_that_the_key_lacks_them() -> None:
+    logger.warning(
+        "scans do not fuse with other operations: a pre-grad pass without a uuid, or pre_grad_pass_timing='early', "
+        "keeps the pass that asks for it out of the compiler's cache keys"
+    )
 
 
 @ir.ir_dataclass  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
@@ -21,29 +22,28 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._build import Builder, value_of
+from ._build import Builder, run_on_fakes, value_of
 
 # A step on rows, done on the input of the linear map.
 RowStep = Callable[[Builder, fx.Node], fx.Node]
 
 _FUNCTIONS: dict[Any, str] = {
     torch.reshape: "reshape", torch.flatten: "flatten", torch.clone: "clone", operator.getitem: "getitem",
-    operator.mul: "mul", torch.mul: "mul", torch.multiply: "mul", operator.truediv: "div", torch.div: "div",
-    torch.divide: "div", torch.true_divide: "div", operator.add: "add", torch.add: "add", torch.tanh: "tanh",
-    operator.matmul: "matmul", torch.matmul: "matmul", torch.mm: "matmul", torch.t: "t", torch.transpose: "transpose",
-    torch.permute: "permute", torch.movedim: "movedim", torch.swapaxes: "transpose", torch.swapdims: "transpose",
-    torch._C._nn.linear: "linear", torch.addmm: "addmm", torch.nn.functional.tanh: "tanh",
+    operator.mul: "mul", operator.imul: "mul", torch.mul: "mul", torch.multiply: "mul", operator.truediv: "div",
+    operator.itruediv: "div", torch.div: "div", torch.divide: "div", torch.true_divide: "div", operator.add: "add",
+    torch.add: "add", torch.tanh: "tanh", functional.tanh: "tanh", operator.matmul: "matmul", torch.matmul: "matmul",
+    torch.mm: "matmul", torch.addmm: "addmm", torch._C._nn.linear: "linear", torch.t: "t",
+    torch.transpose: "transpose", torch.swapaxes: "transpose", torch.swapdims: "transpose", torch.permute: "permute",
+    torch.movedim: "movedim",
 }  # fmt: skip
 _METHODS = {name: name for name in ("view", "reshape", "flatten", "contiguous", "clone", "float", "to", "type", "tanh")}
 _METHODS |= {name: name for name in ("mul", "div", "add", "t", "transpose", "permute", "movedim", "matmul")}
 _METHODS |= {"multiply": "mul", "divide": "div", "true_divide": "div", "mm": "matmul", "swapaxes": "transpose",
-             "swapdims": "transpose"}  # fmt: skip
+             "swapdims": "transpose", "mul_": "mul", "div_": "div"}  # fmt: skip
 _LINEAR_MAPS = ("linear", "matmul", "addmm")
-_INPLACE_OPERATORS = {
-    getattr(operator, name)
-    for name in ("setitem", "delitem", "iadd", "isub", "imul", "itruediv", "imatmul", "ipow", "ifloordiv")
-}
+_COPIES = ("contiguous", "clone", "float", "to", "type")
 
 
 class Refusal(Exception):
@@ -54,8 +54,7 @@ class Refusal(Exception):
 class Match:
     """The arguments of `linear_cross_entropy`, as nodes and numbers, and what brings them into its form."""
 
-    loss: fx.Node
-    linear: fx.Node
+    chain: list[fx.Node]  # of the loss, the steps and the linear map, each used by the one before it alone
     input: fx.Node
     linear_weight: fx.Node
     linear_bias: fx.Node | None
@@ -69,6 +68,16 @@ class Match:
     logit_scale: float = 1.0
     classes: int | None = None  # the first classes alone, where logits are cut to them
     row_steps: list[RowStep] = field(default_factory=list)  # in the order of the model
+    # Variables of the graph that multiply (False) or divide (True) the logits.
+    variable_factors: list[tuple[fx.Node, bool]] = field(default_factory=list)
+
+    @property
+    def loss(self) -> fx.Node:
+        return self.chain[0]
+
+    @property
+    def linear(self) -> fx.Node:
+        return self.chain[-1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,6 +90,18 @@ def is_loss(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (functional.cross_entropy, functional.nll_loss)
 
 
+def logits_of(loss: fx.Node) -> Any:
+    """The fake tensor that a loss takes for logits."""
+    return value_of(_arguments(loss, "input").get("input"))
+
+
+def place_of(node: fx.Node) -> str:
+    """The line of the user's that a node comes from, or nothing."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    outside = [line for line in lines if line.startswith("File ") and "/torch/nn/" not in line]
+    return outside[-1] if outside else ""
+
+
 def find(loss: fx.Node) -> Match:
     """What `loss`, a call of F.cross_entropy, or of F.nll_loss of F.log_softmax, is made of. Raises Refusal."""
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
@@ -90,25 +111,23 @@ def find(loss: fx.Node) -> Match:
     target, weight = arguments["target"], arguments.get("weight")
     if not isinstance(value_of(target), Tensor):
         raise Refusal("has a target that is not a tensor of the graph")
-    options = {
-        "ignore_index": _constant(arguments.get("ignore_index", -100)),
-        "reduction": arguments.get("reduction", "mean"),
-        "label_smoothing": _constant(arguments.get("label_smoothing", 0.0)),
-    }
-    for name, value in options.items():
-        if not isinstance(value, int | float | str):
-            raise Refusal(f"has a {name} that changes from call to call")
     of_log_softmax = loss.target is functional.nll_loss
-    logits, user = (_before_log_softmax if of_log_softmax else _classes_last)(arguments["input"], loss)
-    if user is not loss and value_of(target).is_floating_point() and not of_log_softmax:
+    logits, chain = (_before_log_softmax if of_log_softmax else _classes_last)(arguments["input"], loss)
+    if len(chain) > 1 and value_of(target).is_floating_point() and not of_log_softmax:
         raise Refusal("has class probabilities with the classes in another dimension than the last")
     steps = _Steps()
-    linear = steps.walk(logits, user)
-    input, linear_weight, linear_bias, is_transposed = _operands(linear)
-    match = Match(loss, linear, input, linear_weight, linear_bias, target, weight, **options)
+    chain += steps.walk(logits, chain[-1])
+    input, linear_weight, linear_bias, is_transposed = _operands(chain[-1])
+    _check_nothing_changed(chain, [input, linear_weight, linear_bias or steps.bias])
+    # The numbers last, as a graph whose variable is taken for a constant is made for one value alone.
+    reduction = arguments.get("reduction", "mean")
+    ignore_index, label_smoothing = arguments.get("ignore_index", -100), arguments.get("label_smoothing", 0.0)
+    match = Match(
+        chain, input, linear_weight, linear_bias, target, weight, _specialised(ignore_index),
+        reduction, _specialised(label_smoothing),
+    )  # fmt: skip
     match.linear_weight_is_transposed = is_transposed
     steps.describe(match)
-    _check_order(match)
     return match
 
 
@@ -119,22 +138,25 @@ class _Steps:
         self.row_steps: list[RowStep] = []
         self.classes: int | None = None
         self.bias: fx.Node | None = None
-        self.factor = 1.0  # of the logits, since the loss or the tanh
-        self.cap: float | None = None  # what multiplies the tanh
+        # Numbers that multiply or divide the logits: all of them, or what comes after a tanh and what before it.
+        self.factors: list[tuple[Any, bool]] = []
+        self.factors_after_tanh: list[tuple[Any, bool]] | None = None
 
-    def walk(self, node: Any, user: fx.Node) -> fx.Node:
-        """The linear map at the other end of the chain whose last node is `node`."""
+    def walk(self, node: Any, user: fx.Node) -> list[fx.Node]:
+        """The chain from `node`, which `user` uses, to the linear map."""
+        chain = []
         while True:
             if not isinstance(node, fx.Node) or not isinstance(value_of(node), Tensor):
                 raise Refusal("takes logits that are not a tensor of the graph")
             _check_sole_user(node, user)
+            chain.append(node)
             name = _name(node)
             if name in _LINEAR_MAPS:
-                return node
-            step = getattr(self, f"_{name}", None)
+                return chain
+            step = _STEPS.get(name or "")
             if step is None:
-                raise Refusal(f"takes logits that come through `{_shown(node)}`, not from a linear map")
-            user, node = node, step(node)
+                raise Refusal(f"takes logits that come {_through(node)}, not from a linear map")
+            user, node = node, step(self, node)
 
     def describe(self, match: Match) -> None:
         if self.bias is not None and match.linear_bias is not None:
@@ -142,28 +164,24 @@ class _Steps:
         match.linear_bias = self.bias or match.linear_bias
         match.row_steps = self.row_steps[::-1]
         match.classes = self.classes
-        match.logit_scale = self.factor
-        if self.cap is not None:
+        if self.factors_after_tanh is None:
+            match.variable_factors = [(n, division) for n, division in self.factors if isinstance(n, fx.Node)]
+            factor = _product([(n, division) for n, division in self.factors if not isinstance(n, fx.Node)])
+        else:
             # c·tanh(f·z) caps the logits c·f·z at c; a negative c is a positive one with -f.
-            match.softcap = abs(self.cap)
-            match.logit_scale = self.factor * self.cap
+            cap = _product(self.factors_after_tanh)
+            match.softcap = abs(cap)
+            factor = _product(self.factors) * cap
             if not 0 < match.softcap < math.inf:
                 raise Refusal("takes logits that are a tanh times 0 or infinity")
+        match.logit_scale = factor
         if not math.isfinite(match.logit_scale):
             raise Refusal("takes logits times a number that is not finite")
 
-    def _copy(self, node: fx.Node) -> fx.Node:
-        source: fx.Node = node.args[0]  # type: ignore[assignment]
-        before, after = value_of(source), value_of(node)
-        if after.device != before.device:
-            raise Refusal("takes logits that are moved to another device")
-        if after.dtype != before.dtype and (after.dtype != torch.float32 or before.dtype == torch.float64):
-            raise Refusal(f"takes logits that are converted from {before.dtype} to {after.dtype}")
-        return source
+    def copy(self, node: fx.Node) -> fx.Node:
+        return _copied(node)
 
-    _contiguous = _clone = _float = _to = _type = _copy
-
-    def _view(self, node: fx.Node) -> fx.Node:
+    def view(self, node: fx.Node) -> fx.Node:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         sizes = node.args[1:] or (node.kwargs.get("shape", node.kwargs.get("size")),)
         sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes  # type: ignore[assignment]
@@ -174,9 +192,7 @@ class _Steps:
         self.row_steps.append(lambda build, rows: build.method("reshape", rows, *lead, build.size(rows, -1)))
         return source
 
-    _reshape = _view
-
-    def _flatten(self, node: fx.Node) -> fx.Node:
+    def flatten(self, node: fx.Node) -> fx.Node:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         rank = value_of(source).dim()
         arguments = _arguments(node, "input", "start_dim", "end_dim")
@@ -187,28 +203,26 @@ class _Steps:
             self.row_steps.append(lambda build, rows: build.method("flatten", rows, first, last))
         return source
 
-    def _getitem(self, node: fx.Node) -> fx.Node:
+    def getitem(self, node: fx.Node) -> fx.Node:
         source, index = node.args
         if not isinstance(value_of(source), Tensor):
             raise Refusal("takes logits that are one of several results of another operation")
         items = list(index) if isinstance(index, tuple) else [index]
-        if not all(isinstance(item, slice | int | EllipsisType) for item in items):
+        if not all(isinstance(item, slice | int | EllipsisType) and not isinstance(item, bool) for item in items):
             raise Refusal("takes logits that are indexed by something else than slices and numbers")
-        if any(isinstance(bound, fx.Node) for item in items if isinstance(item, slice) for bound in _bounds(item)):
-            raise Refusal("takes logits that are sliced by numbers computed in the graph")
         rank = value_of(source).dim()
         place = items.index(...) if ... in items else len(items)
         whole = [slice(None)] * (rank - len(items) + (... in items))
         items[place : place + 1] = whole
         *rows, last = items
         if last != slice(None):
-            self._cut(node, last)
+            self.cut(node, last)
         if any(item != slice(None) for item in rows):
             taken = (*rows, slice(None))
             self.row_steps.append(lambda build, values: build.function(operator.getitem, values, taken))
         return source  # type: ignore[return-value]
 
-    def _cut(self, node: fx.Node, classes: Any) -> None:
+    def cut(self, node: fx.Node, classes: Any) -> None:
         if not isinstance(classes, slice) or classes.start not in (None, 0) or classes.step not in (None, 1):
             raise Refusal("takes logits of other classes than the first ones")
         if self.classes is not None:
@@ -217,36 +231,33 @@ class _Steps:
         if not isinstance(self.classes, int) or self.classes < 1:
             raise Refusal("takes logits that are cut to no certain number of classes")
 
-    def _mul(self, node: fx.Node) -> fx.Node:
+    def mul(self, node: fx.Node) -> fx.Node:
         first, second = _two_operands(node)
         source, number = (first, second) if isinstance(value_of(first), Tensor) else (second, first)
-        self._scale(source, _constant(number))
-        return source  # type: ignore[no-any-return]
+        return self._scale(source, number, False)
 
-    def _div(self, node: fx.Node) -> fx.Node:
-        source, number = _two_operands(node)
-        number = _constant(number)
-        if number == 0:
-            raise Refusal("takes logits that are divided by 0")
-        self._scale(source, 1 / number if isinstance(number, int | float) else number)
-        return source  # type: ignore[no-any-return]
+    def div(self, node: fx.Node) -> fx.Node:
+        return self._scale(*_two_operands(node), True)
 
-    def _scale(self, source: Any, number: Any) -> None:
-        if not isinstance(value_of(source), Tensor) or not isinstance(number, int | float):
-            raise Refusal("takes logits that are scaled by something else than a number that stays the same")
+    def _scale(self, source: Any, number: Any, is_division: bool) -> fx.Node:
+        symbol = value_of(number)
+        is_number = isinstance(number, int | float) or isinstance(symbol, torch.SymInt | torch.SymFloat)
+        if not isinstance(value_of(source), Tensor) or not is_number:
+            raise Refusal("takes logits that are scaled by something else than a number")
         if self.bias is not None:
             raise Refusal("takes logits that are scaled before their bias")
-        self.factor *= number
+        self.factors.append((number, is_division))
+        return source  # type: ignore[no-any-return]
 
-    def _tanh(self, node: fx.Node) -> fx.Node:
-        if self.cap is not None:
+    def tanh(self, node: fx.Node) -> fx.Node:
+        if self.factors_after_tanh is not None:
             raise Refusal("takes logits that go through two tanh")
         if self.bias is not None:
             raise Refusal("takes logits with a bias after their tanh")
-        self.cap, self.factor = self.factor, 1.0
+        self.factors_after_tanh, self.factors = self.factors, []
         return node.args[0]  # type: ignore[return-value]
 
-    def _add(self, node: fx.Node) -> fx.Node:
+    def add(self, node: fx.Node) -> fx.Node:
         first, second = _two_operands(node)
         if not (isinstance(value_of(first), Tensor) and isinstance(value_of(second), Tensor)):
             raise Refusal("takes logits plus a number")
@@ -257,6 +268,42 @@ class _Steps:
             raise Refusal("takes logits with two biases")
         self.bias = bias
         return source  # type: ignore[no-any-return]
+
+
+_STEPS: dict[str, Callable[[_Steps, fx.Node], fx.Node]] = {
+    **dict.fromkeys(_COPIES, _Steps.copy),
+    "view": _Steps.view,
+    "reshape": _Steps.view,
+    "flatten": _Steps.flatten,
+    "getitem": _Steps.getitem,
+    "mul": _Steps.mul,
+    "div": _Steps.div,
+    "tanh": _Steps.tanh,
+    "add": _Steps.add,
+}
+
+
+def _copied(node: fx.Node) -> fx.Node:
+    """What a copy or an upcast is made of."""
+    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    before, after = value_of(source), value_of(node)
+    if after.device != before.device:
+        raise Refusal("takes logits that are moved to another device")
+    if after.dtype != before.dtype and (after.dtype != torch.float32 or before.dtype == torch.float64):
+        raise Refusal(f"takes logits that are converted from {before.dtype} to {after.dtype}")
+    return source
+
+
+def _product(factors: list[tuple[Any, bool]]) -> float:
+    product = 1.0
+    for factor, is_division in factors:
+        if isinstance(factor, fx.Node) and torch._dynamo.config.assume_static_by_default:
+            raise Refusal("takes logits with a softcap that changes from call to call")
+        number = _specialised(factor)
+        if is_division and number == 0:
+            raise Refusal("takes logits that are divided by 0")
+        product = product / number if is_division else product * number
+    return product
 
 
 def _name(node: fx.Node) -> str | None:
@@ -271,15 +318,24 @@ def _shown(node: fx.Node) -> str:
     return node.op
 
 
-def _classes_last(logits: Any, loss: fx.Node) -> tuple[Any, fx.Node]:
-    """Logits before the transposition that F.cross_entropy asks for beyond two dimensions, and their user."""
+def _through(node: fx.Node) -> str:
+    return "as they are into the graph" if node.op == "placeholder" else f"through `{_shown(node)}`"
+
+
+def _classes_last(logits: Any, loss: fx.Node) -> tuple[Any, list[fx.Node]]:
+    """Logits before the transposition that F.cross_entropy asks for beyond two dimensions, and the chain to there."""
     value = value_of(logits)
     if not isinstance(value, Tensor):
         raise Refusal("takes logits that are not a tensor of the graph")
     if value.dim() < 2:
         raise Refusal("is that of a single row")
+    chain = [loss]
     if value.dim() == 2:
-        return logits, loss
+        return logits, chain
+    while _name(logits) in _COPIES:
+        _check_sole_user(logits, chain[-1])
+        chain.append(logits)
+        logits = _copied(logits)
     name = _name(logits)
     if name not in ("transpose", "permute", "movedim") or logits.kwargs or not _are_numbers(logits.args[1:]):
         raise Refusal("takes logits of more than two dimensions that no transposition brought into its order")
@@ -288,12 +344,12 @@ def _classes_last(logits: Any, loss: fx.Node) -> tuple[Any, fx.Node]:
     moved = getattr(sizes, name)(*logits.args[1:])
     if tuple(moved.shape) != (sizes.shape[0], sizes.shape[-1], *sizes.shape[1:-1]):
         raise Refusal("takes logits whose dimensions are in another order than rows and classes")
-    _check_sole_user(logits, loss)
-    return logits.args[0], logits
+    _check_sole_user(logits, chain[-1])
+    return logits.args[0], [*chain, logits]
 
 
-def _before_log_softmax(values: Any, loss: fx.Node) -> tuple[Any, fx.Node]:
-    """The logits that F.nll_loss takes the log-softmax of, and their user."""
+def _before_log_softmax(values: Any, loss: fx.Node) -> tuple[Any, list[fx.Node]]:
+    """The logits that F.nll_loss takes the log-softmax of, and the chain to there."""
     if not isinstance(values, fx.Node) or values.target not in (
         functional.log_softmax,
         torch.log_softmax,
@@ -308,7 +364,7 @@ def _before_log_softmax(values: Any, loss: fx.Node) -> tuple[Any, fx.Node]:
     if after not in (before, torch.float32):
         raise Refusal(f"takes a log_softmax in {after}")
     _check_sole_user(values, loss)
-    return arguments["input"], values
+    return arguments["input"], [loss, values]
 
 
 def _are_numbers(values: Any) -> bool:
@@ -366,19 +422,15 @@ def _arguments(node: fx.Node, *names: str) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
-def _constant(number: Any) -> Any:
-    """The number that a node stands for, where it can be taken for one that never changes.
+def _specialised(number: Any) -> Any:
+    """A number, and that of a variable of the graph, which is then for this value alone.
 
-    With dynamic=True every number of a module is a variable of the graph. Otherwise it is one because it has changed.
+    With dynamic=True every number of a module is a variable; otherwise it is one because it has changed.
     """
     value = value_of(number)
-    if isinstance(value, torch.SymInt | torch.SymFloat) and not torch._dynamo.config.assume_static_by_default:
-        return int(value) if isinstance(value, torch.SymInt) else float(value)
-    return number
-
-
-def _bounds(item: slice) -> tuple[Any, Any, Any]:
-    return item.start, item.stop, item.step
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else number
 
 
 def _same(size: Any, other: Any) -> bool:
@@ -399,16 +451,69 @@ def _check_sole_user(node: fx.Node, user: fx.Node) -> None:
         raise Refusal(f"takes logits that `{_shown(others[0])}` uses too, so that they have to be made anyway")
 
 
-def _check_order(match: Match) -> None:
-    """What the loss is made of is looked at where the loss is: nothing may have changed it, or how it is recorded."""
-    node = match.linear.next
-    while node is not match.loss:
-        name = str(getattr(node.target, "__name__", node.target))
-        inplace = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
-        if inplace or node.target in _INPLACE_OPERATORS or "out" in node.kwargs:
-            raise Refusal(f"follows `{name}`, which changes a tensor after the logits were made")
-        if name in ("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"):
+def _check_nothing_changed(chain: list[fx.Node], operands: list[fx.Node | None]) -> None:
+    """The new op reads the linear map's operands where the loss is, so nothing may have written to them until there."""
+    loss, linear = chain[0], chain[-1]
+    values = [value_of(operand) for operand in operands if operand is not None]
+    memory = {value.untyped_storage()._cdata for value in values}
+    inputs = {
+        value_of(node).untyped_storage()._cdata
+        for node in loss.graph.nodes
+        if node.op == "placeholder" and isinstance(value_of(node), Tensor)
+    }
+    node = linear.next
+    while node is not loss:
+        name = _shown(node)
+        if node.target is torch._C._set_grad_enabled or name in ("_enter_inference_mode", "_exit_inference_mode"):
             raise Refusal("is recorded by autograd in another mode than its logits")
         if "functorch" in str(getattr(node.target, "__module__", "")):
             raise Refusal("is within a transform of torch.func that its logits are not in")
+        if node not in chain:
+            taken = {
+                value_of(source).untyped_storage()._cdata
+                for source in node.all_input_nodes
+                if isinstance(value_of(source), Tensor)
+            }
+            # Inputs of the graph may be views of one another.
+            looks_inplace = name.endswith("_") and not name.endswith("__")
+            if (taken & memory and _changes(node, values)) or (looks_inplace and taken & inputs and memory & inputs):
+                raise Refusal(f"follows `{name}`, which may change what its logits were made of")
         node = node.next
+    if any(_shown(node) in ("_jvp_increment_nesting", "_make_dual") for node in loss.graph.nodes):
+        raise Refusal("is differentiated in forward mode")
+
+
+def _changes(node: fx.Node, values: list[Any]) -> bool:
+    """Whether a node writes to the memory of one of the tensors `values`: it is run on the fake ones, and watched.
+
+    What cannot be run may.
+    """
+    if "_norm" in _shown(node):
+        return True  # batch_norm and its like write to running statistics, which their schemas do not say
+    watch = _Writes({value.untyped_storage()._cdata for value in values})
+    try:
+        fake_mode = values[0].fake_mode
+        fresh = fake_mode.shape_env.ignore_fresh_unbacked_symbols() if fake_mode.shape_env else nullcontext()
+        with fresh:
+            run_on_fakes(node, fake_mode, watch)
+    except Exception:
+        return True
+    return watch.seen
+
+
+class _Writes(TorchDispatchMode):
+    """Sees whether an op writes to one of some storages, by what its schema says."""
+
+    def __init__(self, memory: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory, self.seen = memory, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                written = given if isinstance(given, list | tuple) else [given]
+                tensors = [tensor for tensor in written if isinstance(tensor, Tensor)]
+                self.seen |= any(tensor.untyped_storage()._cdata in self.memory for tensor in tensors)
+        return func(*args, **kwargs)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 from typing import Any
 
 import torch
 from torch import fx
 
-from ._hook import Hook
-from ._inductor import install
+from ._hook import Hook, passes_of
 from .linear_cross_entropy import MINIMUM_LOGITS
+
+log = logging.getLogger("torch_dcs_ops.compile")
 
 _MINIMUM_LOGITS = "dcs.minimum_logits"
 
@@ -53,9 +56,20 @@ def _compiler(mode: str | None, options: dict[str, Any] | None) -> Any:
 
 def hook_after(earlier: Any, minimum_logits: int) -> Hook:
     """The hook to be put in the place of `earlier`, pre-grad passes of others."""
-    install()
-    passes = tuple(earlier) if isinstance(earlier, list | tuple) else () if earlier is None else (earlier,)
-    return Hook(tuple(p for p in passes if not isinstance(p, Hook)), minimum_logits)
+    hook = Hook(tuple(p for p in passes_of(earlier) if not isinstance(p, Hook)), minimum_logits)
+    _install_lowerings()
+    return hook
+
+
+@functools.cache
+def _install_lowerings() -> None:
+    try:
+        from ._inductor import install
+    except (ImportError, AttributeError) as error:
+        # What the module takes from torch is not there: a version that it was not written for.
+        log.warning("scans do not fuse with other operations under torch %s: %s", torch.__version__, error)
+    else:
+        install()
 
 
 def _reset() -> None:

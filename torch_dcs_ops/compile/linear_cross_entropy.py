@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from .. import _registry
 from ._build import Builder, value_of
-from ._match import Match, Refusal, find, is_loss
+from ._match import Match, Refusal, find, is_loss, logits_of, place_of
 
 log = logging.getLogger("torch_dcs_ops.compile")
 
 # Logits of fewer elements are left to the compiler: 16 MiB of float32 are no burden, and the op's own kernel launches
 # would be no gain.
 MINIMUM_LOGITS = 2**22
+_LARGE_SIZE = 2048
 
 _said: set[str] = set()
 
@@ -34,59 +36,48 @@ def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOG
     """
     before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
     fused = 0
-    for node in list(graph.nodes):
-        if not is_loss(node):
+    for node in [node for node in graph.nodes if is_loss(node)]:
+        if not _has_logits(node, minimum_logits):
             continue
         try:
-            match = find(node)
-            _check_size(match, minimum_logits)
-            _replace(match)
+            _replace(find(node))
         except Refusal as refusal:
-            _say_once(logging.INFO if isinstance(refusal, TooSmall) else logging.WARNING, node, str(refusal))
+            _say_once(logging.WARNING, node, str(refusal))
         except Exception as error:
             log.debug("linear_cross_entropy", exc_info=True)
             _say_once(logging.WARNING, node, f"could not be fused: {type(error).__name__}: {error}")
         else:
             fused += 1
     if fused:
-        graph.eliminate_dead_code()
         log.info("fused %d linear + cross_entropy into dcs::linear_cross_entropy", fused)
         log.debug("before:\n%s\nafter:\n%s", before, graph)
     return fused
 
 
-class TooSmall(Refusal):
-    """Not worth fusing."""
-
-
 def _say_once(level: int, loss: fx.Node, reason: str) -> None:
-    text = f"{getattr(loss.target, '__name__', loss.target)}{_place(loss)} is compiled as it stands: it {reason}"
+    place = place_of(loss)
+    text = f"{getattr(loss.target, '__name__', '')}{place and f' ({place})'} is compiled as it stands: it {reason}"
     if text not in _said:
         _said.add(text)
         log.log(level, text)
 
 
-def _place(loss: fx.Node) -> str:
-    """The line of the user's that the loss comes from."""
-    lines = [line.strip() for line in (loss.meta.get("stack_trace") or "").splitlines()]
-    files = [line for line in lines if line.startswith("File ")]
-    outside = [line for line in files if "/torch/nn/" not in line]
-    return f" ({outside[-1]})" if outside else ""
-
-
-def _check_size(match: Match, minimum: int) -> None:
-    logits = value_of(match.linear)
-    count = math.prod(_hint(size) for size in logits.shape)
+def _has_logits(loss: fx.Node, minimum: int) -> bool:
+    """Whether a loss is of so many logits, as far as that is known, that it is worth fusing."""
+    logits = logits_of(loss)
+    if not isinstance(logits, Tensor):
+        return False
+    count = math.prod(map(_hint, logits.shape))
     if count < minimum:
-        raise TooSmall(f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden")
+        _say_once(
+            logging.INFO, loss, f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden"
+        )
+    return count >= minimum
 
 
 def _hint(size: Any) -> int:
-    """The size at tracing, of one that may change; one that only the data tell counts as large."""
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    return 2**20 if hint is None else int(hint)
+    """A size that may change counts as a large one: the graph is also for what comes after the first, small batch."""
+    return size if isinstance(size, int) else max(size.node.hint or 0, _LARGE_SIZE)
 
 
 def _replace(match: Match) -> None:
@@ -98,7 +89,9 @@ def _replace(match: Match) -> None:
         raise
     result.meta["example_value"] = value_of(loss)
     loss.replace_all_uses_with(result)
-    loss.graph.erase_node(loss)
+    # Nothing else: a graph of Dynamo's has statements that are there for what they do to their operands.
+    for node in match.chain:
+        loss.graph.erase_node(node)
 
 
 def _fused(match: Match, build: Builder) -> fx.Node:
@@ -117,6 +110,11 @@ def _fused(match: Match, build: Builder) -> fx.Node:
     rows = match.input
     for step in match.row_steps:
         rows = step(build, rows)
+    for factor, is_division in match.variable_factors:
+        # As a number of the op it would be a constant.
+        scale = operator.truediv if is_division else operator.mul
+        rows = build.function(scale, rows, factor)
+        bias = None if bias is None else build.function(scale, bias, factor)
     keywords: dict[str, Any] = {
         "linear_bias": None if bias is None else cast(bias),
         "weight": match.weight,
@@ -128,8 +126,8 @@ def _fused(match: Match, build: Builder) -> fx.Node:
     }
     operands = cast(rows), cast(weight), match.target
     device = value_of(match.loss).device.type
-    if match.dtype == torch.float32 and _autocast_is_near(match.loss, device):
-        # The logits were made in float32 although the loss is where autocast would make them in half precision.
+    if match.dtype != torch.float64 and _autocast_is_near(match.loss, device):
+        # The operands are in the dtype of the linear map, which autocast at the loss may not be set to.
         entered = build.statement("call_function", _enter_autocast, device, None, False, None)
         result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
         build.statement("call_function", _exit_autocast, entered)

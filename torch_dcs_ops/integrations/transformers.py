@@ -325,6 +325,8 @@ def _why_not_the_head(model: Any) -> str | None:
         return "lm_head has hooks, which would not be called"
     if getattr(model, "_loss_function", ForCausalLMLoss) is not ForCausalLMLoss:
         return "the model's loss_function was replaced, and would not be called"
+    if getattr(model, "loss_type", None) not in (None, "ForCausalLM"):  # None: the same, by default
+        return f"the model's loss_type is {model.loss_type!r}, not 'ForCausalLM'"
     return None
 
 

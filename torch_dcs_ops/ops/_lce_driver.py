@@ -16,7 +16,7 @@ from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options, normaliser
 from ._lce_filter import FilteredGradients, filter_steps
 from ._lce_gradients import ExactGradients, Gradients, Upstream
-from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
+from ._lce_ignored import ValidRows, compacts, multiprocessors, row_count, valid_rows
 from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
 
 _HALF_BOOST = 1024.0
@@ -157,8 +157,17 @@ def _run(
     plan: Plan | FilteredPlan
     gradients: ExactGradients | FilteredGradients
     if steps is None:
+        places = multiprocessors(input.device) if needs.input and input.device.type == "cuda" else None
         plan = make_plan(
-            count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits
+            count,
+            features,
+            classes,
+            input.dtype,
+            gradient_dtype,
+            input.device.type,
+            needs.linear_weight,
+            *limits,
+            places,
         )
         gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
     else:

@@ -110,13 +110,19 @@ def row_count(input: Tensor | ValidRows, part: slice | None = None) -> Tensor | 
     return input.count if part is None else (input.count - part.start).clamp_(0, part.stop - part.start)
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
 def grouped_product_fills(rows: int, features: int, device: torch.device) -> bool:
     """Whether grouped_mm to (rows, features) keeps nearly all multiprocessors busy.
 
     It cuts the result into tiles of 128 by 256 and nothing else: 1024 rows of 2048 features are 64 tiles, half of what
     an H200 has room for, and take twice a GEMM's time. Then a GEMM over all rows, ignored ones too, is the better one.
     """
-    places = torch.cuda.get_device_properties(device).multi_processor_count
+    places = multiprocessors(device)
     tiles = -(-rows // _GROUPED_TILE[0]) * -(-features // _GROUPED_TILE[1])
     return tiles >= _LEAST_FILLING * places * -(-tiles // places)
 

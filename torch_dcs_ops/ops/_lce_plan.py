@@ -52,7 +52,7 @@ _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
 _SUMMED_ROWS = 6144  # on a GPU: 1.5 GiB at 128256 classes
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
-_TILE_ROWS = 128
+_TILE_ROWS, _TILE_FEATURES = 128, 256
 _MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
 _SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
 _SINGLE_BYTES = 1.25  # times those of the other two: worth no copy
@@ -84,10 +84,12 @@ def make_plan(
     need_weight_grad: bool,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
+    multiprocessors: int | None = None,
 ) -> Plan:
     """The plan for (rows, features) input and (classes, features) linear_weight, both of `dtype`.
 
-    `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalised, else `dtype`.
+    `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalised, else `dtype`;
+    `multiprocessors` are those of the GPU.
     """
     stride = _stride(classes, dtype)
     single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
@@ -97,6 +99,8 @@ def make_plan(
     if rows <= fitting:
         return Plan(max(rows, 1), stride, single)
     chunk = _even_chunks(rows, fitting)
+    if accumulation == "compact" and multiprocessors is not None:
+        chunk = _filling_chunks(rows, fitting, features, multiprocessors)
     if accumulation == "float32":
         # In rows of logits, each as much as 1/D of a half result.
         result = features * gradient_dtype.itemsize // dtype.itemsize
@@ -144,6 +148,28 @@ def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, ti
         device_type = device_type if device_type in _DEFAULT_BYTES else "cuda"
         fitting = max(times * _DEFAULT_BYTES[device_type] // row_bytes, _DEFAULT_ROWS[device_type])
     return fitting // _TILE_ROWS * _TILE_ROWS if fitting > _TILE_ROWS else fitting
+
+
+def _filling_chunks(rows: int, fitting: int, features: int, multiprocessors: int) -> int:
+    """Rows of a chunk, of at most `fitting`, for the GEMM of input's gradient to be quick.
+
+    It has few tiles of the result and sums over all classes in each, so that it takes as long as whole waves of tiles
+    do: for D = 2304 on 132 multiprocessors 2048 rows take two waves, and 1792 one. Chunks with a float32 sum are better
+    off being even.
+    """
+    if fitting % _TILE_ROWS:
+        return _even_chunks(rows, fitting)
+
+    def waves(chunk: int) -> int:
+        tiles = -(-chunk // _TILE_ROWS) * -(-features // _TILE_FEATURES)
+        return -(-tiles // multiprocessors)
+
+    def waves_in_all(chunk: int) -> int:
+        return rows // chunk * waves(chunk) + waves(rows % chunk)
+
+    best = min(range(fitting, fitting // 2, -_TILE_ROWS), key=lambda chunk: waves(chunk) / chunk)
+    even = _even_chunks(rows, best)
+    return even if waves_in_all(even) <= waves_in_all(best) else best
 
 
 def _even_chunks(rows: int, fitting: int, multiple: int = 1) -> int:
