@@ -247,9 +247,9 @@ print(json.dumps([fused, found > 0, bypassed]))
 
 def test_caches_between_processes(tmp_path: Path) -> None:
     results = []
-    for backend in ("inductor", "dcs", "inductor", "enabled"):
+    for name in ("inductor", "dcs", "inductor", "enabled"):
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1")
-        command = [sys.executable, "-c", CACHE, backend, json.dumps([os.path.dirname(__file__)])]
+        command = [sys.executable, "-c", CACHE, name, json.dumps([os.path.dirname(__file__)])]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(json.loads(done.stdout.splitlines()[-1]))

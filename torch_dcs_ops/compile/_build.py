@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor
 from torch.fx.node import map_arg
 
@@ -61,7 +62,8 @@ class Builder:
 def run_on_fakes(node: fx.Node, fake_mode: Any, watch: AbstractContextManager[Any] | None = None) -> Any:
     """The result of a node's call, on the fake tensors of its operands; `watch` is a mode that sees its ops."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta[_KEY])
-    with torch.no_grad(), fake_mode, watch or nullcontext():
+    # The Python dispatcher: C++ decompositions such as matmul's do not take symbolic sizes.
+    with torch.no_grad(), enable_python_dispatcher(), fake_mode, watch or nullcontext():
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op == "call_function" and callable(node.target):
