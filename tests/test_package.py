@@ -57,7 +57,7 @@ def test_public_names() -> None:
 def test_info_is_complete_and_plain() -> None:
     info = torch_dcs_ops.info()
     assert json.loads(json.dumps(info)) == info
-    assert set(info) == {"versions", "kernels", "libraries", "devices", "missing", "forced"}
+    assert set(info) == {"versions", "kernels", "libraries", "compile", "devices", "missing", "forced"}
     assert info["versions"]["torch"] == torch.__version__
     for device in ("cpu", "cuda"):
         assert info["kernels"][device]["kind"] in ("native", "triton", "reference")
@@ -66,6 +66,16 @@ def test_info_is_complete_and_plain() -> None:
     for item in info["missing"]:
         assert item["name"] in text
         assert item["reason"] in text
+
+
+def test_info_says_whether_scans_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "part of the kernels" in torch_dcs_ops.info()["compile"]["scans"]
+    assert not torch_dcs_ops.info()["compile"]["enabled"]
+    torch_dcs_ops.compile.enable()
+    assert torch_dcs_ops.info()["compile"]["enabled"]
+    torch_dcs_ops.compile.disable()
+    monkeypatch.setattr(_info._versions, "TESTED_VERSIONS", ((2, 0),))
+    assert "tested with torch 2.0, this is" in torch_dcs_ops.info()["compile"]["scans"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -478,7 +478,10 @@ def test_deterministic_compilations_do_not_choose_by_timing() -> None:
 def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     from torch_dcs_ops.compile import _inductor
 
-    with mock.patch.object(_inductor, "TESTED_VERSIONS", ((2, 0),)), caplog.at_level(logging.WARNING, "torch_dcs_ops"):
+    with (
+        mock.patch.object(_inductor._versions, "TESTED_VERSIONS", ((2, 0),)),
+        caplog.at_level(logging.WARNING, "torch_dcs_ops"),
+    ):
         install = _inductor.install.__wrapped__
         with mock.patch.object(_inductor, "_wrap_methods") as wrap:
             assert not install()

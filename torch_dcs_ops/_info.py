@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import sys
 from typing import Any
 
 import torch
 
-from . import _native
+from . import _native, compile
+from .compile import _versions
 
 
 def _version(package: str) -> str | None:
@@ -53,6 +55,9 @@ class Info(dict[str, Any]):
                 lines.append(f"  {'':<14} built with {kernels['built_with']}")
             if kernels["fallback"]:
                 lines.append(f"  {'':<14} where they have no case: {', then '.join(kernels['fallback'])}")
+        lines.append("compile")
+        lines.append(f"  {'backend':<14} dcs; for every torch.compile: {'yes' if self['compile']['enabled'] else 'no'}")
+        lines.append(f"  {'scans':<14} {self['compile']['scans']}")
         lines.append("devices")
         lines += [f"  {name}" for name in self["devices"]]
         lines.append("missing" if self["missing"] else "missing: nothing")
@@ -77,6 +82,8 @@ def info() -> Info:
           kinds, and where it is not known), and the ``fallback`` kinds for cases it does not cover;
         * ``libraries``: for each compiled library its ``path`` (None where it was not found) and whether it is
           ``loaded``;
+        * ``compile``: whether ``compile.enable()`` is in force (``enabled``), and whether ``scans`` fuse with what is
+          around them in compiled code, or why not;
         * ``devices``: the CPU and the CUDA devices that torch sees;
         * ``missing``: a list of ``name``, ``reason`` and ``remedy`` (None where there is none);
         * ``forced``: what TORCH_DCS_KERNELS was set to when the package was imported, or None.
@@ -107,10 +114,22 @@ def info() -> Info:
         },
         kernels=kernels,
         libraries={library.name: {"path": library.path, "loaded": library.loaded} for library in libraries.values()},
+        compile={"enabled": _is_enabled(), "scans": _scans()},
         devices=_devices(),
         missing=missing,
         forced=_native.REQUESTED,
     )
+
+
+def _is_enabled() -> bool:
+    # Without the compiler's configuration, whose import takes a while, nothing was enabled.
+    return "torch._inductor.config" in sys.modules and compile.is_enabled()
+
+
+def _scans() -> str:
+    if _versions.torch_version() in _versions.TESTED_VERSIONS:
+        return "on CUDA part of the kernels around them, where that is faster"
+    return f"calls of their own: their lowering was tested with torch {_versions.tested()}, this is {torch.__version__}"
 
 
 def _built_with(library: _native.Library) -> str | None:

@@ -41,9 +41,10 @@ from torch._inductor.virtualized import V
 from torch._inductor.virtualized import ops as ops
 from torch._library.utils import get_layout_constraint_tag
 
+from . import _versions
+
 logger = logging.getLogger("torch_dcs_ops")
 
-TESTED_VERSIONS = ((2, 11), (2, 12), (2, 13))
 # The C++ code for CPUs has no scans; a CPU has the library's kernels.
 GENERATED_DEVICES = ("cuda",)
 
@@ -75,13 +76,11 @@ _LAST_STEP = "rbase == (RBLOCK - 1)"
 @functools.cache
 def install() -> bool:
     """Registers the lowerings, once a process. Returns False, having warned once, where torch is not a tested one."""
-    version = _torch_version()
-    if version not in TESTED_VERSIONS or not _methods_are_known():
-        tested = ", ".join(f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
+    if _versions.torch_version() not in _versions.TESTED_VERSIONS or not _methods_are_known():
         logger.warning(
             "scans do not fuse with other operations under torch %s: the scan lowering is tested with torch %s",
             torch.__version__,
-            tested,
+            _versions.tested(),
         )
         return False
     _wrap_methods()
@@ -271,11 +270,6 @@ def _by_schema(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     normalized = torch.fx.operator_schemas.normalize_function(op, args, kwargs)
     assert normalized is not None
     return normalized[0], normalized[1]
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _methods_are_known() -> bool:

@@ -1,0 +1,17 @@
+"""The versions of torch whose private parts the lowerings of scans were written for and tested with."""
+
+from __future__ import annotations
+
+import torch
+
+TESTED_VERSIONS = ((2, 11), (2, 12), (2, 13))
+
+
+def torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def tested() -> str:
+    """The versions, for a sentence."""
+    return ", ".join(f"{major}.{minor}" for major, minor in TESTED_VERSIONS)
