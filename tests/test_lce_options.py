@@ -47,7 +47,8 @@ def check(problem: Problem, options: dict[str, Any]) -> None:
     got = linear_cross_entropy(x, w, target, return_lse=True, return_predictions=True, **options)
     torch.testing.assert_close(got[:2], expected[:2])
     # Of classes that are equal, as those of an expanded linear_weight are, rounding predicts any.
-    logits = functional.linear(x, w, options.get("linear_bias"))[..., : -1 if options.get("shift") else None, :]
+    logits = functional.linear(x, w, options.get("linear_bias"))
+    logits = logits[..., :-1, :] if options.get("shift") else logits
     predicted = [logits.gather(-1, predictions.unsqueeze(-1)) for predictions in (got[2], expected[2])]
     torch.testing.assert_close(*predicted)
     torch.testing.assert_close(linear_cross_entropy(x, w, target, **options), expected[0])
