@@ -468,10 +468,12 @@ def test_tiles_are_no_larger_than_the_sizes() -> None:
 def test_deterministic_compilations_do_not_choose_by_timing() -> None:
     from torch_dcs_ops.compile import _heuristics
 
-    assert not _heuristics._chooses_without_timing({"deterministic": False})
+    sizes = {"x": 64, "r0_": 64}
+    assert not _heuristics._chooses_without_timing(sizes, inductor_meta={"deterministic": False})
+    assert _heuristics._chooses_without_timing({**sizes, "y": 2}, inductor_meta={})
     for decorator in (_heuristics.reduction, _heuristics.persistent_reduction):
         with mock.patch.object(_heuristics, "triton_heuristics") as inductor:
-            decorator({"x": 64, "r0_": 64}, inductor_meta={"deterministic": True})
+            decorator(sizes, inductor_meta={"deterministic": True})
         inductor.cached_autotune.assert_not_called()
 
 

@@ -37,43 +37,41 @@ TILES = {
 WHOLE_ROWS = ((8, 4), (16, 2))
 
 
-def reduction(
-    size_hints: Any,
-    reduction_hint: Any = False,
-    triton_meta: Any = None,
-    filename: str | None = None,
-    inductor_meta: Any = None,
-) -> Any:
+def reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) -> Any:
     """The decorator of a kernel that loops over time."""
-    arguments: dict[str, Any] = {"triton_meta": triton_meta, "inductor_meta": inductor_meta, "filename": filename}
-    if set(size_hints) != {"x", "r0_"} or _chooses_without_timing(inductor_meta):
+    if _chooses_without_timing(size_hints, **arguments):
         return triton_heuristics.reduction(size_hints, reduction_hint, **arguments)
     columns = "many columns" if size_hints["x"] >= MANY_COLUMNS else "few columns"
     tiles = TILES["rows" if reduction_hint == ReductionHint.INNER else columns]
-    return triton_heuristics.cached_autotune(
-        size_hints,
-        configs=_without_repetition(_config(tile, size_hints) for tile in tiles),
-        heuristic_type=HeuristicType.REDUCTION,
-        **arguments,
-    )
+    configs = (_config(tile, size_hints) for tile in tiles)
+    return _autotuned(size_hints, configs, HeuristicType.REDUCTION, **arguments)
 
 
-def persistent_reduction(
+def persistent_reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) -> Any:
+    """The decorator of a kernel that holds whole rows."""
+    if _chooses_without_timing(size_hints, **arguments):
+        return triton_heuristics.persistent_reduction(size_hints, reduction_hint, **arguments)
+    configs = _whole_row_configs(size_hints)
+    return _autotuned(size_hints, configs, HeuristicType.PERSISTENT_REDUCTION, **arguments)
+
+
+def _autotuned(
     size_hints: Any,
-    reduction_hint: Any = False,
+    configs: Iterable[Any],
+    heuristic_type: HeuristicType,
+    *,
     triton_meta: Any = None,
     filename: str | None = None,
     inductor_meta: Any = None,
 ) -> Any:
-    """The decorator of a kernel that holds whole rows."""
-    arguments: dict[str, Any] = {"triton_meta": triton_meta, "inductor_meta": inductor_meta, "filename": filename}
-    if set(size_hints) != {"x", "r0_"} or _chooses_without_timing(inductor_meta):
-        return triton_heuristics.persistent_reduction(size_hints, reduction_hint, **arguments)
+    different = {(*config.kwargs.items(), config.num_warps): config for config in configs}
     return triton_heuristics.cached_autotune(
         size_hints,
-        configs=_without_repetition(_whole_row_configs(size_hints)),
-        heuristic_type=HeuristicType.PERSISTENT_REDUCTION,
-        **arguments,
+        configs=list(different.values()),
+        triton_meta=triton_meta,
+        inductor_meta=inductor_meta,
+        heuristic_type=heuristic_type,
+        filename=filename,
     )
 
 
@@ -86,18 +84,15 @@ def _whole_row_configs(size_hints: dict[str, int]) -> Iterator[Any]:
         )
 
 
-def _without_repetition(configs: Iterable[Any]) -> list[Any]:
-    return list({(*config.kwargs.items(), config.num_warps): config for config in configs}.values())
-
-
 def _config(tile: Tile, size_hints: dict[str, int]) -> Any:
     blocks = {"XBLOCK": min(tile.rows, size_hints["x"]), "R0_BLOCK": min(tile.steps, size_hints["r0_"])}
     return triton_heuristics.InductorConfig(blocks, num_warps=tile.num_warps, num_stages=1, dynamic_scale_rblock=False)
 
 
-def _chooses_without_timing(inductor_meta: Any) -> bool:
-    """Whether results must not depend on what ran faster: the tiles decide in which order a scan rounds."""
-    return any(
-        inductor_meta.get(key)
-        for key in ("deterministic", "are_deterministic_algorithms_enabled", "force_filter_reduction_configs")
-    )
+def _chooses_without_timing(size_hints: Any, *, inductor_meta: Any = None, **_: Any) -> bool:
+    """Whether results must not depend on what ran faster: the tiles decide in which order a scan rounds.
+
+    And kernels of more dimensions than rows and time, which these tiles are not for.
+    """
+    names = ("deterministic", "are_deterministic_algorithms_enabled", "force_filter_reduction_configs")
+    return set(size_hints) != {"x", "r0_"} or any((inductor_meta or {}).get(name) for name in names)
