@@ -19,6 +19,13 @@ def value_of(node: Any) -> Any:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
+def shown(node: fx.Node) -> str:
+    """A node's operation by the name that a user knows it by."""
+    if node.op in ("call_function", "call_method"):
+        return str(getattr(node.target, "__name__", node.target))
+    return node.op
+
+
 class Builder:
     """Puts nodes before `place`, a call on tensors. `undo` takes them away again."""
 

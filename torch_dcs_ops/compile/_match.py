@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
@@ -22,9 +21,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._build import Builder, run_on_fakes, value_of
+from ._build import Builder, shown, value_of
+from ._writes import between, first_writer
 
 # A step on rows, done on the input of the linear map.
 RowStep = Callable[[Builder, fx.Node], fx.Node]
@@ -43,6 +42,8 @@ _METHODS |= {name: name for name in ("mul", "div", "add", "t", "transpose", "per
 _METHODS |= {"multiply": "mul", "divide": "div", "true_divide": "div", "mm": "matmul", "swapaxes": "transpose",
              "swapdims": "transpose", "mul_": "mul", "div_": "div"}  # fmt: skip
 _LINEAR_MAPS = ("linear", "matmul", "addmm")
+_INFERENCE_MODES = ("_enter_inference_mode", "_exit_inference_mode")
+_FORWARD_MODE = ("_jvp_increment_nesting", "_make_dual")
 _COPIES = ("contiguous", "clone", "float", "to", "type")
 
 
@@ -118,7 +119,7 @@ def find(loss: fx.Node) -> Match:
     steps = _Steps()
     chain += steps.walk(logits, chain[-1])
     input, linear_weight, linear_bias, is_transposed = _operands(chain[-1])
-    _check_nothing_changed(chain, [input, linear_weight, linear_bias or steps.bias])
+    _check_circumstances(chain, [input, linear_weight, linear_bias or steps.bias])
     # The numbers last, as a graph whose variable is taken for a constant is made for one value alone.
     reduction = arguments.get("reduction", "mean")
     ignore_index, label_smoothing = arguments.get("ignore_index", -100), arguments.get("label_smoothing", 0.0)
@@ -312,14 +313,8 @@ def _name(node: fx.Node) -> str | None:
     return _METHODS.get(str(node.target)) if node.op == "call_method" else None
 
 
-def _shown(node: fx.Node) -> str:
-    if node.op in ("call_function", "call_method"):
-        return str(getattr(node.target, "__name__", node.target))
-    return node.op
-
-
 def _through(node: fx.Node) -> str:
-    return "as they are into the graph" if node.op == "placeholder" else f"through `{_shown(node)}`"
+    return "as they are into the graph" if node.op == "placeholder" else f"through `{shown(node)}`"
 
 
 def _classes_last(logits: Any, loss: fx.Node) -> tuple[Any, list[fx.Node]]:
@@ -378,7 +373,7 @@ def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool]:
         arguments = _arguments(linear, "input", "weight", "bias")
         input, weight, bias, is_transposed = arguments["input"], arguments["weight"], arguments.get("bias"), False
     elif linear.kwargs:
-        raise Refusal(f"takes logits of {_shown(linear)} with {', '.join(linear.kwargs)}")
+        raise Refusal(f"takes logits of {shown(linear)} with {', '.join(linear.kwargs)}")
     else:
         *biases, input, matrix = linear.args
         bias = biases[0] if biases else None
@@ -413,7 +408,7 @@ def _transposed(matrix: Any) -> tuple[Any, bool]:
 
 def _two_operands(node: fx.Node) -> tuple[Any, Any]:
     if len(node.args) != 2 or node.kwargs:
-        raise Refusal(f"takes logits that come through `{_shown(node)}` with further arguments")
+        raise Refusal(f"takes logits that come through `{shown(node)}` with further arguments")
     return node.args[0], node.args[1]
 
 
@@ -448,72 +443,19 @@ def _check_sole_user(node: fx.Node, user: fx.Node) -> None:
     if any(other.op == "output" for other in others):
         raise Refusal("takes logits that the compiled function also returns, so that they have to be made anyway")
     if others:
-        raise Refusal(f"takes logits that `{_shown(others[0])}` uses too, so that they have to be made anyway")
+        raise Refusal(f"takes logits that `{shown(others[0])}` uses too, so that they have to be made anyway")
 
 
-def _check_nothing_changed(chain: list[fx.Node], operands: list[fx.Node | None]) -> None:
-    """The new op reads the linear map's operands where the loss is, so nothing may have written to them until there."""
+def _check_circumstances(chain: list[fx.Node], operands: list[fx.Node | None]) -> None:
+    """The new op is run where the loss is: in the mode of the linear map, and with its operands as they were there."""
     loss, linear = chain[0], chain[-1]
-    values = [value_of(operand) for operand in operands if operand is not None]
-    memory = {value.untyped_storage()._cdata for value in values}
-    inputs = {
-        value_of(node).untyped_storage()._cdata
-        for node in loss.graph.nodes
-        if node.op == "placeholder" and isinstance(value_of(node), Tensor)
-    }
-    node = linear.next
-    while node is not loss:
-        name = _shown(node)
-        if node.target is torch._C._set_grad_enabled or name in ("_enter_inference_mode", "_exit_inference_mode"):
+    for node in between(linear, loss):
+        if node.target is torch._C._set_grad_enabled or shown(node) in _INFERENCE_MODES:
             raise Refusal("is recorded by autograd in another mode than its logits")
         if "functorch" in str(getattr(node.target, "__module__", "")):
             raise Refusal("is within a transform of torch.func that its logits are not in")
-        if node not in chain:
-            taken = {
-                value_of(source).untyped_storage()._cdata
-                for source in node.all_input_nodes
-                if isinstance(value_of(source), Tensor)
-            }
-            # Inputs of the graph may be views of one another.
-            looks_inplace = name.endswith("_") and not name.endswith("__")
-            if (taken & memory and _changes(node, values)) or (looks_inplace and taken & inputs and memory & inputs):
-                raise Refusal(f"follows `{name}`, which may change what its logits were made of")
-        node = node.next
-    if any(_shown(node) in ("_jvp_increment_nesting", "_make_dual") for node in loss.graph.nodes):
+    writer = first_writer(chain, [operand for operand in operands if operand is not None])
+    if writer is not None:
+        raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of")
+    if any(shown(node) in _FORWARD_MODE for node in loss.graph.nodes):
         raise Refusal("is differentiated in forward mode")
-
-
-def _changes(node: fx.Node, values: list[Any]) -> bool:
-    """Whether a node writes to the memory of one of the tensors `values`: it is run on the fake ones, and watched.
-
-    What cannot be run may.
-    """
-    if "_norm" in _shown(node):
-        return True  # batch_norm and its like write to running statistics, which their schemas do not say
-    watch = _Writes({value.untyped_storage()._cdata for value in values})
-    try:
-        fake_mode = values[0].fake_mode
-        fresh = fake_mode.shape_env.ignore_fresh_unbacked_symbols() if fake_mode.shape_env else nullcontext()
-        with fresh:
-            run_on_fakes(node, fake_mode, watch)
-    except Exception:
-        return True
-    return watch.seen
-
-
-class _Writes(TorchDispatchMode):
-    """Sees whether an op writes to one of some storages, by what its schema says."""
-
-    def __init__(self, memory: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory, self.seen = memory, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[index] if index < len(args) else kwargs.get(argument.name)
-                written = given if isinstance(given, list | tuple) else [given]
-                tensors = [tensor for tensor in written if isinstance(tensor, Tensor)]
-                self.seen |= any(tensor.untyped_storage()._cdata in self.memory for tensor in tensors)
-        return func(*args, **kwargs)
