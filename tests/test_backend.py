@@ -205,7 +205,9 @@ def test_a_torch_whose_private_parts_have_moved(
 ) -> None:
     """The lowerings go with one warning, the pass stays."""
     backend._install_lowerings.cache_clear()
-    monkeypatch.delitem(sys.modules, "torch_dcs_ops.compile._inductor", raising=False)
+    for name in ("_inductor", "scan_lowering"):
+        monkeypatch.delitem(sys.modules, f"torch_dcs_ops.compile.{name}", raising=False)
+        monkeypatch.delattr(torch_dcs_ops.compile, name, raising=False)
     monkeypatch.delattr("torch._library.utils.get_layout_constraint_tag")
     model, tokens = Model().to(device), torch.randint(23, (2, 5), device=device)
     for _ in range(2):

@@ -48,7 +48,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     import torch._inductor.config as inductor_config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    from torch_dcs_ops.compile import _inductor
+    from torch_dcs_ops.compile import _inductor, scan_lowering
 
     class Switch(CustomGraphPass):  # type: ignore[misc]
         dcs_scan_lowering = True
@@ -58,7 +58,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
         def uuid(self) -> str:
             return "test_scan_lowering"
 
-    if not _inductor.install():
+    if not scan_lowering.install():
         pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
     monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (DEVICE,))
     context = emulated_gpu() if INTERPRETED else recorded_kernels()
@@ -484,9 +484,9 @@ def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixt
         mock.patch.object(_inductor._versions, "TESTED_VERSIONS", ((2, 0),)),
         caplog.at_level(logging.WARNING, "torch_dcs_ops"),
     ):
-        install = _inductor.install.__wrapped__
+        register = _inductor.register.__wrapped__
         with mock.patch.object(_inductor, "_wrap_methods") as wrap:
-            assert not install()
+            assert not register(())
         wrap.assert_not_called()
     (record,) = caplog.records
     assert "tested with torch 2.0" in record.getMessage()

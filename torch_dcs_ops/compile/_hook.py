@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import logging
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,16 @@ class Hook(CustomGraphPass):
 
 @functools.cache
 def _sources() -> str:
-    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the versions.
-
-    Triton kernels that generated code calls are part of the keys of Triton's own cache.
+    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the Triton functions that
+    generated kernels call, the versions.
     """
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
     package = Path(__file__).parents[1]
     paths = [path for part in ("compile", "ops", "reference") for path in package.glob(f"{part}/*.py")]
+    for name in ("group_scan", "tile"):
+        spec = importlib.util.find_spec(f"torch_dcs_ops.triton_kernels.{name}")
+        assert spec is not None
+        paths.append(Path(str(spec.origin)))
     for path in sorted([*paths, package / "_registry.py"]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()

@@ -54,7 +54,7 @@ Index: TypeAlias = Sequence[Any]
 Loader: TypeAlias = Callable[[Index], Value]
 Combine: TypeAlias = Callable[[tuple[Value, ...], tuple[Value, ...]], tuple[Value, ...]]
 
-# The methods that `install` wraps, with the parameters that the wrappers rely on.
+# The methods that `register` wraps, with the parameters that the wrappers rely on.
 _WRAPPED_METHODS = (
     (TritonKernel, "iteration_ranges_codegen_header", ("self", "entry", "code")),
     (TritonKernel, "codegen_kernel", ("self", "name")),
@@ -74,8 +74,8 @@ _LAST_STEP = "rbase == (RBLOCK - 1)"
 
 
 @functools.cache
-def install() -> bool:
-    """Registers the lowerings, once a process. Returns False, having warned once, where torch is not a tested one."""
+def register(lowerings: tuple[tuple[Any, Callable[..., Any]], ...]) -> bool:
+    """`scan_lowering.install`: (op, function that builds its kernel or returns None) for every op, once a process."""
     if _versions.torch_version() not in _versions.TESTED_VERSIONS or not _methods_are_known():
         logger.warning(
             "scans do not fuse with other operations under torch %s: the scan lowering is tested with torch %s",
@@ -84,9 +84,7 @@ def install() -> bool:
         )
         return False
     _wrap_methods()
-    from .scan_lowering import LOWERINGS  # which is made of what this module offers
-
-    for op, build in LOWERINGS.items():
+    for op, build in lowerings:
         lowering.register_lowering(op, type_promotion_kind=None)(_guarded(op, build))
     return True
 
@@ -170,6 +168,11 @@ def directed_scan(
 def pointwise(input: Any, dtype: torch.dtype, loader: Loader) -> Any:
     """A tensor of the shape of `input`, computed where it is used."""
     return ir.Pointwise.create(device=input.get_device(), dtype=dtype, inner_fn=loader, ranges=list(input.get_size()))
+
+
+def is_tensor(argument: Any) -> bool:
+    """Whether an argument of a lowering is a tensor, and not a number."""
+    return isinstance(argument, ir.TensorBox)
 
 
 def sum_over(tensor: Any, axis: int) -> Any:

@@ -41,6 +41,12 @@ _METHODS = {name: name for name in ("view", "reshape", "flatten", "contiguous", 
 _METHODS |= {name: name for name in ("mul", "div", "add", "t", "transpose", "permute", "movedim", "matmul")}
 _METHODS |= {"multiply": "mul", "divide": "div", "true_divide": "div", "mm": "matmul", "swapaxes": "transpose",
              "swapdims": "transpose", "mul_": "mul", "div_": "div"}  # fmt: skip
+# With the names of their positional arguments.
+_LOG_SOFTMAX: dict[Any, tuple[str, ...]] = {
+    functional.log_softmax: ("input", "dim", "_stacklevel", "dtype"),
+    torch.log_softmax: ("input", "dim", "dtype"),
+    "log_softmax": ("input", "dim", "dtype"),
+}
 _LINEAR_MAPS = ("linear", "matmul", "addmm")
 _INFERENCE_MODES = ("_enter_inference_mode", "_exit_inference_mode")
 _FORWARD_MODE = ("_jvp_increment_nesting", "_make_dual")
@@ -345,14 +351,9 @@ def _classes_last(logits: Any, loss: fx.Node) -> tuple[Any, list[fx.Node]]:
 
 def _before_log_softmax(values: Any, loss: fx.Node) -> tuple[Any, list[fx.Node]]:
     """The logits that F.nll_loss takes the log-softmax of, and the chain to there."""
-    if not isinstance(values, fx.Node) or values.target not in (
-        functional.log_softmax,
-        torch.log_softmax,
-        "log_softmax",
-    ):
+    if not isinstance(values, fx.Node) or values.target not in _LOG_SOFTMAX:
         raise Refusal("takes something else than log-probabilities made by log_softmax")
-    between = ("_stacklevel",) if values.target is functional.log_softmax else ()
-    arguments = _arguments(values, "input", "dim", *between, "dtype")
+    arguments = _arguments(values, *_LOG_SOFTMAX[values.target])
     if value_of(values).dim() != 2 or arguments.get("dim") not in (1, -1):
         raise Refusal("takes log-probabilities that are not (rows, classes)")
     before, after = value_of(arguments["input"]).dtype, value_of(values).dtype

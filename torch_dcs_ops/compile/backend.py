@@ -64,7 +64,7 @@ def hook_after(earlier: Any, minimum_logits: int) -> Hook:
 @functools.cache
 def _install_lowerings() -> None:
     try:
-        from ._inductor import install
+        from .scan_lowering import install
     except (ImportError, AttributeError) as error:
         # What the module takes from torch is not there: a version that it was not written for.
         log.warning("scans do not fuse with other operations under torch %s: %s", torch.__version__, error)

@@ -37,9 +37,9 @@ def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOG
     before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
     fused = 0
     for node in [node for node in graph.nodes if is_loss(node)]:
-        if not _has_logits(node, minimum_logits):
-            continue
         try:
+            if not _has_logits(node, minimum_logits):
+                continue
             _replace(find(node))
         except Refusal as refusal:
             _say_once(logging.WARNING, node, str(refusal))

@@ -124,7 +124,7 @@ def _has_few_long_rows(scan: Scan) -> bool:
     return rows < FEW_COLUMNS and length > LONG_COLUMN
 
 
-def lower_discounted_cumsum_tensor(
+def lower_discounted_cumsum(
     input: Any,
     gamma: Any,
     *,
@@ -134,20 +134,9 @@ def lower_discounted_cumsum_tensor(
     reset: Any = None,
     window: Any = None,
 ) -> Any:
-    return lower_scan(input, gamma, 1.0, dim, direction == "right", False, initial, reset, window)
-
-
-def lower_discounted_cumsum_number(
-    input: Any,
-    gamma: float,
-    *,
-    dim: int = -1,
-    direction: str = "right",
-    initial: Any = None,
-    reset: Any = None,
-    window: Any = None,
-) -> Any:
-    return lower_scan(input, None, gamma, dim, direction == "right", False, initial, reset, window)
+    """Both overloads: gamma is a tensor or a number."""
+    rates, number = (gamma, 1.0) if _inductor.is_tensor(gamma) else (None, gamma)
+    return lower_scan(input, rates, number, dim, direction == "right", False, initial, reset, window)
 
 
 def lower_cumsum(input: Any, dim: int = -1, *, reverse: bool = False, dtype: torch.dtype | None = None) -> Any:
@@ -363,9 +352,14 @@ def _and_not(condition: Value, other_at: Callable[[Index], Value] | None, index:
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    _registry.discounted_cumsum_tensor: lower_discounted_cumsum_tensor,
-    _registry.discounted_cumsum_number: lower_discounted_cumsum_number,
+    _registry.discounted_cumsum_tensor: lower_discounted_cumsum,
+    _registry.discounted_cumsum_number: lower_discounted_cumsum,
     _registry.cumsum: lower_cumsum,
     _registry.scan: lower_scan,
     _registry.scan_backward: lower_scan_backward,
 }
+
+
+def install() -> bool:
+    """Registers the lowerings, once a process. Returns False, having warned once, where torch is not a tested one."""
+    return _inductor.register(tuple(LOWERINGS.items()))
