@@ -198,10 +198,11 @@ class ProductFunction(_SingleLevelFunction):
         through_w = need_a or need_b
         # An operand in the result's place is not read.
         need_x, need_y, need_z = need_x and over != 2, need_y and over != 1, need_z and over != 0
-        in_x = result if over == 2 else sums.over_j(y, z) if need_x or need_a else None
-        in_y = result if over == 1 else sums.over_k(x, z) if need_y or through_w else None
-        in_z = result if over == 0 else sums.over_i(x, y) if need_z or need_b else None
-        in_a = in_b = None
+        in_x: Any = result if over == 2 else sums.over_j(y, z) if need_x or need_a else None
+        in_y: Any = result if over == 1 else sums.over_k(x, z) if need_y or through_w else None
+        in_z: Any = result if over == 0 else sums.over_i(x, y) if need_z or need_b else None
+        in_a: Any = None
+        in_b: Any = None
         if through_w:
             in_a, in_b = sums.gradients(-_times(y, in_y), need_a, need_b)
         if need_a:

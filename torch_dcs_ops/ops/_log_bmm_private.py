@@ -94,7 +94,7 @@ def gemm_flops(a_shape: Any, b_shape: Any, *args: Any, out_shape: Any = None, **
 
 
 def _backward_flops(grad_shape: Any, a_shape: Any, b_shape: Any, *args: Any, out_shape: Any = None, **kw: Any) -> int:
-    return sum(args[-2:]) * gemm_flops(a_shape, b_shape)
+    return (int(args[-2]) + int(args[-1])) * gemm_flops(a_shape, b_shape)
 
 
 def _register(

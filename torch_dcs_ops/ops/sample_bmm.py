@@ -46,13 +46,11 @@ def sample_bmm(a: Tensor, b: Tensor, *, generator: torch.Generator | None = None
     """
     check_argument_types(_OP, a=a, b=b)
     check_operands(_OP, a, b)
-    uniforms = torch.rand(result_shape(a, b), generator=generator, dtype=_uniform_dtype(a), device=a.device)
+    # The overload that takes a generator takes no symbolic sizes.
+    options: dict[str, Any] = {} if generator is None else {"generator": generator}
+    uniforms = torch.rand(result_shape(a, b), **options, dtype=sum_dtype(a.dtype), device=a.device)
     samples: Tensor = _op(a, b, uniforms)
     return samples
-
-
-def _uniform_dtype(a: Tensor) -> torch.dtype:
-    return sum_dtype(a.dtype)
 
 
 def _check(a: Tensor, b: Tensor, uniforms: Tensor) -> tuple[int, ...]:
