@@ -1,4 +1,4 @@
-"""Discounted scans and fused losses for PyTorch: `torch.ops.dcs` with C++, CUDA and Triton kernels.
+"""Discounted scans, fused losses, log-semiring products: `torch.ops.dcs` with C++, CUDA C++ and Triton kernels.
 
 Importing the package registers the ops and loads the compiled libraries; nothing else is imported (no triton, no
 NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
@@ -15,6 +15,9 @@ from .ops import (
     discounted_cumsum_right,
     linear_cross_entropy,
     linear_log_probs,
+    log_bmm,
+    max_bmm,
+    sample_bmm,
 )
 from ._info import __version__, info
 
@@ -28,4 +31,7 @@ __all__ = [
     "info",
     "linear_cross_entropy",
     "linear_log_probs",
+    "log_bmm",
+    "max_bmm",
+    "sample_bmm",
 ]

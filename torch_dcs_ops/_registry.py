@@ -55,6 +55,23 @@ _SCHEMAS = (
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
     "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
+    # out[..., i, j] = logsumexp_k(a[..., i, k] + b[..., k, j]); batch dimensions and 1-D operands as in torch.matmul.
+    "log_bmm(Tensor a, Tensor b) -> Tensor",
+    # (values, indices) of the maximum over k.
+    "max_bmm(Tensor a, Tensor b) -> (Tensor, Tensor)",
+    # Of every (i, j) one k, drawn from the softmax over k by inversion of its cumulative sum at `uniforms`.
+    "sample_bmm(Tensor a, Tensor b, Tensor uniforms) -> Tensor",
+    # What the kernels compute, on a (B, I, K) and b (B, K, J). (out, log_s): log_s = out - max_k a - max_k b, in
+    # float32 at least. precision: torch.get_float32_matmul_precision().
+    "_log_bmm(Tensor a, Tensor b, str precision) -> (Tensor, Tensor)",
+    # (grad_a, grad_b). What is not needed comes back with no elements.
+    "_log_bmm_backward(Tensor grad, Tensor a, Tensor b, Tensor log_s, str precision, bool need_a, bool need_b) "
+    "-> (Tensor, Tensor)",
+    # The sum of W[i, j, k] x[i, k] y[i, j] z[k, j] over one of i (0), k (1), j (2); W is the softmax over k, an operand
+    # that is None is 1, and the operand that the result has the place of is not read.
+    "_log_bmm_product(Tensor a, Tensor b, Tensor log_s, Tensor? x, Tensor? y, Tensor? z, int over) -> Tensor",
+    "_max_bmm(Tensor a, Tensor b) -> (Tensor, Tensor)",
+    "_sample_bmm(Tensor a, Tensor b, Tensor uniforms) -> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
 )
@@ -73,4 +90,12 @@ linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default
+log_bmm = torch.ops.dcs.log_bmm.default
+max_bmm = torch.ops.dcs.max_bmm.default
+sample_bmm = torch.ops.dcs.sample_bmm.default
+log_bmm_kernel = torch.ops.dcs._log_bmm.default
+log_bmm_backward = torch.ops.dcs._log_bmm_backward.default
+log_bmm_product = torch.ops.dcs._log_bmm_product.default
+max_bmm_kernel = torch.ops.dcs._max_bmm.default
+sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 scale = torch.ops.dcs._scale.default

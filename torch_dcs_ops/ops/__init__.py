@@ -6,6 +6,9 @@ from .cumsum import cumsum
 from .discounted_cumsum import discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
 from .linear_cross_entropy import linear_cross_entropy
 from .linear_log_probs import linear_log_probs
+from .log_bmm import log_bmm
+from .max_bmm import max_bmm
+from .sample_bmm import sample_bmm
 
 __all__ = [
     "cumsum",
@@ -14,4 +17,7 @@ __all__ = [
     "discounted_cumsum_right",
     "linear_cross_entropy",
     "linear_log_probs",
+    "log_bmm",
+    "max_bmm",
+    "sample_bmm",
 ]

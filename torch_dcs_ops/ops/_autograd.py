@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, peek_interpreter_stack
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -29,6 +30,29 @@ def in_forward_mode() -> bool:
 def any_requires_grad(*values: Any) -> bool:
     """Whether reverse mode has something to record of a call with these arguments."""
     return _is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def tracked(*values: Any) -> bool:
+    """Whether autograd has anything to record of a call with these arguments, in either mode."""
+    return any_requires_grad(*values) or in_forward_mode()
+
+
+def apply(function: Any, *args: Any) -> Any:
+    """`function.apply` of a _SingleLevelFunction, at the level of autograd that runs."""
+    if not _functorch_active():
+        return function.apply(*args)
+    with enable_single_level_autograd_function():
+        return function.apply(*args)
+
+
+def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+    """What a _SingleLevelFunction's forward calls `op` by."""
+    if not _functorch_active():
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    # The levels further down record what they need themselves.
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return below(op, keyset, *args)
 
 
 def below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

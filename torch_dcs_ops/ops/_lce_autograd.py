@@ -11,20 +11,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, func
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import linear_cross_entropy as reference
 from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
-from ._autograd import any_requires_grad, below, in_forward_mode
+from ._autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
 from ._lce_private import forward_gradient_dtype
 from ._lce_scale import buffers_may_be_private, graph_is_being_freed, scaled
 from ._validate_lce import check_call
@@ -33,11 +30,6 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _OP = "linear_cross_entropy"
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def tracked(*values: Any) -> bool:
-    """Whether autograd has anything to record of a call with these arguments, in either mode."""
-    return any_requires_grad(*values) or in_forward_mode()
 
 
 def differentiable(
@@ -56,8 +48,9 @@ def differentiable(
     if in_forward_mode() or any_requires_grad(target, weight):
         _check_plain_targets(target, options, linear_weight.size(0))
         return reference.linear_cross_entropy(input, linear_weight, target, linear_bias, weight, options)
-    args = (keyset, input, linear_weight, linear_bias, target, weight, options, need_predictions, need_entropy)
-    results: Results = _apply(LossFunction, args)
+    results: Results = apply(
+        LossFunction, keyset, input, linear_weight, linear_bias, target, weight, options, need_predictions, need_entropy
+    )
     return results
 
 
@@ -79,7 +72,7 @@ class LossFunction(_SingleLevelFunction):
     ) -> Results:
         needs = Needs(*ctx.needs_input_grad[1:4])
         fused = options.reduction != "none" and not _functorch_active()
-        loss, lse, predictions, entropy, *gradients = _run_below(
+        loss, lse, predictions, entropy, *gradients = run_below(
             _registry.linear_cross_entropy_forward, keyset, input, linear_weight, target, linear_bias, weight,
             *options, *(needs if fused else Needs()), need_predictions, need_entropy,
         )  # fmt: skip
@@ -134,7 +127,7 @@ class GradientFunction(_SingleLevelFunction):
         options: Options,
         needs: Needs,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor] = _run_below(
+        gradients: tuple[Tensor, Tensor, Tensor] = run_below(
             _registry.linear_cross_entropy_backward, keyset, grad_loss, grad_lse, grad_entropy, input, linear_weight,
             target, linear_bias, weight, *options, *needs,
         )  # fmt: skip
@@ -229,26 +222,7 @@ def backward_autograd(
         return reference.linear_cross_entropy_gradients(
             *upstream, input, linear_weight, target, linear_bias, weight, options, needs
         )
-    return _apply(
-        GradientFunction, (keyset, *upstream, input, linear_weight, linear_bias, target, weight, options, needs)
-    )
-
-
-def _apply(function: Any, args: tuple[Any, ...]) -> Any:
-    apply: Callable[..., Any] = function.apply
-    if not _functorch_active():
-        return apply(*args)
-    with enable_single_level_autograd_function():
-        return apply(*args)
-
-
-def _run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-    if not _functorch_active():
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
-    # The levels further down record what they need themselves.
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-        return below(op, keyset, *args)
+    return apply(GradientFunction, keyset, *upstream, input, linear_weight, linear_bias, target, weight, options, needs)
 
 
 def _check_plain_targets(target: Tensor, options: Options, classes: int) -> None:

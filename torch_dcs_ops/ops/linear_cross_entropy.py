@@ -16,8 +16,8 @@ from .. import _registry
 from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Options, shifted_target
 from . import _autocast, _flops, _lce_vmap  # noqa: F401  (vmap registers)
-from ._autograd import below
-from ._lce_autograd import differentiable, tracked
+from ._autograd import below, tracked
+from ._lce_autograd import differentiable
 from ._lce_private import gemm_flops
 from ._validate_lce import check_argument_types, check_call, normal_ignore_index
 
