@@ -20,16 +20,22 @@ inline void check_matrices(const char* op, const Tensor& a, const Tensor& b) {
     fail(op, ": a must be float16, bfloat16, float32 or float64, got ", dtype_name(a.scalar_type()));
   if (b.scalar_type() != a.scalar_type()) fail(op, ": b must have a's dtype ", dtype_name(a.scalar_type()), ", got ", dtype_name(b.scalar_type()));
   if (!same_device(a, b)) fail(op, ": b must be on a's device ", device_text(a), ", got ", device_text(b));
-  if (a.dim() != 3) fail(op, ": a must have the shape (batch, I, K), got ", shape_text(sizes_of(a)));
-  if (b.dim() != 3 || b.size(0) != a.size(0) || b.size(1) != a.size(2))
-    fail(op, ": b must have the shape (", a.size(0), ", ", a.size(2), ", J), got ", shape_text(sizes_of(b)));
+  const auto check_dims = [op](const char* name, const Tensor& tensor) {
+    if (tensor.dim() != 3) fail(op, ": ", name, " must have three dimensions, got the shape ", shape_text(sizes_of(tensor)));
+  };
+  check_dims("a", a);
+  check_dims("b", b);
+  if (b.size(0) != a.size(0)) fail(op, ": b must have a's batch size ", a.size(0), ", got ", b.size(0));
+  if (b.size(1) != a.size(2))
+    fail(op, ": b must have as many rows as a has columns, ", a.size(2), ", got ", b.size(1), " (a is ", shape_text(sizes_of(a)), ", b is ",
+         shape_text(sizes_of(b)), ")");
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1024;  // a position along k is an int32
   if (a.size(2) > kMost) fail(op, ": a can have at most ", kMost, " elements along its last dimension, got ", a.size(2));
 }
 
 inline void check_beside(const char* op, const char* name, const Tensor& tensor, const Tensor& a, ScalarType dtype, const Sizes& shape) {
   if (tensor.scalar_type() != dtype)
-    fail(op, ": ", name, " must be ", dtype_name(dtype), " for ", dtype_name(a.scalar_type()), " matrices, got ", dtype_name(tensor.scalar_type()));
+    fail(op, ": ", name, " must be ", dtype_name(dtype), " for ", dtype_name(a.scalar_type()), " a, got ", dtype_name(tensor.scalar_type()));
   if (!same_device(tensor, a)) fail(op, ": ", name, " must be on a's device ", device_text(a), ", got ", device_text(tensor));
   if (sizes_of(tensor) != shape) fail(op, ": ", name, " must have the shape ", shape_text(shape), ", got ", shape_text(sizes_of(tensor)));
 }

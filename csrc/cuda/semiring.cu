@@ -97,7 +97,7 @@ void dispatch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Te
 
 std::tuple<Tensor, Tensor> max_bmm(Tensor a, Tensor b) {
   check_matrices(kMax, a, b);
-  if (a.size(2) == 0) fail(kMax, ": a must have at least one element along its last dimension: there is no maximum of none, got the shape ", shape_text(sizes_of(a)));
+  if (a.size(2) == 0) fail(kMax, ": a must have at least one column to take the maximum over, got the shape ", shape_text(sizes_of(a)));
   Tensor values = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()), indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
   dispatch<MaxOp>(a, b, nullptr, &values, indices);
   return {values, indices};
