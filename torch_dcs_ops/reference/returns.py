@@ -28,7 +28,7 @@ whose factor is 0 (lambda 1) is not read.
 
 gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
 against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
-NaN. A NaN or an infinity reaches every step that the recurrence carries it to.
+NaN; without rhos every ratio is 1, and no bound is read. A NaN or an infinity reaches every step that the recurrence carries it to.
 
 Everything is computed in float64 and rounded once at the end.
 """
