@@ -3,11 +3,11 @@
 // Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and gathered where not. In `columns` a
 // line is a step of many columns, and one loop does everything. In `rows` it is a stretch of one row's steps: a loop along it forms differences
 // and gates, kAbreast rows then run through the recurrence side by side (a step waits for the one before it: 4 cycles and a select), and another
-// loop forms the results. All loops but the recurrence are written for the compiler to vectorise; arithmetic is double.
+// loop forms the results. Arithmetic is double.
 #pragma once
 
-#include "element.h"
 #include "returns.h"
+#include "returns_lanes.h"
 
 namespace dcs::cpu {
 namespace {
@@ -167,60 +167,73 @@ struct Lines {
   }
 };
 
-// One step of one row, before the recurrence.
+// Steps before the recurrence.
+template <typename L>
 struct Step {
-  double difference;  // r + boot - v
-  double delta;       // what the step adds
-  double gate;        // of what is carried
-  double rate;        // gamma * lambda
-  bool ends;
+  typename L::Number difference;  // r + boot - v
+  typename L::Number delta;       // what the step adds
+  typename L::Number gate;        // of what is carried
+  typename L::Number rate;        // gamma * lambda
+  typename L::Mask ends;
 };
 
-// The importance ratio of a step, cut to `bound`: NaN where it is NaN, 1 where there are none.
-template <typename T, bool kAlongTime>
-DCS_INLINE double clipped(const ReturnsProblem& problem, const Lines<T, kAlongTime>& lines, int64_t j, double bound) {
-  const double ratio = Element<T>::load(lines.rhos[j]);
-  return !problem.rhos.data ? 1.0 : ratio > bound ? bound : ratio;
+// What one call of a kernel's loops has in common.
+struct Options {
+  bool is_last;      // the line is the last step of its rows
+  bool is_shifted;   // v' is the values of the next step: it is not known where truncated
+  bool has_rhos;
+  double clip_rho, clip_c, clip_pg;
+
+  Options(const ReturnsProblem& problem, bool last)
+      : is_last(last), is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), clip_rho(problem.clip_rho),
+        clip_c(problem.clip_c), clip_pg(problem.clip_pg) {}
+};
+
+// Importance ratios cut to `bound`; 1 where there are none.
+template <typename L, typename T, bool kAlongTime>
+DCS_INLINE typename L::Number clipped(const Options& options, const Lines<T, kAlongTime>& lines, int64_t j, double bound) {
+  return options.has_rhos ? L::at_most(L::load(lines.rhos + j), L::splat(bound)) : L::splat(1.0);
 }
 
-template <typename T, bool kValues, bool kRhos, bool kAlongTime>
-DCS_INLINE Step step_at(const ReturnsProblem& problem, const Lines<T, kAlongTime>& lines, int64_t j, bool is_last, bool own_next) {
-  Step step;
-  const double gamma = lines.gammas[j], next = Element<T>::load(lines.next[j]), reward = Element<T>::load(lines.rewards[j]);
-  const bool terminated = lines.terminated[j] != 0, truncated = lines.truncated[j] != 0;
-  const bool lacks_next = terminated | (truncated & !own_next);
-  step.ends = terminated | truncated | is_last;
-  step.rate = gamma * lines.traces[j];
-  step.gate = step.rate;
-  if constexpr (kValues) {
-    const double boot = gamma * next;
-    step.difference = reward + (lacks_next ? 0.0 : boot) - Element<T>::load(lines.values[j]);
-    step.delta = step.difference;
-    if constexpr (kRhos) {
-      step.delta = clipped(problem, lines, j, problem.clip_rho) * step.difference;
-      step.gate = step.rate * clipped(problem, lines, j, problem.clip_c);
-    }
-  } else {
-    const double weight = step.ends ? gamma : gamma - step.rate;
-    const double boot = weight * next;
-    step.delta = step.difference = reward + ((lacks_next | (weight == 0.0)) ? 0.0 : boot);
+template <bool kValues, bool kRhos, typename L, typename T, bool kAlongTime>
+DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>& lines, int64_t j) {
+  using Number = typename L::Number;
+  Step<L> step;
+  const Number gamma = L::load(lines.gammas + j), next = L::load(lines.next + j), reward = L::load(lines.rewards + j);
+  const Number trace = L::load(lines.traces + j);
+  const auto terminated = L::flags(lines.terminated + j);
+  const auto done = L::either(terminated, L::flags(lines.truncated + j));
+  auto lacks_next = options.is_shifted ? done : terminated;
+  step.ends = options.is_last ? L::always(true) : done;
+  step.gate = step.rate = multiply(gamma, trace);
+  Number weight = gamma;
+  if constexpr (!kValues) {
+    weight = L::select(step.ends, gamma, multiply_add(L::subtract(L::splat(0.0), gamma), trace, gamma));
+    lacks_next = L::either(lacks_next, L::is_zero(weight));
+  }
+  step.difference = L::select(lacks_next, reward, multiply_add(weight, next, reward));
+  if constexpr (kValues) step.difference = L::subtract(step.difference, L::load(lines.values + j));
+  step.delta = step.difference;
+  if constexpr (kRhos) {
+    step.delta = multiply(clipped<L>(options, lines, j, options.clip_rho), step.difference);
+    step.gate = multiply(clipped<L>(options, lines, j, options.clip_c), step.rate);
   }
   return step;
 }
 
 // Results from the carry of a step and of the one after it. What is not asked for goes to a line that nobody reads.
-template <typename T, bool kValues, bool kRhos, bool kAlongTime>
-DCS_INLINE void finish(const ReturnsProblem& problem, const Lines<T, kAlongTime>& lines, const Step& step, double carry, double after, int64_t j,
-                       T* advantages, T* targets, T* pg_advantages) {
+template <bool kValues, bool kRhos, typename L, typename T, bool kAlongTime>
+DCS_INLINE void finish(L, const Options& options, const Lines<T, kAlongTime>& lines, const Step<L>& step, typename L::Number carry,
+                       typename L::Number after, int64_t j, T* advantages, T* targets, T* pg_advantages) {
   if constexpr (kValues) {
-    advantages[j] = Element<T>::store(carry);
-    targets[j] = Element<T>::store(carry + Element<T>::load(lines.values[j]));
+    L::store(advantages + j, carry);
+    L::store(targets + j, L::add(carry, L::load(lines.values + j)));
     if constexpr (kRhos) {
-      const double carried = step.rate * after;
-      pg_advantages[j] = Element<T>::store(clipped(problem, lines, j, problem.clip_pg) * (step.difference + (step.ends ? 0.0 : carried)));
+      const auto whole = L::select(step.ends, step.difference, multiply_add(step.rate, after, step.difference));
+      L::store(pg_advantages + j, multiply(clipped<L>(options, lines, j, options.clip_pg), whole));
     }
   } else {
-    targets[j] = Element<T>::store(carry);
+    L::store(targets + j, carry);
   }
 }
 
@@ -251,16 +264,17 @@ struct Outputs {
   }
 };
 
-template <typename T, bool kValues, bool kRhos>
-DCS_INLINE void column_step(const ReturnsProblem& problem, const Lines<T, false>& lines, double* __restrict carries, T* __restrict advantages,
-                            T* __restrict targets, T* __restrict pg_advantages, bool is_last, bool own_next, int64_t count) {
-  for (int64_t j = 0; j < count; ++j) {
-    const Step step = step_at<T, kValues, kRhos>(problem, lines, j, is_last, own_next);
-    const double after = carries[j], joined = multiply_add(step.gate, after, step.delta);
-    const double carry = step.ends ? step.delta : joined;
-    carries[j] = carry;
-    finish<T, kValues, kRhos>(problem, lines, step, carry, after, j, advantages, targets, pg_advantages);
-  }
+template <bool kValues, bool kRhos, typename T>
+DCS_INLINE void column_step(const Options& options, const Lines<T, false>& lines, double* carries, T* advantages, T* targets, T* pg_advantages,
+                            int64_t count) {
+  for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+    using L = decltype(lanes);
+    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
+    const auto after = L::load(carries + j);
+    const auto carry = L::select(step.ends, step.delta, multiply_add(step.gate, after, step.delta));
+    L::store(carries + j, carry);
+    finish<kValues, kRhos>(lanes, options, lines, step, carry, after, j, advantages, targets, pg_advantages);
+  });
 }
 
 template <typename T, bool kValues, bool kRhos>
@@ -271,12 +285,11 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   lines.prepare(problem);
   lines.read_rows(problem, {outer, 0, inner, count});
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
-  const bool own_next = problem.next_values.data != nullptr;
   for (int64_t t = problem.length - 1; t >= 0; --t) {
     const Place place{outer, t, inner, count};
     lines.read(problem, place);
     outputs.point(problem, place, false);
-    column_step<T, kValues, kRhos>(problem, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], t == problem.length - 1, own_next, count);
+    column_step<kValues, kRhos>(Options(problem, t == problem.length - 1), lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], count);
     outputs.scatter(problem, place, false);
   }
 }
@@ -287,15 +300,15 @@ struct Stretch {
 };
 
 // A NaN gate marks the end of an episode; where a gate is NaN itself, so is what the step adds.
-template <typename T, bool kValues, bool kRhos>
-DCS_INLINE void prepare_stretch(const ReturnsProblem& problem, const Lines<T, true>& lines, bool is_last, bool own_next, int64_t from, int64_t count,
-                                double* __restrict deltas, double* __restrict gates) {
-  for (int64_t j = from; j < count; ++j) {
-    const Step step = step_at<T, kValues, kRhos>(problem, lines, j, is_last, own_next);
-    const bool is_lost = !step.ends & (step.gate != step.gate);
-    deltas[j] = is_lost ? step.gate : step.delta;
-    gates[j] = step.ends ? __builtin_nan("") : step.gate;
-  }
+template <bool kValues, bool kRhos, typename T>
+DCS_INLINE void prepare_stretch(const Options& options, const Lines<T, true>& lines, int64_t from, int64_t count, double* deltas, double* gates) {
+  for_lanes(from, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+    using L = decltype(lanes);
+    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
+    const auto delta = L::select(L::is_nan(step.gate), step.gate, step.delta);
+    L::store(deltas + j, L::select(step.ends, step.delta, delta));
+    L::store(gates + j, L::select(step.ends, L::splat(__builtin_nan("")), step.gate));
+  });
 }
 
 template <int W>
@@ -323,14 +336,15 @@ inline void run_some(Stretch& stretch, int rows, int64_t count) {
   }
 }
 
-template <typename T, bool kValues, bool kRhos>
-DCS_INLINE void finish_stretch(const ReturnsProblem& problem, const Lines<T, true>& lines, bool is_last, bool own_next, int64_t from, int64_t count,
-                               const double* __restrict carries, T* __restrict advantages, T* __restrict targets, T* __restrict pg_advantages) {
-  for (int64_t j = from; j < count; ++j) {
+template <bool kValues, bool kRhos, typename T>
+DCS_INLINE void finish_stretch(const Options& options, const Lines<T, true>& lines, int64_t from, int64_t count, const double* carries, T* advantages,
+                               T* targets, T* pg_advantages) {
+  for_lanes(from, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+    using L = decltype(lanes);
     // Without rhos the step is not looked at, and the compiler drops it.
-    const Step step = step_at<T, kValues, kRhos>(problem, lines, j, is_last, own_next);
-    finish<T, kValues, kRhos>(problem, lines, step, carries[j], carries[j + 1], j, advantages, targets, pg_advantages);
-  }
+    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
+    finish<kValues, kRhos>(lanes, options, lines, step, L::load(carries + j), L::load(carries + j + 1), j, advantages, targets, pg_advantages);
+  });
 }
 
 template <typename T, bool kValues, bool kRhos>
@@ -339,36 +353,36 @@ void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Outputs<T> outputs;
   Stretch stretch;
   lines.prepare(problem);
-  const bool own_next = problem.next_values.data != nullptr;
+  const Options within(problem, false), at_end(problem, true);
   for (int64_t row = begin; row < end; row += kAbreast) {
     const int rows = end - row < kAbreast ? static_cast<int>(end - row) : kAbreast;
     for (int64_t stop = problem.length; stop > 0; stop -= kStretch) {
       const int64_t start = stop > kStretch ? stop - kStretch : 0, count = stop - start;
       const bool is_last = stop == problem.length;
       const int64_t body = is_last ? count - 1 : count;  // the row's last step is apart
-      const auto lines_of = [&](int w) {
+      const auto read_lines = [&](int w) {
         const Place place{(row + w) / problem.inner, start, (row + w) % problem.inner, count};
         lines.read_rows(problem, place);
         lines.read(problem, place);
         return place;
       };
       for (int w = 0; w < rows; ++w) {
-        lines_of(w);
-        prepare_stretch<T, kValues, kRhos>(problem, lines, false, own_next, 0, body, stretch.deltas[w], stretch.gates[w]);
-        if (is_last) prepare_stretch<T, kValues, kRhos>(problem, lines, true, own_next, body, count, stretch.deltas[w], stretch.gates[w]);
-        stretch.carries[w][count] = is_last ? 0.0 : stretch.carries[w][0];
+        read_lines(w);
+        double *deltas = stretch.deltas[w], *gates = stretch.gates[w], *carries = stretch.carries[w];
+        prepare_stretch<kValues, kRhos>(within, lines, 0, body, deltas, gates);
+        prepare_stretch<kValues, kRhos>(at_end, lines, body, count, deltas, gates);
+        carries[count] = is_last ? 0.0 : carries[0];
       }
       if (rows == kAbreast)
         run_abreast<kAbreast>(stretch, count);
       else
         run_some(stretch, rows, count);
       for (int w = 0; w < rows; ++w) {
-        const Place place = lines_of(w);
+        const Place place = read_lines(w);
         outputs.point(problem, place, true);
-        finish_stretch<T, kValues, kRhos>(problem, lines, false, own_next, 0, body, stretch.carries[w], outputs.to[0], outputs.to[1], outputs.to[2]);
-        if (is_last)
-          finish_stretch<T, kValues, kRhos>(problem, lines, true, own_next, body, count, stretch.carries[w], outputs.to[0], outputs.to[1],
-                                            outputs.to[2]);
+        T *advantages = outputs.to[0], *targets = outputs.to[1], *pg_advantages = outputs.to[2];
+        finish_stretch<kValues, kRhos>(within, lines, 0, body, stretch.carries[w], advantages, targets, pg_advantages);
+        finish_stretch<kValues, kRhos>(at_end, lines, body, count, stretch.carries[w], advantages, targets, pg_advantages);
         outputs.scatter(problem, place, true);
       }
     }
