@@ -72,6 +72,13 @@ _SCHEMAS = (
     "_log_bmm_product(Tensor a, Tensor b, Tensor log_s, Tensor? x, Tensor? y, Tensor? z, int over) -> Tensor",
     "_max_bmm(Tensor a, Tensor b) -> (Tensor, Tensor)",
     "_sample_bmm(Tensor a, Tensor b, Tensor uniforms) -> Tensor",
+    # (advantages, targets, pg_advantages): what torch_dcs_ops.returns is made of. Defined step by step in
+    # reference/returns.py. Temporal differences, their scan from the last step back, and what is formed of it, in one
+    # pass; what is not needed comes back with the shape (0,).
+    "_temporal_difference_scan(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, "
+    "Tensor? terminated, Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, "
+    "Tensor? rhos, float clip_rho, float clip_c, float clip_pg, int dim, bool need_advantages, bool need_targets, "
+    "bool need_pg) -> (Tensor, Tensor, Tensor)",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
 )
@@ -98,4 +105,5 @@ log_bmm_backward = torch.ops.dcs._log_bmm_backward.default
 log_bmm_product = torch.ops.dcs._log_bmm_product.default
 max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
+temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 scale = torch.ops.dcs._scale.default
