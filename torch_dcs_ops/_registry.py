@@ -55,6 +55,13 @@ _SCHEMAS = (
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
     "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
+    # (advantages, targets, pg_advantages): what torch_dcs_ops.returns is made of. Defined step by step in
+    # reference/returns.py. Temporal differences, their scan from the last step back, and what is formed of it, in one
+    # pass; what is not needed comes back with the shape (0,).
+    "_temporal_difference_scan(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, "
+    "Tensor? terminated, Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, "
+    "Tensor? rhos, float clip_rho, float clip_c, float clip_pg, int dim, bool need_advantages, bool need_targets, "
+    "bool need_pg) -> (Tensor, Tensor, Tensor)",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
 )
@@ -73,4 +80,5 @@ linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default
+temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 scale = torch.ops.dcs._scale.default

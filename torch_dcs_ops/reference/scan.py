@@ -145,7 +145,7 @@ def _scan_wide(
     values = input.to(_wide_dtype(input.dtype))
     if initial is not None:
         initial = initial.to(values.dtype)
-    gates = _wide_gates(input, gamma, gamma_value, dim)
+    gates = wide_gates(input, gamma, gamma_value, dim)
     if conjugate:
         gates = gates.conj()
     if window is None:
@@ -164,7 +164,7 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def _wide_gates(input: Tensor, gamma: Tensor | None, gamma_value: float, dim: int) -> Tensor:
+def wide_gates(input: Tensor, gamma: Tensor | None, gamma_value: float, dim: int) -> Tensor:
     """The gates in a wide dtype, broadcastable against `input`; their size along `dim` is 1 or input's."""
     if gamma is None:
         dtype = torch.float64 if input.is_floating_point() or input.is_complex() else torch.int64

@@ -79,8 +79,8 @@ class Layout {
 
   // Merges the dimensions other than `dim` down to two at most where strides allow, fills the problem's sizes and strides, and calls `run` once
   // for each index of the dimensions left over (the smallest ones).
-  template <typename Run>
-  void for_each_problem(ScanProblem& problem, const Run& run) {
+  template <typename Problem, typename Run>
+  void for_each_problem(Problem& problem, const Run& run) {
     std::vector<Dim> dims = merged_dims();
     std::vector<Dim> extra;
     while (dims.size() > 2) {

@@ -1,0 +1,115 @@
+"""Temporal differences, their discounted sums and what reinforcement learning makes of them, in plain PyTorch.
+
+`dcs::_temporal_difference_scan`, one step after the other along `dim`, from the last one back:
+
+    end_t    = terminated_t or truncated_t (bool, or numbers 0 and 1; any number but 0 counts as set): nothing is
+               carried over from step t + 1
+    v'_t     = next_values_t; without next_values: values_{t+1}, at the last step bootstrap_value (None: 0), and 0
+               where truncated_t, as values_{t+1} is the next episode's
+    boot_t   = gamma_t·v'_t, and 0 where terminated_t, whatever v'_t is
+    delta_t  = min(clip_rho, rho_t)·(r_t + boot_t - v_t)
+    c_t      = gamma_t·lambda_t·min(clip_c, rho_t)
+    A_t      = delta_t + c_t·A_{t+1}, and delta_t where end_t and at the last step      (advantages)
+    target_t = A_t + v_t
+    pg_t     = min(clip_pg, rho_t)·(r_t + boot_t - v_t + gamma_t·lambda_t·A_{t+1}), the product with A_{t+1} left out
+               where end_t and at the last step
+
+With rho 1 this is generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438, equation
+16), else V-trace (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561, section 4.1; lambda enters its
+policy-gradient advantage as in rlax: the next state is worth v'_t + lambda_t·A_{t+1}).
+
+Without `values` there is no A, rhos is None and only the targets can be asked for. They are the lambda-returns (Sutton
+and Barto, 2nd edition, equation 12.18)
+
+    target_t = r_t + (gamma_t - c_t)·v'_t + c_t·target_{t+1}, and r_t + boot_t where end_t and at the last step
+
+with v'_t = next_values_t, or (without next_values) 0, at the last step bootstrap_value, and 0 where truncated_t. A v'_t
+whose factor is 0 (lambda 1) is not read.
+
+gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
+against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
+NaN. A NaN or an infinity reaches every step that the recurrence carries it to.
+
+Everything is computed in float64 and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .scan import wide_gates
+
+
+def temporal_difference_scan(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    rhos: Tensor | None,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg: float,
+    dim: int,
+    need_advantages: bool,
+    need_targets: bool,
+    need_pg: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(advantages, targets, pg_advantages), of the shape (0,) where not needed. Arguments are validated already."""
+    length = rewards.size(dim)
+    r = _steps(rewards, dim)
+    zeros = torch.zeros(rewards.shape[:dim] + rewards.shape[dim + 1 :], dtype=torch.float64, device=rewards.device)
+    no = torch.zeros_like(zeros, dtype=torch.bool)
+    v = None if values is None else _steps(values, dim)
+    following = None if next_values is None else _steps(next_values, dim)
+    last = zeros if bootstrap_value is None else bootstrap_value.to(torch.float64)
+    terminates = [no] * length if terminated is None else (terminated != 0).unbind(dim)
+    truncates = [no] * length if truncated is None else (truncated != 0).unbind(dim)
+    gammas = _rates(rewards, gamma, gamma_value, dim)
+    traces = _rates(rewards, trace, trace_value, dim)
+    rho = None if rhos is None else _steps(rhos, dim)
+
+    advantages, targets, pg_advantages = [zeros] * length, [zeros] * length, [zeros] * length
+    carry = zeros
+    for t in reversed(range(length)):
+        is_last = t == length - 1
+        ends = terminates[t] | truncates[t]
+        if following is not None:
+            after = following[t]
+        else:
+            after = last if is_last else zeros if v is None else v[t + 1]
+            after = torch.where(truncates[t], 0.0, after)
+        rate = gammas[t] * traces[t]
+        if v is None:
+            weight = gammas[t] if is_last else torch.where(ends, gammas[t], gammas[t] - rate)
+            own = r[t] + torch.where(terminates[t] | (weight == 0), 0.0, weight * after)
+            targets[t] = carry = own if is_last else torch.where(ends, own, own + rate * carry)
+            continue
+        difference = r[t] + torch.where(terminates[t], 0.0, gammas[t] * after) - v[t]
+        ratios = [1.0] * 3 if rho is None else [torch.where(rho[t] > c, c, rho[t]) for c in (clip_rho, clip_c, clip_pg)]
+        delta = ratios[0] * difference
+        pg_advantages[t] = ratios[2] * (difference if is_last else torch.where(ends, difference, difference + rate * carry))
+        carry = delta if is_last else torch.where(ends, delta, delta + rate * ratios[1] * carry)
+        advantages[t], targets[t] = carry, carry + v[t]
+    results = zip((advantages, targets, pg_advantages), (need_advantages, need_targets, need_pg), strict=True)
+    a, b, c = (_stack(steps, rewards, dim) if need else rewards.new_empty(0) for steps, need in results)
+    return a, b, c
+
+
+def _steps(tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
+    return tensor.to(torch.float64).unbind(dim)
+
+
+def _rates(rewards: Tensor, rate: Tensor | None, number: float, dim: int) -> tuple[Tensor, ...]:
+    return wide_gates(rewards, rate, number, dim).expand(rewards.shape).unbind(dim)
+
+
+def _stack(steps: list[Tensor], like: Tensor, dim: int) -> Tensor:
+    output = torch.empty_like(like)
+    return output.copy_(torch.stack(steps, dim)) if steps else output
