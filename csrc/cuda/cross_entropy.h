@@ -4,16 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include "dcs/rows_problem.h"
+#include "device.h"
 
 namespace dcs {
-
-// What a launch needs to know of its device.
-struct RowsDevice {
-  int multiprocessors = 108;
-  int shared_per_block = 99 << 10;  // with leave
-  int shared_per_multiprocessor = 100 << 10;
-  bool clusters = false;
-};
 
 using RowsLauncher = cudaError_t(const RowsProblem&, const RowsDevice&, cudaStream_t);
 

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "dcs/validate.h"
+#include "device.h"
 
 // Only in libtorch_cuda, which this library is loaded beside but not linked with.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
@@ -22,6 +23,29 @@ inline cudaStream_t current_stream(int32_t device) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return static_cast<cudaStream_t>(stream);
+}
+
+inline RowsDevice describe_device(int32_t index, const char* op) {
+  RowsDevice device;
+  int major = 0;
+  const auto read = [&](int& to, cudaDeviceAttr attribute) { check_cuda(cudaDeviceGetAttribute(&to, attribute, index), op, "reading the device"); };
+  read(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+  read(device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  read(device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  read(major, cudaDevAttrComputeCapabilityMajor);
+  device.clusters = major >= 9;
+  return device;
+}
+
+// The same, asked for once.
+inline RowsDevice device_of(int32_t index, const char* op) {
+  constexpr int kKnown = 64;
+  static RowsDevice devices[kKnown];
+  static bool known[kKnown] = {};
+  if (index < 0 || index >= kKnown) return describe_device(index, op);
+  // Two threads that come here first write the same.
+  if (!known[index]) devices[index] = describe_device(index, op), known[index] = true;
+  return devices[index];
 }
 
 }  // namespace dcs

@@ -1,0 +1,22 @@
+// Copies from global into shared memory that the thread does not wait for.
+#pragma once
+
+#include <cstdint>
+
+namespace dcs {
+
+// kBytes bytes, 4 or 16, both addresses aligned to them; of the source `valid` bytes are read and the rest becomes 0.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from, int valid) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(valid) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most kPending of the thread's groups are on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace dcs

@@ -1,0 +1,185 @@
+// Which kernel a temporal difference scan takes, and in what pieces.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
+
+#include "returns.h"
+#include "returns_columns.cuh"
+#include "returns_rows.cuh"
+
+namespace dcs {
+
+template <typename T>
+class ReturnsLaunch {
+ public:
+  ReturnsLaunch(const ReturnsProblem& problem, const RowsDevice& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {
+    const int64_t size = sizeof(T), wide = sizeof(Acc);
+    const auto flag_size = [&](bool is_bool) { return is_bool ? int64_t{1} : size; };
+    add(p_.rewards, size, kStagedRewards);
+    add(p_.values, size, kStagedValues);
+    add(p_.next_values, size, kStagedNext);
+    add(p_.rhos, size, kStagedRhos);
+    add(p_.terminated, flag_size(p_.terminated_is_bool), kStagedTerminated);
+    add(p_.truncated, flag_size(p_.truncated_is_bool), kStagedTruncated);
+    if (p_.gamma.kind == GammaKind::kStep) add(p_.gamma.tensor, wide, kStagedGamma);
+    if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, wide, kStagedTrace);
+    for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages}) add({output->data, output->strides}, size, kStagedTensors);
+    any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool || !p_.truncated_is_bool;
+    full_ = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || !p_.values.data || p_.next_values.data ||
+        p_.rhos.data || p_.pg_advantages.data;
+  }
+
+  cudaError_t run() {
+    if (p_.length > 1 && all([](const Operand& o) { return o.strides.time == 1; })) rows();
+    else columns();
+    return cudaGetLastError();
+  }
+
+ private:
+  using Tile = ReturnsTile<T>;
+  using Acc = typename Types<T>::Acc;
+
+  // With a value for every step.
+  struct Operand {
+    const void* data;
+    Strides strides;
+    int64_t size;
+    StagedTensor which;
+  };
+
+  void add(const ReturnsInput& input, int64_t size, StagedTensor which) {
+    if (input.data) operands_[count_++] = {input.data, input.strides, size, which};
+  }
+  template <typename Test>
+  bool all(const Test& test) const {
+    return std::all_of(operands_, operands_ + count_, test);
+  }
+
+  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+  // Whether an operand's rows begin at multiples of so many bytes; packed: its packs do.
+  bool is_aligned(const Operand& o, int64_t bytes, int64_t pack_rows) const {
+    if (reinterpret_cast<uintptr_t>(o.data) % bytes) return false;
+    if (pack_rows) return pack_rows * p_.length * o.size % bytes == 0;
+    return (p_.outer == 1 || o.strides.outer * o.size % bytes == 0) && (p_.inner == 1 || o.strides.inner * o.size % bytes == 0);
+  }
+
+  void rows() {
+    const bool one_behind_the_other = all([this](const Operand& o) {
+      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
+    });
+    if (one_behind_the_other && p_.length <= Tile::kSteps / 2 && p_.rows() > 1) {
+      launch_rows<ReturnsRows::kPacked>(pack_rows());
+    } else if (p_.length > 4 * Tile::kSteps && p_.rows() < 4 * device_.multiprocessors) {
+      // Fewer than four warps a multiprocessor would leave memory idle.
+      launch_rows<ReturnsRows::kBlock>(0);
+    } else {
+      launch_rows<ReturnsRows::kWarp>(0);
+    }
+  }
+
+  // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
+  int pack_rows() const {
+    const int64_t most = Tile::kSteps / p_.length, aligned = 16 / std::gcd(int64_t{16}, p_.length);
+    return static_cast<int>(most >= aligned ? most / aligned * aligned : most);
+  }
+
+  template <ReturnsRows kRows>
+  void launch_rows(int pack_rows) {
+    constexpr int kStaged = kStagedTensors, kTileBytes = Tile::kSteps * sizeof(T);
+    ReturnsRowsCall<Acc> params{};
+    params.problem = p_;
+    params.rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
+    for (int s = 0; s < 6; ++s) params.powers[s] = finite_power(params.rates.carried, Tile::kPer << s);
+    params.pack_rows = pack_rows;
+    params.lots = pack_rows ? ceil_div(p_.rows(), pack_rows) : p_.rows();
+    params.whole_words = true;
+    int bytes = 0;
+    for (int i = 0; i < count_; ++i) {
+      const Operand& o = operands_[i];
+      const int grain = is_aligned(o, 16, pack_rows) ? 16 : is_aligned(o, 4, pack_rows) ? 4 : 0;
+      if (o.which == kStaged) {
+        params.whole_words = params.whole_words && grain == 16;
+      } else {
+        params.staged[o.which] = {static_cast<const char*>(o.data), o.strides.outer * o.size, o.strides.inner * o.size, bytes, grain};
+        bytes += static_cast<int>(Tile::kSteps * o.size) + (o.which == kStagedValues ? 16 : 0);
+      }
+    }
+    params.pg_slot = p_.rhos.data ? params.staged[kStagedRhos].slot : bytes;
+    if (p_.pg_advantages.data && !p_.rhos.data) bytes += kTileBytes;
+    params.stage_bytes = bytes;
+    const int warp_bytes = Tile::kStages * bytes;
+    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, kRows == ReturnsRows::kBlock ? kReturnsBlockWarps : kReturnsRowWarps);
+    int64_t blocks = params.lots;
+    if (kRows != ReturnsRows::kBlock) {
+      // A few rows are better off on many multiprocessors.
+      while (warps > 1 && ceil_div(params.lots, warps) < device_.multiprocessors) warps /= 2;
+      blocks = ceil_div(params.lots, warps);
+    }
+    params.tiles = pack_rows ? 1 : static_cast<int>(ceil_div(p_.length, static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
+    // As many blocks as run at once: so many warps have their registers.
+    const int shared = warps * warp_bytes, most_warps = kRows == ReturnsRows::kPacked ? 12 : 16;
+    const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
+    blocks = std::min(blocks, resident * device_.multiprocessors);
+    if (full_) launch_rows_kernel(returns_rows_kernel<T, true, kRows>, params, blocks, warps, shared);
+    else launch_rows_kernel(returns_rows_kernel<T, false, kRows>, params, blocks, warps, shared);
+  }
+
+  template <typename Kernel>
+  void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
+    // Leave for more than 48 KB belongs to the device; asking again costs less than a launch.
+    if (shared > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
+  }
+
+  void columns() {
+    if constexpr (sizeof(T) <= 4) {
+      // Pairs of columns are half the blocks: only where enough are left.
+      if (!any_ && p_.rows() >= 64 * 2 * device_.multiprocessors && columns_pair()) {
+        if (full_) launch_columns<8, 4>(returns_columns_kernel<T, true, false, 2, 8, 4, 3>, 2);
+        else launch_columns<16, 8>(returns_columns_kernel<T, false, false, 2, 16, 8, 2>, 2);
+        return;
+      }
+      if (full_) launch_columns<8, 8>(returns_columns_kernel<T, true, true, 1, 8, 8, 1>, 1);
+      else launch_columns<8, 32>(returns_columns_kernel<T, false, false, 1, 8, 32, 1>, 1);
+    } else {
+      if (full_) launch_columns<4, 8>(returns_columns_kernel<T, true, true, 1, 4, 8, 1>, 1);
+      else launch_columns<8, 16>(returns_columns_kernel<T, false, false, 1, 8, 16, 1>, 1);
+    }
+  }
+
+  // Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the multiprocessor to hide its own latency.
+  template <int kCount, int kWarps>
+  void launch_columns(void (*kernel)(ReturnsColumnsCall<Acc>), int columns) {
+    const int64_t blocks = ceil_div(p_.rows(), 32 * columns);
+    const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8 ? std::min(kWarps, columns == 2 ? 4 : 8) : kWarps;
+    int warps = 1;  // a power of two: lanes scan the warps' totals
+    while (warps < most && warps * kCount < p_.length) warps *= 2;
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>({p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
+  }
+
+  // Two neighbouring columns make a word.
+  bool columns_pair() const {
+    return p_.inner % 2 == 0 && all([](const Operand& o) {
+      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % (2 * o.size) == 0 && o.strides.time % 2 == 0 && o.strides.outer % 2 == 0;
+    });
+  }
+
+  const ReturnsProblem& p_;
+  const RowsDevice& device_;
+  cudaStream_t stream_;
+  Operand operands_[kStagedTensors + 3];
+  int count_ = 0;
+  bool any_ = false, full_ = false;
+};
+
+template <typename T>
+cudaError_t launch_returns(const ReturnsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+  return ReturnsLaunch<T>(problem, device, stream).run();
+}
+
+}  // namespace dcs
