@@ -15,6 +15,7 @@ from .ops import (
     discounted_cumsum_right,
     linear_cross_entropy,
     linear_log_probs,
+    softmax,
 )
 from ._info import __version__, info
 
@@ -28,4 +29,5 @@ __all__ = [
     "info",
     "linear_cross_entropy",
     "linear_log_probs",
+    "softmax",
 ]

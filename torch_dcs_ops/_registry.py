@@ -57,6 +57,9 @@ _SCHEMAS = (
     "-> (Tensor, Tensor, Tensor, Tensor)",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
+    "softmax(Tensor input, int dim=-1) -> Tensor",
+    # softmax's derivative, in either mode: (grad - sum(grad·output))·output.
+    "_softmax_backward(Tensor grad, Tensor output, int dim) -> Tensor",
 )
 
 for _schema in _SCHEMAS:
@@ -74,3 +77,5 @@ linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.defau
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default
 scale = torch.ops.dcs._scale.default
+softmax = torch.ops.dcs.softmax.default
+softmax_backward = torch.ops.dcs._softmax_backward.default

@@ -6,6 +6,7 @@ from .cumsum import cumsum
 from .discounted_cumsum import discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
 from .linear_cross_entropy import linear_cross_entropy
 from .linear_log_probs import linear_log_probs
+from .softmax import softmax
 
 __all__ = [
     "cumsum",
@@ -14,4 +15,5 @@ __all__ = [
     "discounted_cumsum_right",
     "linear_cross_entropy",
     "linear_log_probs",
+    "softmax",
 ]
