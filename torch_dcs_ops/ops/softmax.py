@@ -152,13 +152,14 @@ class SoftmaxFunction(_SingleLevelFunction):
         if tangent is None:
             return torch.zeros_like(output)
         # The Jacobian is symmetric.
-        if not _functorch_active():
-            product: Tensor = _backward_op(tangent, output, ctx.dim)
-            return product
-        # Forward mode is off in here; the levels further down need it, on an output that is rid of this level's tangent.
-        with forward_ad._set_fwd_grad_enabled(True):
-            product = _backward_op(tangent, _unpack_dual(output, level=0)[0], ctx.dim)
-            return product
+        product: Tensor
+        if _functorch_active():
+            # Forward mode is off in here; the levels further down need it, on an output rid of this level's tangent.
+            with forward_ad._set_fwd_grad_enabled(True):
+                product = _backward_op(tangent, _unpack_dual(output, level=0)[0], ctx.dim)
+        else:
+            product = _backward_op(tangent, output, ctx.dim)
+        return product
 
 
 # An attribute of the C++ base class, which the stubs leave out.
