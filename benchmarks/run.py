@@ -63,10 +63,12 @@ def main() -> int:
         import gae_cuda
         import lce_cuda
         import scan_cuda
+        import softmax_cuda
 
         print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
         for suite, title in (
             (scan_cuda, "scans; floor = the same traffic as a copy"),
+            (softmax_cuda, "softmax; floor = the same traffic as a copy"),
             (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
         ):

@@ -52,6 +52,7 @@ def test_public_names() -> None:
         "log_bmm",
         "max_bmm",
         "sample_bmm",
+        "softmax",
     }
     assert all(getattr(torch_dcs_ops, name).__doc__ for name in torch_dcs_ops.__all__)
     assert (Path(torch_dcs_ops.__file__).parent / "py.typed").exists()

@@ -18,6 +18,7 @@ from .ops import (
     log_bmm,
     max_bmm,
     sample_bmm,
+    softmax,
 )
 from ._info import __version__, info
 
@@ -34,4 +35,5 @@ __all__ = [
     "log_bmm",
     "max_bmm",
     "sample_bmm",
+    "softmax",
 ]

@@ -81,6 +81,9 @@ _SCHEMAS = (
     "bool need_pg) -> (Tensor, Tensor, Tensor)",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
+    "softmax(Tensor input, int dim=-1) -> Tensor",
+    # softmax's derivative, in either mode: (grad - sum(grad·output))·output.
+    "_softmax_backward(Tensor grad, Tensor output, int dim) -> Tensor",
 )
 
 for _schema in _SCHEMAS:
@@ -107,3 +110,5 @@ max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 scale = torch.ops.dcs._scale.default
+softmax = torch.ops.dcs.softmax.default
+softmax_backward = torch.ops.dcs._softmax_backward.default

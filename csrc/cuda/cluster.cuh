@@ -2,6 +2,8 @@
 // for clusters only where the device has them.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 namespace dcs {
@@ -24,6 +26,54 @@ __device__ __forceinline__ void store_in_cluster(double* mine, uint32_t rank, do
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(mine))), "r"(rank));
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
 #endif
+}
+
+// The same for what needs no order of memory, but that mail can be sent from here on.
+__device__ __forceinline__ void arrive_in_cluster_relaxed() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+// Mail: words stored where another block has what this block has at `mine`, counted by that block's `arrivals`, which one of its threads has prepared for
+// `bytes` of them. Without the fence over all memory that a barrier's release is.
+__device__ __forceinline__ void expect_mail(uint64_t* arrivals, int bytes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(arrivals));
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+#endif
+}
+template <typename Word>
+__device__ __forceinline__ void send_in_cluster(Word* mine, uint64_t* arrivals, uint32_t rank, Word value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  uint32_t to, counter;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(mine))), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(arrivals))), "r"(rank));
+  if constexpr (sizeof(Word) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(__double_as_longlong(value)), "r"(counter) : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_int(value)), "r"(counter) : "memory");
+  }
+#endif
+}
+// All of it has arrived.
+__device__ __forceinline__ void wait_for_mail(uint64_t* arrivals) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(arrivals));
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at) : "memory");
+  }
+#endif
+}
+
+// Whether a kernel was compiled for clusters: a build for older devices can reach a newer one as PTX.
+template <typename Kernel>
+bool has_clusters(Kernel kernel) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 }  // namespace dcs

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cluster.cuh"
 #include "cross_entropy.h"
 #include "row_sums.cuh"
 
@@ -360,13 +361,6 @@ cross_entropy_kernel(const __grid_constant__ RowsParams params) {
   if constexpr (kScope == Scope::kCluster) {
     if (!ignored || problem.predictions) cluster_wait();
   }
-}
-
-// Whether a kernel was compiled for clusters: a build for older devices can reach a newer one as PTX.
-template <typename Kernel>
-bool has_clusters(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 template <typename T, bool kFull>

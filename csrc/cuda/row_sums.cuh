@@ -142,6 +142,13 @@ __device__ __forceinline__ uint32_t cluster_blocks() {
 #endif
   return blocks;
 }
+__device__ __forceinline__ uint32_t cluster_index() {
+  uint32_t index = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+#endif
+  return index;
+}
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

@@ -10,6 +10,7 @@ from .linear_log_probs import linear_log_probs
 from .log_bmm import log_bmm
 from .max_bmm import max_bmm
 from .sample_bmm import sample_bmm
+from .softmax import softmax
 
 __all__ = [
     "cumsum",
@@ -21,4 +22,5 @@ __all__ = [
     "log_bmm",
     "max_bmm",
     "sample_bmm",
+    "softmax",
 ]

@@ -1,0 +1,200 @@
+// Which softmax kernel a problem takes, and in what pieces.
+#pragma once
+
+#include <algorithm>
+
+#include "softmax.h"
+#include "softmax_columns.cuh"
+#include "softmax_split.cuh"
+
+namespace dcs {
+
+// Vectors of a row to a block of a cluster: two such blocks of 512 threads on a multiprocessor, so that one loads while the other stores.
+constexpr int64_t kClusterShare = 512 * kBlockVectors;
+constexpr int64_t kMostShare = kBlockThreads * kBlockVectors;
+
+inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t power_of_two_from(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+template <typename T>
+class SoftmaxLaunch {
+ public:
+  SoftmaxLaunch(const SoftmaxProblem& problem, const SoftmaxDevice& device, const SoftmaxWorkspace& workspace, cudaStream_t stream)
+      : p_(problem), device_(device), workspace_(workspace), stream_(stream) {}
+
+  cudaError_t run() {
+    if (p_.inner == 1) {
+      rows_ = {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output), p_.outer, p_.length};
+      return whole(p_.length) ? run_rows<true>() : run_rows<false>();
+    }
+    return whole(p_.inner) ? run_columns<kVec>() : run_columns<1>();
+  }
+
+ private:
+  using Acc = typename Types<T>::Acc;
+  static constexpr int kVec = 16 / sizeof(T);
+  static constexpr bool kHalf = sizeof(T) == 2;
+  static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
+
+  bool whole(int64_t elements) const { return elements % kVec == 0 && reinterpret_cast<uintptr_t>(p_.input) % 16 == 0; }
+
+  template <typename Kernel, typename Params>
+  cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0, int cluster = 1) const {
+    // The attributes belong to the device; setting them again costs less than a launch.
+    if (shared > (40 << 10)) {
+      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+      if (error != cudaSuccess) return error;
+    }
+    if (cluster > 8) {
+      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (error != cudaSuccess) return error;
+    }
+    cudaLaunchAttribute attribute{};
+    const cudaLaunchConfig_t config = configure(attribute, grid, threads, shared, cluster);
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+    return error != cudaSuccess ? error : cudaGetLastError();
+  }
+
+  cudaLaunchConfig_t configure(cudaLaunchAttribute& attribute, int64_t grid, int64_t threads, int64_t shared, int cluster) const {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(grid));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream_;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    return config;
+  }
+
+  template <bool kWhole>
+  cudaError_t run_rows() {
+    if (kWhole && rows_.columns <= 32 * kLaneVectors * kVec) return run_lanes<kVec>();
+    if (!kWhole && rows_.columns <= 32 * kBlockVectors) return run_lanes<1>();
+    // Powers of four vectors of halves fit the registers, so that they are made once.
+    if constexpr (kHalf) {
+      if (!p_.backward && rows_.columns / kVec <= 512 * 4) return run_blocks<4, kWhole>();
+    }
+    return run_blocks<8, kWhole>();
+  }
+
+  template <int kWidth>
+  cudaError_t run_lanes() {
+    const int64_t vectors = rows_.columns / kWidth;
+    // Eight lanes read whole sectors of 128 bytes; more only where a lane's vectors do not suffice.
+    const int64_t most = kWidth == 1 ? 1 : 4;  // vectors of a lane before it gets help
+    int64_t lanes = std::min<int64_t>(power_of_two_from(vectors), 8);
+    while (lanes < 32 && lanes * most < vectors) lanes *= 2;
+    rows_.lanes = static_cast<int>(lanes);
+    const int64_t each = ceil_divide(vectors, lanes);
+    if (each <= 1) return launch_lanes<kWidth, 1>();
+    if (each <= 2) return launch_lanes<kWidth, 2>();
+    if (each <= 4) return launch_lanes<kWidth, 4>();
+    if constexpr (kWidth == 1 || !kHalf) return launch_lanes<kWidth, 8>();
+    else return cudaErrorInvalidValue;
+  }
+
+  template <int kWidth, int kVectors>
+  cudaError_t launch_lanes() const {
+    constexpr int kRows = kVectors >= 4 ? 1 : 4 / kVectors;
+    const int64_t grid = ceil_divide(rows_.rows, kRows * (kLaneThreads / rows_.lanes));
+    if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, true>, rows_, grid, kLaneThreads);
+    return launch(softmax_lanes_kernel<T, kWidth, kVectors, false>, rows_, grid, kLaneThreads);
+  }
+
+  template <int kVectors, bool kWhole>
+  cudaError_t run_blocks() {
+    const auto kernel = p_.backward ? softmax_backward_block_kernel<T, 8, kWhole> : softmax_block_kernel<T, kVectors, kWhole>;
+    const int64_t vectors = rows_.columns / kVec + (kWhole ? 0 : 2);
+    static const bool compiled = has_clusters(kernel);
+    const int most_blocks = compiled ? device_.cluster : 1;
+    // Backward a block keeps its share of the output in shared memory.
+    const int64_t most_warps = std::min<int64_t>(kBlockThreads / 32, p_.backward ? (device_.shared_per_block - 2048) / (32 * 16 * 8) : kBlockThreads / 32);
+    const int64_t most_share = most_warps * 32 * kVectors;
+    int cluster = 1;
+    const auto share = [&] { return ceil_divide(vectors, cluster); };
+    const auto fits = [&] { return share() <= most_share; };
+    while (cluster < std::min(most_blocks, 8) && share() > std::min<int64_t>(kClusterShare, most_share)) cluster *= 2;
+    // Few rows: more blocks to a row, so that every multiprocessor has work.
+    const bool few = rows_.rows * cluster < 2 * device_.multiprocessors;
+    while (cluster < std::min(most_blocks, 8) && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 1024) cluster *= 2;
+    if (!fits() && most_blocks == 16) cluster = 16;
+    if (!fits()) return run_split();
+    // Few rows: more threads to a block as well.
+    const int64_t each = few ? 2 : kVectors;
+    const int64_t warps = std::clamp<int64_t>(ceil_divide(share(), 32 * each), ceil_divide(share(), 32 * kVectors), most_warps);
+    const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
+    rows_.share = static_cast<int>(share());
+    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_split();
+    return launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
+  }
+
+  // Whether the device's groups of multiprocessors have room for such a cluster. One of 8 blocks is possible wherever there are clusters.
+  template <typename Kernel>
+  bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaLaunchAttribute attribute{};
+    const cudaLaunchConfig_t config = configure(attribute, cluster, threads, shared, cluster);
+    int clusters = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (error != cudaSuccess) cudaGetLastError();
+    return error == cudaSuccess && clusters > 0;
+  }
+
+  cudaError_t run_split() {
+    SoftmaxSplit<T> split{rows_};
+    const int64_t tiles = ceil_divide(rows_.columns / kVec + 2, kSplitTile);
+    // Enough chunks to fill the device, and not so many that a row's parts take longer than a chunk.
+    const int64_t wanted = std::clamp<int64_t>(ceil_divide(16 * device_.multiprocessors, rows_.rows), 1, 2048);
+    split.chunk = ceil_divide(tiles, std::min(wanted, tiles)) * kSplitTile;
+    split.chunks = ceil_divide(tiles * kSplitTile, split.chunk);
+    const int64_t grid = rows_.rows * split.chunks;
+    split.parts = static_cast<Part<Acc>*>(workspace_(grid * static_cast<int64_t>(sizeof(Part<Acc>))));
+    const cudaError_t error = launch(p_.backward ? softmax_part_kernel<T, true> : softmax_part_kernel<T, false>, split, grid, kSplitThreads);
+    if (error != cudaSuccess) return error;
+    return launch(p_.backward ? softmax_finish_kernel<T, true> : softmax_finish_kernel<T, false>, split, grid, kSplitThreads);
+  }
+
+  template <int kWidth>
+  cudaError_t run_columns() {
+    SoftmaxColumns<T> columns{static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output), p_.outer, p_.length, p_.inner};
+    const int64_t steps = p_.backward ? kColumnSteps<kWidth> / 2 : kColumnSteps<kWidth>;
+    const int64_t narrowest = kWidth == 1 ? 32 : 8;  // whole sectors
+    const int64_t most_down = kColumnThreads<kWidth> / narrowest;
+    int64_t down = power_of_two_from(ceil_divide(p_.length, steps));
+    const bool held = down <= most_down;
+    if (!held) down = 256 / narrowest;
+    const int64_t across = std::max<int64_t>(narrowest, 256 / down);
+    columns.across = static_cast<int>(across), columns.down = static_cast<int>(down);
+    const int64_t tiles = ceil_divide(p_.outer * (p_.inner / kWidth), across), shared = column_shared_bytes<T, kWidth>(across, down);
+    if (held) {
+      const auto kernel = p_.backward ? softmax_columns_kernel<T, kWidth, true> : softmax_columns_kernel<T, kWidth, false>;
+      return launch(kernel, columns, tiles, across * down, shared);
+    }
+    const int64_t rounds = ceil_divide(p_.length, down * 4);
+    const int64_t wanted = std::clamp<int64_t>(ceil_divide(16 * device_.multiprocessors, tiles), 1, std::min<int64_t>(64, rounds));
+    columns.chunk = ceil_divide(rounds, wanted) * down * 4;
+    columns.chunks = ceil_divide(p_.length, columns.chunk);
+    columns.parts = static_cast<Part<Acc>*>(workspace_(columns.chunks * p_.outer * p_.inner * static_cast<int64_t>(sizeof(Part<Acc>))));
+    const auto part = p_.backward ? softmax_columns_part_kernel<T, kWidth, true> : softmax_columns_part_kernel<T, kWidth, false>;
+    const cudaError_t error = launch(part, columns, tiles * columns.chunks, across * down, shared);
+    if (error != cudaSuccess) return error;
+    const auto finish = p_.backward ? softmax_columns_finish_kernel<T, kWidth, true> : softmax_columns_finish_kernel<T, kWidth, false>;
+    return launch(finish, columns, tiles * columns.chunks, across * down, shared);
+  }
+
+  const SoftmaxProblem& p_;
+  const SoftmaxDevice& device_;
+  const SoftmaxWorkspace& workspace_;
+  cudaStream_t stream_;
+  SoftmaxRows<T> rows_{};
+};
+
+}  // namespace dcs

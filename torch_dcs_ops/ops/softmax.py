@@ -1,0 +1,237 @@
+"""`dcs::softmax`, and `dcs::_softmax_backward`, its derivative in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from .. import _registry
+from ..reference import softmax as reference
+from . import _autocast, _flops
+from ._autograd import any_requires_grad, below, in_forward_mode
+from ._backends import TRITON_KEYS, launchers
+from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate_scan import check_dim
+from ._vmap import BATCHED, Batch
+
+_OP = "softmax"
+_BACKWARD_OP = "_softmax_backward"
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda", "meta")
+_op = _registry.softmax
+_backward_op = _registry.softmax_backward
+_functorch_active = torch._C._are_functorch_transforms_active
+_unpack_dual = torch._VF._unpack_dual
+
+
+def softmax(input: Tensor, dim: int = -1) -> Tensor:
+    """Softmax along `dim`, with the values of :func:`torch.softmax`: ``exp(x - max) / Σ exp(x - max)``.
+
+    On CUDA every element is read once and written once, whatever the width: a row stays in the registers of some lanes,
+    of a block, or of a cluster of blocks that exchange their maxima and sums through distributed shared memory (only
+    rows that no cluster holds, of 1 to 2 MB and more, are read twice). On a CPU this is torch's own softmax.
+
+    Args:
+        input: any shape, 0-D and empty ones too; float16, bfloat16, float32 or float64; any strides.
+        dim: the dimension along which the results add up to 1.
+
+    Returns:
+        A new tensor of input's shape and dtype, with the strides of ``torch.empty_like(input)``. float16 and bfloat16
+        are computed in float32 and rounded once. A row with a NaN, with a +inf, or of nothing but -inf is NaN.
+
+    Deterministic bit for bit. Differentiable any number of times, in both modes; the backward saves the output alone.
+    Works under torch.func, torch.compile, torch.export. Under autocast a half input gives float32, as with
+    torch.softmax. The sums over parts of a row are joined as in Milakov and Gimelshein, "Online normalizer calculation
+    for softmax" (2018).
+
+    Raises:
+        IndexError: `dim` is out of range.
+        RuntimeError: input is of another dtype, or on a device that is neither a CPU nor CUDA.
+
+    Example::
+
+        >>> torch_dcs_ops.softmax(torch.tensor([0.0, 1.0, float("-inf")]))
+        tensor([0.2689, 0.7311, 0.0000])
+    """
+    output: Tensor = _op(input, dim)
+    return output
+
+
+def _check(op: str, name: str, input: Tensor, dim: int) -> int:
+    """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
+    check_layouts(op, **{name: input})
+    if input.dtype not in _DTYPES:
+        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(input.dtype)}")
+    if input.device.type not in _DEVICES:
+        fail(op, f"{name} must be on a CPU or CUDA device, got {input.device.type}")
+    return check_dim(op, input, dim)
+
+
+def _check_backward(grad: Tensor, output: Tensor, dim: int) -> int:
+    dim = _check(_BACKWARD_OP, "grad", grad, dim)
+    check_layouts(_BACKWARD_OP, output=output)
+    same = output.dim() == grad.dim() and not any(known(a != b) for a, b in zip(output.shape, grad.shape, strict=True))
+    if output.dtype != grad.dtype or not same:
+        fail(
+            _BACKWARD_OP,
+            f"output must have grad's dtype and shape {dtype_name(grad.dtype)} {tuple(grad.shape)}, got "
+            f"{dtype_name(output.dtype)} {tuple(output.shape)}",
+        )
+    check_device(_BACKWARD_OP, "output", output, "grad", grad)
+    return dim
+
+
+def _reference(input: Tensor, dim: int = -1) -> Tensor:
+    return reference.softmax(input, _check(_OP, "input", input, dim))
+
+
+def _reference_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    return reference.softmax_backward(grad, output, _check_backward(grad, output, dim))
+
+
+def _triton(input: Tensor, dim: int = -1) -> Tensor:
+    module = launchers("softmax")
+    if module is None:
+        return _reference(input, dim)
+    output: Tensor = module.softmax(input, _check(_OP, "input", input, dim))
+    return output
+
+
+def _triton_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    module = launchers("softmax")
+    if module is None:
+        return _reference_backward(grad, output, dim)
+    grad_input: Tensor = module.softmax_backward(grad, output, _check_backward(grad, output, dim))
+    return grad_input
+
+
+def _fake(input: Tensor, dim: int = -1) -> Tensor:
+    _check(_OP, "input", input, dim)
+    return torch.empty_like(input)
+
+
+def _fake_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    _check_backward(grad, output, dim)
+    return torch.empty_like(output)
+
+
+class SoftmaxFunction(_SingleLevelFunction):
+    """One softmax as a node of autograd's graph; saves the output."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[], Tensor], input: Tensor, dim: int) -> Tensor:
+        if _functorch_active():
+            # The levels further down record what they need themselves.
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                output = run()
+        else:
+            output = run()
+        ctx.dim = dim
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output)
+        if in_forward_mode():
+            ctx.save_for_forward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return None, None, None
+        (output,) = ctx.saved_tensors
+        return None, _backward_op(grad, output, ctx.dim), None
+
+    @staticmethod
+    def jvp(ctx: Any, run: None, tangent: Tensor | None, dim: None) -> Tensor:
+        (output,) = ctx.saved_tensors
+        if tangent is None:
+            return torch.zeros_like(output)
+        # The Jacobian is symmetric.
+        product: Tensor
+        if _functorch_active():
+            # Forward mode is off in here; the levels further down need it, on an output rid of this level's tangent.
+            with forward_ad._set_fwd_grad_enabled(True):
+                product = _backward_op(tangent, _unpack_dual(output, level=0)[0], ctx.dim)
+        else:
+            product = _backward_op(tangent, output, ctx.dim)
+        return product
+
+
+# An attribute of the C++ base class, which the stubs leave out.
+_apply: Callable[..., Tensor] = SoftmaxFunction.apply  # type: ignore[attr-defined]
+
+
+def _autograd(keyset: torch._C.DispatchKeySet, input: Tensor, dim: int = -1) -> Tensor:
+    if not (any_requires_grad(input) or in_forward_mode()):
+        output: Tensor = below(_op, keyset, input, dim)
+        return output
+    # A dtype that has no gradient is refused in a sentence here already.
+    _check(_OP, "input", input, dim)
+
+    def run() -> Tensor:
+        output: Tensor = below(_op, keyset, input, dim)
+        return output
+
+    if forward_ad._current_level < 0 and not _functorch_active():
+        return _apply(run, input, dim)
+    with enable_single_level_autograd_function():
+        return _apply(run, input, dim)
+
+
+def _autograd_backward(keyset: torch._C.DispatchKeySet, grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    """Where it is itself differentiated, it is taken apart into operations that autograd knows."""
+    if any_requires_grad(grad, output) or in_forward_mode():
+        return reference.differentiable_backward(grad, output, _check_backward(grad, output, dim))
+    grad_input: Tensor = below(_backward_op, keyset, grad, output, dim)
+    return grad_input
+
+
+def _vmap(keyset: Any, input: Tensor, dim: int = -1) -> Tensor:
+    return _vmapped(_op, input.dim(), _check(_OP, "input", input, dim), input)
+
+
+def _vmap_backward(keyset: Any, grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    return _vmapped(_backward_op, grad.dim(), _check_backward(grad, output, dim), grad, output)
+
+
+def _vmapped(op: Any, ndim: int, dim: int, *tensors: Tensor) -> Tensor:
+    """The batch in front of every operand, `dim` one to the right; a 0-D sample is a row of one element."""
+    batch = Batch(*tensors)
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+        if not batch.is_batched:
+            result: Tensor = op(*tensors, dim)
+            return result
+        fronts = [operand.front(batch.size) for operand in batch.operands if operand is not None]
+        if ndim == 0:
+            return batch.wrap(op(*(front.unsqueeze(1) for front in fronts), 1).squeeze(1))
+        return batch.wrap(op(*fronts, dim + 1))
+
+
+def _count(input_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Maximum, difference, exponential, sum, quotient."""
+    return 5 * int(torch.Size(input_shape).numel())
+
+
+def _count_backward(grad_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return 4 * int(torch.Size(grad_shape).numel())
+
+
+_registry.LIBRARY.impl(_OP, _reference, "CompositeExplicitAutograd")
+_registry.LIBRARY.impl(_BACKWARD_OP, _reference_backward, "CompositeExplicitAutograd")
+for _key in TRITON_KEYS:
+    _registry.LIBRARY.impl(_OP, _triton, _key)
+    _registry.LIBRARY.impl(_BACKWARD_OP, _triton_backward, _key)
+torch.library.register_fake("dcs::softmax", _fake, lib=_registry.LIBRARY)
+torch.library.register_fake("dcs::_softmax_backward", _fake_backward, lib=_registry.LIBRARY)
+_registry.LIBRARY.impl(_OP, _autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl(_BACKWARD_OP, _autograd_backward, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl(_OP, _vmap, "FuncTorchBatched", with_keyset=True)
+_registry.LIBRARY.impl(_BACKWARD_OP, _vmap_backward, "FuncTorchBatched", with_keyset=True)
+_autocast.register(_OP, _op)
+_flops.register(torch.ops.dcs.softmax, _count)
+_flops.register(torch.ops.dcs._softmax_backward, _count_backward)
