@@ -26,12 +26,15 @@ def lines_of_tile(length, inner, outer, LINES: tl.constexpr, AXIS: tl.constexpr)
     """Where the program's lines begin, and which of them exist; in the shape that broadcasts against a tile."""
     lanes = tl.arange(0, LINES)
     program = tl.program_id(0).to(tl.int64)
+    # One return: Triton wants all of a function's to be of one type.
     if AXIS == 1:
         line = program * LINES + lanes
-        return (line * length)[:, None], (line < outer)[:, None]
-    tiles = tl.cdiv(inner, LINES)
-    column = program % tiles * LINES + lanes
-    return (program // tiles * length * inner + column)[None, :], (column < inner)[None, :]
+        begin, exists = (line * length)[:, None], (line < outer)[:, None]
+    else:
+        tiles = tl.cdiv(inner, LINES)
+        column = program % tiles * LINES + lanes
+        begin, exists = (program // tiles * length * inner + column)[None, :], (column < inner)[None, :]
+    return begin, exists
 
 
 @triton.jit
@@ -39,8 +42,12 @@ def steps_of_tile(start, inner, STEPS: tl.constexpr, AXIS: tl.constexpr):
     """The steps of a tile, and how far they are from the begin of their line."""
     step = start + tl.arange(0, STEPS)
     if AXIS == 1:
-        return step[None, :], step[None, :]
-    return step[:, None], step[:, None].to(tl.int64) * inner
+        step = step[None, :]
+        distance = step
+    else:
+        step = step[:, None]
+        distance = step.to(tl.int64) * inner
+    return step, distance
 
 
 @triton.jit
