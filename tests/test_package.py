@@ -66,6 +66,8 @@ def test_info_is_complete_and_plain() -> None:
     for device in ("cpu", "cuda"):
         assert info["kernels"][device]["kind"] in ("native", "triton", "reference")
         assert info["kernels"][device]["reason"]
+        own = (device, info["kernels"][device]["kind"]) in (("cuda", "native"), ("cuda", "triton"), ("cpu", "triton"))
+        assert info["kernels"][device]["left_to_torch"] == ([] if own else ["softmax"])
     text = str(info)
     for item in info["missing"]:
         assert item["name"] in text

@@ -39,6 +39,12 @@ _FALLBACKS = {
     ("reference", "cpu"): (),
     ("reference", "cuda"): (),
 }
+# The ops that have no kernel of their own there: the reference calls torch's.
+_LEFT_TO_TORCH = {
+    ("native", "cpu"): ("softmax",),
+    ("reference", "cpu"): ("softmax",),
+    ("reference", "cuda"): ("softmax",),
+}
 
 
 class Info(dict[str, Any]):
@@ -53,6 +59,8 @@ class Info(dict[str, Any]):
             lines.append(f"  {'':<14} because {kernels['reason']}")
             if kernels["built_with"]:
                 lines.append(f"  {'':<14} built with {kernels['built_with']}")
+            if kernels["left_to_torch"]:
+                lines.append(f"  {'':<14} torch's own for {', '.join(kernels['left_to_torch'])}")
             if kernels["fallback"]:
                 lines.append(f"  {'':<14} where they have no case: {', then '.join(kernels['fallback'])}")
         lines.append("compile")
@@ -79,7 +87,8 @@ def info() -> Info:
         * ``versions``: of torch_dcs_ops, python, torch, cuda (torch's), triton;
         * ``kernels``: for "cpu" and "cuda" the ``kind`` in use ("native", "triton" or "reference"), its
           ``description``, the ``reason``, the compiler and architectures a library was ``built_with`` (None for other
-          kinds, and where it is not known), and the ``fallback`` kinds for cases it does not cover;
+          kinds, and where it is not known), the ``fallback`` kinds for cases it does not cover, and the ops that are
+          ``left_to_torch``: there torch's own kernel is called;
         * ``libraries``: for each compiled library its ``path`` (None where it was not found) and whether it is
           ``loaded``;
         * ``compile``: whether ``compile.enable()`` is in force (``enabled``), and whether ``scans`` fuse with what is
@@ -97,6 +106,7 @@ def info() -> Info:
             "reason": choice.reason,
             "built_with": _built_with(libraries[device]) if choice.kind == "native" else None,
             "fallback": list(_FALLBACKS[choice.kind, device]),
+            "left_to_torch": list(_LEFT_TO_TORCH.get((choice.kind, device), ())),
         }
     missing: list[dict[str, str | None]] = [
         {"name": library.name, "reason": library.missing, "remedy": library.remedy}

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan.h"
 #include "softmax.h"
 #include "softmax_columns.cuh"
 #include "softmax_split.cuh"
@@ -13,7 +14,6 @@ namespace dcs {
 constexpr int64_t kClusterShare = 512 * kBlockVectors;
 constexpr int64_t kMostShare = kBlockThreads * kBlockVectors;
 
-inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t power_of_two_from(int64_t n) {
   int64_t power = 1;
   while (power < n) power *= 2;
@@ -92,7 +92,7 @@ class SoftmaxLaunch {
     int64_t lanes = std::min<int64_t>(power_of_two_from(vectors), 8);
     while (lanes < 32 && lanes * most < vectors) lanes *= 2;
     rows_.lanes = static_cast<int>(lanes);
-    const int64_t each = ceil_divide(vectors, lanes);
+    const int64_t each = ceil_div(vectors, lanes);
     if (each <= 1) return launch_lanes<kWidth, 1>();
     if (each <= 2) return launch_lanes<kWidth, 2>();
     if (each <= 4) return launch_lanes<kWidth, 4>();
@@ -103,7 +103,7 @@ class SoftmaxLaunch {
   template <int kWidth, int kVectors>
   cudaError_t launch_lanes() const {
     constexpr int kRows = kVectors >= 4 ? 1 : 4 / kVectors;
-    const int64_t grid = ceil_divide(rows_.rows, kRows * (kLaneThreads / rows_.lanes));
+    const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads / rows_.lanes));
     if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, true>, rows_, grid, kLaneThreads);
     return launch(softmax_lanes_kernel<T, kWidth, kVectors, false>, rows_, grid, kLaneThreads);
   }
@@ -118,7 +118,7 @@ class SoftmaxLaunch {
     const int64_t most_warps = std::min<int64_t>(kBlockThreads / 32, p_.backward ? (device_.shared_per_block - 2048) / (32 * 16 * 8) : kBlockThreads / 32);
     const int64_t most_share = most_warps * 32 * kVectors;
     int cluster = 1;
-    const auto share = [&] { return ceil_divide(vectors, cluster); };
+    const auto share = [&] { return ceil_div(vectors, cluster); };
     const auto fits = [&] { return share() <= most_share; };
     while (cluster < std::min(most_blocks, 8) && share() > std::min<int64_t>(kClusterShare, most_share)) cluster *= 2;
     // Few rows: more blocks to a row, so that every multiprocessor has work.
@@ -128,7 +128,7 @@ class SoftmaxLaunch {
     if (!fits()) return run_split();
     // Few rows: more threads to a block as well.
     const int64_t each = few ? 2 : kVectors;
-    const int64_t warps = std::clamp<int64_t>(ceil_divide(share(), 32 * each), ceil_divide(share(), 32 * kVectors), most_warps);
+    const int64_t warps = std::clamp<int64_t>(ceil_div(share(), 32 * each), ceil_div(share(), 32 * kVectors), most_warps);
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
     rows_.share = static_cast<int>(share());
     if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_split();
@@ -150,11 +150,11 @@ class SoftmaxLaunch {
 
   cudaError_t run_split() {
     SoftmaxSplit<T> split{rows_};
-    const int64_t tiles = ceil_divide(rows_.columns / kVec + 2, kSplitTile);
+    const int64_t tiles = ceil_div(rows_.columns / kVec + 2, kSplitTile);
     // Enough chunks to fill the device, and not so many that a row's parts take longer than a chunk.
-    const int64_t wanted = std::clamp<int64_t>(ceil_divide(16 * device_.multiprocessors, rows_.rows), 1, 2048);
-    split.chunk = ceil_divide(tiles, std::min(wanted, tiles)) * kSplitTile;
-    split.chunks = ceil_divide(tiles * kSplitTile, split.chunk);
+    const int64_t wanted = std::clamp<int64_t>(ceil_div(16 * device_.multiprocessors, rows_.rows), 1, 2048);
+    split.chunk = ceil_div(tiles, std::min(wanted, tiles)) * kSplitTile;
+    split.chunks = ceil_div(tiles * kSplitTile, split.chunk);
     const int64_t grid = rows_.rows * split.chunks;
     split.parts = static_cast<Part<Acc>*>(workspace_(grid * static_cast<int64_t>(sizeof(Part<Acc>))));
     const cudaError_t error = launch(p_.backward ? softmax_part_kernel<T, true> : softmax_part_kernel<T, false>, split, grid, kSplitThreads);
@@ -168,20 +168,20 @@ class SoftmaxLaunch {
     const int64_t steps = p_.backward ? kColumnSteps<kWidth> / 2 : kColumnSteps<kWidth>;
     const int64_t narrowest = kWidth == 1 ? 32 : 8;  // whole sectors
     const int64_t most_down = kColumnThreads<kWidth> / narrowest;
-    int64_t down = power_of_two_from(ceil_divide(p_.length, steps));
+    int64_t down = power_of_two_from(ceil_div(p_.length, steps));
     const bool held = down <= most_down;
     if (!held) down = 256 / narrowest;
     const int64_t across = std::max<int64_t>(narrowest, 256 / down);
     columns.across = static_cast<int>(across), columns.down = static_cast<int>(down);
-    const int64_t tiles = ceil_divide(p_.outer * (p_.inner / kWidth), across), shared = column_shared_bytes<T, kWidth>(across, down);
+    const int64_t tiles = ceil_div(p_.outer * (p_.inner / kWidth), across), shared = column_shared_bytes<T, kWidth>(across, down);
     if (held) {
       const auto kernel = p_.backward ? softmax_columns_kernel<T, kWidth, true> : softmax_columns_kernel<T, kWidth, false>;
       return launch(kernel, columns, tiles, across * down, shared);
     }
-    const int64_t rounds = ceil_divide(p_.length, down * 4);
-    const int64_t wanted = std::clamp<int64_t>(ceil_divide(16 * device_.multiprocessors, tiles), 1, std::min<int64_t>(64, rounds));
-    columns.chunk = ceil_divide(rounds, wanted) * down * 4;
-    columns.chunks = ceil_divide(p_.length, columns.chunk);
+    const int64_t rounds = ceil_div(p_.length, down * 4);
+    const int64_t wanted = std::clamp<int64_t>(ceil_div(16 * device_.multiprocessors, tiles), 1, std::min<int64_t>(64, rounds));
+    columns.chunk = ceil_div(rounds, wanted) * down * 4;
+    columns.chunks = ceil_div(p_.length, columns.chunk);
     columns.parts = static_cast<Part<Acc>*>(workspace_(columns.chunks * p_.outer * p_.inner * static_cast<int64_t>(sizeof(Part<Acc>))));
     const auto part = p_.backward ? softmax_columns_part_kernel<T, kWidth, true> : softmax_columns_part_kernel<T, kWidth, false>;
     const cudaError_t error = launch(part, columns, tiles * columns.chunks, across * down, shared);
