@@ -67,13 +67,13 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       const auto* from = last - first * strides.time;
       if (even) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) to[i] = *reinterpret_cast<const Whole*>(from - i * strides.time);
+        for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *reinterpret_cast<const Whole*>(from);
       } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < kCount; ++i, from -= strides.time) {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) to[i].set(c, {});
-          if (i < count) to[i] = *reinterpret_cast<const Whole*>(from - i * strides.time);
+          if (i < count) to[i] = *reinterpret_cast<const Whole*>(from);
         }
       }
     };
