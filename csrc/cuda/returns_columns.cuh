@@ -67,13 +67,13 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       const auto* from = last - first * strides.time;
       if (even) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) to[i] = *reinterpret_cast<const Whole*>(from - i * strides.time);
+        for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *reinterpret_cast<const Whole*>(from);
       } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < kCount; ++i, from -= strides.time) {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) to[i].set(c, {});
-          if (i < count) to[i] = *reinterpret_cast<const Whole*>(from - i * strides.time);
+          if (i < count) to[i] = *reinterpret_cast<const Whole*>(from);
         }
       }
     };
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
     Word reward_words[kCount], value_words[kCount], next_words[kFull ? kCount : 1], rho_words[kFull ? kCount : 1], value_behind;
     load(reward_words, rewards, p.rewards.strides);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) value_behind.set(c, bootstraps[c]);
+    for (int c = 0; c < kColumns; ++c) value_behind.set(c, first == 0 ? bootstraps[c] : cast<T>(Acc(0)));
     if (has_values) {
       load(value_words, values, p.values.strides);
       if (!has_next && first > 0 && count > 0) value_behind = *reinterpret_cast<const Word*>(values - (first - 1) * p.values.strides.time);

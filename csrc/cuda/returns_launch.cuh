@@ -113,7 +113,7 @@ class ReturnsLaunch {
     if (p_.pg_advantages.data && !p_.rhos.data) bytes += kTileBytes;
     params.stage_bytes = bytes;
     const int warp_bytes = Tile::kStages * bytes;
-    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, kRows == ReturnsRows::kBlock ? kReturnsBlockWarps : kReturnsRowWarps);
+    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, returns_warps(kRows));
     int64_t blocks = params.lots;
     if (kRows != ReturnsRows::kBlock) {
       // A few rows are better off on many multiprocessors.
@@ -122,7 +122,7 @@ class ReturnsLaunch {
     }
     params.tiles = pack_rows ? 1 : static_cast<int>(ceil_div(p_.length, static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
     // As many blocks as run at once: so many warps have their registers.
-    const int shared = warps * warp_bytes, most_warps = kRows == ReturnsRows::kPacked ? 12 : 16;
+    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, full_, sizeof(T)) * returns_warps(kRows);
     const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
     blocks = std::min(blocks, resident * device_.multiprocessors);
     if (full_) launch_rows_kernel(returns_rows_kernel<T, true, kRows>, params, blocks, warps, shared);

@@ -16,8 +16,12 @@ namespace dcs {
 
 enum class ReturnsRows { kWarp, kPacked, kBlock };
 
-constexpr int kReturnsRowWarps = 4;    // of a block whose warps take rows of their own
-constexpr int kReturnsBlockWarps = 8;  // at most, of a block that takes a row
+// Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks have registers on a multiprocessor.
+constexpr int returns_warps(ReturnsRows rows) { return rows == ReturnsRows::kBlock ? 8 : 4; }
+constexpr int returns_blocks(ReturnsRows rows, bool full, int size) {
+  const bool crowded = full && size != 4;  // a chunk of halves is eight steps, a double two registers
+  return rows == ReturnsRows::kBlock ? (crowded ? 1 : 2) : (rows == ReturnsRows::kPacked ? 3 : 4) - (crowded ? 1 : 0);
+}
 
 // A warp's tile, and how many of them it has in shared memory.
 template <typename T>
@@ -104,7 +108,7 @@ __device__ __forceinline__ void put_tile(const unsigned char* slot, T* to, int c
 
 // kFull: next values, ratios, discounts that are not one number, flags that are not bool, no values, policy-gradient advantages.
 template <typename T, bool kFull, ReturnsRows kRows>
-__global__ void __launch_bounds__(kRows == ReturnsRows::kBlock ? 32 * kReturnsBlockWarps : 32 * kReturnsRowWarps, kRows == ReturnsRows::kBlock ? 2 : kRows == ReturnsRows::kPacked ? 3 : 4)
+__global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRows, kFull, sizeof(T)))
     returns_rows_kernel(const __grid_constant__ ReturnsRowsCall<typename Types<T>::Acc> params) {
   using Acc = typename Types<T>::Acc;
   using Tile = ReturnsTile<T>;
@@ -250,7 +254,7 @@ __global__ void __launch_bounds__(kRows == ReturnsRows::kBlock ? 32 * kReturnsBl
   T bootstrap = !kPacked && has_bootstrap && now.lot < params.lots ? bootstrap_of(now.lot) : nothing;
   double carry = 0.0;
   int stage = 0, parity = 0;
-  __shared__ Piece<double> pieces[kBlock ? 2 : 1][kBlock ? kReturnsBlockWarps : 1];  // two in turn: a warp may be one tile ahead
+  __shared__ Piece<double> pieces[kBlock ? 2 : 1][kBlock ? returns_warps(kRows) : 1];  // two in turn: a warp may be one tile ahead
 
   while (now.lot < params.lots) {
     Place following = now;
