@@ -49,21 +49,14 @@ def formulas(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op; arguments are validated already and `dim` is not negative."""
     dtype = rewards.dtype
-    r, v, after, last, rho = map(widened, (rewards, values, next_values, bootstrap_value, rhos))
-    terminates = None if terminated is None else _as_bool(terminated)
-    truncates = None if truncated is None else _as_bool(truncated)
-    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    r, v, rho = map(widened, (rewards, values, rhos))
+    terminates, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
     discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
-    if after is None:
-        after = _next_values(r, v, last, dim)
-        if truncates is not None:
-            after = after.masked_fill(truncates, 0.0)
     if v is None:
         targets = _lambda_returns(r, after, terminates, ends, discounts, dim)
         return _none(rewards), targets.to(dtype), _none(rewards)
 
-    boot = discounts.gamma * (after if terminates is None else after.masked_fill(terminates, 0.0))
-    difference = r + boot - v
+    difference = _bootstrapped(r, after, terminates, discounts) - v
     delta = difference if rho is None else rho.clamp(max=clip_rho) * difference
     ratio = None if rho is None else rho.clamp(max=clip_c)
     pg_advantages = _none(rewards)
@@ -79,14 +72,105 @@ def formulas(
     return advantages.to(dtype) if need_advantages else _none(rewards), targets, pg_advantages
 
 
+def n_step_formulas(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> Tensor:
+    """Returns over n steps: with u_t the value of step t's own state, a scan of ``r_t + boot_t - u_t`` over a window of
+    n steps, plus u. The values between cancel (lambda 1), or leave a share (1 - lambda) of each behind.
+    """
+    r, v = widened(rewards), widened(values)
+    terminates, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    if v is None:
+        # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
+        v = _step_before(after if ends is None else after.masked_fill(ends, 0.0), dim)
+    delta = _bootstrapped(r, after, terminates, discounts) - v
+    return (discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v).to(rewards.dtype)
+
+
+def one_step_errors(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+) -> Tensor:
+    """``r_t + boot_t - v_t``"""
+    r, v = widened(rewards), widened(values)
+    terminates, _, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    return _bootstrapped(r, after, terminates, _discounts(r, gamma, gamma_value, None, 1.0, dim)) - v
+
+
+def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
+    """``rate·factors``, with rate as gamma and lambda are given and factors one a step."""
+    return factors * (align_gates(rate.to(factors.device), factors.dim(), dim) if isinstance(rate, Tensor) else rate)
+
+
+def next_step(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the next step, 0 at the last one."""
+    return _padded(tensor, dim, 1)
+
+
+def _step_before(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the step before, 0 at the first one."""
+    return _padded(tensor, dim, 0)
+
+
+def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
+    if tensor.size(dim) == 0:
+        return tensor
+    pads = [0] * (2 * (tensor.dim() - dim))
+    pads[-2 + shift] = 1
+    return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
+
+
+def _ends(
+    r: Tensor,
+    v: Tensor | None,
+    after: Tensor | None,
+    last: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    dim: int,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Where a step terminates, where an episode ends (None: nowhere), and v'."""
+    terminates = None if terminated is None else _as_bool(terminated)
+    truncates = None if truncated is None else _as_bool(truncated)
+    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    if after is None:
+        after = _next_values(r, v, last, dim)
+        if truncates is not None:
+            after = after.masked_fill(truncates, 0.0)
+    return terminates, ends, after
+
+
+def _bootstrapped(r: Tensor, after: Tensor, terminates: Tensor | None, discounts: _Discounts) -> Tensor:
+    return r + discounts.gamma * (after if terminates is None else after.masked_fill(terminates, 0.0))
+
+
 def _carried(delta: Tensor, ratio: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int) -> Tensor:
     """What is carried to a step, ``gamma_t·lambda_t·A_{t+1}`` or 0, as a recurrence of its own.
 
     It takes its operands from the step after, not a scan's result, and A and pg need it at their own step alone.
     """
     ends = _or_last(ends, delta, dim)
-    steps = (discounts.product * _shifted(delta, dim)).masked_fill(ends, 0.0)
-    gate = discounts.gate if ratio is None else discounts.product * _shifted(ratio, dim)
+    steps = (discounts.product * next_step(delta, dim)).masked_fill(ends, 0.0)
+    gate = discounts.gate if ratio is None else discounts.product * next_step(ratio, dim)
     return discounted_cumsum(steps, gate, dim=dim, reset=ends)
 
 
@@ -132,19 +216,10 @@ def _beside_rewards(rate: Rate, r: Tensor, dim: int) -> Rate:
 
 
 def _next_values(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
-    after = torch.zeros_like(r) if v is None else _shifted(v, dim)
+    after = torch.zeros_like(r) if v is None else next_step(v, dim)
     if last is None:
         return after
     return torch.where(_is_last(r, dim), last.expand(r.shape[:dim] + r.shape[dim + 1 :]).unsqueeze(dim), after)
-
-
-def _shifted(tensor: Tensor, dim: int) -> Tensor:
-    """What is at the next step, 0 at the last one."""
-    if tensor.size(dim) == 0:
-        return tensor
-    pads = [0] * (2 * (tensor.dim() - dim))
-    pads[-1] = 1
-    return torch.nn.functional.pad(tensor.narrow(dim, 1, tensor.size(dim) - 1), pads)
 
 
 def _is_last(r: Tensor, dim: int) -> Tensor:
