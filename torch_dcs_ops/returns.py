@@ -297,7 +297,8 @@ def retrace_returns(
     ``G[t] = r[t] + gamma·(V(s[t+1]) + c[t+1]·(G[t+1] - Q(s[t+1], a[t+1])))`` with ``c = lambda·min(1, rho)``.
 
     Args: `q_values` are those of the actions that were taken, Q(s[t], a[t]); `next_values` the expectations of
-        Q(s[t+1], ·) under the target policy; `rhos` the ratios pi(a|s) / mu(a|s); for the rest see :mod:`torch_dcs_ops.returns`.
+        Q(s[t+1], ·) under the target policy; `rhos` the ratios pi(a|s) / mu(a|s); for the rest see
+        :mod:`torch_dcs_ops.returns`.
 
     Returns:
         G, of rewards' shape, dtype and device.
