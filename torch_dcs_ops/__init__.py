@@ -20,6 +20,7 @@ from .ops import (
     sample_bmm,
     softmax,
 )
+from . import returns
 from ._info import __version__, info
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "log_bmm",
     "max_bmm",
     "sample_bmm",
+    "returns",
     "softmax",
 ]

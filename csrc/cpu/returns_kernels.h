@@ -1,9 +1,8 @@
 // The kernels of `_temporal_difference_scan`; included by one file an instruction set, which defines DCS_RETURNS (the table's name) and DCS_ISA.
 //
 // Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and gathered where not. In `columns` a
-// line is a step of many columns, and one loop does everything. In `rows` it is a stretch of one row's steps: a loop along it forms differences
-// and gates, kAbreast rows then run through the recurrence side by side (a step waits for the one before it: 4 cycles and a select), and another
-// loop forms the results. Arithmetic is double.
+// line is one step of many columns, each with its own carry; in `rows` it is a stretch of one row's steps, and the recurrence runs along the vectors.
+// Arithmetic is double.
 #pragma once
 
 #include "returns.h"
@@ -12,9 +11,7 @@
 namespace dcs::cpu {
 namespace {
 
-constexpr int kAbreast = 8;
-constexpr int64_t kStretch = 128;  // steps: 3 arrays of 8 rows of double are 24 KiB
-constexpr int64_t kLine = kReturnsColumns > kStretch ? kReturnsColumns : kStretch;
+constexpr int64_t kLine = kReturnsColumns;
 
 template <typename T>
 DCS_INLINE const T* at(const ReturnsInput& input, int64_t outer, int64_t time, int64_t inner) {
@@ -179,14 +176,13 @@ struct Step {
 
 // What one call of a kernel's loops has in common.
 struct Options {
-  bool is_last;      // the line is the last step of its rows
   bool is_shifted;   // v' is the values of the next step: it is not known where truncated
   bool has_rhos;
   double clip_rho, clip_c, clip_pg;
 
-  Options(const ReturnsProblem& problem, bool last)
-      : is_last(last), is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), clip_rho(problem.clip_rho),
-        clip_c(problem.clip_c), clip_pg(problem.clip_pg) {}
+  explicit Options(const ReturnsProblem& problem)
+      : is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), clip_rho(problem.clip_rho), clip_c(problem.clip_c),
+        clip_pg(problem.clip_pg) {}
 };
 
 // Importance ratios cut to `bound`; 1 where there are none.
@@ -196,7 +192,7 @@ DCS_INLINE typename L::Number clipped(const Options& options, const Lines<T, kAl
 }
 
 template <bool kValues, bool kRhos, typename L, typename T, bool kAlongTime>
-DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>& lines, int64_t j) {
+DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>& lines, int64_t j, typename L::Mask is_last) {
   using Number = typename L::Number;
   Step<L> step;
   const Number gamma = L::load(lines.gammas + j), next = L::load(lines.next + j), reward = L::load(lines.rewards + j);
@@ -204,7 +200,7 @@ DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>
   const auto terminated = L::flags(lines.terminated + j);
   const auto done = L::either(terminated, L::flags(lines.truncated + j));
   auto lacks_next = options.is_shifted ? done : terminated;
-  step.ends = options.is_last ? L::always(true) : done;
+  step.ends = L::either(done, is_last);
   step.gate = step.rate = multiply(gamma, trace);
   Number weight = gamma;
   if constexpr (!kValues) {
@@ -266,10 +262,10 @@ struct Outputs {
 
 template <bool kValues, bool kRhos, typename T>
 DCS_INLINE void column_step(const Options& options, const Lines<T, false>& lines, double* carries, T* advantages, T* targets, T* pg_advantages,
-                            int64_t count) {
-  for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+                            bool is_last, int64_t count) {
+  for_lanes(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
-    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
+    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j, L::always(is_last));
     const auto after = L::load(carries + j);
     const auto carry = L::select(step.ends, step.delta, multiply_add(step.gate, after, step.delta));
     L::store(carries + j, carry);
@@ -285,65 +281,24 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   lines.prepare(problem);
   lines.read_rows(problem, {outer, 0, inner, count});
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
+  const Options options(problem);
   for (int64_t t = problem.length - 1; t >= 0; --t) {
     const Place place{outer, t, inner, count};
     lines.read(problem, place);
     outputs.point(problem, place, false);
-    column_step<kValues, kRhos>(Options(problem, t == problem.length - 1), lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], count);
+    column_step<kValues, kRhos>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], t == problem.length - 1, count);
     outputs.scatter(problem, place, false);
   }
 }
 
-// kAbreast rows' stretch, in double. carries[w][place.count] is what is carried into the stretch's last step.
-struct Stretch {
-  double deltas[kAbreast][kStretch], gates[kAbreast][kStretch], carries[kAbreast][kStretch + 1];
-};
-
-// A NaN gate marks the end of an episode; where a gate is NaN itself, so is what the step adds.
 template <bool kValues, bool kRhos, typename T>
-DCS_INLINE void prepare_stretch(const Options& options, const Lines<T, true>& lines, int64_t from, int64_t count, double* deltas, double* gates) {
-  for_lanes(from, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+DCS_INLINE void row_steps(const Options& options, const Lines<T, true>& lines, double* carry, T* advantages, T* targets, T* pg_advantages, int64_t last,
+                          int64_t count) {
+  for_lanes_back(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
-    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
-    const auto delta = L::select(L::is_nan(step.gate), step.gate, step.delta);
-    L::store(deltas + j, L::select(step.ends, step.delta, delta));
-    L::store(gates + j, L::select(step.ends, L::splat(__builtin_nan("")), step.gate));
-  });
-}
-
-template <int W>
-DCS_INLINE void run_abreast(Stretch& stretch, int64_t count) {
-  double carry[W];
-  for (int w = 0; w < W; ++w) carry[w] = stretch.carries[w][count];
-  for (int64_t j = count - 1; j >= 0; --j)
-    for (int w = 0; w < W; ++w) {
-      const double gate = stretch.gates[w][j], delta = stretch.deltas[w][j];
-      const double joined = multiply_add(gate, carry[w], delta);
-      carry[w] = gate == gate ? joined : delta;
-      stretch.carries[w][j] = carry[w];
-    }
-}
-
-// Fewer rows than kAbreast, one after the other.
-inline void run_some(Stretch& stretch, int rows, int64_t count) {
-  for (int w = 0; w < rows; ++w) {
-    double carry = stretch.carries[w][count];
-    for (int64_t j = count - 1; j >= 0; --j) {
-      const double gate = stretch.gates[w][j], delta = stretch.deltas[w][j];
-      carry = gate == gate ? multiply_add(gate, carry, delta) : delta;
-      stretch.carries[w][j] = carry;
-    }
-  }
-}
-
-template <bool kValues, bool kRhos, typename T>
-DCS_INLINE void finish_stretch(const Options& options, const Lines<T, true>& lines, int64_t from, int64_t count, const double* carries, T* advantages,
-                               T* targets, T* pg_advantages) {
-  for_lanes(from, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
-    using L = decltype(lanes);
-    // Without rhos the step is not looked at, and the compiler drops it.
-    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j);
-    finish<kValues, kRhos>(lanes, options, lines, step, L::load(carries + j), L::load(carries + j + 1), j, advantages, targets, pg_advantages);
+    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j, L::only(last - j));
+    const Carried<L> carried = run_back(lanes, step.delta, step.gate, step.ends, carry);
+    finish<kValues, kRhos>(lanes, options, lines, step, carried.own, carried.after, j, advantages, targets, pg_advantages);
   });
 }
 
@@ -351,40 +306,20 @@ template <typename T, bool kValues, bool kRhos>
 void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Lines<T, true> lines;
   Outputs<T> outputs;
-  Stretch stretch;
   lines.prepare(problem);
-  const Options within(problem, false), at_end(problem, true);
-  for (int64_t row = begin; row < end; row += kAbreast) {
-    const int rows = end - row < kAbreast ? static_cast<int>(end - row) : kAbreast;
-    for (int64_t stop = problem.length; stop > 0; stop -= kStretch) {
-      const int64_t start = stop > kStretch ? stop - kStretch : 0, count = stop - start;
-      const bool is_last = stop == problem.length;
-      const int64_t body = is_last ? count - 1 : count;  // the row's last step is apart
-      const auto read_lines = [&](int w) {
-        const Place place{(row + w) / problem.inner, start, (row + w) % problem.inner, count};
-        lines.read_rows(problem, place);
-        lines.read(problem, place);
-        return place;
-      };
-      for (int w = 0; w < rows; ++w) {
-        read_lines(w);
-        double *deltas = stretch.deltas[w], *gates = stretch.gates[w], *carries = stretch.carries[w];
-        prepare_stretch<kValues, kRhos>(within, lines, 0, body, deltas, gates);
-        prepare_stretch<kValues, kRhos>(at_end, lines, body, count, deltas, gates);
-        carries[count] = is_last ? 0.0 : carries[0];
-      }
-      if (rows == kAbreast)
-        run_abreast<kAbreast>(stretch, count);
-      else
-        run_some(stretch, rows, count);
-      for (int w = 0; w < rows; ++w) {
-        const Place place = read_lines(w);
-        outputs.point(problem, place, true);
-        T *advantages = outputs.to[0], *targets = outputs.to[1], *pg_advantages = outputs.to[2];
-        finish_stretch<kValues, kRhos>(within, lines, 0, body, stretch.carries[w], advantages, targets, pg_advantages);
-        finish_stretch<kValues, kRhos>(at_end, lines, body, count, stretch.carries[w], advantages, targets, pg_advantages);
-        outputs.scatter(problem, place, true);
-      }
+  const Options options(problem);
+  // Steps run down in memory, so the rows do: the prefetchers lose track where they turn.
+  for (int64_t row = end - 1; row >= begin; --row) {
+    Place place{row / problem.inner, 0, row % problem.inner, kLine};
+    lines.read_rows(problem, place);
+    double carry = 0.0;
+    for (int64_t stop = problem.length; stop > 0; stop -= kLine) {
+      place.time = stop > kLine ? stop - kLine : 0;
+      place.count = stop - place.time;
+      lines.read(problem, place);
+      outputs.point(problem, place, true);
+      row_steps<kValues, kRhos>(options, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2], problem.length - 1 - place.time, place.count);
+      outputs.scatter(problem, place, true);
     }
   }
 }

@@ -27,6 +27,26 @@ class _Discounts(NamedTuple):
     gate: Rate  # as precise as it can be had: a number, one a row (float64), or one a step
 
 
+class _Steps(NamedTuple):
+    """What the temporal difference of a step is made of."""
+
+    r: Tensor
+    v: Tensor
+    after: Tensor  # v', where it is known
+    lacks_after: Tensor | None  # where v' counts as 0 (None: nowhere)
+    gamma: Rate
+
+    def difference(self) -> Tensor:
+        return self.r + self.gamma * _filled(self.after, self.lacks_after) - self.v
+
+    def next_step(self, dim: int) -> _Steps:
+        r, v, after, lacks_after, gamma = self
+        lacks_after = None if lacks_after is None else next_step(lacks_after, dim)
+        if isinstance(gamma, Tensor) and gamma.dim() == r.dim() and gamma.size(dim) != 1:
+            gamma = next_step(gamma, dim)
+        return _Steps(next_step(r, dim), next_step(v, dim), next_step(after, dim), lacks_after, gamma)
+
+
 def formulas(
     rewards: Tensor,
     values: Tensor | None,
@@ -49,26 +69,25 @@ def formulas(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op; arguments are validated already and `dim` is not negative."""
     dtype = rewards.dtype
-    r, v, after, last, rho = map(widened, (rewards, values, next_values, bootstrap_value, rhos))
-    terminates = None if terminated is None else _as_bool(terminated)
-    truncates = None if truncated is None else _as_bool(truncated)
-    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    r, v, rho = map(widened, (rewards, values, rhos))
+    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
     discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
-    if after is None:
-        after = _next_values(r, v, last, dim)
-        if truncates is not None:
-            after = after.masked_fill(truncates, 0.0)
     if v is None:
-        targets = _lambda_returns(r, after, terminates, ends, discounts, dim)
+        targets = _lambda_returns(r, after, lacks_after, ends, discounts, dim)
         return _none(rewards), targets.to(dtype), _none(rewards)
 
-    boot = discounts.gamma * (after if terminates is None else after.masked_fill(terminates, 0.0))
-    difference = r + boot - v
+    steps = _Steps(r, v, after, lacks_after, discounts.gamma)
+    difference = steps.difference()
     delta = difference if rho is None else rho.clamp(max=clip_rho) * difference
     ratio = None if rho is None else rho.clamp(max=clip_c)
     pg_advantages = _none(rewards)
     if need_pg:
-        carried = _carried(delta, ratio, ends, discounts, dim)
+        # From the operands of the next step, not by shifting delta: a compiler keeps a result that two operations read
+        # in memory, in a kernel of its own, when it is made of more than four tensors.
+        next_delta = steps.next_step(dim).difference()
+        if rho is not None:
+            next_delta = next_step(rho, dim).clamp(max=clip_rho) * next_delta
+        carried = _carried(next_delta, None if ratio is None else next_step(ratio, dim), ends, discounts, dim)
         advantages = delta + (carried if ratio is None else ratio * carried)
         pg = difference + carried
         pg_advantages = (pg if rho is None else rho.clamp(max=clip_pg) * pg).to(dtype)
@@ -79,26 +98,117 @@ def formulas(
     return advantages.to(dtype) if need_advantages else _none(rewards), targets, pg_advantages
 
 
-def _carried(delta: Tensor, ratio: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int) -> Tensor:
+def n_step_formulas(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> Tensor:
+    """Returns over n steps: with u_t the value of step t's own state, a scan of ``r_t + boot_t - u_t`` over a window of
+    n steps, plus u. The values between cancel (lambda 1), or leave a share (1 - lambda) of each behind.
+    """
+    r, v = widened(rewards), widened(values)
+    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    if v is None:
+        # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
+        v = _step_before(_filled(after, ends), dim)
+    delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
+    return (discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v).to(rewards.dtype)
+
+
+def one_step_errors(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+) -> Tensor:
+    """``r_t + boot_t - v_t``"""
+    r, v = widened(rewards), widened(values)
+    lacks_after, _, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, None, 1.0, dim)
+    return _Steps(r, v, after, lacks_after, discounts.gamma).difference()
+
+
+def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
+    """``rate·factors``, with rate as gamma and lambda are given and factors one a step."""
+    return factors * (align_gates(rate.to(factors.device), factors.dim(), dim) if isinstance(rate, Tensor) else rate)
+
+
+def next_step(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the next step, 0 at the last one."""
+    return _padded(tensor, dim, 1)
+
+
+def _step_before(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the step before, 0 at the first one."""
+    return _padded(tensor, dim, 0)
+
+
+def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
+    if tensor.size(dim) == 0:
+        return tensor
+    pads = [0] * (2 * (tensor.dim() - dim))
+    pads[-2 + shift] = 1
+    return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
+
+
+def _ends(
+    r: Tensor,
+    v: Tensor | None,
+    after: Tensor | None,
+    last: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    dim: int,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Where v' counts as 0, where an episode ends (None: nowhere), and v'."""
+    terminates = None if terminated is None else _as_bool(terminated)
+    truncates = None if truncated is None else _as_bool(truncated)
+    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    if after is not None:
+        return terminates, ends, after
+    return ends, ends, _next_values(r, v, last, dim)
+
+
+def _filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    return tensor if mask is None else tensor.masked_fill(mask, 0.0)
+
+
+def _carried(
+    next_delta: Tensor, next_ratio: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+) -> Tensor:
     """What is carried to a step, ``gamma_t·lambda_t·A_{t+1}`` or 0, as a recurrence of its own.
 
-    It takes its operands from the step after, not a scan's result, and A and pg need it at their own step alone.
+    A and pg are made of it at their own step: no operation reads a scan's result of another one.
     """
-    ends = _or_last(ends, delta, dim)
-    steps = (discounts.product * _shifted(delta, dim)).masked_fill(ends, 0.0)
-    gate = discounts.gate if ratio is None else discounts.product * _shifted(ratio, dim)
-    return discounted_cumsum(steps, gate, dim=dim, reset=ends)
+    ends = _or_last(ends, next_delta, dim)
+    gate = discounts.gate if next_ratio is None else discounts.product * next_ratio
+    return discounted_cumsum((discounts.product * next_delta).masked_fill(ends, 0.0), gate, dim=dim, reset=ends)
 
 
 def _lambda_returns(
-    r: Tensor, after: Tensor, terminates: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+    r: Tensor, after: Tensor, lacks_after: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
 ) -> Tensor:
     product = (torch.ones_like(r) * discounts.product).masked_fill(_or_last(ends, r, dim), 0.0)
     weight = discounts.gamma - product
     # Only where it would show: the factor has a derivative at 0 too.
     is_unread = (weight == 0) & ~after.isfinite()
-    if terminates is not None:
-        is_unread = is_unread | terminates
+    if lacks_after is not None:
+        is_unread = is_unread | lacks_after
     return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
 
 
@@ -132,19 +242,10 @@ def _beside_rewards(rate: Rate, r: Tensor, dim: int) -> Rate:
 
 
 def _next_values(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
-    after = torch.zeros_like(r) if v is None else _shifted(v, dim)
+    after = torch.zeros_like(r) if v is None else next_step(v, dim)
     if last is None:
         return after
     return torch.where(_is_last(r, dim), last.expand(r.shape[:dim] + r.shape[dim + 1 :]).unsqueeze(dim), after)
-
-
-def _shifted(tensor: Tensor, dim: int) -> Tensor:
-    """What is at the next step, 0 at the last one."""
-    if tensor.size(dim) == 0:
-        return tensor
-    pads = [0] * (2 * (tensor.dim() - dim))
-    pads[-1] = 1
-    return torch.nn.functional.pad(tensor.narrow(dim, 1, tensor.size(dim) - 1), pads)
 
 
 def _is_last(r: Tensor, dim: int) -> Tensor:

@@ -28,11 +28,13 @@ def check_returns(
     rhos: Tensor | None,
     dim: int,
     wants_more_than_targets: bool,
+    values_name: str = "values",
+    lambda_name: str = "lambda_",
 ) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
-    tensors = {"values": values, "next_values": next_values, "terminated": terminated, "truncated": truncated,
+    tensors = {values_name: values, "next_values": next_values, "terminated": terminated, "truncated": truncated,
                "rhos": rhos}  # fmt: skip
-    check_layouts(op, rewards=rewards, bootstrap_value=bootstrap_value, gamma=gamma, lambda_=trace, **tensors)
+    check_layouts(op, rewards=rewards, bootstrap_value=bootstrap_value, gamma=gamma, **{lambda_name: trace}, **tensors)
     if rewards.dtype not in _DTYPES:
         fail(op, f"rewards must be float16, bfloat16, float32 or float64, got {dtype_name(rewards.dtype)}")
     ndim = rewards.dim()
@@ -53,12 +55,23 @@ def check_returns(
         if not broadcasts(bootstrap_value.shape, rows):
             fail(op, f"bootstrap_value must broadcast to rewards' shape without dim {dim}, {rows}, got "
                      f"{tuple(bootstrap_value.shape)}")  # fmt: skip
-    for name, rate in (("gamma", gamma), ("lambda_", trace)):
+    for name, rate in (("gamma", gamma), (lambda_name, trace)):
         if rate is not None:
             _check_discount(op, name, rate, rewards, dim)
     if values is None and (rhos is not None or wants_more_than_targets):
-        fail(op, "values must be given for all but lambda-returns, got None")
+        fail(op, f"{values_name} must be given for all but lambda-returns, got None")
     return dim
+
+
+def check_return_types(op: str, rewards: object, time_dim: object, **tensors: object) -> None:
+    """What no schema says in a sentence."""
+    if not isinstance(rewards, Tensor):
+        raise TypeError(f"{op}: rewards must be a tensor, got {type(rewards).__name__}")
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
+    if isinstance(time_dim, bool) or not isinstance(time_dim, int | torch.SymInt):
+        raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
 
 
 def _check_dtype(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
