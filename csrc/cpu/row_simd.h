@@ -165,26 +165,32 @@ DCS_INLINE typename Simd<C>::Reg horner(typename Simd<C>::Reg x, const C (&coeff
 // exp for x <= 0 within 1 ulp; results below the smallest normal number are 0, for arithmetic with subnormals is a hundred times slower.
 // x = n log 2 + r with |r| <= log(2) / 2, log 2 in two parts of which n times the first is exact (Cody and Waite 1980); the polynomials are
 // Cephes' expf and, in double, Taylor's.
-DCS_INLINE __attribute__((unused)) Simd<float>::Reg exponential(Simd<float>::Reg x) {
+//
+// scaled_exponential is 2^power exp(x): the power, a whole number, is added to n, so that it adds no error and results go 2^power times lower.
+DCS_INLINE __attribute__((unused)) Simd<float>::Reg scaled_exponential(Simd<float>::Reg x, float power) {
   using S = Simd<float>;
   const S::Reg magic = S::splat(12582912.f);
   const S::Reg shifted = S::fma(x, S::splat(1.44269504f), magic), n = S::sub(shifted, magic);
   const S::Reg r = S::fma(n, S::splat(2.12194440e-4f), S::fma(n, S::splat(-0.693359375f), x));
   const S::Reg tail = horner<float>(r, {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f});
-  const S::Reg power = S::add(S::fma(S::mul(r, r), tail, r), S::splat(1.f));
-  return S::where_less(x, S::splat(-87.336f), S::splat(0.f), S::mul(power, S::power_of_two(shifted)));
+  const S::Reg fraction = S::add(S::fma(S::mul(r, r), tail, r), S::splat(1.f));
+  const S::Reg least = S::splat(-87.336f - 0.693147181f * power);
+  return S::where_less(x, least, S::splat(0.f), S::mul(fraction, S::power_of_two(S::add(shifted, S::splat(power)))));
 }
+DCS_INLINE __attribute__((unused)) Simd<float>::Reg exponential(Simd<float>::Reg x) { return scaled_exponential(x, 0.f); }
 
-DCS_INLINE __attribute__((unused)) Simd<double>::Reg exponential(Simd<double>::Reg x) {
+DCS_INLINE __attribute__((unused)) Simd<double>::Reg scaled_exponential(Simd<double>::Reg x, double power) {
   using S = Simd<double>;
   const S::Reg magic = S::splat(6755399441055744.0);
   const S::Reg shifted = S::fma(x, S::splat(1.4426950408889634), magic), n = S::sub(shifted, magic);
   const S::Reg r = S::fma(n, S::splat(-1.42860682030941723212e-6), S::fma(n, S::splat(-0.693145751953125), x));
   const S::Reg tail = horner<double>(r, {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
                                          1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5});
-  const S::Reg power = S::add(S::fma(S::mul(r, r), tail, r), S::splat(1.0));
-  return S::where_less(x, S::splat(-708.396), S::splat(0.0), S::mul(power, S::power_of_two(shifted)));
+  const S::Reg fraction = S::add(S::fma(S::mul(r, r), tail, r), S::splat(1.0));
+  const S::Reg least = S::splat(-708.396 - 0.69314718055994531 * power);
+  return S::where_less(x, least, S::splat(0.0), S::mul(fraction, S::power_of_two(S::add(shifted, S::splat(power)))));
 }
+DCS_INLINE __attribute__((unused)) Simd<double>::Reg exponential(Simd<double>::Reg x) { return scaled_exponential(x, 0.0); }
 
 // tanh(x) and its derivative. With e = exp(-2|x|): tanh = 1 - 2e / (1 + e), which loses digits for small x (there Cephes' tanhf), and
 // 1 - tanh^2 = 4e / (1 + e)^2, which loses none for large x.
