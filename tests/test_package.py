@@ -51,6 +51,7 @@ def test_public_names() -> None:
         "linear_log_probs",
         "log_bmm",
         "max_bmm",
+        "returns",
         "sample_bmm",
         "softmax",
     }

@@ -35,7 +35,7 @@ __all__ = [
     "linear_log_probs",
     "log_bmm",
     "max_bmm",
-    "sample_bmm",
     "returns",
+    "sample_bmm",
     "softmax",
 ]
