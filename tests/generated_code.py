@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 EMULATED_TORCH = "2.13."
@@ -96,6 +97,30 @@ def emulated_gpu() -> Iterator[Kernels]:
         for patch in patches:
             stack.enter_context(patch)
         yield stack.enter_context(recorded_kernels())
+
+
+@contextlib.contextmanager
+def lowered_scans(monkeypatch: pytest.MonkeyPatch, device: str, emulated: bool) -> Iterator[Kernels]:
+    """torch.compile with the lowerings of scans switched on, and the code that it generates for `device`."""
+    import torch._inductor.config as inductor_config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    from torch_dcs_ops.compile import _inductor, scan_lowering
+
+    class Switch(CustomGraphPass):  # type: ignore[misc]
+        dcs_scan_lowering = True
+
+        def __call__(self, graph: torch.fx.Graph) -> None: ...
+
+        def uuid(self) -> str:
+            return "lowered_scans"
+
+    if not scan_lowering.install():
+        pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
+    monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (device,))
+    context = emulated_gpu() if emulated else recorded_kernels()
+    with context as recorded, inductor_config.patch(pre_grad_custom_pass=Switch()):
+        yield recorded
 
 
 class _Driver:

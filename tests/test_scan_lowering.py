@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
-from generated_code import EMULATED_TORCH, Kernels, emulated_gpu, recorded_kernels
+from generated_code import EMULATED_TORCH, Kernels, lowered_scans
 from processes import run_in_the_interpreter
 from scan_oracle import HALF, LAYOUTS, assert_is_scan, differentiable_oracle, make, make_gamma, make_reset
 from torch import Tensor
@@ -44,25 +44,7 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """torch.compile with the lowerings switched on, and the code that it generates."""
-    import torch._inductor.config as inductor_config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    from torch_dcs_ops.compile import _inductor, scan_lowering
-
-    class Switch(CustomGraphPass):  # type: ignore[misc]
-        dcs_scan_lowering = True
-
-        def __call__(self, graph: torch.fx.Graph) -> None: ...
-
-        def uuid(self) -> str:
-            return "test_scan_lowering"
-
-    if not scan_lowering.install():
-        pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
-    monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (DEVICE,))
-    context = emulated_gpu() if INTERPRETED else recorded_kernels()
-    with context as recorded, inductor_config.patch(pre_grad_custom_pass=Switch()):
+    with lowered_scans(monkeypatch, DEVICE, INTERPRETED) as recorded:
         yield recorded
 
 

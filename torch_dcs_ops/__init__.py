@@ -16,6 +16,7 @@ from .ops import (
     linear_cross_entropy,
     linear_log_probs,
 )
+from . import returns
 from ._info import __version__, info
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "info",
     "linear_cross_entropy",
     "linear_log_probs",
+    "returns",
 ]

@@ -158,6 +158,14 @@ DCS_INLINE void store(Half* to, Vector v) { store_each(to, v); }
 
 #endif
 
+#if defined(__AVX512F__)
+DCS_INLINE double first_lane(Vector v) { return _mm512_cvtsd_f64(v); }
+#elif defined(__AVX2__)
+DCS_INLINE double first_lane(Vector v) { return _mm256_cvtsd_f64(v); }
+#else
+DCS_INLINE double first_lane(Vector v) { return _mm_cvtsd_f64(v); }
+#endif
+
 DCS_INLINE double add_lanes(Vector v) {
   double lanes[kWidth];
   store(lanes, v);

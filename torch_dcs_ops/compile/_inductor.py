@@ -194,6 +194,11 @@ def size_hint(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size))
 
 
+def hint_while_tracing(size: Any) -> int:
+    """`size_hint` before there is a graph of Inductor's."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
 def is_known_to_equal(size: Any, number: int) -> bool:
     return bool(V.graph.sizevars.statically_known_equals(size, number))
 

@@ -28,8 +28,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from .. import _registry
+from ..ops import temporal_difference
 from ..reference.scan import gate_gradient_dtype
 from . import _inductor
 from ._inductor import Combine, Index, Loader, Value, ops
@@ -107,7 +109,20 @@ def lowers_to_scan(scan: Scan) -> bool:
     if not _inductor.generates_scans(input.get_device(), scan.reverse):
         return False
     # Alone the library's kernels are at least as fast: they know that a scalar gamma is the same at every step.
-    return not _is_degenerate(scan) and not _has_few_long_rows(scan) and _inductor.has_work_to_fuse()
+    sizes = [_inductor.size_hint(size) for size in scan.size]
+    return not _is_degenerate(scan) and not _has_few_long_rows(sizes, scan.axis) and _inductor.has_work_to_fuse()
+
+
+def fuses_temporal_differences(rewards: torch.Tensor, dim: int) -> bool:
+    """Whether `_temporal_difference_scan` is traced as pointwise operations around a scan that becomes a part of their
+    kernel; else the library's kernel is called, which is the whole of it too.
+    """
+    if TracingContext.try_get() is None or rewards.device.type not in _inductor.GENERATED_DEVICES:
+        return False
+    sizes = [_inductor.hint_while_tracing(size) for size in rewards.shape]
+    return (
+        _inductor.active() and not (0 in sizes or sizes[dim] == 1) and not _has_few_long_rows(sizes, dim % len(sizes))
+    )
 
 
 def _is_degenerate(scan: Scan) -> bool:
@@ -115,11 +130,10 @@ def _is_degenerate(scan: Scan) -> bool:
     return _inductor.is_known_to_equal(length, 1) or any(_inductor.is_known_to_equal(n, 0) for n in scan.size)
 
 
-def _has_few_long_rows(scan: Scan) -> bool:
-    sizes = [_inductor.size_hint(size) for size in scan.size]
-    length = sizes[scan.axis]
+def _has_few_long_rows(sizes: list[int], axis: int) -> bool:
+    length = sizes[axis]
     rows = math.prod(sizes) // max(length, 1)
-    if math.prod(sizes[scan.axis + 1 :]) == 1:
+    if math.prod(sizes[axis + 1 :]) == 1:
         return rows < FEW_ROWS and length > LONG_ROW
     return rows < FEW_COLUMNS and length > LONG_COLUMN
 
@@ -362,4 +376,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
 
 def install() -> bool:
     """Registers the lowerings, once a process. Returns False, having warned once, where torch is not a tested one."""
-    return _inductor.register(tuple(LOWERINGS.items()))
+    if not _inductor.register(tuple(LOWERINGS.items())):
+        return False
+    temporal_difference.fuses_in_compiled_code = fuses_temporal_differences
+    return True

@@ -15,7 +15,7 @@ from ._vmap import BATCHED, Batch
 _OP = "discounted_cumsum"
 
 
-class _Batch(Batch):
+class ScanBatch(Batch):
     """The operands of one call under one level of vmap, in the shapes that a scan takes them in."""
 
     def full(self, index: int, ndim: int) -> Tensor | None:
@@ -59,7 +59,7 @@ def _scan_vmap(
     """`call(input, gamma, dim, initial, reset)` on the operands below the level."""
     ndim = input.dim()
     normal = check_scan(op, input, gamma, dim, initial, reset, window, integers_allowed=integers_allowed)
-    batch = _Batch(input, gamma, initial, reset)
+    batch = ScanBatch(input, gamma, initial, reset)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         if not batch.is_batched:
             return call(input, gamma, dim, initial, reset)
@@ -140,7 +140,7 @@ def _cumsum(
 ) -> Tensor:
     ndim = input.dim()
     normal = check_dim("cumsum", input, dim)
-    batch = _Batch(input)
+    batch = ScanBatch(input)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         full = batch.full(0, ndim)
         return batch.wrap_like(_registry.cumsum(full, normal + 1, reverse=reverse, dtype=dtype), ndim)
@@ -160,7 +160,7 @@ def _scan_backward(
     ndim = grad.dim()
     dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
     check_output(_OP, output, grad)
-    batch = _Batch(grad, output, gamma, initial, reset)
+    batch = ScanBatch(grad, output, gamma, initial, reset)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         grad_input, grad_gamma = _registry.scan_backward(
             batch.full(0, ndim),

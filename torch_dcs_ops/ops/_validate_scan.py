@@ -110,11 +110,11 @@ def _check_gamma(op: str, gamma: Tensor, input: Tensor, dim: int) -> None:
     if gamma.dim() > ndim:
         fail(op, f"gamma must have at most input's number of dimensions ({ndim}), got {gamma.dim()}")
     if gamma.dim() == ndim:
-        if not _broadcasts(gamma.shape, input.shape):
+        if not broadcasts(gamma.shape, input.shape):
             fail(op, f"gamma must broadcast to input's shape {tuple(input.shape)}, got {tuple(gamma.shape)}")
         return
-    rows = _without(input.shape, dim)
-    if not _broadcasts(gamma.shape, rows):
+    rows = without(input.shape, dim)
+    if not broadcasts(gamma.shape, rows):
         fail(
             op,
             f"gamma must broadcast to input's shape without dim {dim}, {rows}, to give one discount a row, got "
@@ -126,19 +126,19 @@ def _check_initial(op: str, initial: Tensor, input: Tensor, dim: int) -> None:
     if initial.dtype != input.dtype:
         fail(op, f"initial must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(initial.dtype)}")
     check_device(op, "initial", initial, "input", input)
-    rows = _without(input.shape, dim)
-    if not _broadcasts(initial.shape, rows):
+    rows = without(input.shape, dim)
+    if not broadcasts(initial.shape, rows):
         fail(
             op,
             f"initial must broadcast to input's shape without dim {dim}, {rows}, got {tuple(initial.shape)}",
         )
 
 
-def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+def without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return (*shape[:dim], *shape[dim + 1 :])
 
 
-def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether `shape`, aligned at the right, broadcasts to exactly `target`."""
     if len(shape) > len(target):
         return False

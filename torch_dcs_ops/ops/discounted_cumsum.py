@@ -111,7 +111,7 @@ def discounted_cumsum(
         elif isinstance(gamma, Tensor):
             rates, number = gamma, 1.0
         else:
-            rates, number = None, _as_number(gamma)
+            rates, number = None, as_number(gamma, _OP)
         if (
             type(input) not in _PLAIN
             or input.dtype is _INT64
@@ -183,34 +183,35 @@ def _traced(
 ) -> Tensor:
     """What torch.compile and torch.export see: the Tensor overload, as a float argument is a constant of the graph."""
     if not isinstance(gamma, Tensor):
-        gamma = _number_as_tensor(gamma, input.device)
+        gamma = number_as_tensor(gamma, input.device, _OP)
     return _op(input, gamma, 1.0, dim, direction, initial, reset, window)
 
 
-def _number_as_tensor(gamma: Any, device: torch.device) -> Tensor:
-    if not isinstance(gamma, float):
-        if is_dynamo_compiling() and not isinstance(gamma, int | complex | str | None):
+def number_as_tensor(number: Any, device: torch.device, op: str, name: str = "gamma") -> Tensor:
+    """What a compiled graph is given in place of a number: another number is then no other graph."""
+    if not isinstance(number, float):
+        if is_dynamo_compiling() and not isinstance(number, int | complex | str | None):
             # Dynamo shows a NumPy scalar as an array.
-            return torch.as_tensor(gamma).to(device=device, dtype=torch.float64)
-        gamma = _as_number(gamma)
+            return torch.as_tensor(number).to(device=device, dtype=torch.float64)
+        number = as_number(number, op, name)
     # A product, as that is what the compiler makes a tensor of: torch.full would compile again for every number.
-    tensor: Tensor = torch.ones((), dtype=torch.float64, device=device) * gamma
+    tensor: Tensor = torch.ones((), dtype=torch.float64, device=device) * number
     return tensor
 
 
-def _as_number(gamma: Any) -> float:
-    if isinstance(gamma, numbers.Real) and not isinstance(gamma, bool):
+def as_number(number: Any, op: str, name: str = "gamma") -> float:
+    if isinstance(number, numbers.Real) and not isinstance(number, bool):
         try:
-            return float(gamma)
+            return float(number)
         except OverflowError:
             raise RuntimeError(
-                f"{_OP}: gamma must be within the range of a float, got a larger {type(gamma).__name__}"
+                f"{op}: {name} must be within the range of a float, got a larger {type(number).__name__}"
             ) from None
-    if isinstance(gamma, torch.SymFloat | torch.SymInt):
-        return gamma  # type: ignore[return-value]
-    if isinstance(gamma, numbers.Complex) and not isinstance(gamma, bool):
-        raise RuntimeError(f"{_OP}: gamma must be a tensor to be complex, got the number {gamma}")
-    raise RuntimeError(f"{_OP}: gamma must be a real number or a tensor, got {type(gamma).__name__}")
+    if isinstance(number, torch.SymFloat | torch.SymInt):
+        return number  # type: ignore[return-value]
+    if isinstance(number, numbers.Complex) and not isinstance(number, bool):
+        raise RuntimeError(f"{op}: {name} must be a tensor to be complex, got the number {number}")
+    raise RuntimeError(f"{op}: {name} must be a real number or a tensor, got {type(number).__name__}")
 
 
 def _register(backend: Backend) -> None:

@@ -28,7 +28,8 @@ whose factor is 0 (lambda 1) is not read.
 
 gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
 against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
-NaN. A NaN or an infinity reaches every step that the recurrence carries it to.
+NaN; without rhos every ratio is 1, and no bound is read. A NaN or an infinity reaches every step that the recurrence
+carries it to.
 
 Everything is computed in float64 and rounded once at the end.
 """
@@ -94,7 +95,9 @@ def temporal_difference_scan(
         difference = r[t] + torch.where(terminates[t], 0.0, gammas[t] * after) - v[t]
         ratios = [1.0] * 3 if rho is None else [torch.where(rho[t] > c, c, rho[t]) for c in (clip_rho, clip_c, clip_pg)]
         delta = ratios[0] * difference
-        pg_advantages[t] = ratios[2] * (difference if is_last else torch.where(ends, difference, difference + rate * carry))
+        pg_advantages[t] = ratios[2] * (
+            difference if is_last else torch.where(ends, difference, difference + rate * carry)
+        )
         carry = delta if is_last else torch.where(ends, delta, delta + rate * ratios[1] * carry)
         advantages[t], targets[t] = carry, carry + v[t]
     results = zip((advantages, targets, pg_advantages), (need_advantages, need_targets, need_pg), strict=True)

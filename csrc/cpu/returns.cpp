@@ -1,0 +1,48 @@
+// `_temporal_difference_scan` on the CPU: columns or rows shared out among torch's threads. Every row stands for itself, so no bit depends on how.
+#include <algorithm>
+
+#include "dcs/returns_ops.h"
+#include "dispatch.h"
+#include "returns.h"
+
+namespace dcs {
+namespace cpu {
+namespace {
+
+// With fewer columns than this, rows abreast beat loops over columns.
+constexpr int64_t kFewReturnsColumns = 8;
+
+const ReturnsKernels& returns_kernels() {
+  static const ReturnsKernels& chosen = best_table(kReturnsAvx512, kReturnsAvx2, kReturnsDefault);
+  return chosen;
+}
+
+void run_returns_columns(const ReturnsProblem& problem) {
+  // Two blocks a thread, as for the scans (scan.cpp has the reason).
+  const int64_t shares = 2 * torch::stable::get_num_threads();
+  const int64_t wanted = (problem.rows() + shares - 1) / shares;
+  const int64_t width = std::min(kReturnsColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
+  const int64_t blocks = (problem.inner + width - 1) / width;
+  share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t inner = block % blocks * width;
+      returns_kernels().columns(problem, block / blocks, inner, std::min(width, problem.inner - inner));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cpu
+
+struct CpuReturns {
+  static void run(const ReturnsProblem& problem, const Tensor&) {
+    const ReturnsOutput& output = problem.advantages.data ? problem.advantages : problem.targets.data ? problem.targets : problem.pg_advantages;
+    if (output.strides.inner == 1 && problem.inner >= cpu::kFewReturnsColumns) return cpu::run_returns_columns(problem);
+    cpu::share_out(problem.rows(), problem.rows() * problem.length,
+                   [&](int64_t begin, int64_t end) { cpu::returns_kernels().rows(problem, begin, end); });
+  }
+};
+
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CPU, m) { dcs::register_returns<dcs::CpuReturns>(m); }

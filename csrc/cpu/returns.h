@@ -1,0 +1,25 @@
+// What the driver (returns.cpp) asks of the kernels, which are compiled once for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "dcs/returns_problem.h"
+
+namespace dcs::cpu {
+
+// Columns that one call takes: their carries and lines stay in the first-level cache.
+constexpr int64_t kReturnsColumns = 256;
+
+struct ReturnsKernels {
+  const char* name;
+  // Columns [inner, inner + count) of one outer index, kReturnsColumns at most.
+  void (*columns)(const ReturnsProblem&, int64_t outer, int64_t inner, int64_t count);
+  // Whole rows [begin, end), numbered outer * problem.inner + inner.
+  void (*rows)(const ReturnsProblem&, int64_t begin, int64_t end);
+};
+
+extern const ReturnsKernels kReturnsDefault;
+extern const ReturnsKernels kReturnsAvx2;
+extern const ReturnsKernels kReturnsAvx512;
+
+}  // namespace dcs::cpu

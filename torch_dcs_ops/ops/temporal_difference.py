@@ -1,0 +1,124 @@
+"""`dcs::_temporal_difference_scan`, the private op that torch_dcs_ops.returns is made of.
+
+Here: validation, the fake, the Python kernel, autograd, vmap, autocast and FLOPs. Its definition is in
+reference/returns.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _registry
+from ..reference import returns as reference
+from . import _autocast, _flops
+from ._autograd import any_requires_grad, below, in_forward_mode
+from ._scan_vmap import ScanBatch
+from ._temporal_difference_formulas import formulas
+from ._validate_returns import check_returns
+from ._vmap import BATCHED
+
+_OP = "_temporal_difference_scan"
+_op = _registry.temporal_difference_scan
+_Results = tuple[Tensor, Tensor, Tensor]
+
+# Whether a graph that is being traced becomes kernels that scans are part of: then it is given the formulas, to fuse
+# with what is around them. Set by compile/scan_lowering.py, as nothing here imports anything there.
+fuses_in_compiled_code: Callable[[Tensor, int], bool] | None = None
+
+
+def _check(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    rhos: Tensor | None,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg: float,
+    dim: int,
+    need_advantages: bool,
+    need_targets: bool,
+    need_pg: bool,
+) -> int:
+    return check_returns(
+        _OP, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos, dim,
+        need_advantages or need_pg,
+    )  # fmt: skip
+
+
+def _with_dim(args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
+    return (*args[:14], dim, *args[15:])
+
+
+def _reference(*args: Any) -> _Results:
+    return reference.temporal_difference_scan(*_with_dim(args, _check(*args)))
+
+
+def _fake(*args: Any) -> _Results:
+    _check(*args)
+    rewards, needs = args[0], args[15:]
+    a, b, c = (torch.empty_like(rewards) if need else rewards.new_empty(0) for need in needs)
+    return a, b, c
+
+
+def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
+    rewards, dim = args[0], args[14]
+    if (
+        any_requires_grad(*args)
+        or in_forward_mode()
+        or (fuses_in_compiled_code is not None and fuses_in_compiled_code(rewards, dim))
+    ):
+        return formulas(*_with_dim(args, _check(*args)))
+    results: _Results = below(_op, keyset, *args)
+    return results
+
+
+# Positions of operands of rewards' shape, of one entry a row, and of discounts.
+_FULL = (0, 1, 2, 4, 5, 10)
+_ROW = (3,)
+_DISCOUNTS = (6, 8)
+
+
+def _vmap(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
+    dim = _check(*args)
+    ndim = args[0].dim()
+    batch = ScanBatch(*[arg if isinstance(arg, Tensor) else None for arg in args[:11]])
+    operands = list(args)
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+        for index in _FULL:
+            operands[index] = batch.full(index, ndim)
+        for index in _ROW:
+            operands[index] = batch.row(index, ndim)
+        for index in _DISCOUNTS:
+            operands[index] = batch.gamma(index, ndim)
+        operands[14] = dim + 1
+        results = _op(*operands)
+        needs = args[15:]
+        a, b, c = (
+            batch.wrap(result if need else result.new_empty(batch.size, 0))
+            for result, need in zip(results, needs, strict=True)
+        )
+    return a, b, c
+
+
+def _flops_of(rewards_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    # The difference is a product and two sums, the scan a product and a sum; targets are a sum more.
+    return 6 * int(torch.Size(rewards_shape).numel())
+
+
+_registry.LIBRARY.impl(_OP, _reference, "CompositeExplicitAutograd")
+torch.library.register_fake(f"dcs::{_OP}", _fake, lib=_registry.LIBRARY)
+_registry.LIBRARY.impl(_OP, _autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl(_OP, _vmap, "FuncTorchBatched", with_keyset=True)
+_autocast.register(_OP, _op)
+_flops.register(torch.ops.dcs._temporal_difference_scan, _flops_of)
