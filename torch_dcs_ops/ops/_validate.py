@@ -31,7 +31,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_device(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.device != other.device:
-        fail(op, f"{name} must be on {other_name}'s device {other.device}, got {tensor.device}")
+        possessive = f"{other_name}'" if other_name.endswith("s") else f"{other_name}'s"
+        fail(op, f"{name} must be on {possessive} device {other.device}, got {tensor.device}")
 
 
 def check_layouts(op: str, **tensors: object) -> None:

@@ -41,7 +41,7 @@ inline void check_beside_logits(const char* name, const Tensor& tensor, const Te
     fail(kCrossEntropyRows, ": ", name, " must be ", dtype_name(dtype), " for ", dtype_name(logits.scalar_type()), " logits, got ",
          dtype_name(tensor.scalar_type()));
   if (!same_device(tensor, logits))
-    fail(kCrossEntropyRows, ": ", name, " must be on logits's device ", device_text(logits), ", got ", device_text(tensor));
+    fail(kCrossEntropyRows, ": ", name, " must be on logits' device ", device_text(logits), ", got ", device_text(tensor));
   if (sizes_of(tensor) != shape)
     fail(kCrossEntropyRows, ": ", name, " must have the shape ", shape_text(shape), ", got ", shape_text(sizes_of(tensor)));
 }
