@@ -8,14 +8,12 @@ loss of 1e-20 keeps all its digits. What there is one of in a row is float64.
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import on_device
+from .launch import float_bits, on_device
 
 # Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
 LARGEST_BLOCK = 8192
@@ -318,8 +316,8 @@ def cross_entropy_rows_(
             pointer(grad_loss), stride(grad_loss), pointer(grad_lse), stride(grad_lse),
             pointer(grad_entropy), stride(grad_entropy),
             loss, lse, argmax, entropies, classes,
-            ignore_index, _bits(label_smoothing), _bits(softcap if softcap > 0 else 1.0), _bits(logit_scale),
-            _bits(z_loss),
+            ignore_index, float_bits(label_smoothing), float_bits(softcap if softcap > 0 else 1.0), float_bits(logit_scale),
+            float_bits(z_loss),
             BLOCK=block, ACC=tl.float64 if wide == torch.float64 else tl.float32, BY_CLASS=by_class,
             BIAS=linear_bias is not None, WEIGHTED=weight is not None, SMOOTHED=smoothed, CAPPED=softcap > 0,
             SCALED=logit_scale != 1.0, Z_LOSS=z_loss != 0, GRADIENT=gradient, GRAD_LOSS=grad_loss is not None,
@@ -338,7 +336,3 @@ def _assert_in_range(target: Tensor, ignore_index: int, classes: int) -> None:
             f"linear_cross_entropy: target must be in [0, {classes - 1}] or ignore_index ({ignore_index}), "
             f"got {int(target[wrong][0])}"
         )
-
-
-def _bits(number: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])

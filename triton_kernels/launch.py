@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import struct
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,11 @@ def units(*lengths: int) -> tuple[int, ...]:
     """Each length as so many of a unit, and the unit: Triton sees multiples of 16 by itself, but not those of 8."""
     unit = math.gcd(WORD, *lengths)
     return (*(length // unit for length in lengths), unit)
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float64: Triton rounds a float argument to float32."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 def padded(rows: int, columns: int, like: Tensor) -> Tensor:

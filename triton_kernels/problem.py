@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from .launch import float_bits
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -23,8 +24,8 @@ class Gates:
 
     @cached_property
     def bits(self) -> int:
-        """The float64 bits of `value`: Triton rounds a float argument to float32."""
-        return int(struct.unpack("<q", struct.pack("<d", self.value))[0])
+        """Those of `value`."""
+        return float_bits(self.value)
 
     @property
     def wide(self) -> bool:

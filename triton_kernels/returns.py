@@ -1,0 +1,291 @@
+"""The temporal difference scan: `temporal_difference_scan`, with the meaning of the private op of that name.
+
+A program takes R rows (columns, if time-major) and walks over time from the last step back, a tile of J groups of V
+steps at a time (tile.py): differences step by step, a scan over the groups, then the recurrence again from each group's
+carry. All of it is in float64, as in the reference: an addend that float32 would lose counts over many steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import float_bits, on_device
+from .problem import Layout, Operand, read_gates
+from .tile import (
+    group_totals,
+    last_lane,
+    load_gamma,
+    load_steps,
+    positions,
+    previous_lane,
+    scan_lanes,
+    shifted,
+    store_steps,
+    within,
+)
+
+# Below 8 neighbours a row of them is less than a 32-byte sector (see scan.py).
+NEIGHBOURS = 8
+
+
+@triton.jit
+def clipped(rho, most):
+    """A minimum that keeps a NaN."""
+    return tl.where(rho > most, most, rho)
+
+
+@triton.jit
+def rates_of(
+    row, position, valid, stride_time, row_rate, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    GATES: tl.constexpr, TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """gamma, or the trace, of V steps, in float64."""
+    if GATES == "step":
+        steps = load_steps(row, position, valid, stride_time, 0, P, J, V, True, TIME_MAJOR)
+        rates = ()
+        for i in tl.static_range(V):
+            rates = rates + (steps[i].to(tl.float64),)
+        return rates
+    else:
+        rates = ()
+        for _ in tl.static_range(V):
+            rates = rates + (row_rate,)
+        return rates
+
+
+@triton.jit(do_not_specialize=["gamma_bits", "trace_bits", "clip_rho_bits", "clip_c_bits", "clip_pg_bits"])
+def scan_differences(
+    reward_ptr, value_ptr, next_ptr, bootstrap_ptr, terminated_ptr, truncated_ptr, gamma_ptr, trace_ptr, rho_ptr,
+    advantage_ptr, target_ptr, pg_ptr,
+    gamma_bits: tl.int64, trace_bits: tl.int64, clip_rho_bits: tl.int64, clip_c_bits: tl.int64, clip_pg_bits: tl.int64,
+    T, rows, inner,
+    reward_outer, reward_time, reward_inner, value_outer, value_time, value_inner, next_outer, next_time, next_inner,
+    bootstrap_outer, bootstrap_inner, terminated_outer, terminated_time, terminated_inner,
+    truncated_outer, truncated_time, truncated_inner, gamma_outer, gamma_time, gamma_inner,
+    trace_outer, trace_time, trace_inner, rho_outer, rho_time, rho_inner,
+    advantage_outer, advantage_time, advantage_inner, target_outer, target_time, target_inner,
+    pg_outer, pg_time, pg_inner,
+    R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, INDEX: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    VALUES: tl.constexpr, NEXT: tl.constexpr, BOOTSTRAP: tl.constexpr, TERMINATED: tl.constexpr,
+    TRUNCATED: tl.constexpr, GAMMA: tl.constexpr, TRACE: tl.constexpr, RHOS: tl.constexpr,
+    ADVANTAGES: tl.constexpr, TARGETS: tl.constexpr, PG: tl.constexpr,
+):  # fmt: skip
+    """One program: R rows. Operands are addressed by (outer, time, inner) strides in elements; GAMMA, TRACE: tile.py's
+    gates."""
+    TILE: tl.constexpr = J * V
+    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    # Not from float64 to bfloat16 in one: the interpreter does not know how.
+    RESULT: tl.constexpr = tl.float32 if reward_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.float64
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    row_valid = row < rows
+    outer = row // inner
+    within_outer = row % inner
+    segment = tl.zeros((R, 1), tl.int32)
+    group = tl.arange(0, J)[None, :] * V
+
+    reward_row = reward_ptr + outer * reward_outer + within_outer * reward_inner
+    value_row = value_ptr + outer * value_outer + within_outer * value_inner
+    next_row = next_ptr + outer * next_outer + within_outer * next_inner
+    terminated_row = terminated_ptr + outer * terminated_outer + within_outer * terminated_inner
+    truncated_row = truncated_ptr + outer * truncated_outer + within_outer * truncated_inner
+    gamma_row = gamma_ptr + outer * gamma_outer + within_outer * gamma_inner
+    trace_row = trace_ptr + outer * trace_outer + within_outer * trace_inner
+    rho_row = rho_ptr + outer * rho_outer + within_outer * rho_inner
+    row_gamma = tl.full((R, 1), 1.0, tl.float64)
+    row_trace = row_gamma
+    bootstrap = tl.zeros((R, 1), tl.float64)
+    if GAMMA == "row":
+        row_gamma = tl.load(gamma_row, mask=row_valid, other=0).to(tl.float64)
+    elif GAMMA != "step":
+        row_gamma = row_gamma * load_gamma(gamma_row, gamma_bits, "scalar")
+    if TRACE == "row":
+        row_trace = tl.load(trace_row, mask=row_valid, other=0).to(tl.float64)
+    elif TRACE != "step":
+        row_trace = row_trace * load_gamma(trace_row, trace_bits, "scalar")
+    if BOOTSTRAP:
+        bootstrap_row = bootstrap_ptr + outer * bootstrap_outer + within_outer * bootstrap_inner
+        bootstrap = tl.load(bootstrap_row, mask=row_valid, other=0).to(tl.float64)
+    clip_rho = load_gamma(reward_row, clip_rho_bits, "scalar")
+    clip_c = load_gamma(reward_row, clip_c_bits, "scalar")
+    clip_pg = load_gamma(reward_row, clip_pg_bits, "scalar")
+
+    carry = tl.zeros((R, 1), tl.float64)
+    begin = tl.full((), 0, INDEX)
+    for _ in range((T + TILE - 1) // TILE):
+        position, valid, index = positions(begin, segment, row_valid, T, J, V, True, TIME_MAJOR)
+        rewards = load_steps(reward_row, position, valid, reward_time, 0, R, J, V, True, TIME_MAJOR)
+        values = rewards
+        following = rewards
+        if VALUES:
+            values = load_steps(value_row, position, valid, value_time, 0, R, J, V, True, TIME_MAJOR)
+        if NEXT:
+            following = load_steps(next_row, position, valid, next_time, 0, R, J, V, True, TIME_MAJOR)
+        elif VALUES:
+            there = shifted(position, 1, ACCESSES)
+            exists = within(valid, index, 1, T, ACCESSES)
+            following = load_steps(value_row, there, exists, value_time, 0, R, J, V, True, TIME_MAJOR)
+        terminates = rewards
+        truncates = rewards
+        if TERMINATED:
+            terminates = load_steps(terminated_row, position, valid, terminated_time, 0, R, J, V, True, TIME_MAJOR)
+        if TRUNCATED:
+            truncates = load_steps(truncated_row, position, valid, truncated_time, 0, R, J, V, True, TIME_MAJOR)
+        rhos = rewards
+        if RHOS:
+            rhos = load_steps(rho_row, position, valid, rho_time, 0, R, J, V, True, TIME_MAJOR)
+        gammas = rates_of(gamma_row, position, valid, gamma_time, row_gamma, R, J, V, GAMMA, TIME_MAJOR)
+        traces = rates_of(trace_row, position, valid, trace_time, row_trace, R, J, V, TRACE, TIME_MAJOR)
+
+        differences = ()
+        deltas = ()
+        gates = ()
+        cuts = ()
+        for i in tl.static_range(V):
+            last = (begin + group + i + segment) == 0
+            terminal = last & False
+            truncation = last & False
+            if TERMINATED:
+                terminal = terminates[i] != 0
+            if TRUNCATED:
+                truncation = truncates[i] != 0
+            cut = last | terminal | truncation
+            after = tl.zeros((R, J), tl.float64)
+            if NEXT or VALUES:
+                after = following[i].to(tl.float64)
+            if not NEXT:
+                after = tl.where(last, bootstrap, after)
+                after = tl.where(truncation, 0.0, after)
+            weight = gammas[i]
+            gate = gammas[i] * traces[i]
+            drops = terminal
+            if not VALUES:
+                weight = tl.where(cut, weight, weight - gate)
+                drops = drops | (weight == 0)
+            difference = rewards[i].to(tl.float64) + tl.where(drops, 0.0, weight * after)
+            if VALUES:
+                difference = difference - values[i].to(tl.float64)
+            delta = difference
+            if RHOS:
+                rho = rhos[i].to(tl.float64)
+                delta = clipped(rho, clip_rho) * difference
+                gate = gate * clipped(rho, clip_c)
+            differences = differences + (difference,)
+            deltas = deltas + (delta,)
+            gates = gates + (gate + tl.zeros((R, J), tl.float64),)
+            cuts = cuts + (cut.to(tl.int32),)
+
+        total, product, any_cut = group_totals(deltas, gates, 0.0, cuts, tl.float64, V, "step", True)
+        total, product, any_cut = scan_lanes(total, product, any_cut, R, J, "step", True, True)
+        before = previous_lane(total, 0.0, R, J)
+        weight_before = previous_lane(product, 1.0, R, J)
+        cut_before = previous_lane(any_cut, 0, R, J)
+        advantage = tl.where(cut_before != 0, before, before + weight_before * carry)
+        last_total = last_lane(total, R, J)
+        carry = tl.where(last_lane(any_cut, R, J) != 0, last_total, last_total + last_lane(product, R, J) * carry)
+
+        advantages = ()
+        targets = ()
+        pg_advantages = ()
+        for i in tl.static_range(V):
+            if PG:
+                pg = tl.where(cuts[i] != 0, differences[i], differences[i] + gammas[i] * traces[i] * advantage)
+                if RHOS:
+                    pg = clipped(rhos[i].to(tl.float64), clip_pg) * pg
+                pg_advantages = pg_advantages + (pg.to(RESULT),)
+            advantage = tl.where(cuts[i] != 0, deltas[i], deltas[i] + gates[i] * advantage)
+            advantages = advantages + (advantage.to(RESULT),)
+            target = advantage
+            if VALUES:
+                target = advantage + values[i].to(tl.float64)
+            targets = targets + (target.to(RESULT),)
+        if ADVANTAGES:
+            advantage_row = advantage_ptr + outer * advantage_outer + within_outer * advantage_inner
+            store_steps(advantage_row, position, valid, advantage_time, advantages, R, J, V, True, TIME_MAJOR)
+        if TARGETS:
+            target_row = target_ptr + outer * target_outer + within_outer * target_inner
+            store_steps(target_row, position, valid, target_time, targets, R, J, V, True, TIME_MAJOR)
+        if PG:
+            pg_row = pg_ptr + outer * pg_outer + within_outer * pg_inner
+            store_steps(pg_row, position, valid, pg_time, pg_advantages, R, J, V, True, TIME_MAJOR)
+        begin += TILE
+
+
+def temporal_difference_scan(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    rhos: Tensor | None,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg: float,
+    dim: int,
+    need_advantages: bool,
+    need_targets: bool,
+    need_pg: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(advantages, targets, pg_advantages) like `rewards`, of the shape (0,) where not needed, in one launch.
+
+    The meaning of ``dcs::_temporal_difference_scan`` (reference/returns.py), whose arguments are validated already; any
+    strides, float16 to float64.
+    """
+    needs = (need_advantages, need_targets, need_pg)
+    outputs = [torch.empty_like(rewards) if need else rewards.new_empty(0) for need in needs]
+    if rewards.numel() == 0 or not any(needs):
+        return outputs[0], outputs[1], outputs[2]
+    layout = Layout(outputs[needs.index(True)], dim)
+    gammas = read_gates(gamma, gamma_value, rewards, dim)
+    traces = read_gates(trace, trace_value, rewards, dim)
+    rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
+
+    def flags(tensor: Tensor | None) -> Operand:
+        return layout.steps(tensor.view(torch.uint8) if tensor is not None and tensor.dtype == torch.bool else tensor)
+
+    def rates(kind: str, tensor: Tensor | None) -> Operand:
+        return layout.steps(tensor) if kind == "step" else layout.row_values(tensor)
+
+    bootstrap = layout.row_values(None if bootstrap_value is None else bootstrap_value.expand(rows))
+    full = [layout.steps(tensor) for tensor in (rewards, values, next_values)]
+    ends = [flags(terminated), flags(truncated)]
+    discounts = [rates(gammas.kind, gammas.tensor), rates(traces.kind, traces.tensor)]
+    ratios = layout.steps(rhos)
+    results = [layout.steps(output if need else None) for output, need in zip(outputs, needs, strict=True)]
+    timed = [*full, *ends, *discounts, ratios, *results]
+
+    def pointer(operand: Operand) -> Tensor:
+        # Where a flag says that there is none, any tensor stands for it.
+        return rewards if operand.tensor is None else operand.tensor
+
+    def strides(*operands: Operand) -> list[int]:
+        return [stride for o in operands for stride in (o.outer, o.time, o.inner)]
+
+    time_major = layout.inner >= NEIGHBOURS
+    vector = min(16 // rewards.element_size(), 4)
+    lanes = 1 if time_major else min(32, triton.next_power_of_2(triton.cdiv(layout.length, vector)))
+    steps = min(4 if time_major else vector, triton.next_power_of_2(layout.length))
+    # A thread a column, or four warps' worth of lanes.
+    most = 128 // lanes
+    program_rows = min(most, triton.next_power_of_2(layout.rows))
+    reach = max(abs(operand.time) for operand in timed) * (layout.length + 2 * lanes * steps)
+    with on_device(rewards):
+        scan_differences[(triton.cdiv(layout.rows, program_rows),)](
+            *map(pointer, (*full, bootstrap, *ends, *discounts, ratios, *results)),
+            gammas.bits, traces.bits, float_bits(clip_rho), float_bits(clip_c), float_bits(clip_pg),
+            layout.length, layout.rows, layout.inner,
+            *strides(*full), bootstrap.outer, bootstrap.inner, *strides(*ends, *discounts, ratios, *results),
+            R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64, TIME_MAJOR=time_major,
+            VALUES=values is not None, NEXT=next_values is not None, BOOTSTRAP=bootstrap_value is not None,
+            TERMINATED=terminated is not None, TRUNCATED=truncated is not None, GAMMA=gammas.kind, TRACE=traces.kind,
+            RHOS=rhos is not None, ADVANTAGES=need_advantages, TARGETS=need_targets, PG=need_pg,
+            num_warps=max(1, program_rows * lanes // 32),
+        )  # fmt: skip
+    return outputs[0], outputs[1], outputs[2]
