@@ -87,25 +87,26 @@ class SoftmaxLaunch {
   template <int kWidth>
   cudaError_t run_lanes() {
     const int64_t vectors = rows_.columns / kWidth;
-    // Eight lanes read whole sectors of 128 bytes; more only where a lane's vectors do not suffice.
-    const int64_t most = kWidth == 1 ? 1 : 4;  // vectors of a lane before it gets help
+    // Eight lanes read whole sectors of 128 bytes; more only where a lane's vectors do not suffice, or where so few rows leave the device waiting.
+    const bool few = rows_.rows * 8 < int64_t{512} * device_.multiprocessors;
+    const int64_t most = kWidth == 1 || few ? 1 : 4;  // vectors of a lane before it gets help
     int64_t lanes = std::min<int64_t>(power_of_two_from(vectors), 8);
     while (lanes < 32 && lanes * most < vectors) lanes *= 2;
     rows_.lanes = static_cast<int>(lanes);
     const int64_t each = ceil_div(vectors, lanes);
-    if (each <= 1) return launch_lanes<kWidth, 1>();
-    if (each <= 2) return launch_lanes<kWidth, 2>();
-    if (each <= 4) return launch_lanes<kWidth, 4>();
-    if constexpr (kWidth == 1 || !kHalf) return launch_lanes<kWidth, 8>();
+    // Four vectors of a thread are on their way at least, if need be of several rows.
+    if (each <= 1) return few ? launch_lanes<kWidth, 1, 1>() : launch_lanes<kWidth, 1, 4>();
+    if (each <= 2) return few ? launch_lanes<kWidth, 2, 1>() : launch_lanes<kWidth, 2, 2>();
+    if (each <= 4) return launch_lanes<kWidth, 4, 1>();
+    if constexpr (kWidth == 1 || !kHalf) return launch_lanes<kWidth, 8, 1>();
     else return cudaErrorInvalidValue;
   }
 
-  template <int kWidth, int kVectors>
+  template <int kWidth, int kVectors, int kRows>
   cudaError_t launch_lanes() const {
-    constexpr int kRows = kVectors >= 4 ? 1 : 4 / kVectors;
     const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads / rows_.lanes));
-    if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, true>, rows_, grid, kLaneThreads);
-    return launch(softmax_lanes_kernel<T, kWidth, kVectors, false>, rows_, grid, kLaneThreads);
+    if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, true>, rows_, grid, kLaneThreads);
+    return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, false>, rows_, grid, kLaneThreads);
   }
 
   template <int kVectors, bool kWhole>

@@ -29,11 +29,10 @@ struct SoftmaxRows {
 };
 
 // Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements.
-template <typename T, int kVec, int kVectors, bool kBackward>
+template <typename T, int kVec, int kVectors, int kRows, bool kBackward>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vec = Vector<T, kVec>;
-  constexpr int kRows = kVectors >= 4 ? 1 : 4 / kVectors;  // of a thread: four vectors on their way at least
   const int lanes = params.lanes, lane = threadIdx.x & (lanes - 1);
   const int groups = kLaneThreads / lanes;
   const int vectors = static_cast<int>(params.columns) / kVec;
