@@ -59,9 +59,17 @@ def main() -> int:
         print_rows(*part)
         rows += part[0]
         skipped += part[1]
+        import log_bmm_cpu
+
+        part = log_bmm_cpu.run(Deadline(options.budget), keep)
+        print("log_bmm on the CPU; floor = torch.logsumexp of all terms")
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
         import gae_cuda
         import lce_cuda
+        import log_bmm_cuda
         import scan_cuda
 
         print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
@@ -69,6 +77,7 @@ def main() -> int:
             (scan_cuda, "scans; floor = the same traffic as a copy"),
             (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
+            (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
         ):
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
             print(title)
