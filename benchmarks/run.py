@@ -45,30 +45,27 @@ def main() -> int:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     if options.device in ("auto", "cpu"):
+        import lce_cpu
+        import log_bmm_cpu
+        import returns_cpu
         import scan_cpu
 
-        part = scan_cpu.run(Deadline(options.budget), keep)
-        print(f"CPU: {facts['cpu']}, {options.threads} threads, torch {facts['torch']}; floor = torch.cumsum")
-        print_rows(*part)
-        rows += part[0]
-        skipped += part[1]
-        import lce_cpu
-
-        part = lce_cpu.run(Deadline(options.budget), keep)
-        print("linear_cross_entropy on the CPU; floor = F.linear and F.cross_entropy")
-        print_rows(*part)
-        rows += part[0]
-        skipped += part[1]
-        import returns_cpu
-
-        part = returns_cpu.run(Deadline(options.budget), keep)
-        print("returns on the CPU; floor = a Python loop of generalised advantage estimation")
-        print_rows(*part)
-        rows += part[0]
-        skipped += part[1]
+        print(f"CPU: {facts['cpu']}, {options.threads} threads, torch {facts['torch']}")
+        for on_cpu, title in (
+            (scan_cpu, "scans; floor = torch.cumsum"),
+            (lce_cpu, "linear_cross_entropy; floor = F.linear and F.cross_entropy"),
+            (returns_cpu, "returns; floor = a Python loop of generalised advantage estimation"),
+            (log_bmm_cpu, "log_bmm; floor = torch.logsumexp of all terms"),
+        ):
+            part = on_cpu.run(Deadline(options.budget), keep)
+            print(title)
+            print_rows(*part)
+            rows += part[0]
+            skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
         import gae_cuda
         import lce_cuda
+        import log_bmm_cuda
         import returns_cuda
         import scan_cuda
         import softmax_cuda
@@ -80,6 +77,7 @@ def main() -> int:
             (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
             (returns_cuda, "returns, eager and compiled; floor = a copy of the same bytes"),
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
+            (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
         ):
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
             print(title)

@@ -18,6 +18,11 @@ _PRECISIONS = ("highest", "high", "medium")
 def check_operands(op: str, a: Tensor, b: Tensor) -> None:
     """What the public ops ask of a and b."""
     _check_pair(op, a, b)
+    check_shapes(op, a, b)
+
+
+def check_shapes(op: str, a: Tensor, b: Tensor) -> None:
+    """Those that torch.matmul takes."""
     for name, operand in (("a", a), ("b", b)):
         if operand.dim() == 0:
             fail(op, f"{name} must have at least one dimension, got a 0-D tensor")

@@ -13,7 +13,7 @@ from . import _autocast, _flops, _log_bmm_private  # noqa: F401  (it registers)
 from ._autograd import below
 from ._log_bmm_batch import as_matrices, result_shape
 from ._log_bmm_private import gemm_flops
-from ._validate_log_bmm import check_argument_types, check_operands, check_uniforms
+from ._validate_log_bmm import check_argument_types, check_operands, check_shapes, check_uniforms
 
 _OP = "sample_bmm"
 _op = _registry.sample_bmm
@@ -45,7 +45,8 @@ def sample_bmm(a: Tensor, b: Tensor, *, generator: torch.Generator | None = None
         >>> state = torch_dcs_ops.sample_bmm(forward[t], transitions)    # (1, S) and (S, S): (1, S)
     """
     check_argument_types(_OP, a=a, b=b)
-    check_operands(_OP, a, b)
+    # The op checks the rest, behind autocast.
+    check_shapes(_OP, a, b)
     # The overload that takes a generator takes no symbolic sizes.
     options: dict[str, Any] = {} if generator is None else {"generator": generator}
     uniforms = torch.rand(result_shape(a, b), **options, dtype=sum_dtype(a.dtype), device=a.device)

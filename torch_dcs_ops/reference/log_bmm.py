@@ -83,11 +83,13 @@ def log_bmm_product(
 
 def max_bmm(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(values, indices) of max_k a[i, k] + b[k, j] as torch.max has them: the first of equals, a NaN is largest."""
+    dtype = a.dtype
+    a, b = _wide(a, b)
     values = a.new_empty(a.size(0), a.size(1), b.size(2))
     indices = torch.empty_like(values, dtype=torch.int64)
     for tile in _tiles(a, b):
         values[tile.ij], indices[tile.ij] = tile.terms(a, b).max(2)
-    return values, indices
+    return values.to(dtype), indices
 
 
 def sample_bmm(a: Tensor, b: Tensor, uniforms: Tensor) -> Tensor:
