@@ -116,7 +116,12 @@ def data(name: str, shape: tuple[int, int, int, int]) -> Problem:
         case "masked":
             return masked(normal(shape, 1.0), 0.3)
         case "masked, wide":
-            return masked(normal(shape, 30.0), 0.3)
+            # Half of the finite powers are floored: S is 0, or what the floor makes it, where it is not to be.
+            return masked(normal(shape, 200.0), 0.3)
+        case "masked rows, wide":
+            a, b, scale = normal(shape, 200.0)
+            a[:, :, ::2] = -INF
+            return Problem(a, b, scale)
         case "disjoint":
             return disjoint(normal(shape, 1.0))
         case "disjoint, wide":
@@ -139,9 +144,9 @@ FINITE = [
     "N(0, 1)", "N(0, 10²)", "N(0, 20²)", "N(0, 30²)", "N(0, 50²)", "U(±1e3)", "U(±1e4)", "antipodal", "chain",
     "chain, antipodal",
 ]  # fmt: skip
-MASKED = ["masked", "masked, wide", "disjoint", "disjoint, wide", "-1e30", "lowest"]
-# B, I, J, K: a product of two steps, and too few terms for one.
-PRODUCT = (1, 19, 18, 33)
+MASKED = ["masked", "masked, wide", "masked rows, wide", "disjoint", "disjoint, wide", "-1e30", "lowest"]
+# B, I, J, K: enough terms for a product, and too few.
+PRODUCT = (1, 19, 18, 20)
 DIRECT = (2, 19, 18, 5)
 LARGE = (2, 300, 141, 257)
 SHAPES = [PRODUCT, DIRECT] + ([LARGE] if GPU else [])
@@ -324,7 +329,7 @@ def test_tf32(launchers: ModuleType, name: str, precision: str) -> None:
 @kernel_test
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [PRODUCT, DIRECT])
-@pytest.mark.parametrize("name", ["N(0, 10²)", "antipodal", "masked"])
+@pytest.mark.parametrize("name", ["N(0, 10²)", "masked, wide"])
 def test_dtypes(launchers: ModuleType, name: str, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     a, b, scale = data(name, shape)
     check(launchers, Problem(a.to(dtype), b.to(dtype), scale))
@@ -346,36 +351,48 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     return view.copy_(x)
 
 
+LAYOUTS = [
+    ("transposed", "transposed"), ("apart", "apart"), ("shared", "batch last"), ("batch last", "shared"),
+    ("one column", "shared"),
+]  # fmt: skip
+
+
 @kernel_test
-@pytest.mark.parametrize("shape", [(2, 17, 18, 16), (2, 19, 18, 5)])
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [("transposed", "transposed"), ("apart", "apart"), ("shared", "batch last"), ("batch last", "shared"),
-     ("one column", "shared")],
-)  # fmt: skip
+@pytest.mark.parametrize("shape", [(2, 17, 18, 16), (2, 19, 18, 3)])
+@pytest.mark.parametrize(("left", "right"), LAYOUTS)
 def test_strides(launchers: ModuleType, left: str, right: str, shape: tuple[int, int, int, int]) -> None:
     a, b, scale = data("N(0, 30²)", shape)
+    grad = laid_out(torch.randn(shape[:3]), left)
+    check(launchers, Problem(laid_out(a, left), laid_out(b, right), scale), grad)
+
+
+@kernel_test
+@pytest.mark.parametrize(("left", "right"), LAYOUTS)
+def test_strides_of_max_and_sample(launchers: ModuleType, left: str, right: str) -> None:
+    a, b, _ = data("N(0, 30²)", (2, 5, 6, 4))
     a, b = laid_out(a, left), laid_out(b, right)
-    grad = laid_out(torch.randn(shape[0], shape[1], shape[2]), left)
-    check(launchers, Problem(a, b, scale), grad)
     values, indices = launchers.max_bmm(on_device(a), on_device(b))
     most = (a.unsqueeze(3) + b.unsqueeze(1)).max(2)
     assert torch.equal(values.cpu(), most.values)
     assert torch.equal(indices.cpu(), most.indices)
-    uniforms = laid_out(torch.rand(grad.shape), right)
-    check_sample(launchers, a, b, uniforms)
+    check_sample(launchers, a, b, laid_out(torch.rand(2, 5, 6), right))
 
 
 @kernel_test
 @pytest.mark.parametrize("shape", [PRODUCT, DIRECT])
 def test_gradients_that_are_special(launchers: ModuleType, shape: tuple[int, int, int, int]) -> None:
-    """0, those too large for a product, inf and NaN, and NaN where nothing is weighed."""
+    """0, those too large for a product, inf and NaN, and NaN where nothing is weighed; small ones beside a small S."""
+    a, b, _ = data("N(0, 1)", shape)
+    a[:, :, 0] += 90
+    b[:, -1] += 90
+    check(launchers, Problem(a, b, 90.0), torch.randn(shape[:3]) * 1e-20)
     shape = (2, *shape[1:])
     problem = data("masked", shape)
     grad = torch.randn(shape[:3])
     grad[:, 2] = 0
-    grad[:, 3] *= 1e32
-    grad[:, 3, 5:] = 0
+    # As much as no gradient overflows with, but products do.
+    grad[:, 3] = 1
+    grad[:, 3] *= 2e38 / max(finite_largest(x) for x in gradients(expected(*problem[:2]).weights[:, 3:4], grad[:, 3:4]))
     check(launchers, problem, grad)
     grad = torch.randn(shape[:3])
     grad[:, shape[1] // 2] = NAN
