@@ -16,6 +16,7 @@ from .. import _registry
 from ..reference import returns as reference
 from . import _autocast, _flops
 from ._autograd import any_requires_grad, below, in_forward_mode
+from ._backends import TRITON_KEYS, launchers
 from ._scan_vmap import ScanBatch
 from ._temporal_difference_formulas import formulas
 from ._validate_returns import check_returns
@@ -62,6 +63,14 @@ def _with_dim(args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
 
 def _reference(*args: Any) -> _Results:
     return reference.temporal_difference_scan(*_with_dim(args, _check(*args)))
+
+
+def _triton(*args: Any) -> _Results:
+    module = launchers("returns")
+    if module is None:
+        return _reference(*args)
+    results: _Results = module.temporal_difference_scan(*_with_dim(args, _check(*args)))
+    return results
 
 
 def _fake(*args: Any) -> _Results:
@@ -117,6 +126,8 @@ def _flops_of(rewards_shape: Any, *args: Any, out_shape: Any = None, **kwargs: A
 
 
 _registry.LIBRARY.impl(_OP, _reference, "CompositeExplicitAutograd")
+for _key in TRITON_KEYS:
+    _registry.LIBRARY.impl(_OP, _triton, _key)
 torch.library.register_fake(f"dcs::{_OP}", _fake, lib=_registry.LIBRARY)
 _registry.LIBRARY.impl(_OP, _autograd, "Autograd", with_keyset=True)
 _registry.LIBRARY.impl(_OP, _vmap, "FuncTorchBatched", with_keyset=True)
