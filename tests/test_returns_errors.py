@@ -279,3 +279,28 @@ def test_unchecked_discounts() -> None:
     result = returns.discounted_returns(torch.ones(3), -2.0, check_discounts=False)
     assert result.tolist() == [3.0, -1.0, 1.0]
     assert returns.discounted_returns(torch.ones(3), torch.tensor(2.0)).tolist() == [7.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("vtrace", {"rhos": None}, "rhos must be given, got None"),
+        ("vtrace", {"clip_rho_threshold": X[0, 0]}, "clip_rho_threshold must be a real number, got a tensor"),
+        (
+            "vtrace",
+            {"clip_rho_threshold": float("nan")},
+            "clip_rho_threshold must be a number to compare with, got nan",
+        ),
+        (
+            "vtrace",
+            {"clip_pg_rho_threshold": float("nan")},
+            "clip_pg_rho_threshold must be a number to compare with, got nan",
+        ),
+        ("retrace_returns", {"rhos": None}, "rhos must be given, got None"),
+        ("retrace_returns", {"next_values": None}, "next_values must be given, got None"),
+    ],
+)
+def test_ratios_and_thresholds(name: str, changes: dict[str, Any], sentence: str) -> None:
+    arguments = {"rhos": X, "next_values": X, "terminated": DONE} | changes
+    with pytest.raises(RuntimeError, match=re.escape(f"{name}: {sentence}")):
+        getattr(returns, name)(X, X, **arguments)

@@ -226,6 +226,29 @@ def test_autocast_widens(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mixed, expected)
 
 
+@pytest.mark.parametrize("name", ["n_step_returns", "retrace_returns", "upgo_returns"])
+def test_autocast_widens_what_is_more_than_the_fused_op(device: str, name: str) -> None:
+    batch = make_batch((5, 3), seed=7)
+    x, v, n, rhos = (t.to(device, torch.bfloat16) for t in (batch[0], batch[1], batch[2], batch[8]))
+    done = torch.zeros(5, 3, device=device, dtype=torch.bfloat16)
+    done[2, 1] = 1
+
+    def call(x: Tensor, v: Tensor, n: Tensor, rhos: Tensor, done: Tensor) -> Tensor:
+        arguments: dict[str, tuple[Any, ...]] = {"retrace_returns": (x, v, rhos)}
+        options = {"n": 3} if name == "n_step_returns" else {}
+        function: Callable[..., Tensor] = getattr(returns, name)
+        return function(*arguments.get(name, (x, v)), next_values=n, terminated=done, **options)
+
+    expected = call(*(t.float() for t in (x, v, n, rhos, done)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        # All halves, and a value in float32 as a float32 critic gives it.
+        for result in (call(x, v, n, rhos, done), call(x, v, n.float(), rhos, done)):
+            assert result.dtype == torch.float32
+            torch.testing.assert_close(result, expected)
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(x, v, n, rhos, done)
+    torch.testing.assert_close(compiled, expected)
+
+
 def test_flops_are_counted() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

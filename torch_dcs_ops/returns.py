@@ -225,6 +225,9 @@ def n_step_returns(
     values = None if next_values is not None else values
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
+    rewards, values, next_values, bootstrap_value, terminated, truncated = _autocast_operands(
+        rewards, values, next_values, bootstrap_value, terminated, truncated
+    )
     dim = check_returns(
         op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, trace, None, time_dim,
         False,
@@ -267,10 +270,11 @@ def vtrace(
     """
     op = "vtrace"
     _check_one_bootstrap(op, next_values, bootstrap_value)
+    _check_given(op, "rhos", rhos)
     clips = (
-        as_number(clip_rho_threshold, op, "clip_rho_threshold"),
+        _threshold(clip_rho_threshold, op, "clip_rho_threshold"),
         1.0,
-        as_number(clip_pg_rho_threshold, op, "clip_pg_rho_threshold"),
+        _threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold"),
     )
     _, targets, pg_advantages = _call(
         op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, lambda_, rhos, clips, time_dim,
@@ -307,12 +311,15 @@ def retrace_returns(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "retrace_returns"
-    if next_values is None:
-        fail(op, "next_values must be given, got None")
+    _check_given(op, "next_values", next_values)
+    _check_given(op, "rhos", rhos)
     gamma_tensor, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
     trace, number = _discount(op, "lambda_", lambda_, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
                        terminated=terminated, truncated=truncated)  # fmt: skip
+    rewards, q_values, next_values, terminated, truncated, rhos = _autocast_operands(
+        rewards, q_values, next_values, terminated, truncated, rhos
+    )
     dim = check_returns(
         op, rewards, q_values, next_values, None, terminated, truncated, gamma_tensor, trace, rhos, time_dim, False,
         "q_values",
@@ -355,8 +362,10 @@ def upgo_returns(
     gamma_tensor, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    if values is None:
-        fail(op, "values must be given, got None")
+    _check_given(op, "values", values)
+    rewards, values, next_values, bootstrap_value, terminated, truncated = _autocast_operands(
+        rewards, values, next_values, bootstrap_value, terminated, truncated
+    )
     dim = check_returns(
         op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, None, None, time_dim,
         True,
@@ -380,9 +389,30 @@ def _check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed
         fail(op, "next_values or bootstrap_value must be given, got neither")
 
 
+def _check_given(op: str, name: str, tensor: Any) -> None:
+    if tensor is None:
+        fail(op, f"{name} must be given, got None")
+
+
 def _check_values(op: str, values: Any, bootstrap_value: Any) -> None:
     if values is None and bootstrap_value is not None:
         fail(op, "values must be given with bootstrap_value, got None")
+
+
+def _threshold(value: Any, op: str, name: str) -> float:
+    if isinstance(value, Tensor):
+        fail(op, f"{name} must be a real number, got a tensor")
+    number = as_number(value, op, name)
+    if isinstance(number, float) and number != number:
+        fail(op, f"{name} must be a number to compare with, got nan")
+    return number
+
+
+def _autocast_operands(rewards: Tensor, *tensors: Any) -> tuple[Any, ...]:
+    """What autocast makes of the operands, for functions that are more than the fused op."""
+    if not torch.is_autocast_enabled(rewards.device.type):
+        return rewards, *tensors
+    return tuple(map(widened, (rewards, *tensors)))
 
 
 def _discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[Tensor | None, float]:

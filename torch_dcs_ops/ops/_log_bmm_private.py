@@ -1,6 +1,6 @@
 """The private ops of the log-semiring family, on a (B, I, K) and b (B, K, J): Python kernels, fakes and FLOPs.
 
-Autograd is in _log_bmm_autograd.py, vmap in _log_bmm_vmap.py. The compiled libraries register kernels of their own.
+Autograd is in _log_bmm_autograd.py, vmap in _log_bmm_batch.py. The compiled libraries register kernels of their own.
 """
 
 from __future__ import annotations

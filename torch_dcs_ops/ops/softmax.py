@@ -45,7 +45,8 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
         A new tensor of input's shape and dtype, with the strides of ``torch.empty_like(input)``. float16 and bfloat16
         are computed in float32 and rounded once. A row with a NaN, with a +inf, or of nothing but -inf is NaN.
 
-    Deterministic bit for bit. Differentiable any number of times, in both modes; the backward saves the output alone.
+    The same bits from run to run; on a CPU, as with torch.softmax, for one number of threads: along a dimension that is
+    not the last, the threads' shares decide which steps are vectors. Differentiable any number of times, in both modes; the backward saves the output alone.
     Works under torch.func, torch.compile, torch.export. Under autocast a half input gives float32, as torch.softmax
     does on CUDA. The sums over parts of a row are joined as in Milakov and Gimelshein, "Online normalizer calculation
     for softmax" (2018).
