@@ -117,7 +117,7 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
         bool is_direct;
         job.upstream.load(batch, n, m, g, log_s);
         certified_gradient(g, log_s, is_direct);
-        if (!is_direct) g = 0.f;
+        if (!is_direct) g = 0.f, log_s = infinity<float>();  // a weight of 0, not of infinity
       }
       memory.log_s[y][x] = log_s;
       memory.grad[y][x] = g;

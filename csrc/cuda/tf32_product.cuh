@@ -158,15 +158,10 @@ struct Tf32Product {
     }
   }
 
-  // Split, the high part is cut off: an instruction less, and what is left out of it is in the low part. The product of two low parts, below 2^-22 of
-  // the whole, is left out.
+  // Of the products that are left out, of two low parts, each is below 2^-24 of the whole, and their signs differ.
   static __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
-    if constexpr (kSplit) {
-      high = __float_as_uint(x) & 0xffffe000u;
-      low = round_tf32(x - __uint_as_float(high));
-    } else {
-      high = round_tf32(x);
-    }
+    high = round_tf32(x) & 0xffffe000u;
+    if constexpr (kSplit) low = round_tf32(x - __uint_as_float(high));
   }
 
   static __device__ __forceinline__ void all(float (&part)[kRows][kColumns][4], const uint32_t (&a)[kRows][4], const uint32_t (&b)[kColumns][2]) {
