@@ -72,6 +72,19 @@ Certificate certificate(ScalarType sums, int64_t depth) {
 // A larger upstream gradient could overflow the sums of G = y / S, as 1 / S is 2^93 (double: 2^924) at most.
 double largest_y(ScalarType sums, int64_t terms) { return std::ldexp(1.0, sums == ScalarType::Double ? 97 : 34) / static_cast<double>(terms > 0 ? terms : 1); }
 
+// The largest |z| of `count` finite ones, at least 1: the sums of G F z grow with it. 1 beside an infinity or a NaN, which is in the sums anyway.
+template <typename C>
+double largest_factor(const void* z, int64_t count) {
+  const C* values = static_cast<const C*>(z);
+  double most = 1, strange = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = std::fabs(static_cast<double>(values[i]));
+    strange += value - value;  // NaN from here on
+    most = value > most ? value : most;
+  }
+  return strange == 0 ? most : 1;
+}
+
 int panel_columns(ScalarType sums) { return sums == ScalarType::Double ? kernels().double_columns : kernels().float_columns; }
 
 // (batches, rows, depth) of C from any memory; without `with_powers` nothing but that.
@@ -165,10 +178,10 @@ MatrixView ones(ScalarType dtype) {
   }
 }
 
-// The sums over i and over j, from one array of weights.
+// The sums over i and over j, from one array of weights. `factor`: the largest |z| that goes with it, or 1.
 class Products {
  public:
-  Products(Scratch& scratch, const Operands& operands, const Tensor& log_s, const MatrixView& y)
+  Products(Scratch& scratch, const Operands& operands, const Tensor& log_s, const MatrixView& y, double factor = 1)
       : scratch_(scratch), operands_(operands), batches_(log_s.size(0)), rows_(log_s.size(1)), columns_(log_s.size(2)) {
     WeightsProblem problem;
     problem.dtype = operands.a.dtype;
@@ -177,7 +190,7 @@ class Products {
     problem.columns = columns_;
     problem.log_s = dense_log_s(scratch, log_s);
     problem.y = y;
-    problem.limit = largest_y(sum_dtype(problem.dtype), std::max(rows_, columns_));
+    problem.limit = largest_y(sum_dtype(problem.dtype), std::max(rows_, columns_)) / factor;
     problem.weights = scratch.numbers(batches_ * rows_ * columns_);
     problem.partial = scratch.bytes(batches_ * rows_);
     share_out(batches_ * rows_, batches_ * rows_ * columns_, [&](int64_t begin, int64_t end) { kernels().weights(problem, begin, end); });
@@ -287,8 +300,12 @@ Tensor log_bmm_product(Tensor a, Tensor b, Tensor log_s, std::optional<Tensor> x
   Scratch scratch(a);
   const Operands operands = operands_of(scratch, a, b, {});
   if (over != 1) {
-    Products products(scratch, operands, log_s, y ? view(*y) : ones(a.scalar_type()));
-    return over == 2 ? products.over_j(a, factors_of(scratch, z, true)) : products.over_i(b, factors_of(scratch, x, false));
+    const void* factors = over == 2 ? factors_of(scratch, z, true) : factors_of(scratch, x, false);
+    const int64_t count = factors == nullptr ? 0 : (over == 2 ? b : a).numel();
+    const bool wide = sum_dtype(a.scalar_type()) == ScalarType::Double;
+    const double factor = wide ? largest_factor<double>(factors, count) : largest_factor<float>(factors, count);
+    Products products(scratch, operands, log_s, y ? view(*y) : ones(a.scalar_type()), factor);
+    return over == 2 ? products.over_j(a, factors) : products.over_i(b, factors);
   }
   Tensor result = empty(a, products_shape(a, b), a.scalar_type());
   if (result.numel() == 0) return result;
