@@ -15,9 +15,8 @@ constexpr const char* kOp = "_log_bmm";
 constexpr const char* kBackwardOp = "_log_bmm_backward";
 
 bool splits(const char* op, const std::string& precision) {
-  if (precision == "highest") return true;
-  if (precision == "high" || precision == "medium") return false;
-  fail(op, ": precision must be \"highest\", \"high\" or \"medium\", got \"", precision, "\"");
+  check_precision(op, precision);
+  return precision == "highest";
 }
 
 // Whether tensor cores are left out: they cannot, or a product this small is done before they start.
@@ -35,7 +34,7 @@ int multiprocessors(int32_t device) {
 template <typename Kernel, typename Job>
 void launch_product(Kernel kernel, int bytes, const Job& job, int64_t tiles, cudaStream_t stream) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kOp, "asking for shared memory");
-  kernel<<<grid_of(tiles), kProductThreads, bytes, stream>>>(job);
+  kernel<<<grid_of(kOp, tiles), kProductThreads, bytes, stream>>>(job);
 }
 
 // Large tiles (128 by 64, two a multiprocessor) read less, small ones fill the device sooner.
@@ -61,7 +60,7 @@ struct Prepared {
     }
     a = {rows_of<T>(left), batches, depth, peaks, scaled, ld, exponent, floored};
     b = {columns_of<T>(right), batches, depth, peaks + batches * rows, scaled == nullptr ? nullptr : scaled + batches * rows * ld, ld, exponent, floored};
-    prepare_kernel<T, Acc><<<grid_of(a.blocks() + b.blocks()), dim3(32, kPrepareLanes), 0, stream>>>(a, b);
+    prepare_kernel<T, Acc><<<grid_of(kOp, a.blocks() + b.blocks()), dim3(32, kPrepareLanes), 0, stream>>>(a, b);
     check_cuda(cudaGetLastError(), kOp, "launching the maxima");
   }
 };
@@ -103,22 +102,21 @@ void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const T
     const bool across = matrix.stride == 1 && matrix.step != 1;
     const int64_t blocks = job.batches * ceil_div(matrix.count, across ? 32 : kVectorWarps);
     const auto kernel = across ? direct_vector_kernel<T, T, true> : direct_vector_kernel<T, T, false>;
-    kernel<<<grid_of(blocks), 32 * kVectorWarps, 0, stream>>>(matrix, vector, job.batches, job.depth, job.out, job.log_s);
+    kernel<<<grid_of(kOp, blocks), 32 * kVectorWarps, 0, stream>>>(matrix, vector, job.batches, job.depth, job.out, job.log_s);
   } else if (job.depth < 16 || is_small(rows, columns)) {
-    direct_small_kernel<T, T><<<grid_of(std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(job);
+    direct_small_kernel<T, T><<<grid_of(kOp, std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(job);
   } else {
     const Prepared<T, T> prepared(a, b, false, 0, false, stream);
     const int64_t tiles = job.batches * ceil_div(rows, kTile) * ceil_div(columns, kTile);
-    direct_tile_kernel<T, T><<<grid_of(tiles), kTileThreads, 0, stream>>>(job, prepared.a.peaks, prepared.b.peaks);
+    direct_tile_kernel<T, T><<<grid_of(kOp, tiles), kTileThreads, 0, stream>>>(job, prepared.a.peaks, prepared.b.peaks);
   }
 }
 
-ScalarType wide(ScalarType dtype) { return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
-Tensor widened(const Tensor& tensor) { return tensor.scalar_type() == wide(tensor.scalar_type()) ? tensor : torch::stable::to(tensor, ScalarType::Float); }
+Tensor widened(const Tensor& tensor) { return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor : torch::stable::to(tensor, ScalarType::Float); }
 Tensor narrowed(const Tensor& tensor, ScalarType dtype) { return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype); }
 
 std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
-  check_matrices(kOp, a, b);
+  check_operands(kOp, a, b);
   const bool split = splits(kOp, precision);
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   const cudaStream_t stream = current_stream(a.get_device_index());
@@ -150,7 +148,7 @@ void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, cons
   const Tensor scaled = make(a, {batches * rows * ld}, ScalarType::Float), direct = make(a, {batches * tiles_i * tiles_j}, ScalarType::Byte);
   const GradientTiles tiles{upstream_of<float>(grad, log_s, true),          batches, rows, columns, ld, static_cast<float*>(scaled.mutable_data_ptr()),
                             static_cast<unsigned char*>(direct.mutable_data_ptr())};
-  gradient_tiles_kernel<<<grid_of(batches * tiles_i * tiles_j), kTileThreads, 0, stream>>>(tiles);
+  gradient_tiles_kernel<<<grid_of(kOp, batches * tiles_i * tiles_j), kTileThreads, 0, stream>>>(tiles);
   const auto launch = [&](auto block, auto along, const BackwardJob<float>& job) {
     constexpr int kBlock = decltype(block)::value;
     constexpr bool kAlong = decltype(along)::value;
@@ -196,19 +194,19 @@ void backward_direct(const Tensor& grad, const Tensor& a, const Tensor& b, const
     constexpr int64_t kFew = 1 << 17;  // elements that fill the device when each has a thread
     const bool by_warp = total < kFew && other.from.count >= 32;
     const auto kernel = by_warp ? direct_backward_kernel<T, T, true> : direct_backward_kernel<T, T, false>;
-    kernel<<<grid_of(std::min<int64_t>(ceil_div(total * (by_warp ? 32 : 1), 256), 1 << 20)), 256, 0, stream>>>(job);
+    kernel<<<grid_of(kOp, std::min<int64_t>(ceil_div(total * (by_warp ? 32 : 1), 256), 1 << 20)), 256, 0, stream>>>(job);
   };
   if (grad_a != nullptr) run(true, *grad_a);
   if (grad_b != nullptr) run(false, *grad_b);
 }
 
 std::tuple<Tensor, Tensor> log_bmm_backward(Tensor grad, Tensor a, Tensor b, Tensor log_s, std::string precision, bool need_a, bool need_b) {
-  check_matrices(kBackwardOp, a, b);
+  check_operands(kBackwardOp, a, b);
   const bool split = splits(kBackwardOp, precision);
   const ScalarType dtype = a.scalar_type();
-  const Sizes shape{a.size(0), a.size(1), b.size(2)};
-  check_beside(kBackwardOp, "grad", grad, a, dtype, shape);
-  check_beside(kBackwardOp, "log_s", log_s, a, wide(dtype), shape);
+  const Sizes shape = products_shape(a, b);
+  check_beside_a(kBackwardOp, "grad", grad, a, dtype, shape);
+  check_beside_a(kBackwardOp, "log_s", log_s, a, sum_dtype(dtype), shape);
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   const cudaStream_t stream = current_stream(a.get_device_index());
   grad = widened(grad), a = widened(a), b = widened(b);

@@ -76,10 +76,10 @@ void launch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Tens
                            uniforms == nullptr ? nullptr : static_cast<const Acc*>(uniforms->const_data_ptr()),
                            values == nullptr ? nullptr : static_cast<T*>(values->mutable_data_ptr()), static_cast<int64_t*>(indices.mutable_data_ptr())};
   if (is_small(a.size(1), b.size(2)) || a.size(1) == 1 || b.size(2) == 1) {
-    semiring_small_kernel<T, Op><<<grid_of(std::min<int64_t>(ceil_div(indices.numel(), 256), 1 << 20)), 256, 0, stream>>>(job);
+    semiring_small_kernel<T, Op><<<grid_of(name, std::min<int64_t>(ceil_div(indices.numel(), 256), 1 << 20)), 256, 0, stream>>>(job);
   } else {
     const int64_t tiles = a.size(0) * ceil_div(a.size(1), kTile) * ceil_div(b.size(2), kTile);
-    semiring_tile_kernel<T, Op><<<grid_of(tiles), kTileThreads, 0, stream>>>(job);
+    semiring_tile_kernel<T, Op><<<grid_of(name, tiles), kTileThreads, 0, stream>>>(job);
   }
   check_cuda(cudaGetLastError(), name, "launching the kernel");
 }
@@ -96,17 +96,16 @@ void dispatch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Te
 }
 
 std::tuple<Tensor, Tensor> max_bmm(Tensor a, Tensor b) {
-  check_matrices(kMax, a, b);
-  if (a.size(2) == 0) fail(kMax, ": a must have at least one column to take the maximum over, got the shape ", shape_text(sizes_of(a)));
+  check_operands(kMax, a, b);
+  check_not_empty(kMax, a);
   Tensor values = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()), indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
   dispatch<MaxOp>(a, b, nullptr, &values, indices);
   return {values, indices};
 }
 
 Tensor sample_bmm(Tensor a, Tensor b, Tensor uniforms) {
-  check_matrices(kSample, a, b);
-  const ScalarType dtype = a.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  check_beside(kSample, "uniforms", uniforms, a, dtype, {a.size(0), a.size(1), b.size(2)});
+  check_operands(kSample, a, b);
+  check_beside_a(kSample, "uniforms", uniforms, a, sum_dtype(a.scalar_type()), products_shape(a, b));
   uniforms = torch::stable::contiguous(uniforms);
   const Tensor indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
   dispatch<SampleOp>(a, b, &uniforms, nullptr, indices);

@@ -38,10 +38,13 @@ def vec_td_lambda_return_estimate(
     reward: Tensor,
     done: Tensor,
     terminated: Tensor | None = None,
+    rolling_gamma: bool | None = None,
     *,
     time_dim: int = -2,
 ) -> Tensor:
-    """Lambda-returns; torchrl's `rolling_gamma` is always true here: gamma is that of its own step."""
+    """Lambda-returns. A gamma tensor is that of each step: `rolling_gamma` False, one for all that follow, is refused."""
+    if rolling_gamma is False:
+        raise NotImplementedError("vec_td_lambda_return_estimate: rolling_gamma must be None or True, got False")
     return td_lambda_returns(
         reward, next_values=next_state_value, terminated=done if terminated is None else terminated, truncated=done,
         gamma=gamma, lambda_=lmbda, time_dim=time_dim, check_discounts=False,
