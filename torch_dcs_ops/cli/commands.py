@@ -22,7 +22,7 @@ def info(*, as_json: bool) -> int:
 
 
 _DEMO_NEEDS = ("gymnasium", "matplotlib", "numpy", "rich", "tqdm")
-_DEMO_PARTS = {"reinforce": "reinforce_cartpole", "language-model": "language_model"}
+_DEMO_PARTS = {"reinforce": "reinforce_cartpole", "language-model": "language_model", "crf-tagger": "crf_tagger"}
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -35,9 +35,9 @@ def demo(arguments: Sequence[str]) -> int:
         return _run_example(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m torch_dcs_ops demo",
-        usage="%(prog)s [-h] [--seed SEED] | {reinforce,language-model} [options of the part]",
-        description="Train REINFORCE on CartPole-v1, then a language model on the Python standard library.",
-        epilog="`demo reinforce --help` and `demo language-model --help` list the options of a part.",
+        usage="%(prog)s [-h] [--seed SEED] | {reinforce,language-model,crf-tagger} [options of the part]",
+        description="Train REINFORCE on CartPole-v1, then a language model and a CRF on the Python standard library.",
+        epilog="`demo reinforce --help`, for one, lists the options of a part.",
     )
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args(arguments).seed
