@@ -42,7 +42,8 @@ def test_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("part", "option"), [("ppo", "--task"), ("reinforce", "--updates"), ("language-model", "--steps")]
+    ("part", "option"),
+    [("ppo", "--task"), ("reinforce", "--updates"), ("language-model", "--steps"), ("crf-tagger", "--steps")],
 )
 def test_demo_passes_the_options_of_a_part_on(part: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     if any(importlib.util.find_spec(name) is None for name in commands._DEMO_NEEDS):
@@ -61,10 +62,10 @@ def test_demo_runs_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
     monkeypatch.setattr(commands, "_run_example", run)
-    assert cli.main(["demo", "--seed", "3"]) == 1
-    assert ran == [("ppo", ["--seed", "3"]), ("language-model", ["--seed", "3"])]
-    assert cli.main(["demo", "language-model", "--steps", "2"]) == 2
-    assert ran[2:] == [("language-model", ["--steps", "2"])]
+    assert cli.main(["demo", "--seed", "3"]) == 2
+    assert ran == [(part, ["--seed", "3"]) for part in ("ppo", "language-model", "crf-tagger")]
+    assert cli.main(["demo", "language-model", "--steps", "2"]) == 3
+    assert ran[3:] == [("language-model", ["--steps", "2"])]
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["--steps", "2"], ["--seed", "x"]])
@@ -74,7 +75,7 @@ def test_demo_refuses_options_of_no_part(
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
     with pytest.raises(SystemExit, match="2"):
         cli.main(["demo", *arguments])
-    assert "{ppo,reinforce,language-model}" in capsys.readouterr().err
+    assert "{ppo,reinforce,language-model,crf-tagger}" in capsys.readouterr().err
 
 
 def test_bench_outside_a_checkout(

@@ -56,18 +56,19 @@ void finish_row(const ForwardProblem& problem, int64_t batch, int64_t i, C* log_
   const C power = static_cast<C>(2 * problem.a->scaling.power);
   for (int64_t from = 0; from < columns; from += kChunk) {
     const int64_t count = columns - from < kChunk ? columns - from : kChunk;
-    C sums[kChunk], results[kChunk];
-    uint8_t failed[kChunk], any = 0;
+    C sums[kChunk], whole[kChunk], rest[kChunk], results[kChunk];
+    for (int64_t j = 0; j < count; ++j) sums[j] = log_s[from + j];
+    split_logarithms(sums, count, power, whole, rest);
     for (int64_t j = 0; j < count; ++j) {
-      sums[j] = log_s[from + j];
-      failed[j] = !(sums[j] >= ((own_mask | masked[from + j]) != 0 ? floor_bound : bound));
-      any |= failed[j];
-      const double log_sum = log_scaled(sums[j], power);
+      const double log_sum = static_cast<double>(whole[j]) * 0.69314718055994531 + static_cast<double>(rest[j]);
       log_s[from + j] = static_cast<C>(log_sum);
       results[j] = static_cast<C>(static_cast<double>(own) + static_cast<double>(largest[from + j]) + log_sum);
     }
-    for (int64_t j = 0; any != 0 && j < count; ++j) {
-      if (!failed[j]) continue;
+    const auto fails = [&](int64_t j) __attribute__((always_inline)) { return !(sums[j] >= ((own_mask | masked[from + j]) != 0 ? floor_bound : bound)); };
+    int failures = 0;
+    for (int64_t j = 0; j < count; ++j) failures += fails(j);
+    for (int64_t j = 0; failures != 0 && j < count; ++j) {
+      if (!fails(j)) continue;
       // With a floor under both operands' exponentials, a sum of 0 says that no term is finite.
       const uint8_t mask = masked[from + j];
       if (sums[j] == 0 && ((own_mask != 0 && mask != 0) || own_mask == 2 || mask == 2)) {

@@ -22,7 +22,12 @@ def info(*, as_json: bool) -> int:
 
 
 _DEMO_NEEDS = ("gymnasium", "matplotlib", "numpy", "rich", "tqdm")
-_DEMO_PARTS = {"ppo": "ppo", "reinforce": "reinforce_cartpole", "language-model": "language_model"}
+_DEMO_PARTS = {
+    "ppo": "ppo",
+    "reinforce": "reinforce_cartpole",
+    "language-model": "language_model",
+    "crf-tagger": "crf_tagger",
+}
 # Runs by its name only: PPO solves CartPole within 131072 steps, REINFORCE falls short of that after 819200.
 _DEMO_ALONE = ("reinforce",)
 
@@ -39,8 +44,8 @@ def demo(arguments: Sequence[str]) -> int:
         return _run_example(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m torch_dcs_ops demo",
-        usage="%(prog)s [-h] [--seed SEED] | {ppo,reinforce,language-model} [options of the part]",
-        description="Train PPO on CartPole-v1, then a language model on the Python standard library.",
+        usage="%(prog)s [-h] [--seed SEED] | {ppo,reinforce,language-model,crf-tagger} [options of the part]",
+        description="Train PPO on CartPole-v1, then a language model and a CRF on the Python standard library.",
         epilog="reinforce, REINFORCE on CartPole-v1, runs only by its name. `demo ppo --help` and so on list the "
         "options of a part.",
     )
