@@ -59,15 +59,24 @@ def main() -> int:
         print_rows(*part)
         rows += part[0]
         skipped += part[1]
+        import returns_cpu
+
+        part = returns_cpu.run(Deadline(options.budget), keep)
+        print("returns on the CPU; floor = a Python loop of generalised advantage estimation")
+        print_rows(*part)
+        rows += part[0]
+        skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
         import gae_cuda
         import lce_cuda
+        import returns_cuda
         import scan_cuda
 
         print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
         for suite, title in (
             (scan_cuda, "scans; floor = the same traffic as a copy"),
             (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
+            (returns_cuda, "returns, eager and compiled; floor = a copy of the same bytes"),
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
         ):
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)

@@ -1,1 +1,1 @@
-"""Runnable examples; `python -m torch_dcs_ops demo` runs `reinforce_cartpole`."""
+"""Runnable examples; `python -m torch_dcs_ops demo` runs `ppo` and `language_model`."""

@@ -41,7 +41,9 @@ def test_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "no_such_package_dcs missing; pip install 'torch_dcs_ops[demo]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("part", "option"), [("reinforce", "--updates"), ("language-model", "--steps")])
+@pytest.mark.parametrize(
+    ("part", "option"), [("ppo", "--task"), ("reinforce", "--updates"), ("language-model", "--steps")]
+)
 def test_demo_passes_the_options_of_a_part_on(part: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     if any(importlib.util.find_spec(name) is None for name in commands._DEMO_NEEDS):
         pytest.skip("the demo's packages are not installed")
@@ -60,7 +62,7 @@ def test_demo_runs_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
     monkeypatch.setattr(commands, "_run_example", run)
     assert cli.main(["demo", "--seed", "3"]) == 1
-    assert ran == [("reinforce", ["--seed", "3"]), ("language-model", ["--seed", "3"])]
+    assert ran == [("ppo", ["--seed", "3"]), ("language-model", ["--seed", "3"])]
     assert cli.main(["demo", "language-model", "--steps", "2"]) == 2
     assert ran[2:] == [("language-model", ["--steps", "2"])]
 
@@ -72,7 +74,7 @@ def test_demo_refuses_options_of_no_part(
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
     with pytest.raises(SystemExit, match="2"):
         cli.main(["demo", *arguments])
-    assert "{reinforce,language-model}" in capsys.readouterr().err
+    assert "{ppo,reinforce,language-model}" in capsys.readouterr().err
 
 
 def test_bench_outside_a_checkout(

@@ -49,6 +49,7 @@ def test_public_names() -> None:
         "info",
         "linear_cross_entropy",
         "linear_log_probs",
+        "returns",
     }
     assert all(getattr(torch_dcs_ops, name).__doc__ for name in torch_dcs_ops.__all__)
     assert (Path(torch_dcs_ops.__file__).parent / "py.typed").exists()

@@ -318,10 +318,11 @@ def retrace_returns(
         "q_values",
     )  # fmt: skip
     links = times(next_step(widened(rhos).clamp(max=1.0), dim), number if trace is None else trace, dim)
-    return _scan(
+    targets: Tensor = _scan(
         rewards, q_values, next_values, None, terminated, truncated, gamma_tensor, gamma_value, links, 1.0, None, 1.0,
         1.0, 1.0, dim, False, True, False,
-    )[1]  # type: ignore[no-any-return]  # fmt: skip
+    )[1]  # fmt: skip
+    return targets
 
 
 def upgo_returns(
@@ -365,10 +366,11 @@ def upgo_returns(
             rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, gamma_value, dim
         )
         links = next_step((errors >= 0).to(rewards.dtype), dim)
-    return _scan(
+    targets: Tensor = _scan(
         rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
         gamma_tensor, gamma_value, links, 1.0, None, 1.0, 1.0, 1.0, dim, False, True, False,
-    )[1]  # type: ignore[no-any-return]  # fmt: skip
+    )[1]  # fmt: skip
+    return targets
 
 
 def _check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
@@ -421,7 +423,8 @@ def _call(
     )  # fmt: skip
     results: tuple[Tensor, Tensor, Tensor]
     if is_compiling():
-        return _scan(*args)  # type: ignore[no-any-return]
+        results = _scan(*args)
+        return results
     try:
         if _is_observed(args[:7], (trace, rhos)):
             results = _scan(*args)

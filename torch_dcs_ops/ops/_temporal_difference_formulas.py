@@ -122,7 +122,8 @@ def n_step_formulas(
         # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
         v = _step_before(_filled(after, ends), dim)
     delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
-    return (discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v).to(rewards.dtype)
+    targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v
+    return targets.to(rewards.dtype)
 
 
 def one_step_errors(
