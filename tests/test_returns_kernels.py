@@ -142,8 +142,9 @@ SIZES = (1, 7, 8, 9, 33, 255, 256, 257)
 @pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_dtypes_flags_and_discounts(device: str, kind: str, dtype: torch.dtype) -> None:
-    options = itertools.product((0, 1), (False, True), ("number", "row", "step"), ("bool", "float", "none"))
-    for dim, next_values, rates, flags in options:
+    options = list(itertools.product((0, 1), (False, True), ("number", "row", "step"), ("bool", "float", "none")))
+    # Every combination for float32; of the others every fifth, which has each value of each option in it.
+    for dim, next_values, rates, flags in options if dtype == torch.float32 else options[::5]:
         check(call((17, 19), dim, dtype, device, kind=kind, next_values=next_values, rates=rates, flags=flags))
 
 
