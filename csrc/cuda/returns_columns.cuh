@@ -1,6 +1,6 @@
 // The temporal difference scan along any dimension and with any strides: neighbouring lanes take neighbouring columns, the warps of a block share a column's
-// time out among them. A round is kCount steps a warp: all are read at once, a warp's total from nothing goes to shared memory, and each warp goes through its
-// steps again from its carry. Up to 16 warps fold the totals before their own one after the other (one barrier a round); of more, lanes scan them.
+// time out among them. A round is kCount steps a warp: all are read at once, a warp's total from nothing goes to shared memory, lanes scan the totals of a
+// column, and each warp goes through its steps again from its carry.
 #pragma once
 
 #include "lookback.cuh"
@@ -13,7 +13,6 @@ template <typename Acc>
 struct ReturnsColumnsCall {
   ReturnsProblem problem;
   Rates<Acc> rates;  // of the kernel without kFull
-  double power;      // c over a warp's steps
 };
 
 // kColumns: of a lane, read as one word. kFull: next values, ratios, discounts that are not one number, no values, policy-gradient advantages. kAny:
@@ -39,28 +38,26 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
   const T* const rewards = at_last(static_cast<const T*>(p.rewards.data), p.rewards.strides);
   const T* const values = at_last(static_cast<const T*>(p.values.data), p.values.strides);
 
-  constexpr bool kSerial = kWarps <= 16;
-  constexpr int kTurns = kSerial ? 2 : 1;  // a warp may be one round ahead
-  // An entry a warp and column, padded against bank conflicts.
-  __shared__ double totals[kTurns][kColumns][kWarps][33], products[kFull ? kTurns : 1][kColumns][kFull ? kWarps : 1][33];
-  __shared__ bool closed[kTurns][kColumns][kWarps][33];
-  __shared__ double carries[kTurns][kColumns][32];  // into the block's next round
+  __shared__ double totals[kColumns][kWarps][33], products[kColumns][kWarps][33];  // an entry a warp and column, padded against bank conflicts
+  __shared__ bool closed[kColumns][kWarps][33];
+  __shared__ double carries[kColumns][32];  // into the block's next round
   Rates<Acc> own_rates[kColumns];
   const auto rates = [&](int c) -> const Rates<Acc>& { return kFull ? own_rates[c] : params.rates; };
   T bootstraps[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     if constexpr (kFull) own_rates[c] = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
-    if constexpr (kFull) own_rates[c].carried = power_of<kCount>(own_rates[c].carried);
+    const double power = power_of<kCount>(rates(c).carried);
+    if constexpr (kFull) own_rates[c].carried = power;
+    else products[c][warp][lane] = power;
     bootstraps[c] = cast<T>(Acc(0));
     if (p.bootstrap_value.data && inside && warp == 0)
       bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
-    if (warp == 0) carries[0][c][lane] = 0.0;
+    if (warp == 0) carries[c][lane] = 0.0;
   }
   const Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
   const Acc clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
 
-  int turn = 0;
   for (int64_t begin = 0; begin < time; begin += warps * kCount) {
     const int64_t first = begin + warp * kCount;
     const int count = inside ? static_cast<int>(max(int64_t{0}, min(time - first, static_cast<int64_t>(kCount)))) : 0;
@@ -185,48 +182,33 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
           y = cut ? delta : rates(c).gate.step(delta, y);
         }
       }
-      totals[turn][c][warp][lane] = y;
-      if constexpr (kFull) products[turn][c][warp][lane] = clamped_mul(product, own_rates[c].carried);
-      closed[turn][c][warp][lane] = cuts[c] != 0;
+      totals[c][warp][lane] = y;
+      if constexpr (kFull) products[c][warp][lane] = clamped_mul(product, rates(c).carried);
+      closed[c][warp][lane] = cuts[c] != 0;
     }
     __syncthreads();
-    const auto piece_of = [&](int c, int of_warp, int of_lane) {
-      return Piece<double>{totals[turn][c][of_warp][of_lane], kFull ? products[turn][c][kFull ? of_warp : 0][of_lane] : params.power,
-                           closed[turn][c][of_warp][of_lane]};
-    };
-    Acc y[kColumns];
-    if constexpr (kSerial) {
+    // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
+    const int stretch = lane % warps, of_column = warp * (32 / warps) + lane / warps;
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        double entering = carries[turn][c][lane];
-#pragma unroll (kColumns == 1 ? 4 : 1)
-        for (int w = 0; w < warp; ++w) entering = after(piece_of(c, w, lane), entering);
-        if (warp == warps - 1) carries[turn ^ 1][c][lane] = after(piece_of(c, warp, lane), entering);
-        y[c] = static_cast<Acc>(entering);
+    for (int c = 0; c < kColumns; ++c) {
+      Piece<double> piece{totals[c][stretch][of_column], products[c][stretch][of_column], closed[c][stretch][of_column]};
+      for (int d = 1; d < warps; d *= 2) {
+        const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
+        const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
+        if (stretch >= d && !piece.closed) piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
       }
-      turn ^= 1;
-    } else {
-      // `warps` lanes, a power of two, take a column and scan it, and each leaves its warp's carry where the total was.
-      const int stretch = lane % warps, of_column = warp * (32 / warps) + lane / warps;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        Piece<double> piece = piece_of(c, stretch, of_column);
-        for (int d = 1; d < warps; d *= 2) {
-          const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
-          const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-          if (stretch >= d && !piece.closed) piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
-        }
-        const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
-                                   static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
-        const double entering = carries[0][c][of_column];
-        totals[0][c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
-        __syncwarp();
-        if (stretch == warps - 1) carries[0][c][of_column] = after(piece, entering);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(totals[0][c][warp][lane]);
+      const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
+                                 static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
+      const double entering = carries[c][of_column];
+      totals[c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
+      __syncwarp();
+      if (stretch == warps - 1) carries[c][of_column] = after(piece, entering);
     }
+    __syncthreads();
+
+    Acc y[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(totals[c][warp][lane]);
     const auto results = [&](const ReturnsOutput& output) {
       return static_cast<T*>(output.data) + (in_row(output.strides, 0) + (time - 1 - first) * output.strides.time);
     };

@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 #include <type_traits>
 
@@ -126,22 +125,15 @@ class ReturnsLaunch {
     const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, full_, sizeof(T)) * returns_warps(kRows);
     const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
     blocks = std::min(blocks, resident * device_.multiprocessors);
-    if (full_) launch_rows_kernel<returns_rows_kernel<T, true, kRows>>(params, blocks, warps, shared);
-    else launch_rows_kernel<returns_rows_kernel<T, false, kRows>>(params, blocks, warps, shared);
+    if (full_) launch_rows_kernel(returns_rows_kernel<T, true, kRows>, params, blocks, warps, shared);
+    else launch_rows_kernel(returns_rows_kernel<T, false, kRows>, params, blocks, warps, shared);
   }
 
-  template <void (*kKernel)(ReturnsRowsCall<Acc>)>
-  void launch_rows_kernel(const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
-    // A device is asked once for all that a block can have, and for as little first-level cache as can be.
-    static std::atomic<bool> asked[64];
-    int device = 0;
-    cudaGetDevice(&device);
-    if (device >= 64 || !asked[device].load(std::memory_order_relaxed)) {
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device_.shared_per_block - 1024);
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-      if (device < 64) asked[device].store(true, std::memory_order_relaxed);
-    }
-    kKernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
+  template <typename Kernel>
+  void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
+    // Leave for more than 48 KB belongs to the device; asking again costs less than a launch.
+    if (shared > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
   void columns() {
@@ -153,8 +145,7 @@ class ReturnsLaunch {
         return;
       }
       if (full_) launch_columns<8, 8>(returns_columns_kernel<T, true, true, 1, 8, 8, 1>, 1);
-      else if (p_.length > 8 * 16) launch_columns<8, 32>(returns_columns_kernel<T, false, false, 1, 8, 32, 1>, 1);
-      else launch_columns<8, 16>(returns_columns_kernel<T, false, false, 1, 8, 16, 2>, 1);
+      else launch_columns<8, 32>(returns_columns_kernel<T, false, false, 1, 8, 32, 1>, 1);
     } else {
       if (full_) launch_columns<4, 8>(returns_columns_kernel<T, true, true, 1, 4, 8, 1>, 1);
       else launch_columns<8, 16>(returns_columns_kernel<T, false, false, 1, 8, 16, 1>, 1);
@@ -166,11 +157,9 @@ class ReturnsLaunch {
   void launch_columns(void (*kernel)(ReturnsColumnsCall<Acc>), int columns) {
     const int64_t blocks = ceil_div(p_.rows(), 32 * columns);
     const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8 ? std::min(kWarps, columns == 2 ? 4 : 8) : kWarps;
-    int warps = 1;  // a power of two: lanes scan the totals of many
+    int warps = 1;  // a power of two: lanes scan the warps' totals
     while (warps < most && warps * kCount < p_.length) warps *= 2;
-    const Rates<Acc> rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
-    const ReturnsColumnsCall<Acc> params{p_, rates, finite_power(rates.carried, kCount)};
-    kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>(params);
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>({p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
   }
 
   // Two neighbouring columns make a word.
