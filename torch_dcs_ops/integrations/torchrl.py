@@ -42,7 +42,7 @@ def vec_td_lambda_return_estimate(
     *,
     time_dim: int = -2,
 ) -> Tensor:
-    """Lambda-returns. A gamma tensor is that of each step: `rolling_gamma` False, one for all that follow, is refused."""
+    """Lambda-returns. A gamma tensor is each step's own: `rolling_gamma` False, one for all that follow, fails."""
     if rolling_gamma is False:
         raise NotImplementedError("vec_td_lambda_return_estimate: rolling_gamma must be None or True, got False")
     return td_lambda_returns(

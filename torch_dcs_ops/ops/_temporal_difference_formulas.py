@@ -162,7 +162,7 @@ def _step_before(tensor: Tensor, dim: int) -> Tensor:
 def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
     if tensor.size(dim) == 0:
         return tensor
-    # Of the last dimension first. The number of dimensions is what it is made of: under torch.compile dim may be a symbol.
+    # The last dimension comes first. Made from the number of dimensions, as dim may be a symbol under torch.compile.
     pads = [int(place == dim and side == shift) for place in reversed(range(tensor.dim())) for side in (0, 1)]
     return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
 
