@@ -48,8 +48,8 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
     The same bits from run to run; on a CPU, as with torch.softmax, for one number of threads: along a dimension that is
     not the last, the threads' shares decide which steps are vectors. Differentiable any number of times, in both modes;
     the backward saves the output alone. Works under torch.func, torch.compile, torch.export. Under autocast a half
-    input gives float32, as torch.softmax does on CUDA. The sums over parts of a row are joined as in Milakov and Gimelshein, "Online normalizer calculation
-    for softmax" (2018).
+    input gives float32, as torch.softmax does on CUDA. The sums over parts of a row are joined as in Milakov and
+    Gimelshein, "Online normalizer calculation for softmax" (2018).
 
     Raises:
         IndexError: `dim` is out of range.
