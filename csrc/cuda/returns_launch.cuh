@@ -10,6 +10,7 @@
 #include "returns.h"
 #include "returns_columns.cuh"
 #include "returns_rows.cuh"
+#include "returns_small.cuh"
 
 namespace dcs {
 
@@ -76,6 +77,17 @@ class ReturnsLaunch {
 
   template <int kForm>
   cudaError_t run() {
+    if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
+      if (takes_short_rows()) {
+        launch_small<16 / sizeof(T)>(returns_short_rows_kernel<T, kForm>, ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads), kShortRowThreads);
+        return cudaGetLastError();
+      }
+      if (takes_few_columns()) {
+        const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
+        launch_small<kFewSteps>(returns_few_columns_kernel<T, kForm>, ceil_div(p_.rows(), kFewColumns), 32 * warps);
+        return cudaGetLastError();
+      }
+    }
     if (p_.length > 1 && all([](const Operand& o) { return o.strides.time == 1; })) rows<kForm>();
     else columns<kForm>();
     return cudaGetLastError();
@@ -83,9 +95,7 @@ class ReturnsLaunch {
 
   template <int kForm>
   void rows() {
-    const bool one_behind_the_other = all([this](const Operand& o) {
-      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
-    });
+    const bool one_behind_the_other = rows_are_packed();
     if (one_behind_the_other && p_.length <= Tile::kSteps / 2 && p_.rows() > 1) {
       launch_rows<kForm, ReturnsRows::kPacked>(pack_rows());
     } else if (p_.length > 4 * Tile::kSteps && p_.rows() < 4 * device_.multiprocessors) {
@@ -94,6 +104,57 @@ class ReturnsLaunch {
     } else {
       launch_rows<kForm, ReturnsRows::kWarp>(0);
     }
+  }
+
+  // Rows whose time is contiguous, one behind the other.
+  bool rows_are_packed() const {
+    return all([this](const Operand& o) {
+      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
+    });
+  }
+
+  // Whether a row's bootstrap_value is at a multiple of one stride.
+  bool bootstrap_is_linear() const {
+    const Strides& s = p_.bootstrap_value.strides;
+    return !p_.bootstrap_value.data || p_.inner == 1 || p_.outer == 1 || s.outer == s.inner * p_.inner;
+  }
+
+  bool takes_short_rows() const {
+    constexpr int kVec = 16 / sizeof(T);
+    const int64_t lanes = p_.length / kVec;
+    if (p_.length % kVec || lanes > 8 || (lanes & (lanes - 1)) || !bootstrap_is_linear() || !rows_are_packed()) return false;
+    return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
+  }
+
+  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  bool takes_few_columns() const {
+    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
+    return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
+  }
+
+  template <int kSteps>
+  void launch_small(void (*kernel)(ReturnsSmallCall<Acc>), int64_t blocks, int64_t threads) {
+    ReturnsSmallCall<Acc> call{};
+    call.rewards = p_.rewards.data;
+    call.values = p_.values.data;
+    call.next_values = p_.next_values.data;
+    call.rhos = p_.rhos.data;
+    call.bootstrap = p_.bootstrap_value.data;
+    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
+    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
+    call.advantages = p_.advantages.data;
+    call.targets = p_.targets.data;
+    call.pg_advantages = p_.pg_advantages.data;
+    call.rows = p_.rows();
+    call.bootstrap_stride = p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
+    call.length = static_cast<int>(p_.length);
+    call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
+    call.clip_rho = static_cast<Acc>(p_.clip_rho);
+    call.clip_c = static_cast<Acc>(p_.clip_c);
+    call.clip_pg = static_cast<Acc>(p_.clip_pg);
+    call.rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
+    call.power = finite_power(call.rates.carried, kSteps);
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream_>>>(call);
   }
 
   // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
