@@ -12,15 +12,16 @@ namespace dcs {
 template <typename Acc>
 struct ReturnsColumnsCall {
   ReturnsProblem problem;
-  Rates<Acc> rates;  // of the kernel without kFull
+  Rates<Acc> rates;  // of the kernels of known forms
 };
 
-// kColumns: of a lane, read as one word. kFull: next values, ratios, discounts that are not one number, no values, policy-gradient advantages. kAny:
-// discounts that are one a step and flags that are not bool as well.
-template <typename T, bool kFull, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
+// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool as well.
+template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
   const ReturnsProblem& p = params.problem;
   using Acc = typename Types<T>::Acc;
+  using Given = ReturnsGiven<kForm>;
+  constexpr bool kFull = Given::kFull, kGates = Given::kGates;
   using Word = Vector<T, kColumns>;
   using Bytes = Vector<uint8_t, kColumns>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
   // An operand at the column's last step. Steps are counted from there: q = 0, 1, ...
   const auto at_last = [&](const auto* data, const Strides& strides) { return data + in_row(strides, 0) + (time - 1) * strides.time; };
 
-  const bool has_values = !kFull || p.values.data, has_next = kFull && p.next_values.data, has_rhos = kFull && p.rhos.data;
+  const Given given(p);
+  const bool has_values = given.values, has_next = given.next, has_rhos = given.rhos;
   const bool step_gamma = kAny && p.gamma.kind == GammaKind::kStep, step_trace = kAny && p.trace.kind == GammaKind::kStep;
   const T* const rewards = at_last(static_cast<const T*>(p.rewards.data), p.rewards.strides);
   const T* const values = at_last(static_cast<const T*>(p.values.data), p.values.strides);
@@ -44,12 +46,13 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
   Rates<Acc> own_rates[kColumns];
   const auto rates = [&](int c) -> const Rates<Acc>& { return kFull ? own_rates[c] : params.rates; };
   T bootstraps[kColumns];
+  double powers[kColumns];  // c over a warp's steps
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     if constexpr (kFull) own_rates[c] = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
     const double power = power_of<kCount>(rates(c).carried);
-    if constexpr (kFull) own_rates[c].carried = power;
-    else products[c][warp][lane] = power;
+    powers[c] = power;
+    if constexpr (!kGates) products[c][warp][lane] = power;
     bootstraps[c] = cast<T>(Acc(0));
     if (p.bootstrap_value.data && inside && warp == 0)
       bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
     const auto load_operand = [&](Word(&to)[kCount], const ReturnsInput& operand) {
       load(to, at_last(static_cast<const T*>(operand.data), operand.strides), operand.strides);
     };
-    Word reward_words[kCount], value_words[kCount], next_words[kFull ? kCount : 1], rho_words[kFull ? kCount : 1], value_behind;
+    Word reward_words[kCount], value_words[kCount], next_words[kCount], rho_words[kCount], value_behind;
     load(reward_words, rewards, p.rewards.strides);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) value_behind.set(c, first == 0 ? bootstraps[c] : cast<T>(Acc(0)));
@@ -88,10 +91,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       load(value_words, values, p.values.strides);
       if (!has_next && first > 0 && count > 0) value_behind = *reinterpret_cast<const Word*>(values - (first - 1) * p.values.strides.time);
     }
-    if constexpr (kFull) {
-      if (has_next) load_operand(next_words, p.next_values);
-      if (has_rhos) load_operand(rho_words, p.rhos);
-    }
+    if (has_next) load_operand(next_words, p.next_values);
+    if (has_rhos) load_operand(rho_words, p.rhos);
     Vector<Acc, kColumns> gamma_words[kAny ? kCount : 1], trace_words[kAny ? kCount : 1];
     if constexpr (kAny) {
       const auto load_rate = [&](Vector<Acc, kColumns>(&to)[kCount], const ReturnsInput& operand) {
@@ -123,11 +124,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       }
     };
     load_flags(terminates, p.terminated, p.terminated_is_bool);
-    load_flags(kFull ? truncates : terminates, p.truncated, p.truncated_is_bool);  // without kFull they do the same
+    if constexpr (kFull || (kForm & kWithNext)) load_flags(truncates, p.truncated, p.truncated_is_bool);
+    else load_flags(terminates, p.truncated, p.truncated_is_bool);  // without next values they do the same
 
     const auto ratio = [&](int i, int c, Acc most) {
-      if constexpr (kFull) return has_rhos ? clipped(cast<Acc>(rho_words[i].get(c)), most) : Acc(1);
-      else return Acc(1);
+      return has_rhos ? clipped(cast<Acc>(rho_words[i].get(c)), most) : Acc(1);
     };
     // Of gamma * trace, what is one a step.
     const auto steps_of = [&](int i, int c) {
@@ -144,46 +145,40 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
     for (int c = 0; c < kColumns; ++c) {
       const uint32_t lasts = first == 0 ? 1u : 0u;
       cuts[c] = terminates[c] | truncates[c] | lasts;
-      Acc y = 0, after = cast<Acc>(value_behind.get(c));
-      double product = 1.0;
+      uint32_t drops = has_next ? terminates[c] : terminates[c] | truncates[c];  // the next state's value
+      if constexpr (!kFull) drops = left_out(has_values, rates(c), drops, cuts[c]);
+      Acc y = 0, after = cast<Acc>(value_behind.get(c)), product = 1;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const bool cut = cuts[c] >> i & 1;
         const Acc reward = cast<Acc>(reward_words[i].get(c)), own = has_values ? cast<Acc>(value_words[i].get(c)) : Acc(0);
-        Acc delta;
-        if constexpr (!kFull) {
-          const bool end = terminates[c] >> i & 1;
-          differences[c][i] = (end ? reward : reward + rates(c).gamma * after) - own;
-          delta = differences[c][i];
-        } else {
-          Acc next = after, weight = rates(c).gamma;
-          if (has_next) next = cast<Acc>(next_words[i].get(c));
-          else if (truncates[c] >> i & 1) next = 0;
+        const Acc next = has_next ? cast<Acc>(next_words[i].get(c)) : after;
+        Acc weight = rates(c).gamma;
+        if constexpr (kAny) {
+          if (step_gamma) weight = gamma_words[i].get(c);
+        }
+        if (!has_values && !cut) {
+          Acc rest = rates(c).rest;
           if constexpr (kAny) {
-            if (step_gamma) weight = gamma_words[i].get(c);
+            if (step_gamma || step_trace) rest = weight - weight * (step_trace ? trace_words[i].get(c) : rates(c).trace);
           }
-          if (!has_values && !cut) {
-            Acc rest = rates(c).rest;
-            if constexpr (kAny) {
-              if (step_gamma || step_trace) rest = weight - weight * (step_trace ? trace_words[i].get(c) : rates(c).trace);
-            }
-            weight = rest;
-          }
-          const bool drops = terminates[c] >> i & 1 || (!has_values && weight == Acc(0));
-          differences[c][i] = (drops ? reward : reward + weight * next) - own;
-          delta = ratio(i, c, clip_rho) * differences[c][i];
+          weight = rest;
         }
+        const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
+        differences[c][i] = (dropped ? reward : reward + weight * next) - own;
+        const Acc delta = ratio(i, c, clip_rho) * differences[c][i], factor = steps_of(i, c) * ratio(i, c, clip_c);
+        y = cut ? delta : rates(c).gate.step(delta, factor * y);
+        if (kGates) product *= factor;
         after = own;
-        if constexpr (kFull) {
-          const Acc factor = steps_of(i, c) * ratio(i, c, clip_c);
-          y = cut ? delta : rates(c).gate.step(delta, factor * y);
-          if (has_rhos || step_gamma || step_trace) product = clamped_mul(product, static_cast<double>(factor));
-        } else {
-          y = cut ? delta : rates(c).gate.step(delta, y);
-        }
+      }
+      double gates = static_cast<double>(product);
+      if (kGates && !in_range(product)) {
+        gates = 1.0;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) gates = clamped_mul(gates, static_cast<double>(steps_of(i, c) * ratio(i, c, clip_c)));
       }
       totals[c][warp][lane] = y;
-      if constexpr (kFull) products[c][warp][lane] = clamped_mul(product, rates(c).carried);
+      if constexpr (kGates) products[c][warp][lane] = clamped_mul(gates, powers[c]);
       closed[c][warp][lane] = cuts[c] != 0;
     }
     __syncthreads();
@@ -222,19 +217,15 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       for (int c = 0; c < kColumns; ++c) {
         const bool cut = cuts[c] >> i & 1;
         const Acc difference = differences[c][i];
-        if constexpr (kFull) {
-          const Acc delta = ratio(i, c, clip_rho) * difference, factor = steps_of(i, c);
-          pg[c] = ratio(i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
-          y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(i, c, clip_c) * y[c]);
-        } else {
-          y[c] = cut ? difference : rates(c).gate.step(difference, y[c]);
-        }
+        const Acc delta = ratio(i, c, clip_rho) * difference, factor = steps_of(i, c);
+        if (Given::kHasPg) pg[c] = ratio(i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
+        y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(i, c, clip_c) * y[c]);
         target[c] = y[c] + (has_values ? cast<Acc>(value_words[i].get(c)) : Acc(0));
       }
       if (even || i < count) {
         if (p.advantages.data) *reinterpret_cast<Word*>(advantages - i * p.advantages.strides.time) = pack<Acc, T, kColumns>(y);
         if (p.targets.data) *reinterpret_cast<Word*>(targets - i * p.targets.strides.time) = pack<Acc, T, kColumns>(target);
-        if constexpr (kFull)
+        if constexpr (Given::kHasPg)
           if (p.pg_advantages.data) *reinterpret_cast<Word*>(pg_advantages - i * p.pg_advantages.strides.time) = pack<Acc, T, kColumns>(pg);
       }
     }

@@ -10,6 +10,7 @@
 #include "returns.h"
 #include "returns_columns.cuh"
 #include "returns_rows.cuh"
+#include "returns_small.cuh"
 
 namespace dcs {
 
@@ -29,19 +30,25 @@ class ReturnsLaunch {
     if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, wide, kStagedTrace);
     for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages}) add({output->data, output->strides}, size, kStagedTensors);
     any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool || !p_.truncated_is_bool;
-    full_ = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || !p_.values.data || p_.next_values.data ||
-        p_.rhos.data || p_.pg_advantages.data;
+    const int given = (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) | (p_.rhos.data ? kWithRhos : 0);
+    const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || (p_.pg_advantages.data && !p_.rhos.data);
+    const bool known = given == kAdvantages || (kCommon && (given == kRatios || given == kMixed));
+    form_ = any || !known ? kAnyForm : given;
   }
 
   cudaError_t run() {
-    if (p_.length > 1 && all([](const Operand& o) { return o.strides.time == 1; })) rows();
-    else columns();
-    return cudaGetLastError();
+    if constexpr (kCommon) {
+      if (form_ == kRatios) return run<kRatios>();
+      if (form_ == kMixed) return run<kMixed>();
+    }
+    return form_ == kAdvantages ? run<kAdvantages>() : run<kAnyForm>();
   }
 
  private:
   using Tile = ReturnsTile<T>;
   using Acc = typename Types<T>::Acc;
+  // The types that the forms beside kAdvantages are worth their code for.
+  static constexpr bool kCommon = std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>;
 
   // With a value for every step.
   struct Operand {
@@ -68,18 +75,86 @@ class ReturnsLaunch {
     return (p_.outer == 1 || o.strides.outer * o.size % bytes == 0) && (p_.inner == 1 || o.strides.inner * o.size % bytes == 0);
   }
 
+  template <int kForm>
+  cudaError_t run() {
+    if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
+      if (takes_short_rows()) {
+        launch_small<16 / sizeof(T)>(returns_short_rows_kernel<T, kForm>, ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads), kShortRowThreads);
+        return cudaGetLastError();
+      }
+      if (takes_few_columns()) {
+        const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
+        launch_small<kFewSteps>(returns_few_columns_kernel<T, kForm>, ceil_div(p_.rows(), kFewColumns), 32 * warps);
+        return cudaGetLastError();
+      }
+    }
+    if (p_.length > 1 && all([](const Operand& o) { return o.strides.time == 1; })) rows<kForm>();
+    else columns<kForm>();
+    return cudaGetLastError();
+  }
+
+  template <int kForm>
   void rows() {
-    const bool one_behind_the_other = all([this](const Operand& o) {
-      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
-    });
+    const bool one_behind_the_other = rows_are_packed();
     if (one_behind_the_other && p_.length <= Tile::kSteps / 2 && p_.rows() > 1) {
-      launch_rows<ReturnsRows::kPacked>(pack_rows());
+      launch_rows<kForm, ReturnsRows::kPacked>(pack_rows());
     } else if (p_.length > 4 * Tile::kSteps && p_.rows() < 4 * device_.multiprocessors) {
       // Fewer than four warps a multiprocessor would leave memory idle.
-      launch_rows<ReturnsRows::kBlock>(0);
+      launch_rows<kForm, ReturnsRows::kBlock>(0);
     } else {
-      launch_rows<ReturnsRows::kWarp>(0);
+      launch_rows<kForm, ReturnsRows::kWarp>(0);
     }
+  }
+
+  // Rows whose time is contiguous, one behind the other.
+  bool rows_are_packed() const {
+    return all([this](const Operand& o) {
+      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
+    });
+  }
+
+  // Whether a row's bootstrap_value is at a multiple of one stride.
+  bool bootstrap_is_linear() const {
+    const Strides& s = p_.bootstrap_value.strides;
+    return !p_.bootstrap_value.data || p_.inner == 1 || p_.outer == 1 || s.outer == s.inner * p_.inner;
+  }
+
+  bool takes_short_rows() const {
+    constexpr int kVec = 16 / sizeof(T);
+    const int64_t lanes = p_.length / kVec;
+    if (p_.length % kVec || lanes > 8 || (lanes & (lanes - 1)) || !bootstrap_is_linear() || !rows_are_packed()) return false;
+    return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
+  }
+
+  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  bool takes_few_columns() const {
+    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
+    return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
+  }
+
+  template <int kSteps>
+  void launch_small(void (*kernel)(ReturnsSmallCall<Acc>), int64_t blocks, int64_t threads) {
+    ReturnsSmallCall<Acc> call{};
+    call.rewards = p_.rewards.data;
+    call.values = p_.values.data;
+    call.next_values = p_.next_values.data;
+    call.rhos = p_.rhos.data;
+    call.bootstrap = p_.bootstrap_value.data;
+    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
+    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
+    call.advantages = p_.advantages.data;
+    call.targets = p_.targets.data;
+    call.pg_advantages = p_.pg_advantages.data;
+    call.rows = p_.rows();
+    call.bootstrap_stride = p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
+    call.length = static_cast<int>(p_.length);
+    call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
+    call.clip_rho = static_cast<Acc>(p_.clip_rho);
+    call.clip_c = static_cast<Acc>(p_.clip_c);
+    call.clip_pg = static_cast<Acc>(p_.clip_pg);
+    call.rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
+    call.power = finite_power(call.rates.carried, kSteps);
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream_>>>(call);
   }
 
   // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
@@ -88,7 +163,7 @@ class ReturnsLaunch {
     return static_cast<int>(most >= aligned ? most / aligned * aligned : most);
   }
 
-  template <ReturnsRows kRows>
+  template <int kForm, ReturnsRows kRows>
   void launch_rows(int pack_rows) {
     constexpr int kStaged = kStagedTensors, kTileBytes = Tile::kSteps * sizeof(T);
     ReturnsRowsCall<Acc> params{};
@@ -122,11 +197,10 @@ class ReturnsLaunch {
     }
     params.tiles = pack_rows ? 1 : static_cast<int>(ceil_div(p_.length, static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
     // As many blocks as run at once: so many warps have their registers.
-    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, full_, sizeof(T)) * returns_warps(kRows);
+    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows);
     const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
     blocks = std::min(blocks, resident * device_.multiprocessors);
-    if (full_) launch_rows_kernel(returns_rows_kernel<T, true, kRows>, params, blocks, warps, shared);
-    else launch_rows_kernel(returns_rows_kernel<T, false, kRows>, params, blocks, warps, shared);
+    launch_rows_kernel(returns_rows_kernel<T, kForm, kRows>, params, blocks, warps, shared);
   }
 
   template <typename Kernel>
@@ -136,19 +210,23 @@ class ReturnsLaunch {
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
+  template <int kForm>
   void columns() {
+    constexpr bool kFull = kForm == kAnyForm, kHasRhos = kForm & kWithRhos;
     if constexpr (sizeof(T) <= 4) {
       // Pairs of columns are half the blocks: only where enough are left.
       if (!any_ && p_.rows() >= 64 * 2 * device_.multiprocessors && columns_pair()) {
-        if (full_) launch_columns<8, 4>(returns_columns_kernel<T, true, false, 2, 8, 4, 3>, 2);
-        else launch_columns<16, 8>(returns_columns_kernel<T, false, false, 2, 16, 8, 2>, 2);
+        if constexpr (kFull) launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 3>, 2);
+        else if constexpr (kHasRhos) launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 4>, 2);
+        else launch_columns<16, 8>(returns_columns_kernel<T, kForm, false, 2, 16, 8, 2>, 2);
         return;
       }
-      if (full_) launch_columns<8, 8>(returns_columns_kernel<T, true, true, 1, 8, 8, 1>, 1);
-      else launch_columns<8, 32>(returns_columns_kernel<T, false, false, 1, 8, 32, 1>, 1);
+      if constexpr (kFull) launch_columns<8, 8>(returns_columns_kernel<T, kForm, true, 1, 8, 8, 1>, 1);
+      else if constexpr (kHasRhos) launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
+      else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);
     } else {
-      if (full_) launch_columns<4, 8>(returns_columns_kernel<T, true, true, 1, 4, 8, 1>, 1);
-      else launch_columns<8, 16>(returns_columns_kernel<T, false, false, 1, 8, 16, 1>, 1);
+      if constexpr (kFull) launch_columns<4, 8>(returns_columns_kernel<T, kForm, true, 1, 4, 8, 1>, 1);
+      else launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
     }
   }
 
@@ -174,7 +252,8 @@ class ReturnsLaunch {
   cudaStream_t stream_;
   Operand operands_[kStagedTensors + 3];
   int count_ = 0;
-  bool any_ = false, full_ = false;
+  bool any_ = false;
+  int form_ = kAnyForm;
 };
 
 template <typename T>

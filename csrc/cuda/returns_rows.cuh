@@ -18,8 +18,8 @@ enum class ReturnsRows { kWarp, kPacked, kBlock };
 
 // Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks have registers on a multiprocessor.
 constexpr int returns_warps(ReturnsRows rows) { return rows == ReturnsRows::kBlock ? 8 : 4; }
-constexpr int returns_blocks(ReturnsRows rows, bool full, int size) {
-  const bool crowded = full && size != 4;  // a chunk of halves is eight steps, a double two registers
+constexpr int returns_blocks(ReturnsRows rows, int form, int size) {
+  const bool crowded = form == kAnyForm && size != 4;  // a chunk of halves is eight steps, a double two registers
   return rows == ReturnsRows::kBlock ? (crowded ? 1 : 2) : (rows == ReturnsRows::kPacked ? 3 : 4) - (crowded ? 1 : 0);
 }
 
@@ -49,7 +49,7 @@ struct ReturnsRowsParams {
   bool whole_words;  // every output takes words of 16 bytes
 };
 
-// With what the kernel without kFull needs of its one gamma and trace: c over the steps of 1, 2, 4, ... 32 lanes.
+// With what the kernels of known forms need of their one gamma and trace: c over the steps of 1, 2, 4, ... 32 lanes.
 template <typename Acc>
 struct ReturnsRowsCall : ReturnsRowsParams {
   Rates<Acc> rates;
@@ -106,13 +106,14 @@ __device__ __forceinline__ void put_tile(const unsigned char* slot, T* to, int c
   }
 }
 
-// kFull: next values, ratios, discounts that are not one number, flags that are not bool, no values, policy-gradient advantages.
-template <typename T, bool kFull, ReturnsRows kRows>
-__global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRows, kFull, sizeof(T)))
+template <typename T, int kForm, ReturnsRows kRows>
+__global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRows, kForm, sizeof(T)))
     returns_rows_kernel(const __grid_constant__ ReturnsRowsCall<typename Types<T>::Acc> params) {
   using Acc = typename Types<T>::Acc;
   using Tile = ReturnsTile<T>;
   using Word = Vector<T, 16 / sizeof(T)>;
+  using Given = ReturnsGiven<kForm>;
+  constexpr bool kFull = Given::kFull, kGates = Given::kGates;
   constexpr bool kPacked = kRows == ReturnsRows::kPacked, kBlock = kRows == ReturnsRows::kBlock;
   constexpr int kPer = Tile::kPer, kSteps = Tile::kSteps, kStages = Tile::kStages;
   constexpr int kVec = 16 / sizeof(T), kChunks = kPer / kVec, kLaneBytes = kPer * sizeof(T);
@@ -121,7 +122,8 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
   extern __shared__ __align__(16) unsigned char returns_shared[];
   unsigned char* const ring = returns_shared + warp * kStages * params.stage_bytes;
 
-  const bool has_values = !kFull || p.values.data, has_next = kFull && p.next_values.data, has_rhos = kFull && p.rhos.data;
+  const Given given(p);
+  const bool has_values = given.values, has_next = given.next, has_rhos = given.rhos;
   // Read for every step: one a step, or packed rows' own.
   const auto is_each = [](const ReturnsDiscount& discount) {
     return kFull && (kPacked ? discount.kind != GammaKind::kNumber : discount.kind == GammaKind::kStep);
@@ -194,9 +196,9 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
       if (has_values) bring(wide, kStagedValues);
       bring_flags(p.terminated, p.terminated_is_bool, kStagedTerminated);
       bring_flags(p.truncated, p.truncated_is_bool, kStagedTruncated);
+      if (has_next) bring(wide, kStagedNext);
+      if (has_rhos) bring(wide, kStagedRhos);
       if constexpr (kFull) {
-        if (has_next) bring(wide, kStagedNext);
-        if (has_rhos) bring(wide, kStagedRhos);
         if (p.gamma.kind == GammaKind::kStep) bring(widest, kStagedGamma);
         if (p.trace.kind == GammaKind::kStep) bring(widest, kStagedTrace);
       }
@@ -206,7 +208,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
 
   // The discounts of the row, and c over a lane's steps.
   Rates<Acc> own_rates;
-  double lane_power = 1.0;
+  double lane_power = params.powers[0];
   const Rates<Acc>& rates = kFull ? own_rates : params.rates;
   const auto set_rates = [&](int64_t row) {
     if (kPacked) {
@@ -222,7 +224,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
   const bool rates_by_row = kFull && !kPacked && (p.gamma.kind == GammaKind::kRow || p.trace.kind == GammaKind::kRow);
   if (kFull) set_rates(0);
   double after_power = 1.0;  // over the lanes after this one
-  if constexpr (!kFull) {
+  if constexpr (!kGates) {
 #pragma unroll
     for (int s = 0; s < 5; ++s)
       if (31 - lane >> s & 1) after_power = clamped_mul(after_power, params.powers[s]);
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
     wait_for_copies<kStages - 1>();
     __syncwarp();
     unsigned char* const values = here + params.staged[kStagedValues].slot;
-    if constexpr (!kFull && !kPacked) {
+    if constexpr (!kFull && !kPacked && !(kForm & kWithNext)) {
       // The step behind the row's last has no other use.
       if (has_bootstrap && left > 0 && left <= kSteps) {
         const int at = static_cast<int>(left);
@@ -323,6 +325,8 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
       if (last >= 0 && last < kPer) lasts = 1u << last;
     }
     const uint32_t ends = terminates | truncates, cuts = ends | lasts;
+    uint32_t drops = has_next ? terminates : ends;  // the next state's value
+    if constexpr (!kFull) drops = left_out(has_values, rates, drops, cuts);
 
     // Discounts and ratios of a chunk's steps.
     const auto read_each = [&](bool each, const ReturnsDiscount& discount, StagedTensor which, int c, Acc otherwise, Acc(&to)[kVec]) {
@@ -360,12 +364,11 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
       }
       if (has_rhos) read(kStagedRhos, c, to.rho);
     };
-    const Acc clip_rho = kFull && has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = kFull && has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
-    const Acc clip_pg = kFull && has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
+    const Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
+    const Acc clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
 
     // The lane's total, and the product of its factors where they differ.
-    Acc differences[kPer], y = 0, after = 0;
-    double product = 1.0;
+    Acc differences[kPer], y = 0, after = 0, product = 1;
     if (has_values) after = cast<Acc>(*reinterpret_cast<const T*>(lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
 #pragma unroll
     for (int c = kChunks - 1; c >= 0; --c) {
@@ -375,56 +378,59 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
 #pragma unroll
       for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? own[(j + 1) % kVec] : after;
       after = own[0];
-      if constexpr (!kFull) {
+      Factors factors;
+      read_factors(c, factors);
+      if (has_next) read(kStagedNext, c, next);
 #pragma unroll
-        for (int j = kVec - 1; j >= 0; --j) {
-          const int i = c * kVec + j;
-          if (kPacked && pack_lasts >> i & 1) next[j] = cast<Acc>(bootstraps[kPacked ? i : 0]);
-          const Acc rewarded = ends >> i & 1 ? rewards[j] : rewards[j] + rates.gamma * next[j];
-          differences[i] = rewarded - own[j];
-          y = cuts >> i & 1 ? differences[i] : rates.gate.step(differences[i], y);
-        }
-      } else {
-        Factors factors;
-        read_factors(c, factors);
-        if (has_next) read(kStagedNext, c, next);
+      for (int j = kVec - 1; j >= 0; --j) {
+        const int i = c * kVec + j;
+        const bool cut = cuts >> i & 1;
+        if constexpr (kPacked || kFull)
+          if (!has_next && lasts >> i & 1) next[j] = cast<Acc>(kPacked ? bootstraps[kPacked ? i : 0] : bootstrap);
+        Acc weight = factors.gamma[j];
+        if (!has_values && !cut) weight = each_gamma || each_trace ? weight - weight * factors.trace[j] : rates.rest;
+        const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
+        differences[i] = (dropped ? rewards[j] : rewards[j] + weight * next[j]) - own[j];
+        const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c), delta = clipped(factors.rho[j], clip_rho) * differences[i];
+        y = cut ? delta : rates.gate.step(delta, factor * y);
+        if (kGates) product *= factor;
+      }
+    }
+    double gates = 1.0;
+    if constexpr (kGates) {
+      gates = static_cast<double>(product);
+      if (!in_range(product)) {
+        gates = 1.0;
+#pragma unroll 1
+        for (int c = kChunks - 1; c >= 0; --c) {
+          Factors factors;
+          read_factors(c, factors);
 #pragma unroll
-        for (int j = kVec - 1; j >= 0; --j) {
-          const int i = c * kVec + j;
-          const bool cut = cuts >> i & 1;
-          if (!has_next) {
-            if (lasts >> i & 1) next[j] = cast<Acc>(kPacked ? bootstraps[kPacked ? i : 0] : bootstrap);
-            if (truncates >> i & 1) next[j] = 0;
-          }
-          Acc weight = factors.gamma[j];
-          if (!has_values && !cut) weight = each_gamma || each_trace ? weight - weight * factors.trace[j] : rates.rest;
-          const bool drops = terminates >> i & 1 || (!has_values && weight == Acc(0));
-          differences[i] = (drops ? rewards[j] : rewards[j] + weight * next[j]) - own[j];
-          const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c), delta = clipped(factors.rho[j], clip_rho) * differences[i];
-          y = cut ? delta : rates.gate.step(delta, factor * y);
-          if (each_gamma || each_trace || has_rhos) product = clamped_mul(product, static_cast<double>(factor));
+          for (int j = kVec - 1; j >= 0; --j)
+            gates = clamped_mul(gates, static_cast<double>(factors.steps[j] * clipped(factors.rho[j], clip_c)));
         }
       }
+      gates = clamped_mul(gates, lane_power);
     }
 
     // Over the lanes, from the last one back. A cut in [lane, lane + d) keeps out what lies behind.
     const uint32_t cut_lanes = __ballot_sync(0xffffffffu, cuts != 0);
-    double total = y, gates = kFull ? clamped_mul(product, lane_power) : 1.0;
+    double total = y;
 #pragma unroll
     for (int s = 0; s < 5; ++s) {
       const int d = 1 << s;
-      const double other = shuffle_down(total, d), other_gates = kFull ? shuffle_down(gates, d) : 1.0;
+      const double other = shuffle_down(total, d), other_gates = kGates ? shuffle_down(gates, d) : 1.0;
       if (lane + d < 32 && (cut_lanes >> lane & ((1u << d) - 1)) == 0) {
-        total = fold(total, kFull ? gates : params.powers[s], other);
-        if (kFull) gates = clamped_mul(gates, other_gates);
+        total = fold(total, kGates ? gates : params.powers[s], other);
+        if (kGates) gates = clamped_mul(gates, other_gates);
       }
     }
-    double behind = shuffle_down(total, 1), behind_gates = kFull ? shuffle_down(gates, 1) : after_power;
+    double behind = shuffle_down(total, 1), behind_gates = kGates ? shuffle_down(gates, 1) : after_power;
     if (lane == 31) {
       behind = 0.0;
       behind_gates = 1.0;
     }
-    const Piece<double> whole{shuffle(total, 0), kFull ? shuffle(gates, 0) : params.powers[5], cut_lanes != 0};
+    const Piece<double> whole{shuffle(total, 0), kGates ? shuffle(gates, 0) : params.powers[5], cut_lanes != 0};
     double entering = carry;
     if constexpr (kBlock) {
       if (lane == 0) pieces[parity][warp] = whole;
@@ -447,31 +453,22 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
     for (int c = kChunks - 1; c >= 0; --c) {
       Acc own[kVec] = {}, advantages[kVec], targets[kVec];
       if (p.targets.data && has_values) read(kStagedValues, c, own);
-      if constexpr (!kFull) {
+      Factors factors;
+      read_factors(c, factors);
+      Acc pg_advantages[kVec];
 #pragma unroll
-        for (int j = kVec - 1; j >= 0; --j) {
-          const int i = c * kVec + j;
-          y = cuts >> i & 1 ? differences[i] : rates.gate.step(differences[i], y);
-          advantages[j] = y;
-          targets[j] = y + own[j];
-        }
-      } else {
-        Factors factors;
-        read_factors(c, factors);
-        Acc pg_advantages[kVec];
-#pragma unroll
-        for (int j = kVec - 1; j >= 0; --j) {
-          const int i = c * kVec + j;
-          const bool cut = cuts >> i & 1;
-          const Acc rho = factors.rho[j], delta = clipped(rho, clip_rho) * differences[i];
-          pg_advantages[j] = clipped(rho, clip_pg) * (cut ? differences[i] : rates.gate.step(differences[i], factors.steps[j] * y));
-          y = cut ? delta : rates.gate.step(delta, factors.steps[j] * clipped(rho, clip_c) * y);
-          advantages[j] = y;
-          targets[j] = y + own[j];
-        }
+      for (int j = kVec - 1; j >= 0; --j) {
+        const int i = c * kVec + j;
+        const bool cut = cuts >> i & 1;
+        const Acc rho = factors.rho[j], delta = clipped(rho, clip_rho) * differences[i];
+        if (Given::kHasPg) pg_advantages[j] = clipped(rho, clip_pg) * (cut ? differences[i] : rates.gate.step(differences[i], factors.steps[j] * y));
+        y = cut ? delta : rates.gate.step(delta, factors.steps[j] * clipped(rho, clip_c) * y);
+        advantages[j] = y;
+        targets[j] = y + own[j];
+      }
+      if constexpr (Given::kHasPg)
         if (p.pg_advantages.data)
           *reinterpret_cast<Word*>(here + params.pg_slot + chunk_place<kLaneBytes>(lane * kChunks + c)) = pack<Acc, T, kVec>(pg_advantages);
-      }
       if (p.advantages.data) chunk(T{}, kStagedRewards, c) = pack<Acc, T, kVec>(advantages);
       if (p.targets.data) chunk(T{}, target_slot, c) = pack<Acc, T, kVec>(targets);
     }
@@ -483,7 +480,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
     };
     put(p.advantages, params.staged[kStagedRewards].slot);
     put(p.targets, params.staged[target_slot].slot);
-    if constexpr (kFull) put(p.pg_advantages, params.pg_slot);
+    if constexpr (Given::kHasPg) put(p.pg_advantages, params.pg_slot);
     __syncwarp();
     fetch(ahead, stage);
     move_on(ahead);

@@ -1,6 +1,7 @@
-// What the kernels of the temporal difference scan share: a row's discounts.
+// What the kernels of the temporal difference scan share: what they know of a call beforehand, and a row's discounts.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <type_traits>
 
@@ -8,6 +9,23 @@
 #include "types.cuh"
 
 namespace dcs {
+
+// The operands that a kernel is made for. Those of the common calls are known to the compiler: gamma and the trace are numbers there, flags are bool, and
+// policy-gradient advantages come with ratios alone. kAnyForm asks for everything as it runs: three times the instructions a step.
+enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8 };
+constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos, kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
+
+template <int kForm>
+struct ReturnsGiven {
+  static constexpr bool kFull = kForm == kAnyForm;
+  // Whether there may be policy-gradient advantages, and whether the gates of steps may differ.
+  static constexpr bool kHasPg = kFull || (kForm & kWithRhos), kGates = kHasPg;
+  bool values, next, rhos;
+  __device__ __forceinline__ explicit ReturnsGiven(const ReturnsProblem& p)
+      : values(kFull ? p.values.data != nullptr : (kForm & kWithValues) != 0),
+        next(kFull ? p.next_values.data != nullptr : (kForm & kWithNext) != 0),
+        rhos(kFull ? p.rhos.data != nullptr : (kForm & kWithRhos) != 0) {}
+};
 
 // The discounts of a row. Those that are one a step are 1 here: they come in as factors of each step.
 template <typename Acc>
@@ -60,6 +78,17 @@ inline double finite_power(double base, int exponent) {
 template <typename Acc>
 __device__ __forceinline__ Acc clipped(Acc rho, Acc most) {
   return rho > most ? most : rho;
+}
+
+// Whether a product of gates has lost nothing to the ends of its type's range.
+__device__ __forceinline__ bool in_range(float product) { return fabsf(product) >= FLT_MIN && fabsf(product) <= FLT_MAX; }
+__device__ __forceinline__ bool in_range(double product) { return fabs(product) >= DBL_MIN && fabs(product) <= DBL_MAX; }
+
+// Of a kernel whose discounts are numbers: bit i, whether step i leaves the next state's value out.
+template <typename Acc>
+__device__ __forceinline__ uint32_t left_out(bool has_values, const Rates<Acc>& rates, uint32_t drops, uint32_t cuts) {
+  if (has_values) return drops;
+  return drops | (rates.rest == Acc(0) ? ~cuts : 0u) | (rates.gamma == Acc(0) ? cuts : 0u);
 }
 
 // Flags, four bytes at a time, to bits in the order of memory.
