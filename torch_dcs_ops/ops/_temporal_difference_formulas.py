@@ -161,7 +161,7 @@ def _step_before(tensor: Tensor, dim: int) -> Tensor:
 def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
     if tensor.size(dim) == 0:
         return tensor
-    # Of the last dimension first. The number of dimensions is what it is made of: under torch.compile dim may be a symbol.
+    # Of the last dimension first. Made of the number of dimensions: under torch.compile dim may be a symbol.
     pads = [int(place == dim and side == shift) for place in reversed(range(tensor.dim())) for side in (0, 1)]
     return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
 
