@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
     if (warp == 0) carries[c][lane] = 0.0;
   }
-  const Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
+  Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
   const Acc clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
 
   for (int64_t begin = 0; begin < time; begin += warps * kCount) {
@@ -201,6 +201,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
     }
     __syncthreads();
 
+    if constexpr (kGates) {
+      // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there are.
+      reload(clip_rho);
+      reload(clip_c);
+    }
     Acc y[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(totals[c][warp][lane]);

@@ -80,6 +80,18 @@ __device__ __forceinline__ Acc clipped(Acc rho, Acc most) {
   return rho > most ? most : rho;
 }
 
+// A value that the compiler takes for a new one.
+__device__ __forceinline__ void reload(float& value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+f"(value));
+#endif
+}
+__device__ __forceinline__ void reload(double& value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+d"(value));
+#endif
+}
+
 // Whether a product of gates has lost nothing to the ends of its type's range.
 __device__ __forceinline__ bool in_range(float product) { return fabsf(product) >= FLT_MIN && fabsf(product) <= FLT_MAX; }
 __device__ __forceinline__ bool in_range(double product) { return fabs(product) >= DBL_MIN && fabs(product) <= DBL_MAX; }

@@ -1,4 +1,5 @@
-"""What the compiler is given: a pre-grad pass that fuses linear + cross-entropy, and marks scans to be lowered."""
+"""What the compiler is given: a pre-grad pass that fuses linear + cross-entropy and marks returns that stay
+calls, and itself the mark of scans that are to be lowered."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import __version__
 from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
+from .returns_alone import mark_returns_alone
 
 log = logging.getLogger("torch_dcs_ops.compile")
 
@@ -44,6 +46,7 @@ class Hook(CustomGraphPass):
             fuse_linear_cross_entropy(graph, self.minimum_logits)
         except Exception:
             log.warning("the linear + cross_entropy pass failed; the graph is compiled as it stands", exc_info=True)
+        mark_returns_alone(graph)
 
     def uuid(self) -> bytes | None:
         """What compiled code depends on; None, if that is not known of an earlier pass."""

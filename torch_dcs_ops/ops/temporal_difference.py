@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.traceback import get_current_meta
 
 from .. import _registry
 from ..reference import returns as reference
@@ -29,6 +30,8 @@ _Results = tuple[Tensor, Tensor, Tensor]
 # Whether a graph that is being traced becomes kernels that scans are part of: then it is given the formulas, to fuse
 # with what is around them. Set by compile/scan_lowering.py, as nothing here imports anything there.
 fuses_in_compiled_code: Callable[[Tensor, int], bool] | None = None
+# The mark of a call in a graph that stays a call all the same (compile/returns_alone.py).
+STAYS_A_CALL = "dcs_stays_a_call"
 
 
 def _check(
@@ -85,11 +88,15 @@ def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
     if (
         any_requires_grad(*args)
         or in_forward_mode()
-        or (fuses_in_compiled_code is not None and fuses_in_compiled_code(rewards, dim))
+        or (fuses_in_compiled_code is not None and not _stays_a_call() and fuses_in_compiled_code(rewards, dim))
     ):
         return formulas(*_with_dim(args, _check(*args)))
     results: _Results = below(_op, keyset, *args)
     return results
+
+
+def _stays_a_call() -> bool:
+    return bool(get_current_meta().get(STAYS_A_CALL))
 
 
 # Positions of operands of rewards' shape, of one entry a row, and of discounts.
