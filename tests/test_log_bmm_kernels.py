@@ -79,6 +79,8 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
     return Kernel(name, module)
 
 
+# Two minutes; test_log_bmm_triton.py runs the launchers in the interpreter every time.
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the Triton kernels run in this process")
 @pytest.mark.skipif(not HAS_LAUNCHERS, reason="there is no triton, or no Triton kernel of log_bmm")
 def test_in_the_interpreter() -> None:
