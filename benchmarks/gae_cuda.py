@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from cells import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
 from peers import associative_scan, python_loop
-from scan_cuda import Case, Measured, run_cell
 from torch import Tensor
 
 from torch_dcs_ops import discounted_cumsum

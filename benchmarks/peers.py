@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
+from cells import Case, Measured
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from scan_cuda import Case, Measured
 
 
 def _combine(earlier: tuple[Tensor, Tensor], later: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -38,8 +35,6 @@ def python_loop(gates: Tensor, x: Tensor, dim: int, reverse: bool) -> Tensor:
 
 def peer_functions(case: Case, dtype: torch.dtype, gamma: float) -> Iterator[Measured]:
     """The copy again, timed in the peers' loop, then each peer that is there."""
-    from scan_cuda import Measured
-
     x = torch.randn(case.shape, device="cuda", dtype=dtype)
     y = torch.empty_like(x)
     yield Measured("copy", lambda: y.copy_(x), 1.0, None)

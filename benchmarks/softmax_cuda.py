@@ -10,8 +10,8 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from cells import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
-from scan_cuda import Case, Measured, run_cell
 
 CASES = (
     Case((4096, 256), -1, 0.95),
