@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import returns
+from torch_dcs_ops.compile.returns_alone import mark_returns_alone
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -125,3 +126,39 @@ def test_capture_and_replay() -> None:
     x.normal_()
     graph.replay()
     assert all(map(torch.equal, captured, returns.gae(x, v, **keywords)))
+
+
+def _marked(function: Callable[..., Any], *args: Tensor) -> tuple[int, torch.fx.Graph]:
+    """The calls that stay the library's, of the graph that a backend is given, and the graph."""
+    graphs: list[torch.fx.Graph] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(module.graph)
+        return module.forward
+
+    torch.compile(function, fullgraph=True, dynamic=False, backend=backend)(*args)
+    return mark_returns_alone(graphs[0]), graphs[0]
+
+
+def _gae(r: Tensor, v: Tensor, b: Tensor, done: Tensor, gamma: float | Tensor = 0.9) -> tuple[Tensor, Tensor]:
+    return returns.gae(r, v, bootstrap_value=b, terminated=done, gamma=gamma, gae_lambda=0.8)
+
+
+def test_returns_with_nothing_around_them_stay_a_call() -> None:
+    r, v, b, done = torch.randn(8, 3), torch.randn(8, 3), torch.randn(3), torch.rand(8, 3) < 0.1
+    count, graph = _marked(_gae, r, v, b, done)
+    assert count == 1
+    (call,) = graph.find_nodes(op="call_function", target=torch.ops.dcs._temporal_difference_scan.default)
+    assert call.args[6:10] == (None, 0.9, None, 0.8)  # numbers again: a kernel of its own
+    views = _marked(lambda r, v, b, done: _gae(r.view(8, 3), v, b, done)[0].unsqueeze(0), r, v, b, done)
+    assert views[0] == 1
+    columns = [x.repeat(1, 11_000) for x in (r, v, b.unsqueeze(0), done)]
+    around: dict[str, Callable[..., Any]] = {
+        "producer": lambda r, v, b, done: _gae(r * 2, v, b, done),
+        "consumer": lambda r, v, b, done: _gae(r, v, b, done)[0].relu(),
+        "producer behind a view": lambda r, v, b, done: _gae((r + 1).view(8, 3), v, b, done),
+        "gamma a row": lambda r, v, b, done: _gae(r, v, b, done, b),
+    }
+    for name, function in around.items():
+        assert _marked(function, r, v, b, done)[0] == 0, name
+    assert _marked(_gae, columns[0], columns[1], columns[2].squeeze(0), columns[3])[0] == 0  # many columns of few steps
