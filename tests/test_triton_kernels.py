@@ -32,8 +32,16 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3, to
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+@pytest.mark.parametrize(
+    ("marks", "names"),
+    [
+        ("not slow", "test_long_rows"),
+        ("not slow", "not test_long_rows"),
+        pytest.param("slow", "", marks=pytest.mark.slow),
+    ],
+)
+def test_in_the_interpreter(marks: str, names: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks, "-k", names)
 
 
 @pytest.fixture
@@ -223,7 +231,7 @@ def long(request: pytest.FixtureRequest, launchers: ModuleType, monkeypatch: pyt
 @kernel_test
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("started", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_long_rows(launchers: ModuleType, long: int, dim: int, started: bool, reverse: bool, gates: str) -> None:
     shape = (2, long) if dim else (long, 9)
