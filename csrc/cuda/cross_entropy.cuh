@@ -364,7 +364,7 @@ cross_entropy_kernel(const __grid_constant__ RowsParams params) {
 }
 
 template <typename T, bool kFull>
-cudaError_t launch_cross_entropy_as(RowsParams params, const RowsDevice& device, cudaStream_t stream) {
+cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cudaStream_t stream) {
   constexpr int64_t kVec = 16 / sizeof(T);
   const RowsProblem& problem = params.problem;
   const auto misaligned = [](int64_t bytes) { return bytes % 16 != 0; };
@@ -406,7 +406,7 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const RowsDevice& device,
   int64_t cluster = 1, share = vectors;
   if constexpr (!std::is_same_v<T, double>) {
     static const bool compiled = has_clusters(cross_entropy_kernel<T, kFull, Scope::kCluster>);
-    if (device.clusters && compiled) {
+    if (device.cluster > 1 && compiled) {
       const auto too_much = [&] { return problem.gradient && share * 16 > kShareBytes; };
       // Few rows: more blocks to a row, so that every multiprocessor has work.
       const auto too_few = [&] { return problem.rows * cluster < 2 * device.multiprocessors && share >= 4 * kRowThreads; };
@@ -425,7 +425,7 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const RowsDevice& device,
 }
 
 template <typename T>
-cudaError_t launch_cross_entropy(const RowsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
   constexpr double kLogTwo = 0.693147180559945309;
   RowsParams params;
   params.problem = problem;

@@ -2,7 +2,7 @@
 
 namespace dcs {
 
-cudaError_t launch_cross_entropy_half(const RowsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+cudaError_t launch_cross_entropy_half(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
   return launch_cross_entropy<__half>(problem, device, stream);
 }
 

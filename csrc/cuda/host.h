@@ -25,22 +25,23 @@ inline cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-inline RowsDevice describe_device(int32_t index, const char* op) {
-  RowsDevice device;
-  int major = 0;
+inline Device describe_device(int32_t index, const char* op) {
+  Device device;
+  int major = 0, clusters = 0;
   const auto read = [&](int& to, cudaDeviceAttr attribute) { check_cuda(cudaDeviceGetAttribute(&to, attribute, index), op, "reading the device"); };
   read(device.multiprocessors, cudaDevAttrMultiProcessorCount);
   read(device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   read(device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   read(major, cudaDevAttrComputeCapabilityMajor);
-  device.clusters = major >= 9;
+  read(clusters, cudaDevAttrClusterLaunch);
+  device.cluster = !clusters ? 1 : major == 9 || major == 10 ? 16 : 8;  // any device with clusters has 8
   return device;
 }
 
 // The same, asked for once.
-inline RowsDevice device_of(int32_t index, const char* op) {
+inline Device device_of(int32_t index, const char* op) {
   constexpr int kKnown = 64;
-  static RowsDevice devices[kKnown];
+  static Device devices[kKnown];
   static bool known[kKnown] = {};
   if (index < 0 || index >= kKnown) return describe_device(index, op);
   // Two threads that come here first write the same.

@@ -25,12 +25,6 @@ bool is_direct(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == ScalarType::Double || depth < 16 || rows == 1 || columns == 1 || (is_small(rows, columns) && depth <= 64);
 }
 
-int multiprocessors(int32_t device) {
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), kOp, "reading the device");
-  return count;
-}
-
 template <typename Kernel, typename Job>
 void launch_product(Kernel kernel, int bytes, const Job& job, int64_t tiles, cudaStream_t stream) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kOp, "asking for shared memory");
@@ -39,7 +33,7 @@ void launch_product(Kernel kernel, int bytes, const Job& job, int64_t tiles, cud
 
 // Large tiles (128 by 64, two a multiprocessor) read less, small ones fill the device sooner.
 bool takes_large_tiles(int64_t batches, int64_t rows, int64_t columns, int32_t device) {
-  return batches * ceil_div(rows, 128) * ceil_div(columns, kTile) >= 2 * multiprocessors(device);
+  return batches * ceil_div(rows, 128) * ceil_div(columns, kTile) >= 2 * device_of(device, kOp).multiprocessors;
 }
 
 // The two operands' maxima and, where `exponent` is asked for, their scaled exponentials.

@@ -42,7 +42,6 @@ inline unsigned grid_of(const char* op, int64_t blocks) {
   if (blocks > kMost) fail(op, ": a and b can have at most ", kMost, " tiles on CUDA, got ", blocks);
   return static_cast<unsigned>(blocks);
 }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool is_small(int64_t rows, int64_t columns) { return std::max(rows, columns) <= 32; }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "dcs/scan_problem.h"
+#include "device.h"
 
 namespace dcs {
 
@@ -71,7 +72,6 @@ inline bool has_one_gamma(const ScanProblem& problem) {
   return problem.gamma_kind != GammaKind::kRow || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Planner {
  public:

@@ -1,6 +1,4 @@
 // The scan ops on CUDA.
-#include <vector>
-
 #include "dcs/scan_ops.h"
 #include "host.h"
 #include "launch.h"
@@ -11,22 +9,9 @@ namespace {
 
 void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
 
-const DeviceLimits& limits_of(int32_t device) {
-  static const std::vector<DeviceLimits> devices = [] {
-    int count = 0;
-    check(cudaGetDeviceCount(&count), "counting the devices");
-    std::vector<DeviceLimits> all(count);
-    for (int i = 0; i < count; ++i) {
-      check(cudaDeviceGetAttribute(&all[i].multiprocessors, cudaDevAttrMultiProcessorCount, i), "reading the device");
-      int clusters = 0, major = 0;
-      check(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, i), "reading the device");
-      check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i), "reading the device");
-      all[i].cluster = clusters ? (major == 9 || major == 10 ? kMaxCluster : 8) : 0;  // any device with clusters has 8
-      check(cudaDeviceGetAttribute(&all[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, i), "reading the device");
-    }
-    return all;
-  }();
-  return devices.at(device);
+DeviceLimits limits_of(int32_t index) {
+  const Device device = device_of(index, "discounted_cumsum");
+  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
 }
 
 Launcher* launcher(ScalarType dtype) {

@@ -8,7 +8,7 @@
 
 namespace dcs {
 
-using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const RowsDevice&, cudaStream_t);
+using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

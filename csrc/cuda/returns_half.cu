@@ -2,7 +2,7 @@
 
 namespace dcs {
 
-cudaError_t launch_returns_half(const ReturnsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+cudaError_t launch_returns_half(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   return launch_returns<__half>(problem, device, stream);
 }
 

@@ -17,7 +17,7 @@ namespace dcs {
 template <typename T>
 class ReturnsLaunch {
  public:
-  ReturnsLaunch(const ReturnsProblem& problem, const RowsDevice& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {
+  ReturnsLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {
     const int64_t size = sizeof(T), wide = sizeof(Acc);
     const auto flag_size = [&](bool is_bool) { return is_bool ? int64_t{1} : size; };
     add(p_.rewards, size, kStagedRewards);
@@ -65,8 +65,6 @@ class ReturnsLaunch {
   bool all(const Test& test) const {
     return std::all_of(operands_, operands_ + count_, test);
   }
-
-  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
   // Whether an operand's rows begin at multiples of so many bytes; packed: its packs do.
   bool is_aligned(const Operand& o, int64_t bytes, int64_t pack_rows) const {
@@ -248,7 +246,7 @@ class ReturnsLaunch {
   }
 
   const ReturnsProblem& p_;
-  const RowsDevice& device_;
+  const Device& device_;
   cudaStream_t stream_;
   Operand operands_[kStagedTensors + 3];
   int count_ = 0;
@@ -257,7 +255,7 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const RowsDevice& device, cudaStream_t stream) {
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   return ReturnsLaunch<T>(problem, device, stream).run();
 }
 

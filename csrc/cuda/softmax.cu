@@ -16,25 +16,6 @@ namespace {
 constexpr const char* kSoftmax = "softmax";
 constexpr const char* kSoftmaxBackward = "_softmax_backward";
 
-const SoftmaxDevice& describe_device(int32_t index) {
-  static const std::vector<SoftmaxDevice> devices = [] {
-    const auto check = [](cudaError_t error) { check_cuda(error, kSoftmax, "reading the devices"); };
-    int count = 0;
-    check(cudaGetDeviceCount(&count));
-    std::vector<SoftmaxDevice> all(count);
-    for (int i = 0; i < count; ++i) {
-      int clusters = 0, major = 0;
-      check(cudaDeviceGetAttribute(&all[i].multiprocessors, cudaDevAttrMultiProcessorCount, i));
-      check(cudaDeviceGetAttribute(&all[i].shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, i));
-      check(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, i));
-      check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i));
-      all[i].cluster = !clusters ? 1 : major == 9 || major == 10 ? 16 : 8;  // any device with clusters has 8
-    }
-    return all;
-  }();
-  return devices.at(index);
-}
-
 SoftmaxLauncher* launcher(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Half: return launch_softmax_half;
@@ -42,11 +23,6 @@ SoftmaxLauncher* launcher(ScalarType dtype) {
     case ScalarType::Double: return launch_softmax_double;
     default: return launch_softmax_float;
   }
-}
-
-void check_dtype(const char* op, const char* name, const Tensor& tensor) {
-  if (!is_real_floating(tensor.scalar_type()))
-    fail(op, ": ", name, " must be float16, bfloat16, float32 or float64, got ", dtype_name(tensor.scalar_type()));
 }
 
 // Where a tensor's elements fill a stretch of memory, each once, every dimension lies inside or outside of `dim`: (outer, length, inner), contiguous.
@@ -109,11 +85,11 @@ void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tens
     memory = torch::stable::new_empty(output, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
     return memory.mutable_data_ptr();
   };
-  check_cuda(launcher(output.scalar_type())(problem, describe_device(device), workspace, current_stream(device)), op, "launching the kernel");
+  check_cuda(launcher(output.scalar_type())(problem, device_of(device, op), workspace, current_stream(device)), op, "launching the kernel");
 }
 
 Tensor softmax(Tensor input, int64_t dim) {
-  check_dtype(kSoftmax, "input", input);
+  check_real_floating(kSoftmax, "input", input);
   dim = check_dim(kSoftmax, dim, input.dim());
   if (input.numel() == 0) return torch::stable::empty_like(input);
   std::optional<SoftmaxProblem> problem = dense_problem(input, dim);
@@ -127,7 +103,7 @@ Tensor softmax(Tensor input, int64_t dim) {
 }
 
 Tensor softmax_backward(Tensor grad, Tensor output, int64_t dim) {
-  check_dtype(kSoftmaxBackward, "grad", grad);
+  check_real_floating(kSoftmaxBackward, "grad", grad);
   dim = check_dim(kSoftmaxBackward, dim, grad.dim());
   if (output.scalar_type() != grad.scalar_type() || sizes_of(output) != sizes_of(grad))
     fail(kSoftmaxBackward, ": output must have grad's dtype and shape ", dtype_name(grad.scalar_type()), " ", shape_text(sizes_of(grad)), ", got ",

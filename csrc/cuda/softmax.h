@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "device.h"
+
 namespace dcs {
 
 // Tensors seen as (outer, length, inner), contiguous; all sizes are at least 1. Forward: output = softmax(input) along length. Backward:
@@ -18,17 +20,10 @@ struct SoftmaxProblem {
   void* output = nullptr;
 };
 
-// What a launch needs to know of its device.
-struct SoftmaxDevice {
-  int multiprocessors = 108;
-  int shared_per_block = 99 << 10;  // with leave
-  int cluster = 1;                  // blocks that a cluster can have
-};
-
 // Gives device memory of so many bytes that lasts for the launch.
 using SoftmaxWorkspace = std::function<void*(int64_t bytes)>;
 
-using SoftmaxLauncher = cudaError_t(const SoftmaxProblem&, const SoftmaxDevice&, const SoftmaxWorkspace&, cudaStream_t);
+using SoftmaxLauncher = cudaError_t(const SoftmaxProblem&, const Device&, const SoftmaxWorkspace&, cudaStream_t);
 
 SoftmaxLauncher launch_softmax_float, launch_softmax_half, launch_softmax_bfloat16, launch_softmax_double;
 

@@ -2,7 +2,7 @@
 
 namespace dcs {
 
-cudaError_t launch_softmax_double(const SoftmaxProblem& problem, const SoftmaxDevice& device, const SoftmaxWorkspace& workspace, cudaStream_t stream) {
+cudaError_t launch_softmax_double(const SoftmaxProblem& problem, const Device& device, const SoftmaxWorkspace& workspace, cudaStream_t stream) {
   return SoftmaxLaunch<double>(problem, device, workspace, stream).run();
 }
 

@@ -2,7 +2,7 @@
 
 namespace dcs {
 
-cudaError_t launch_softmax_half(const SoftmaxProblem& problem, const SoftmaxDevice& device, const SoftmaxWorkspace& workspace, cudaStream_t stream) {
+cudaError_t launch_softmax_half(const SoftmaxProblem& problem, const Device& device, const SoftmaxWorkspace& workspace, cudaStream_t stream) {
   return SoftmaxLaunch<__half>(problem, device, workspace, stream).run();
 }
 

@@ -23,7 +23,7 @@ inline int64_t power_of_two_from(int64_t n) {
 template <typename T>
 class SoftmaxLaunch {
  public:
-  SoftmaxLaunch(const SoftmaxProblem& problem, const SoftmaxDevice& device, const SoftmaxWorkspace& workspace, cudaStream_t stream)
+  SoftmaxLaunch(const SoftmaxProblem& problem, const Device& device, const SoftmaxWorkspace& workspace, cudaStream_t stream)
       : p_(problem), device_(device), workspace_(workspace), stream_(stream) {}
 
   cudaError_t run() {
@@ -192,7 +192,7 @@ class SoftmaxLaunch {
   }
 
   const SoftmaxProblem& p_;
-  const SoftmaxDevice& device_;
+  const Device& device_;
   const SoftmaxWorkspace& workspace_;
   cudaStream_t stream_;
   SoftmaxRows<T> rows_{};

@@ -26,8 +26,7 @@ inline std::string strides_text(const Tensor& tensor) {
 }
 
 inline void check_logits(const Tensor& logits) {
-  if (!is_real_floating(logits.scalar_type()))
-    fail(kCrossEntropyRows, ": logits must be float16, bfloat16, float32 or float64, got ", dtype_name(logits.scalar_type()));
+  check_real_floating(kCrossEntropyRows, "logits", logits);
   if (logits.dim() != 2 || logits.size(1) < 1)
     fail(kCrossEntropyRows, ": logits must have the shape (rows, classes) with one class at least, got ", shape_text(sizes_of(logits)));
   if (logits.size(0) > 1 && logits.stride(0) < logits.size(1))

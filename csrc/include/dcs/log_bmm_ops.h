@@ -20,7 +20,7 @@ inline void check_device_of_a(const char* op, const char* name, const Tensor& te
 // a (B, I, K) and b (B, K, J) of one dtype.
 inline void check_matrices(const char* op, const Tensor& a, const Tensor& b) {
   const ScalarType dtype = a.scalar_type();
-  if (!is_real_floating(dtype)) fail(op, ": a must be float16, bfloat16, float32 or float64, got ", dtype_name(dtype));
+  check_real_floating(op, "a", a);
   if (b.scalar_type() != dtype) fail(op, ": b must have a's dtype ", dtype_name(dtype), ", got ", dtype_name(b.scalar_type()));
   check_device_of_a(op, "b", b, a);
   if (a.dim() != 3) fail(op, ": a must have three dimensions, got the shape ", shape_text(sizes_of(a)));

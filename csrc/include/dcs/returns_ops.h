@@ -62,8 +62,7 @@ struct ReturnsCall {
 
 inline void validate(ReturnsCall& call) {
   const Tensor& rewards = call.rewards;
-  if (!is_real_floating(rewards.scalar_type()))
-    fail(kReturns, ": rewards must be float16, bfloat16, float32 or float64, got ", dtype_name(rewards.scalar_type()));
+  check_real_floating(kReturns, "rewards", rewards);
   const int64_t ndim = rewards.dim();
   if (ndim == 0) fail(kReturns, ": rewards must have a dimension of time, got a 0-D tensor");
   if (call.dim < -ndim || call.dim >= ndim)

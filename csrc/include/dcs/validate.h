@@ -72,6 +72,11 @@ inline bool is_real_floating(ScalarType dtype) {
       dtype == ScalarType::Double;
 }
 
+inline void check_real_floating(const char* op, const char* name, const Tensor& tensor) {
+  if (!is_real_floating(tensor.scalar_type()))
+    fail(op, ": ", name, " must be float16, bfloat16, float32 or float64, got ", dtype_name(tensor.scalar_type()));
+}
+
 inline bool is_floating_or_complex(ScalarType dtype) { return is_real_floating(dtype) || is_complex(dtype); }
 
 inline bool is_integer(ScalarType dtype) {
