@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -169,3 +172,16 @@ class _Interpreted:
         sizes = dict(zip(names, args, strict=False))
         grid = [-(-sizes.get(f"{axis}numel", 1) // blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xy"]
         self.kernel[tuple(grid)](*args, **blocks)
+
+
+def compiled_for_a_gpu(source: str, **options: int) -> None:
+    """Compiles the kernels in what Inductor wrote for sm_90, which no GPU is needed for; the interpreter takes more.
+
+    `options`: XBLOCK and num_warps.
+    """
+    program = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(
+        [sys.executable, program, *(f"{name}={value}" for name, value in options.items())], input=source, text=True,
+        check=True, env=environment,
+    )  # fmt: skip

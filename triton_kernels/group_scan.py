@@ -5,6 +5,9 @@ opposite order, and the steps of a group in their own (`mirrored`), so that a lo
 the steps of every group into the order of the scan, and back, within a thread's registers. A reversed
 `tl.associative_scan` takes two more exchanges between lanes for every element, and an index that descends makes every
 load a single number.
+
+And scans along whole columns, for rows whose steps lie apart in memory: a thread takes successive steps of two columns
+(`column_order`), scans them in its registers, and only the totals of such groups are scanned over threads.
 """
 
 import triton
@@ -29,3 +32,108 @@ def turned(tile, V: tl.constexpr):
     J: tl.constexpr = tile.shape[1] // V
     steps = backwards(unpack(tl.reshape(tile, (P, J, V)), P, J, V), V)
     return tl.reshape(pack(steps, P, J, V), (P, J * V))
+
+
+@triton.jit
+def column_order(index, V: tl.constexpr):
+    """The step, in scan order, at each place `index` (1, R) of a tile whose columns are whole.
+
+    Places of a tile go to a thread's lane and warp first and to its registers last: place g * (R / V) + j has step g of
+    group j, so that a thread has all steps of its groups.
+    """
+    J: tl.constexpr = index.shape[1] // V
+    return index % J * V + index // J
+
+
+@triton.jit
+def steps_of(tile, V: tl.constexpr):
+    """A tile (P, R) in `column_order` -> V tiles (P, R / V), one for each step of the groups."""
+    P: tl.constexpr = tile.shape[0]
+    J: tl.constexpr = tile.shape[1] // V
+    return unpack(tl.permute(tl.reshape(tile, (P, V, J)), (0, 2, 1)), P, J, V)
+
+
+@triton.jit
+def tile_of(steps, V: tl.constexpr):
+    """The inverse of `steps_of`."""
+    P: tl.constexpr = steps[0].shape[0]
+    J: tl.constexpr = steps[0].shape[1]
+    return tl.reshape(tl.permute(pack(steps, P, J, V), (0, 2, 1)), (P, V * J))
+
+
+@triton.jit
+def _join(gate_0, value_0, gate_1, value_1):
+    return gate_0 * gate_1, tl.where(gate_1 != gate_1, value_1, value_1 + gate_1 * value_0)
+
+
+@triton.jit
+def _join_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, value_1, gate_before_1, value_before_1):
+    gate, value = _join(gate_0, value_0, gate_1, value_1)
+    gate_before, value_before = _join(gate_0, value_0, gate_before_1, value_before_1)
+    return gate, value, gate_before, value_before
+
+
+@triton.jit
+def discounted_columns(gates, values, GAMMA: tl.constexpr, NEAREST: tl.constexpr, REST: tl.constexpr, V: tl.constexpr):
+    """The recurrence over whole columns with one gamma: a tile (P, R) in `column_order`, of the dtype of `values`.
+
+    A gate of NaN is a reset; gamma is NEAREST + REST, in float32 each. A group's sums from a carry of zero are float32,
+    and every step adds its power of gamma times the carry; what is carried from group to group is float64. Where the
+    recurrence runs on from the carry, rounded at every step, the error for gamma = 0.999 and ones is three times that.
+    """
+    P: tl.constexpr = values.shape[0]
+    J: tl.constexpr = values.shape[1] // V
+    gate = steps_of(gates, V)
+    value = steps_of(values, V)
+    total = value[0].to(tl.float32)
+    cut = gate[0] != gate[0]
+    totals = (total,)
+    for i in tl.static_range(1, V):
+        reset = gate[i] != gate[i]
+        cut = cut | reset
+        step = value[i].to(tl.float32)
+        if REST == 0:
+            # An exact gamma: 0 * inf would turn an inf into a NaN.
+            joined = NEAREST * total + step
+        else:
+            joined = NEAREST * total + (REST * total + step)
+        total = tl.where(reset, step, joined)
+        totals = totals + (total,)
+    product = tl.where(cut, float("nan"), tl.full((P, J), GAMMA**V, tl.float64))
+    one = tl.full((P, J), 1, tl.float64)
+    zero = tl.full((P, J), 0, tl.float64)
+    _, _, _, carried = tl.associative_scan((product, total.to(tl.float64), one, zero), 1, _join_exclusive)
+    carry = carried.to(tl.float32)
+    # An infinite carry times a rest of the other sign would make a NaN of it.
+    finite_carry = tl.where(carry - carry == 0, carry, 0)
+    results = ()
+    for i in tl.static_range(V):
+        carry = tl.where(gate[i] != gate[i], 0, carry)
+        finite_carry = tl.where(gate[i] != gate[i], 0, finite_carry)
+        power = tl.full((P, J), GAMMA ** (i + 1), tl.float64)
+        nearest = power.to(tl.float32)
+        rest = (power - nearest.to(tl.float64)).to(tl.float32)
+        results = results + (totals[i] + (nearest * carry + rest * finite_carry),)
+    return tile_of(results, V).to(values.dtype)
+
+
+@triton.jit
+def summed_columns(values, V: tl.constexpr):
+    """The sums over whole columns: a tile (P, R) in `column_order`."""
+    P: tl.constexpr = values.shape[0]
+    J: tl.constexpr = values.shape[1] // V
+    value = steps_of(values, V)
+    total = value[0]
+    for i in tl.static_range(1, V):
+        total += value[i]
+    _, carry = tl.associative_scan((total, tl.full((P, J), 0, values.dtype)), 1, _add_exclusive)
+    results = ()
+    for i in tl.static_range(V):
+        carry += value[i]
+        results = results + (carry,)
+    return tile_of(results, V)
+
+
+@triton.jit
+def _add_exclusive(total_0, before_0, total_1, before_1):
+    return total_0 + total_1, total_0 + before_1

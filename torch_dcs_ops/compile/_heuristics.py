@@ -1,11 +1,12 @@
 """Launch configurations of the generated kernels that hold a scan.
 
 The source of such a kernel imports this module in the place of Inductor's `triton_heuristics`, in the processes that
-compile kernels as well as in the one that runs them; it is imported nowhere else.
+compile kernels as well as in the one that runs them. Of this package only `_inductor` imports it, for the sizes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,13 +25,19 @@ class Tile(NamedTuple):
 # Measured on an H200 with GAE and plain scans, float32. Time-major: a thread has two columns, so a warp with 64 of them
 # needs no other thread's steps (0.91 of the traffic of 1024 steps by 65536 columns; 256 by 8 with 4 warps 0.87 to 0.91,
 # 32 by 32 0.72 to 0.80). Fewer columns leave multiprocessors without any: tiles of fewer columns and more steps share
-# the steps among threads (1024 by 4096: 8 by 128 0.31 to 0.47, 64 by 16 0.14).
+# the steps among threads (1024 by 4096: 8 by 128 0.31 to 0.47, 64 by 16 0.14), or blocks hold whole columns.
 MANY_COLUMNS = 16384
 TILES = {
     "many columns": (Tile(64, 16, 1),),
     "few columns": (Tile(64, 16, 1), Tile(32, 64, 4), Tile(8, 128, 4)),
     "rows": (Tile(1, 4096, 8), Tile(1, 1024, 4)),
 }
+
+# Steps of the columns that a block holds whole, at least and at most, and the values of each operand that a thread then
+# holds. On an H200, GAE in float32: 1024 steps by 4096 columns 0.94 of the traffic (0.50 by the library's kernel and
+# two around it), 512 by 4096 1.21, 1024 by 1024 1.14, 2048 by 4096 0.69.
+WHOLE_COLUMNS = (64, 2048)
+VALUES_OF_A_THREAD = (64, 32)
 
 # Elements of a thread, where a block holds whole rows, and its warps, where short rows leave the choice. All of 4 to 16
 # elements are within a tenth of each other.
@@ -48,10 +55,15 @@ def reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) ->
 
 
 def persistent_reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) -> Any:
-    """The decorator of a kernel that holds whole rows."""
-    if _chooses_without_timing(size_hints, **arguments):
+    """The decorator of a kernel that holds whole rows, or whole columns."""
+    if reduction_hint == ReductionHint.OUTER:
+        configs = _whole_column_configs(size_hints)
+        if _chooses_without_timing(size_hints, **arguments):
+            configs = itertools.islice(configs, 1)
+    elif _chooses_without_timing(size_hints, **arguments):
         return triton_heuristics.persistent_reduction(size_hints, reduction_hint, **arguments)
-    configs = _whole_row_configs(size_hints)
+    else:
+        configs = _whole_row_configs(size_hints)
     return _autotuned(size_hints, configs, HeuristicType.PERSISTENT_REDUCTION, **arguments)
 
 
@@ -82,6 +94,14 @@ def _whole_row_configs(size_hints: dict[str, int]) -> Iterator[Any]:
         yield triton_heuristics.InductorConfig(
             {"XBLOCK": min(rows, size_hints["x"])}, num_warps=num_warps, num_stages=1
         )
+
+
+def _whole_column_configs(size_hints: dict[str, int]) -> Iterator[Any]:
+    steps = max(size_hints["r0_"], 1)
+    num_warps = 8 if steps >= 512 else 4 if steps >= 256 else 2
+    for values, warps in itertools.product(VALUES_OF_A_THREAD, (num_warps, num_warps // 2)):
+        columns = max(32 * warps * values // steps, 1)
+        yield triton_heuristics.InductorConfig({"XBLOCK": columns}, num_warps=warps, num_stages=1)
 
 
 def _config(tile: Tile, size_hints: dict[str, int]) -> Any:

@@ -1,0 +1,44 @@
+"""Reads code that Inductor wrote, and compiles the Triton kernels in it for a GPU of compute capability 9.0.
+
+    python tests/compile_kernels.py XBLOCK=16 num_warps=4 < code
+
+Inductor's decorators, which would launch the kernels, are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''',", re.DOTALL)
+_DECORATOR = re.compile(r"^@triton_heuristics\.\w+\(.*?^\)\n", re.DOTALL | re.MULTILINE)
+_SIGNATURE = re.compile(r"'signature': (\{.*?\})")
+
+
+def main() -> int:
+    options = {name: int(value) for name, value in (argument.split("=") for argument in sys.argv[1:])}
+    num_warps = options.pop("num_warps")
+    kernels = _KERNEL.findall(sys.stdin.read())
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in kernels:
+            signature = ast.literal_eval(_SIGNATURE.search(text)[1])
+            path = Path(folder, f"{name}.py")
+            path.write_text(_DECORATOR.sub("", text).replace("triton_helpers.set_driver_to_cpu()", ""))
+            spec = importlib.util.spec_from_file_location(name, path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            source = ASTSource(getattr(module, name), signature, constexprs=options)
+            triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    return 0 if kernels else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

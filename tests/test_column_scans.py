@@ -1,0 +1,227 @@
+"""Generated kernels whose blocks hold whole columns: scans over the first dimension of few columns.
+
+With a GPU the kernels run for real; without one they run in Triton's interpreter, in a process of its own (see
+test_scan_lowering.py), and are compiled for a GPU that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from generated_code import EMULATED_TORCH, Kernels, compiled_for_a_gpu, lowered_scans
+from processes import run_in_the_interpreter
+from scan_oracle import HALF, assert_is_scan, make, make_gamma, make_reset
+from torch import Tensor
+
+from torch_dcs_ops import cumsum, discounted_cumsum
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# Just more than a tile of half as many steps, and a number of groups that leaves one of them in part.
+LENGTHS = (65, 203)
+COLUMNS = 7
+column_test = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
+)
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
+@pytest.mark.skipif(
+    not torch.__version__.startswith(EMULATED_TORCH),
+    reason=f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
+)
+def test_in_the_interpreter() -> None:
+    run_in_the_interpreter(__file__)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    with lowered_scans(monkeypatch, DEVICE, INTERPRETED) as recorded:
+        yield recorded
+
+
+def negated_scan(x: Tensor, gamma: Any, initial: Tensor | None, **options: Any) -> Tensor:
+    return -discounted_cumsum(-x, gamma, dim=0, initial=None if initial is None else -initial, **options)
+
+
+def check_scan(kernels: Kernels, x: Tensor, gamma: Any, *, initial: Tensor | None = None, **options: Any) -> None:
+    result = torch.compile(negated_scan, fullgraph=True, dynamic=False)(x, gamma, initial, **options)
+    assert_is_scan(result, x, gamma, dim=0, initial=initial, **options)
+    assert_whole_columns(kernels)
+
+
+def assert_whole_columns(kernels: Kernels) -> None:
+    """One kernel, without a loop over time, in which every scan is one of columns."""
+    assert len(kernels.names()) == 1, kernels.names()
+    assert kernels.extern_ops() == []
+    assert "group_scan.column_order(" in kernels.source
+    assert "tl.range(" not in kernels.source
+
+
+@column_test
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("kind", ["number", "step"])
+def test_gammas(kernels: Kernels, kind: str, direction: str, length: int) -> None:
+    shape = (length, COLUMNS)
+    gamma = make_gamma(kind, shape, 0, torch.float32, DEVICE)
+    initial, reset = make((COLUMNS,), torch.float32, DEVICE, seed=3), make_reset(shape, DEVICE)
+    check_scan(
+        kernels, make(shape, torch.float32, DEVICE), gamma, direction=direction, initial=initial, reset=reset
+    )  # fmt: skip
+
+
+@column_test
+@pytest.mark.parametrize("gamma", [1.0, 0.0, -0.75, 0.999])
+def test_numbers(kernels: Kernels, gamma: float) -> None:
+    check_scan(kernels, make((128, COLUMNS), torch.float32, DEVICE), gamma)
+
+
+@column_test
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU compiles the kernels of all tests")
+def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
+    """The interpreter takes more than the compiler, such as a function that calls one of its arguments."""
+    x = make((100, COLUMNS), torch.float32, DEVICE)
+    gates = make_gamma("step", x.shape, 0, torch.float32, DEVICE)
+
+    def function(x: Tensor, gates: Tensor) -> tuple[Tensor, ...]:
+        one = discounted_cumsum(x * 2, 0.9, dim=0, reset=x < -2)
+        return one, discounted_cumsum(one, gates, dim=0, direction="left") * 2, cumsum(one * 2, 0)
+
+    torch.compile(function, fullgraph=True, dynamic=False)(x, gates)
+    for kind in ("group_scan.discounted_columns(", "_columns(", "group_scan.summed_columns("):
+        assert kind in kernels.source
+    compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=4)
+
+
+@column_test
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["number", "step"])
+def test_halves(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
+    if INTERPRETED and dtype in HALF:
+        pytest.skip("Triton's interpreter cuts half results off where the GPU rounds")
+    check_scan(kernels, make((203, COLUMNS), dtype, DEVICE), make_gamma(kind, (203, COLUMNS), 0, dtype, DEVICE))
+
+
+@column_test
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64])
+def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        return -cumsum(-x, 0, reverse=reverse)
+
+    x = make((203, COLUMNS), torch.float32, DEVICE).mul(8).to(dtype)
+    result = torch.compile(function, fullgraph=True, dynamic=False)(x)
+    torch.testing.assert_close(result, function(x.double()), check_dtype=False, rtol=1e-6, atol=1e-4)
+    if dtype == torch.float64:
+        # Not one of columns: twice the registers.
+        assert "group_scan" not in kernels.source or "column_order" not in kernels.source
+    else:
+        assert_whole_columns(kernels)
+
+
+@column_test
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("kind", ["number", "step"])
+def test_a_reset_drops_what_is_not_finite(kernels: Kernels, kind: str, direction: str) -> None:
+    shape = (130, COLUMNS)
+    x = make(shape, torch.float32, DEVICE)
+    x[9, 0], x[64, 1], x[90, 2], x[0, 3], x[129, 4] = math.nan, math.inf, -math.inf, math.nan, math.inf
+    reset = torch.zeros(shape, dtype=torch.bool, device=DEVICE)
+    reset[3::41] = True
+    check_scan(kernels, x, make_gamma(kind, shape, 0, torch.float32, DEVICE), direction=direction, reset=reset)
+
+
+@column_test
+def test_gates_that_are_not_finite(kernels: Kernels) -> None:
+    shape = (130, COLUMNS)
+    x, gamma = make(shape, torch.float32, DEVICE), make_gamma("step", shape, 0, torch.float32, DEVICE)
+    gamma[9, 0], gamma[77, 1], gamma[0, 2], gamma[45, 3], gamma[4, 4] = math.nan, math.inf, math.nan, -math.inf, 0
+    x[2, 4] = math.nan  # which a gate of 0 does not stop
+    check_scan(kernels, x, gamma, direction="left", reset=make_reset(shape, DEVICE))
+
+
+@column_test
+def test_gamma_is_not_rounded_to_float32(kernels: Kernels) -> None:
+    # The interpreter rounds products that the GPU does not, in fused multiply-adds.
+    x = torch.ones((1024 if INTERPRETED else 2048, 2), device=DEVICE)
+    result = torch.compile(negated_scan, fullgraph=True, dynamic=False)(x, 0.999, None)
+    error = (result.double() - discounted_cumsum(x.double(), 0.999, dim=0)).abs().max()
+    assert error <= 3e-4
+    assert_whole_columns(kernels)
+
+
+@column_test
+@pytest.mark.parametrize("kind", ["number", "step"])
+def test_gradients(kernels: Kernels, kind: str) -> None:
+    shape = (203, COLUMNS)
+
+    def function(x: Tensor, scale: Tensor, gamma: Any, reset: Tensor) -> Tensor:
+        return (discounted_cumsum(x * scale, gamma, dim=0, reset=reset) * 2).sin().sum()
+
+    x, scale = make(shape, torch.float32, DEVICE), make(shape, torch.float32, DEVICE, seed=5)
+    gamma, reset = make_gamma(kind, shape, 0, torch.float32, DEVICE), make_reset(shape, DEVICE)
+    leaves = [x, *([gamma] if isinstance(gamma, Tensor) else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    loss = torch.compile(function, fullgraph=True, dynamic=False)(x, scale, gamma, reset)
+    kernels.clear()
+    gradients = torch.autograd.grad(loss, leaves)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = torch.autograd.grad(
+        function(wide[0], scale.double(), wide[1] if len(wide) > 1 else gamma, reset), wide
+    )  # fmt: skip
+    torch.testing.assert_close(gradients, expected, check_dtype=False, rtol=1e-4, atol=1e-4)
+    if kind == "step":
+        # A number comes to the backward as a tensor, saved by the forward: not known, so its pairs stay float64.
+        assert_whole_columns(kernels)
+
+
+@column_test
+@pytest.mark.parametrize("gamma", ["two numbers", "row", "above 1"])
+def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
+    """Two discounts in one kernel, one a row, one whose powers may overflow: other kernels, the same results."""
+    x = make((203, COLUMNS), torch.float32, DEVICE)
+    rates = {"two numbers": 0.9, "row": make_gamma("row", x.shape, 0, x.dtype, DEVICE), "above 1": 1.01}[gamma]
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 1
+        second = 0.5 if gamma == "two numbers" else rates
+        return discounted_cumsum(y, rates, dim=0) - 1, discounted_cumsum(y * 2, second, dim=0) * 2
+
+    results = torch.compile(function, fullgraph=True, dynamic=False)(x)
+    torch.testing.assert_close(results, function(x.double()), check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert "column_order" not in kernels.source or gamma == "two numbers"
+
+
+@column_test
+@pytest.mark.parametrize("shape", [(2049, 3), (64, 16)])
+def test_many_steps_or_many_columns_are_not_whole(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    from torch_dcs_ops.compile import _heuristics
+
+    monkeypatch.setattr(_heuristics, "MANY_COLUMNS", 16)
+    x, gamma = make(shape, torch.float32, DEVICE), make_gamma("step", shape, 0, torch.float32, DEVICE)
+    result = torch.compile(negated_scan, fullgraph=True, dynamic=False)(x, gamma, None)
+    assert_is_scan(result, x, gamma, dim=0)
+    assert "column_order" not in kernels.source
+    assert bool(kernels.extern_ops()) == (shape[0] > 2048)
+
+
+@column_test
+def test_dynamic_columns(kernels: Kernels) -> None:
+    """The number of columns may be any; that of steps decides how the kernel is written."""
+    compiled = torch.compile(negated_scan, fullgraph=True)
+    for columns in (5, 9, 12):
+        x = make((100, columns), torch.float32, DEVICE)
+        torch._dynamo.mark_dynamic(x, 1)
+        assert_is_scan(compiled(x, 0.9, None), x, 0.9, dim=0)
+    assert_whole_columns(kernels)

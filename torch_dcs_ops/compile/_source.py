@@ -1,0 +1,116 @@
+"""What the source of a generated kernel with scans is changed to, once Inductor has written it.
+
+Both rewritings let a thread hold successive steps, which Inductor's one form of a scan, `tl.associative_scan` over a
+tile of rows by steps, spreads over threads; the functions they call are in `triton_kernels/group_scan.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable
+
+IMPORTS = (
+    "from torch_dcs_ops.compile import _heuristics as triton_heuristics\n"
+    "from torch_dcs_ops.triton_kernels import group_scan"
+)
+_SCAN_CALL = re.compile(r"^( *)(\w+,[\w ,]*) = tl\.associative_scan\(\(([\w ,]+)\), 1, (\w+)\)$", re.MULTILINE)
+_LAST_STEP = "rbase == (RBLOCK - 1)"
+_DECORATOR = "\n@triton_heuristics."
+
+
+def with_imports(source: str) -> str:
+    # The name is Inductor's own, as it reads the kind of a kernel off that line.
+    return source.replace(_DECORATOR, f"\n{IMPORTS}\n{_DECORATOR}", 1)
+
+
+def with_turned_groups(source: str, steps: int) -> str:
+    """The reversed scans of a kernel whose tiles have their groups, but not the groups' steps, in the scan's order."""
+
+    def turned(values: Iterable[str]) -> str:
+        return ", ".join(f"group_scan.turned({value}, {steps})" for value in values) + ","
+
+    def statements(indent: str, results: list[str], operands: list[str], combine: str) -> str:
+        scan = f"{', '.join(results)}, = tl.associative_scan(({turned(operands)}), 1, {combine})"
+        return f"{indent}{scan}\n{indent}{', '.join(results)}, = {turned(results)}"
+
+    # A tile's last step in the order of the scan is the first one of its last group.
+    return _with_scans(source, statements).replace(_LAST_STEP, f"rbase == (RBLOCK - {steps})")
+
+
+def with_columns(source: str, steps: int, number: float | None) -> str:
+    """The scans of a kernel whose tiles hold whole columns, `steps` successive steps in the registers of a thread.
+
+    number: the discount of all of them, if that is one and known.
+    """
+    helpers: dict[str, str] = {}
+
+    def statements(indent: str, results: list[str], operands: list[str], combine: str) -> str:
+        if number is not None:
+            gate, value = operands
+            nearest, rest = _split(number)
+            scan = f"group_scan.discounted_columns({gate}, {value}, {number!r}, {nearest!r}, {rest!r}, {steps})"
+            return f"{indent}{results[-1]} = {scan}"
+        if len(operands) == 1:
+            return f"{indent}{results[0]} = group_scan.summed_columns({operands[0]}, {steps})"
+        helpers[combine] = _JOINED_COLUMNS.format(combine=combine)
+        return f"{indent}{results[-1]} = {combine}_columns({', '.join(operands)}, {steps})"
+
+    source = _with_scans(source, statements)
+    return source.replace(_DECORATOR, "\n".join(("", *helpers.values())) + _DECORATOR, 1)
+
+
+# `discounted_columns` for any gates. Triton calls a function that is an argument in its own scans only, so each way to
+# join pairs gets its own. Scanned over the groups is a segment with what is carried to its last member, a pair as well.
+_JOINED_COLUMNS = """
+@triton.jit
+def {combine}_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, value_1, gate_before_1, value_before_1):
+    gate, value = {combine}(gate_0, value_0, gate_1, value_1)
+    gate_before, value_before = {combine}(gate_0, value_0, gate_before_1, value_before_1)
+    return gate, value, gate_before, value_before
+
+@triton.jit
+def {combine}_columns(gates, values, V: tl.constexpr):
+    gate = group_scan.steps_of(gates, V)
+    value = group_scan.steps_of(values, V)
+    product = gate[0]
+    total = value[0]
+    for i in tl.static_range(1, V):
+        product, total = {combine}(product, total, gate[i], value[i])
+    one = tl.full(product.shape, 1, product.dtype)
+    zero = tl.full(total.shape, 0, total.dtype)
+    _, _, _, carry = tl.associative_scan((product, total, one, zero), 1, {combine}_exclusive)
+    results = ()
+    for i in tl.static_range(V):
+        _, carry = {combine}(one, carry, gate[i], value[i])
+        results = results + (carry,)
+    return group_scan.tile_of(results, V)
+"""
+
+
+def _split(number: float) -> tuple[float, float]:
+    """A float64 as float32 and float32 rest, both of its sign: inf - inf would make a NaN of an infinite carry."""
+
+    def float32(value: float) -> float:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+    nearest = float32(number)
+    if abs(nearest) > abs(number):
+        bits = struct.unpack("<I", struct.pack("<f", nearest))[0] - 1
+        nearest = float(struct.unpack("<f", struct.pack("<I", bits))[0])
+    return nearest, float32(number - nearest)
+
+
+def _with_scans(source: str, statements: Callable[[str, list[str], list[str], str], str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        indent, results, operands, combine = match.groups()
+        return statements(indent, _names(results), _names(operands), combine)
+
+    result, count = _SCAN_CALL.subn(replaced, source)
+    if count != source.count("tl.associative_scan("):
+        raise AssertionError("a scan was generated in a form that is not known")
+    return result
+
+
+def _names(members: str) -> list[str]:
+    return [name.strip() for name in members.split(",") if name.strip()]
