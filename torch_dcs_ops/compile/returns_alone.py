@@ -33,7 +33,7 @@ _VIEWS = (
 
 def mark_returns_alone(graph: fx.Graph) -> int:
     """Marks the calls that have nothing around them, and gives them their discounts as numbers; returns how many."""
-    found = 0
+    marked = []
     for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan):
         args = list(node.args)
         if any(_is_computed(args[place]) for place in _OPERANDS) or any(map(_computes, node.users)):
@@ -46,11 +46,13 @@ def mark_returns_alone(graph: fx.Graph) -> int:
             continue
         for place, number in zip(_DISCOUNTS, numbers, strict=True):
             args[place : place + 2] = (None, number)
-        node.args = tuple(args)
+        marked.append((node, tuple(args)))
+    # Only now: an error on the way leaves the graph as it was.
+    for node, numbered in marked:
+        node.args = numbered
         node.meta[STAYS_A_CALL] = True
-        found += 1
     # What made tensors of the numbers is dropped later, with other dead code: here a mutation would look dead too.
-    return found
+    return len(marked)
 
 
 def _generated_is_faster(args: list[Any]) -> bool:
