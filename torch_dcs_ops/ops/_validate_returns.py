@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import FLOATING, check_device, check_floating, check_layouts, dtype_name, fail, known
 from ._validate_scan import broadcasts, without
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_returns(
@@ -35,8 +33,7 @@ def check_returns(
     tensors = {values_name: values, "next_values": next_values, "terminated": terminated, "truncated": truncated,
                "rhos": rhos}  # fmt: skip
     check_layouts(op, rewards=rewards, bootstrap_value=bootstrap_value, gamma=gamma, **{lambda_name: trace}, **tensors)
-    if rewards.dtype not in _DTYPES:
-        fail(op, f"rewards must be float16, bfloat16, float32 or float64, got {dtype_name(rewards.dtype)}")
+    check_floating(op, "rewards", rewards)
     ndim = rewards.dim()
     if ndim == 0:
         fail(op, "rewards must have a dimension of time, got a 0-D tensor")
@@ -92,7 +89,7 @@ def _check_like_rewards(op: str, name: str, tensor: Tensor, rewards: Tensor) -> 
 
 
 def _check_discount(op: str, name: str, rate: Tensor, rewards: Tensor, dim: int) -> None:
-    if rate.dtype not in _DTYPES:
+    if rate.dtype not in FLOATING:
         fail(op, f"{name} must be a floating-point tensor, got {dtype_name(rate.dtype)}")
     if not (rate.dim() == 0 and rate.device.type == "cpu"):
         check_device(op, name, rate, "rewards", rewards)

@@ -13,14 +13,12 @@ from ..reference import softmax as reference
 from . import _autocast, _flops
 from ._autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
 from ._backends import TRITON_KEYS, launchers
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
 from ._validate_scan import check_dim
 from ._vmap import BATCHED, Batch
 
 _OP = "softmax"
 _BACKWARD_OP = "_softmax_backward"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda", "meta")
 _op = _registry.softmax
 _backward_op = _registry.softmax_backward
 
@@ -62,10 +60,8 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 def _check(op: str, name: str, input: Tensor, dim: int) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
     check_layouts(op, **{name: input})
-    if input.dtype not in _DTYPES:
-        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(input.dtype)}")
-    if input.device.type not in _DEVICES:
-        fail(op, f"{name} must be on a CPU or CUDA device, got {input.device.type}")
+    check_floating(op, name, input)
+    check_device_type(op, name, input)
     return check_dim(op, input, dim)
 
 
