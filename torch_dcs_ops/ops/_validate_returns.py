@@ -1,10 +1,12 @@
 """The checks of `_temporal_difference_scan`. csrc/include/dcs/returns_ops.h says the same sentences in C++; a test
-compares the two.
+compares the two. Beside them what the functions of torch_dcs_ops.returns ask for themselves.
 
 Exceptions are IndexError for the dimension of time and RuntimeError for everything else.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +71,23 @@ def check_return_types(op: str, rewards: object, time_dim: object, **tensors: ob
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
     if isinstance(time_dim, bool) or not isinstance(time_dim, int | torch.SymInt):
         raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
+
+
+def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
+    if next_values is not None and bootstrap_value is not None:
+        fail(op, "bootstrap_value must be None with next_values, got both")
+    if needed and next_values is None and bootstrap_value is None:
+        fail(op, "next_values or bootstrap_value must be given, got neither")
+
+
+def check_given(op: str, name: str, tensor: Any) -> None:
+    if tensor is None:
+        fail(op, f"{name} must be given, got None")
+
+
+def check_values_given(op: str, values: Any, bootstrap_value: Any) -> None:
+    if values is None and bootstrap_value is not None:
+        fail(op, "values must be given with bootstrap_value, got None")
 
 
 def _check_dtype(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
