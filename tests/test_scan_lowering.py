@@ -326,7 +326,7 @@ def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
 
 
 @lowering_test
-@pytest.mark.parametrize(("kind", "time"), itertools.product(["scalar", "row", "row1", "step"], [0, 1]))
+@pytest.mark.parametrize(("kind", "time"), list(itertools.product(["scalar", "row", "row1", "step"], [0, 1])))
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> None:
     shape, rows = (B, T) if time else (T, B), (B,)
