@@ -2,7 +2,7 @@
 # editable mode, and its compiled libraries, rebuilt when their sources change. On a fresh machine python3 >= 3.10 with
 # its headers and venv, a C++ compiler and make are enough; where nvcc is found the CUDA library is built as well.
 #
-#   make demo      train PPO on CartPole-v1 and a language model through the ops; DEMO_ARGS=ppo: the first
+#   make demo      train PPO on CartPole-v1, a language model and a CRF tagger by the ops; DEMO_ARGS=ppo: the first
 #   make test      the test suite (under ten minutes); make test-all adds the long sweeps
 #   make bench     benchmarks/, CPU and, where there is a GPU, CUDA
 #   make lint      ruff and mypy

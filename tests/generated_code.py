@@ -4,6 +4,9 @@
 132 multiprocessors of compute capability 9.0: it writes Triton kernels for them, in loops as for a GPU, which then run
 in Triton's interpreter (TRITON_INTERPRET=1, from the start of the process). It replaces private functions of torch
 2.13, so it belongs into a process of its own.
+
+The test files of lowerings run their tests where there is a GPU; where there is none, a test of each runs the file
+again in such a process. They import the fixture `kernels` from here.
 """
 
 from __future__ import annotations
@@ -23,8 +26,27 @@ import pytest
 import torch
 
 EMULATED_TORCH = "2.13."
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 # What an emulated kernel takes at a time: less than the sizes that are tested, and not a divisor of them.
 BLOCKS = {"XBLOCK": 4, "YBLOCK": 2, "R0_BLOCK": 8}
+
+lowering_test = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
+)
+
+
+def starts_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
+    """Decorates the test that runs the others of its file in the interpreter."""
+    for is_skipped, reason in (
+        (INTERPRETED or torch.cuda.is_available(), "the kernels run in this process"),
+        (
+            not torch.__version__.startswith(EMULATED_TORCH),
+            f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
+        ),
+    ):
+        test = pytest.mark.skipif(is_skipped, reason=reason)(test)
+    return test
 
 
 class Kernels:
@@ -102,9 +124,9 @@ def emulated_gpu() -> Iterator[Kernels]:
         yield stack.enter_context(recorded_kernels())
 
 
-@contextlib.contextmanager
-def lowered_scans(monkeypatch: pytest.MonkeyPatch, device: str, emulated: bool) -> Iterator[Kernels]:
-    """torch.compile with the lowerings of scans switched on, and the code that it generates for `device`."""
+@pytest.fixture(name="kernels")
+def lowered_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    """torch.compile with the lowerings of scans switched on, and the code that it generates for DEVICE."""
     import torch._inductor.config as inductor_config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -120,8 +142,8 @@ def lowered_scans(monkeypatch: pytest.MonkeyPatch, device: str, emulated: bool) 
 
     if not scan_lowering.install():
         pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
-    monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (device,))
-    context = emulated_gpu() if emulated else recorded_kernels()
+    monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (DEVICE,))
+    context = emulated_gpu() if INTERPRETED else recorded_kernels()
     with context as recorded, inductor_config.patch(pre_grad_custom_pass=Switch()):
         yield recorded
 

@@ -25,6 +25,7 @@ from log_bmm_oracle import (
     forward_error,
     gradient_budget,
     gradient_error,
+    naive,
     product,
     spread,
     sum_dtype,
@@ -203,6 +204,14 @@ SPECIAL = {
 }
 
 
+def plant(a: Tensor, b: Tensor, where: str, name: str) -> None:
+    for place, value in SPECIAL[name]:
+        if where != "b":
+            a[0, 1, place if isinstance(place, slice) or value != -INF else slice(None)] = value
+        if where != "a":
+            b[0, place if isinstance(place, slice) or value != -INF else slice(None), 4] = value
+
+
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("where", ["a", "b", "both"])
 @pytest.mark.parametrize("mask", [False, True])
@@ -211,11 +220,7 @@ def test_infinity_and_nan(kernel: Kernel, mask: bool, where: str, name: str) -> 
     a, b = torch.randn(2, 6, 9), torch.randn(2, 9, 8)
     if mask:
         a[0, 2, ::2] = b[0, 1::2, 3] = a[0, 5] = b[0, :, 5] = -INF
-    for place, value in SPECIAL[name]:
-        if where != "b":
-            a[0, 1, place if isinstance(place, slice) or value != -INF else slice(None)] = value
-        if where != "a":
-            b[0, place if isinstance(place, slice) or value != -INF else slice(None), 4] = value
+    plant(a, b, where, name)
     on_device = kernel.on(a, b)
     out, log_s = kernel.forward(*on_device, "highest")
     assert forward_error(out, exact(a, b).out) <= forward_budget(torch.float32)
@@ -234,6 +239,28 @@ def test_infinity_and_nan(kernel: Kernel, mask: bool, where: str, name: str) -> 
     if where == "b":
         right = product(exact(a, plain_b).weights, None, grad, None, 0)[0][:, columns]
         assert gradient_error(grad_b[0][:, columns], right) <= 1e-6
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("where", ["a", "b", "both"])
+@pytest.mark.parametrize("shape", [(6, 9, 8), (SIZE, SIZE, SIZE)], ids=str)
+def test_gradients_beside_infinity_and_nan(kernel: Kernel, shape: tuple[int, int, int], where: str, name: str) -> None:
+    """Those of torch.logsumexp: beside a +inf finite numbers weigh 0, its own k is NaN; beside a NaN all are."""
+    if kernel.kind == "triton":
+        pytest.skip("the Triton kernels' gradients beside a +inf are NaN too")
+    rows, depth, columns = shape
+    a, b, grad = torch.randn(2, rows, depth), torch.randn(2, depth, columns), torch.randn(2, rows, columns)
+    plant(a, b, where, name)
+    leaves = [x.double().requires_grad_() for x in (a, b)]
+    right = torch.autograd.grad(naive(*leaves), leaves, grad.double())
+    assert all(0 < int(r.isnan().sum()) < r.numel() for r in right)
+    on_device = kernel.on(a, b)
+    _, log_s = kernel.forward(*on_device, "highest")
+    for gradient, r in zip(
+        kernel.backward(*kernel.on(grad), *on_device, log_s, "highest", True, True), right, strict=True
+    ):
+        assert torch.equal(gradient.cpu().isnan(), r.isnan())
+        assert gradient_error(gradient.nan_to_num(0), r.nan_to_num(0)) <= 1e-6
 
 
 def test_masked_outputs_ignore_their_gradient(kernel: Kernel) -> None:

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import returns
+from torch_dcs_ops.compile import _hook, returns_alone
 from torch_dcs_ops.compile.returns_alone import mark_returns_alone
+from torch_dcs_ops.ops.temporal_difference import STAYS_A_CALL
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -162,3 +164,40 @@ def test_returns_with_nothing_around_them_stay_a_call() -> None:
     for name, function in around.items():
         assert _marked(function, r, v, b, done)[0] == 0, name
     assert _marked(_gae, columns[0], columns[1], columns[2].squeeze(0), columns[3])[0] == 0  # many columns of few steps
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_error_leaves_the_graph(
+    failing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error in the mark of returns would end the compilation; at the second call, leave the first one marked."""
+    asked: list[Any] = []
+
+    def fails(args: list[Any]) -> bool:
+        asked.append(args)
+        if len(asked) == failing:
+            raise ZeroDivisionError("planted")
+        return False
+
+    graphs: list[torch.fx.Graph] = []
+
+    def looks(graph: torch.fx.Graph) -> None:
+        graphs.append(graph)
+
+    def twice(r: Tensor, v: Tensor, b: Tensor, done: Tensor) -> Any:
+        return _gae(r, v, b, done), _gae(v, r, b, done)
+
+    monkeypatch.setattr(returns_alone, "_generated_is_faster", fails)
+    monkeypatch.setattr(_hook, "_failed", set())
+    r, v, b, done = torch.randn(8, 3), torch.randn(8, 3), torch.randn(3), torch.rand(8, 3) < 0.1
+    for _ in range(2):
+        asked.clear()
+        torch._dynamo.reset()
+        compiled = torch.compile(twice, fullgraph=True, backend="dcs", options={"pre_grad_custom_pass": looks})
+        torch.testing.assert_close(compiled(r, v, b, done), twice(r, v, b, done))
+        calls = graphs[-1].find_nodes(op="call_function", target=torch.ops.dcs._temporal_difference_scan.default)
+        assert len(calls) == 2
+        assert not any(STAYS_A_CALL in call.meta or call.args[6] is None for call in calls)
+    (record,) = (record for record in caplog.records if record.name == "torch_dcs_ops.compile")
+    assert record.getMessage() == "the returns pass failed; the graph is compiled as it stands"
+    assert "ZeroDivisionError: planted" in caplog.text

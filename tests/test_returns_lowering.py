@@ -5,13 +5,17 @@ As in test_scan_lowering.py the kernels run on a GPU, or in Triton's interpreter
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from generated_code import EMULATED_TORCH, Kernels, lowered_scans
+from generated_code import (
+    DEVICE,
+    Kernels,
+    lowered_scans,  # noqa: F401 (the fixture `kernels`)
+    lowering_test,
+    starts_the_interpreter,
+)
 from processes import run_in_the_interpreter
 from torch import Tensor
 
@@ -19,27 +23,12 @@ from torch_dcs_ops import returns
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 B, T = 5, 37
-lowering_test = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
-)
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-@pytest.mark.skipif(
-    not torch.__version__.startswith(EMULATED_TORCH),
-    reason=f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
-)
+@starts_the_interpreter
 def test_in_the_interpreter() -> None:
     run_in_the_interpreter(__file__)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    with lowered_scans(monkeypatch, DEVICE, INTERPRETED) as recorded:
-        yield recorded
 
 
 def inputs(time: int) -> dict[str, Tensor]:

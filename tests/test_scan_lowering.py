@@ -9,14 +9,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from generated_code import EMULATED_TORCH, Kernels, lowered_scans
+from generated_code import (
+    DEVICE,
+    INTERPRETED,
+    Kernels,
+    lowered_scans,  # noqa: F401 (the fixture `kernels`)
+    lowering_test,
+    starts_the_interpreter,
+)
 from processes import run_in_the_interpreter
 from scan_oracle import HALF, LAYOUTS, assert_is_scan, differentiable_oracle, make, make_gamma, make_reset
 from torch import Tensor
@@ -25,27 +30,12 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 B, T = 5, 37
-lowering_test = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
-)
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-@pytest.mark.skipif(
-    not torch.__version__.startswith(EMULATED_TORCH),
-    reason=f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
-)
+@starts_the_interpreter
 def test_in_the_interpreter() -> None:
     run_in_the_interpreter(__file__)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    with lowered_scans(monkeypatch, DEVICE, INTERPRETED) as recorded:
-        yield recorded
 
 
 def on_device(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -336,7 +326,7 @@ def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
 
 
 @lowering_test
-@pytest.mark.parametrize(("kind", "time"), itertools.product(["scalar", "row", "row1", "step"], [0, 1]))
+@pytest.mark.parametrize(("kind", "time"), list(itertools.product(["scalar", "row", "row1", "step"], [0, 1])))
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> None:
     shape, rows = (B, T) if time else (T, B), (B,)

@@ -31,20 +31,21 @@ docs/returns.md says which convention is which library's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
-from torch.nn import Parameter
 
 from . import _registry
 from .ops._autocast import widened
+from .ops._returns_call import autocast_operands, discount, fused_returns, threshold
 from .ops._temporal_difference_formulas import n_step_formulas, next_step, one_step_errors, times
 from .ops._validate import fail
-from .ops._validate_returns import check_return_types, check_returns
-from .ops.discounted_cumsum import as_number, number_as_tensor
+from .ops._validate_returns import (
+    check_given,
+    check_one_bootstrap,
+    check_return_types,
+    check_returns,
+    check_values_given,
+)
 
 __all__ = [
     "discounted_returns",
@@ -57,11 +58,6 @@ __all__ = [
 ]
 
 _scan = _registry.temporal_difference_scan
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-_functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_autocast_enabled = torch._C._is_any_autocast_enabled
-_PLAIN = (Tensor, Parameter)
 
 
 def discounted_returns(
@@ -96,8 +92,8 @@ def discounted_returns(
         tensor([1.5000, 1.0000, 1.5000, 1.0000])
     """
     op = "discounted_returns"
-    _check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
-    return _call(
+    check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
+    return fused_returns(
         op, rewards, None, next_values, bootstrap_value, terminated, truncated, gamma, 1.0, None, (1.0, 1.0, 1.0),
         time_dim, (False, True, False), check_discounts,
     )[1]  # fmt: skip
@@ -138,8 +134,8 @@ def gae(
         ... )
     """
     op = "gae"
-    _check_one_bootstrap(op, next_values, bootstrap_value)
-    advantages, returns, _ = _call(
+    check_one_bootstrap(op, next_values, bootstrap_value)
+    advantages, returns, _ = fused_returns(
         op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gae_lambda, None,
         (1.0, 1.0, 1.0), time_dim, (True, True, False), check_discounts, "gae_lambda",
     )  # fmt: skip
@@ -174,9 +170,9 @@ def td_lambda_returns(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "td_lambda_returns"
-    _check_one_bootstrap(op, next_values, bootstrap_value)
-    _check_values(op, values, bootstrap_value)
-    return _call(
+    check_one_bootstrap(op, next_values, bootstrap_value)
+    check_values_given(op, values, bootstrap_value)
+    return fused_returns(
         op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
         gamma, lambda_, None, (1.0, 1.0, 1.0), time_dim, (False, True, False), check_discounts,
     )[1]  # fmt: skip
@@ -214,18 +210,18 @@ def n_step_returns(
     subtracted before the scan and added after it, so an infinite or NaN value is seen by all steps that reach its own.
     """
     op = "n_step_returns"
-    _check_one_bootstrap(op, next_values, bootstrap_value)
-    _check_values(op, values, bootstrap_value)
+    check_one_bootstrap(op, next_values, bootstrap_value)
+    check_values_given(op, values, bootstrap_value)
     if isinstance(n, bool) or not isinstance(n, int | torch.SymInt):
         raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
     if n < 1:
         fail(op, f"n must be at least 1, got {n}")
-    gamma_tensor, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = _discount(op, "lambda_", lambda_, rewards, check_discounts)
+    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
+    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
     values = None if next_values is not None else values
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    rewards, values, next_values, bootstrap_value, terminated, truncated = _autocast_operands(
+    rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
     dim = check_returns(
@@ -269,14 +265,14 @@ def vtrace(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "vtrace"
-    _check_one_bootstrap(op, next_values, bootstrap_value)
-    _check_given(op, "rhos", rhos)
+    check_one_bootstrap(op, next_values, bootstrap_value)
+    check_given(op, "rhos", rhos)
     clips = (
-        _threshold(clip_rho_threshold, op, "clip_rho_threshold"),
+        threshold(clip_rho_threshold, op, "clip_rho_threshold"),
         1.0,
-        _threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold"),
+        threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold"),
     )
-    _, targets, pg_advantages = _call(
+    _, targets, pg_advantages = fused_returns(
         op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, lambda_, rhos, clips, time_dim,
         (False, True, True), check_discounts,
     )  # fmt: skip
@@ -311,13 +307,13 @@ def retrace_returns(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "retrace_returns"
-    _check_given(op, "next_values", next_values)
-    _check_given(op, "rhos", rhos)
-    gamma_tensor, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, number = _discount(op, "lambda_", lambda_, rewards, check_discounts)
+    check_given(op, "next_values", next_values)
+    check_given(op, "rhos", rhos)
+    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
+    trace, number = discount(op, "lambda_", lambda_, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    rewards, q_values, next_values, terminated, truncated, rhos = _autocast_operands(
+    rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
         rewards, q_values, next_values, terminated, truncated, rhos
     )
     dim = check_returns(
@@ -358,12 +354,12 @@ def upgo_returns(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "upgo_returns"
-    _check_one_bootstrap(op, next_values, bootstrap_value)
-    gamma_tensor, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
+    check_one_bootstrap(op, next_values, bootstrap_value)
+    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    _check_given(op, "values", values)
-    rewards, values, next_values, bootstrap_value, terminated, truncated = _autocast_operands(
+    check_given(op, "values", values)
+    rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
     dim = check_returns(
@@ -380,106 +376,3 @@ def upgo_returns(
         gamma_tensor, gamma_value, links, 1.0, None, 1.0, 1.0, 1.0, dim, False, True, False,
     )[1]  # fmt: skip
     return targets
-
-
-def _check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
-    if next_values is not None and bootstrap_value is not None:
-        fail(op, "bootstrap_value must be None with next_values, got both")
-    if needed and next_values is None and bootstrap_value is None:
-        fail(op, "next_values or bootstrap_value must be given, got neither")
-
-
-def _check_given(op: str, name: str, tensor: Any) -> None:
-    if tensor is None:
-        fail(op, f"{name} must be given, got None")
-
-
-def _check_values(op: str, values: Any, bootstrap_value: Any) -> None:
-    if values is None and bootstrap_value is not None:
-        fail(op, "values must be given with bootstrap_value, got None")
-
-
-def _threshold(value: Any, op: str, name: str) -> float:
-    if isinstance(value, Tensor):
-        fail(op, f"{name} must be a real number, got a tensor")
-    number = as_number(value, op, name)
-    if isinstance(number, float) and number != number:
-        fail(op, f"{name} must be a number to compare with, got nan")
-    return number
-
-
-def _autocast_operands(rewards: Tensor, *tensors: Any) -> tuple[Any, ...]:
-    """What autocast makes of the operands, for functions that are more than the fused op."""
-    if not torch.is_autocast_enabled(rewards.device.type):
-        return rewards, *tensors
-    return tuple(map(widened, (rewards, *tensors)))
-
-
-def _discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[Tensor | None, float]:
-    """A discount as a tensor or as a number; while a graph is traced always as a tensor."""
-    if isinstance(rate, Tensor):
-        return rate, 1.0
-    number = rate if type(rate) is float else as_number(rate, op, name)
-    if check and not 0.0 <= number <= 1.0:
-        raise ValueError(f"{op}: {name} must be in [0, 1] unless check_discounts=False, got {rate}")
-    if is_compiling():
-        return number_as_tensor(rate, rewards.device, op, name), 1.0
-    return None, number
-
-
-def _call(
-    op: str,
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Any,
-    lambda_: Any,
-    rhos: Tensor | None,
-    clips: tuple[float, float, float],
-    time_dim: int,
-    needs: tuple[bool, bool, bool],
-    check_discounts: bool,
-    lambda_name: str = "lambda_",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The fused op. It checks its arguments itself; only what it refuses is looked at again, for a sentence of `op`."""
-    gamma, gamma_value = _discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = _discount(op, lambda_name, lambda_, rewards, check_discounts)
-    args = (
-        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
-        rhos, *clips, time_dim, *needs,
-    )  # fmt: skip
-    results: tuple[Tensor, Tensor, Tensor]
-    if is_compiling():
-        results = _scan(*args)
-        return results
-    try:
-        if _is_observed(args[:7], (trace, rhos)):
-            results = _scan(*args)
-        else:
-            # Nothing to record: past the Python kernel at the Autograd key.
-            with _below_autograd():
-                results = _scan(*args)
-        return results
-    except (IndexError, RuntimeError, TypeError):
-        tensors = {"values": values, "next_values": next_values, "bootstrap_value": bootstrap_value,
-                   "terminated": terminated, "truncated": truncated, "rhos": rhos}  # fmt: skip
-        check_return_types(op, rewards, time_dim, **tensors)
-        check_returns(
-            op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos, time_dim,
-            needs[0] or needs[2], lambda_name=lambda_name,
-        )  # fmt: skip
-        raise
-
-
-def _is_observed(*operands: tuple[Any, ...]) -> bool:
-    """Whether autograd, a mode, a subclass or a transform is to see the call."""
-    if _dispatch_modes() or _functorch_active() or forward_ad._current_level >= 0 or _autocast_enabled():
-        return True
-    records = torch.is_grad_enabled()
-    for operand in (one for some in operands for one in some):
-        if operand is not None and (type(operand) not in _PLAIN or (records and operand.requires_grad)):
-            return True
-    return False

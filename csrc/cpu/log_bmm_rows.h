@@ -58,7 +58,7 @@ void copy_rows(const T* from, int64_t row, int64_t column, int64_t count, int64_
   }
 }
 
-// Maximum (no NaN ever is it; the sums will have it), exponentials and mask of one row.
+// Maximum (no NaN ever is it; the sums will have it; 0 for an infinite one), exponentials and mask of one row.
 template <typename C>
 void shift_row(const ShiftedRows& problem, int64_t row) {
   using S = Simd<C>;
@@ -80,7 +80,9 @@ void shift_row(const ShiftedRows& problem, int64_t row) {
   }
   problem.masked[row] = static_cast<uint8_t>(largest == kMinusInfinity<C> ? 2 : has_infinity != 0);
   if (largest == kMinusInfinity<C>) largest = 0;
-  static_cast<C*>(problem.largest)[row] = largest;
+  // Beside a +inf finite numbers weigh exp(-inf) = 0, as in torch.logsumexp's gradient: the shift is not to make log S a NaN. The exponentials keep
+  // the NaN of inf - inf, and so send all sums of the row to Pair.
+  static_cast<C*>(problem.largest)[row] = largest == -kMinusInfinity<C> ? C(0) : largest;
 
   const typename S::Reg top = S::splat(largest), floor = S::splat(static_cast<C>(problem.scaling.floor));
   const C power = static_cast<C>(problem.scaling.power);

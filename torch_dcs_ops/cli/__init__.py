@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="print one JSON object instead")
     # demo and bench have options of their own; -h reaches them too.
     for name, text in (
-        ("demo", "train PPO on CartPole-v1 and a language model; one part alone: see `demo --help`"),
+        ("demo", "train PPO on CartPole-v1, a language model and a CRF tagger; one part alone: see `demo --help`"),
         ("bench", "run benchmarks/ of a source checkout; options are passed on, see `bench --help`"),
     ):
         subparsers.add_parser(name, help=text, add_help=False)

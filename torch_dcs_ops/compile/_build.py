@@ -19,6 +19,11 @@ def value_of(node: Any) -> Any:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
+def hint(size: Any) -> int:
+    """A size of the example inputs, 0 if not known; what it decides has to be right for all other sizes too."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
 def shown(node: fx.Node) -> str:
     """A node's operation by the name that a user knows it by."""
     if node.op in ("call_function", "call_method"):

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
 from .returns_alone import mark_returns_alone
 
 log = logging.getLogger("torch_dcs_ops.compile")
+
+_failed: set[str] = set()
 
 
 def passes_of(config: Any) -> tuple[Any, ...]:
@@ -42,11 +45,8 @@ class Hook(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         for earlier in self.earlier:
             earlier(graph)
-        try:
-            fuse_linear_cross_entropy(graph, self.minimum_logits)
-        except Exception:
-            log.warning("the linear + cross_entropy pass failed; the graph is compiled as it stands", exc_info=True)
-        mark_returns_alone(graph)
+        _guarded("linear + cross_entropy", lambda: fuse_linear_cross_entropy(graph, self.minimum_logits))
+        _guarded("returns", lambda: mark_returns_alone(graph))
 
     def uuid(self) -> bytes | None:
         """What compiled code depends on; None, if that is not known of an earlier pass."""
@@ -70,6 +70,16 @@ class Hook(CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash((self.earlier, self.minimum_logits))
+
+
+def _guarded(name: str, rewrite: Callable[[], object]) -> None:
+    """Runs a pass. An error in one is never the end of a compilation: it is said once, and at DEBUG from then on."""
+    try:
+        rewrite()
+    except Exception:
+        level = logging.DEBUG if name in _failed else logging.WARNING
+        _failed.add(name)
+        log.log(level, "the %s pass failed; the graph is compiled as it stands", name, exc_info=True)
 
 
 @functools.cache

@@ -197,13 +197,11 @@ def constant_value(tensor: Any) -> float | None:
 
 
 def size_hint(size: Any) -> int:
-    """The size that the example inputs had; compiled code does not depend on it being right."""
+    """The size that the example inputs had; compiled code does not depend on it being right.
+
+    For sizes of Inductor's graph; _build.hint is for those of graphs before it.
+    """
     return int(V.graph.sizevars.optimization_hint(size))
-
-
-def hint_while_tracing(size: Any) -> int:
-    """`size_hint` before there is a graph of Inductor's."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def is_known_to_equal(size: Any, number: int) -> bool:

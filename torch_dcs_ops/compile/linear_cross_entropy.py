@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from .. import _registry
-from ._build import Builder, value_of
+from ._build import Builder, hint, value_of
 from ._match import Match, Refusal, find, is_loss, logits_of, place_of
 
 log = logging.getLogger("torch_dcs_ops.compile")
@@ -67,7 +67,7 @@ def _has_logits(loss: fx.Node, minimum: int) -> bool:
     logits = logits_of(loss)
     if not isinstance(logits, Tensor):
         return False
-    count = math.prod(map(_hint, logits.shape))
+    count = math.prod(map(_large_hint, logits.shape))
     if count < minimum:
         _say_once(
             logging.INFO, loss, f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden"
@@ -75,9 +75,9 @@ def _has_logits(loss: fx.Node, minimum: int) -> bool:
     return count >= minimum
 
 
-def _hint(size: Any) -> int:
+def _large_hint(size: Any) -> int:
     """A size that may change counts as a large one: the graph is also for what comes after the first, small batch."""
-    return size if isinstance(size, int) else max(size.node.hint or 0, _LARGE_SIZE)
+    return size if isinstance(size, int) else max(hint(size), _LARGE_SIZE)
 
 
 def _replace(match: Match) -> None:

@@ -18,6 +18,7 @@ from torch import fx
 
 from .. import _registry
 from ..ops.temporal_difference import STAYS_A_CALL
+from ._build import hint, value_of
 
 # Where the generated kernel is the faster one all the same.
 WIDE_STEPS, WIDE_COLUMNS = 128, 32_768
@@ -33,7 +34,7 @@ _VIEWS = (
 
 def mark_returns_alone(graph: fx.Graph) -> int:
     """Marks the calls that have nothing around them, and gives them their discounts as numbers; returns how many."""
-    found = 0
+    marked = []
     for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan):
         args = list(node.args)
         if any(_is_computed(args[place]) for place in _OPERANDS) or any(map(_computes, node.users)):
@@ -46,11 +47,13 @@ def mark_returns_alone(graph: fx.Graph) -> int:
             continue
         for place, number in zip(_DISCOUNTS, numbers, strict=True):
             args[place : place + 2] = (None, number)
-        node.args = tuple(args)
+        marked.append((node, tuple(args)))
+    # Only now: an error on the way leaves the graph as it was.
+    for node, numbered in marked:
+        node.args = numbered
         node.meta[STAYS_A_CALL] = True
-        found += 1
     # What made tensors of the numbers is dropped later, with other dead code: here a mutation would look dead too.
-    return found
+    return len(marked)
 
 
 def _generated_is_faster(args: list[Any]) -> bool:
@@ -58,10 +61,10 @@ def _generated_is_faster(args: list[Any]) -> bool:
     TD(lambda). Long rows of V-trace, which has a tensor more to hold in shared memory: 0.81 and 0.67 for 8192 of 2048
     steps, 0.83 and 0.69 for 4096 of 65536.
     """
-    rewards, rhos, dim = args[0].meta.get("example_value"), args[10], args[14]
+    rewards, rhos, dim = value_of(args[0]), args[10], args[14]
     if rewards is None or not isinstance(dim, int):
         return False
-    sizes = [_hint(size) for size in rewards.shape]
+    sizes = [hint(size) for size in rewards.shape]
     dim %= len(sizes)
     columns = math.prod(sizes[dim + 1 :])
     if rhos is not None:
@@ -78,10 +81,6 @@ def _number(rate: Any, number: Any) -> float | None:
     ones, factor = rate.args
     is_one = isinstance(ones, fx.Node) and ones.target is torch.ones and ones.args == ((),)
     return factor if is_one and isinstance(factor, float) else None
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def _is_view(node: fx.Node) -> bool:

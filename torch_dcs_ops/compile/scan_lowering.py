@@ -32,8 +32,10 @@ from torch._guards import TracingContext
 
 from .. import _registry
 from ..ops import temporal_difference
+from ..ops._validate import FLOATING
 from ..reference.scan import gate_gradient_dtype
 from . import _inductor
+from ._build import hint
 from ._inductor import Combine, Index, Loader, Value, ops
 
 # Inductor gives a row of a scan over tuples to one block; the library's kernels cut long rows, and look back. Alone, on
@@ -48,8 +50,7 @@ LONG_ROW = 8192
 FEW_COLUMNS = 8192
 LONG_COLUMN = 512
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_SUMS = (*_FLOATS, torch.int64)
+_SUMS = (*FLOATING, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ def lowers_to_scan(scan: Scan) -> bool:
     tensors = [tensor for tensor in (scan.gamma, scan.initial, scan.reset) if tensor is not None]
     if not size or any(tensor.get_device() != input.get_device() for tensor in tensors):
         return False
-    if input.get_dtype() not in (_SUMS if scan.is_sum else _FLOATS):
+    if input.get_dtype() not in (_SUMS if scan.is_sum else FLOATING):
         return False
-    if scan.gamma is not None and scan.gamma.get_dtype() not in _FLOATS:
+    if scan.gamma is not None and scan.gamma.get_dtype() not in FLOATING:
         return False
     if scan.number is not None and not math.isfinite(scan.number):
         return False
@@ -128,7 +129,7 @@ def fuses_temporal_differences(rewards: torch.Tensor, dim: int) -> bool:
     """
     if TracingContext.try_get() is None or rewards.device.type not in _inductor.GENERATED_DEVICES:
         return False
-    sizes = [_inductor.hint_while_tracing(size) for size in rewards.shape]
+    sizes = [hint(size) for size in rewards.shape]
     return (
         _inductor.active() and not (0 in sizes or sizes[dim] == 1) and not _has_few_long_rows(sizes, dim % len(sizes))
     )

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
+_unpack_dual = torch._VF._unpack_dual
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 
@@ -53,6 +54,18 @@ def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
     # The levels further down record what they need themselves.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         return below(op, keyset, *args)
+
+
+def levels_below() -> Any:
+    """What a jvp runs its operations in: forward mode is off in it, and the levels further down need it."""
+    return forward_ad._set_fwd_grad_enabled(_functorch_active() or forward_ad._is_fwd_grad_enabled())
+
+
+def primals(tensors: tuple[Tensor | None, ...]) -> Any:
+    """The tensors that a jvp computes with, rid of its own level's tangents."""
+    if not _functorch_active():
+        return tensors
+    return [None if tensor is None else _unpack_dual(tensor, level=0)[0] for tensor in tensors]
 
 
 def below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

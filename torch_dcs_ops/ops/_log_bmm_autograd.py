@@ -15,14 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
-from ._autograd import apply, below, run_below, tracked
-
-_functorch_active = torch._C._are_functorch_transforms_active
-_unpack_dual = torch._VF._unpack_dual
+from ._autograd import apply, below, levels_below, primals, run_below, tracked
 
 
 class _Sums(NamedTuple):
@@ -89,8 +85,8 @@ class LogBmmFunction(_SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, ta: Tensor | None, tb: Tensor | None, __: Any) -> tuple[Any, Any]:
-        with _levels_below():
-            return _Sums(*_primals(ctx.saved_tensors)).tangent(ta, tb), None
+        with levels_below():
+            return _Sums(*primals(ctx.saved_tensors)).tangent(ta, tb), None
 
 
 class LogBmmBackwardFunction(_SingleLevelFunction):
@@ -147,8 +143,8 @@ class LogBmmBackwardFunction(_SingleLevelFunction):
         ctx: Any, _: Any, tg: Tensor | None, ta: Tensor | None, tb: Tensor | None, *rest: Any
     ) -> tuple[Tensor | None, Tensor | None]:
         need_a, need_b = ctx.needs
-        with _levels_below():
-            g, a, b, log_s, grad_a, grad_b = _primals(ctx.saved_tensors)
+        with levels_below():
+            g, a, b, log_s, grad_a, grad_b = primals(ctx.saved_tensors)
             sums = _Sums(a, b, log_s, ctx.precision)
             o = sums.tangent(ta, tb)
             in_y = _sum(tg, None if o is None else -g * o)
@@ -219,8 +215,8 @@ class ProductFunction(_SingleLevelFunction):
         ctx: Any, _: Any, ta: Tensor | None, tb: Tensor | None, __: Any, tx: Tensor | None, ty: Tensor | None,
         tz: Tensor | None, ___: Any,
     ) -> Tensor | None:  # fmt: skip
-        with _levels_below():
-            a, b, log_s, x, y, z, result = _primals(ctx.saved_tensors)
+        with levels_below():
+            a, b, log_s, x, y, z, result = primals(ctx.saved_tensors)
             sums, over = _Sums(a, b, log_s), ctx.over
             parts = [
                 None if tx is None or over == 2 else sums.over(over, tx, y, z),
@@ -248,18 +244,6 @@ def _sum(*parts: Tensor | None) -> Tensor | None:
         if part is not None:
             total = part if total is None else total + part
     return total
-
-
-def _levels_below() -> Any:
-    """Forward mode is off in a jvp; the levels further down need it."""
-    return forward_ad._set_fwd_grad_enabled(_functorch_active() or forward_ad._is_fwd_grad_enabled())
-
-
-def _primals(tensors: tuple[Tensor | None, ...]) -> Any:
-    """Rid of this level's tangents."""
-    if not _functorch_active():
-        return tensors
-    return [None if tensor is None else _unpack_dual(tensor, level=0)[0] for tensor in tensors]
 
 
 def _register(name: str, op: Any, function: Any) -> None:

@@ -14,20 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import scan as reference
 from . import _scan_gradients as gradients
-from ._autograd import below, in_forward_mode
+from ._autograd import apply, below, in_forward_mode, levels_below, primals
 from ._validate import known
 from ._validate_scan import check_scan
 
 _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
-_unpack_dual = torch._VF._unpack_dual
 
 
 def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool:
@@ -54,14 +52,13 @@ def differentiable_scan(
     window: int | None,
 ) -> Tensor:
     """The scan as a node of autograd's graph; `run` computes it below autograd (None: by `_scan`)."""
-    if forward_ad._current_level < 0 and not _functorch_active():
-        return _apply(run, input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
-    if window is not None and gamma is not None and not known(window == 1):
+    transformed = forward_ad._current_level >= 0 or _functorch_active()
+    if transformed and window is not None and gamma is not None and not known(window == 1):
         # The one derivative that is not made of scans again: left to the reference's own graph.
         dim = check_scan("discounted_cumsum", input, gamma, dim, initial, reset, window)
         return reference.windowed_scan(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
-    with enable_single_level_autograd_function():
-        return _apply(run, input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
+    scanned: Tensor = apply(ScanFunction, run, input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
+    return scanned
 
 
 class ScanFunction(_SingleLevelFunction):
@@ -132,22 +129,10 @@ class ScanFunction(_SingleLevelFunction):
         _, _, call = _saved_call(ctx, output.dim())
         if call.window is not None:
             tangent_gamma = None  # The window is of one step, which no gate is part of.
-        if not _functorch_active():
+        with levels_below():
+            output, gamma, initial = primals((output, call.gamma, call.initial))
+            call = call._replace(gamma=gamma, initial=initial)
             return gradients.tangent(tangent_input, tangent_gamma, tangent_initial, output, call)
-        # Forward mode is off in here; the levels further down need it, on tensors that are rid of this level's
-        # tangents.
-        with forward_ad._set_fwd_grad_enabled(True):
-            output = _unpack_dual(output, level=0)[0]
-            call = call._replace(gamma=_primal(call.gamma), initial=_primal(call.initial))
-            return gradients.tangent(tangent_input, tangent_gamma, tangent_initial, output, call)
-
-
-# An attribute of the C++ base class, which the stubs leave out.
-_apply: Callable[..., Tensor] = ScanFunction.apply  # type: ignore[attr-defined]
-
-
-def _primal(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _unpack_dual(tensor, level=0)[0]
 
 
 def _saved_call(ctx: Any, ndim: int) -> tuple[Any, Any, gradients.ScanCall]:

@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda", "meta")
+
 
 def fail(op: str, sentence: str) -> NoReturn:
     raise RuntimeError(f"{op}: {sentence}")
@@ -27,6 +30,16 @@ def known(condition: Any) -> bool:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def check_floating(op: str, name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in FLOATING:
+        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(tensor.dtype)}")
+
+
+def check_device_type(op: str, name: str, tensor: Tensor) -> None:
+    if tensor.device.type not in _DEVICES:
+        fail(op, f"{name} must be on a CPU or CUDA device, got {tensor.device.type}")
 
 
 def check_device(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

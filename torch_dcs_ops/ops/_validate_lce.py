@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from ..reference.linear_cross_entropy import Options
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import FLOATING, check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda", "meta")
 _REDUCTIONS = ("none", "mean", "sum")
 _DEFAULT_IGNORE_INDEX = -100
 
@@ -36,7 +34,7 @@ def check_call(
     if linear_bias is not None and linear_bias.dtype != input.dtype:
         fail(op, f"linear_bias must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(linear_bias.dtype)}")
     _check_classes(op, "weight", weight, linear_weight)
-    if weight is not None and weight.dtype not in _DTYPES:
+    if weight is not None and weight.dtype not in FLOATING:
         fail(op, f"weight must be floating-point, got {dtype_name(weight.dtype)}")
     if shift and (input.dim() < 2 or known(input.size(-2) < 1)):
         fail(op, f"input must have the shape (..., T, D) with T >= 1 for shift, got {tuple(input.shape)}")
@@ -100,10 +98,8 @@ def check_argument_types(
 
 
 def _check_input(op: str, input: Tensor) -> None:
-    if input.dtype not in _DTYPES:
-        fail(op, f"input must be float16, bfloat16, float32 or float64, got {dtype_name(input.dtype)}")
-    if input.device.type not in _DEVICES:
-        fail(op, f"input must be on a CPU or CUDA device, got {input.device.type}")
+    check_floating(op, "input", input)
+    check_device_type(op, "input", input)
     if input.dim() < 1:
         fail(op, "input must have the shape (..., D), got a 0-D tensor")
 

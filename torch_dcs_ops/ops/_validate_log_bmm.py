@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from ..reference.log_bmm import sum_dtype
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda", "meta")
 _PRECISIONS = ("highest", "high", "medium")
 
 
@@ -78,12 +76,10 @@ def check_argument_types(op: str, **tensors: object) -> None:
 
 def _check_pair(op: str, a: Tensor, b: Tensor) -> None:
     check_layouts(op, a=a, b=b)
-    if a.dtype not in _DTYPES:
-        fail(op, f"a must be float16, bfloat16, float32 or float64, got {dtype_name(a.dtype)}")
+    check_floating(op, "a", a)
     if b.dtype != a.dtype:
         fail(op, f"b must have a's dtype {dtype_name(a.dtype)}, got {dtype_name(b.dtype)}")
-    if a.device.type not in _DEVICES:
-        fail(op, f"a must be on a CPU or CUDA device, got {a.device.type}")
+    check_device_type(op, "a", a)
     check_device(op, "b", b, "a", a)
 
 

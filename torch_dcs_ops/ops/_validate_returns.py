@@ -1,18 +1,18 @@
 """The checks of `_temporal_difference_scan`. csrc/include/dcs/returns_ops.h says the same sentences in C++; a test
-compares the two.
+compares the two. Beside them what the functions of torch_dcs_ops.returns ask for themselves.
 
 Exceptions are IndexError for the dimension of time and RuntimeError for everything else.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import FLOATING, check_device, check_floating, check_layouts, dtype_name, fail, known
 from ._validate_scan import broadcasts, without
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_returns(
@@ -35,8 +35,7 @@ def check_returns(
     tensors = {values_name: values, "next_values": next_values, "terminated": terminated, "truncated": truncated,
                "rhos": rhos}  # fmt: skip
     check_layouts(op, rewards=rewards, bootstrap_value=bootstrap_value, gamma=gamma, **{lambda_name: trace}, **tensors)
-    if rewards.dtype not in _DTYPES:
-        fail(op, f"rewards must be float16, bfloat16, float32 or float64, got {dtype_name(rewards.dtype)}")
+    check_floating(op, "rewards", rewards)
     ndim = rewards.dim()
     if ndim == 0:
         fail(op, "rewards must have a dimension of time, got a 0-D tensor")
@@ -74,6 +73,23 @@ def check_return_types(op: str, rewards: object, time_dim: object, **tensors: ob
         raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
 
 
+def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
+    if next_values is not None and bootstrap_value is not None:
+        fail(op, "bootstrap_value must be None with next_values, got both")
+    if needed and next_values is None and bootstrap_value is None:
+        fail(op, "next_values or bootstrap_value must be given, got neither")
+
+
+def check_given(op: str, name: str, tensor: Any) -> None:
+    if tensor is None:
+        fail(op, f"{name} must be given, got None")
+
+
+def check_values_given(op: str, values: Any, bootstrap_value: Any) -> None:
+    if values is None and bootstrap_value is not None:
+        fail(op, "values must be given with bootstrap_value, got None")
+
+
 def _check_dtype(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
     if tensor.dtype != rewards.dtype:
         fail(op, f"{name} must have rewards' dtype {dtype_name(rewards.dtype)}, got {dtype_name(tensor.dtype)}")
@@ -92,7 +108,7 @@ def _check_like_rewards(op: str, name: str, tensor: Tensor, rewards: Tensor) -> 
 
 
 def _check_discount(op: str, name: str, rate: Tensor, rewards: Tensor, dim: int) -> None:
-    if rate.dtype not in _DTYPES:
+    if rate.dtype not in FLOATING:
         fail(op, f"{name} must be a floating-point tensor, got {dtype_name(rate.dtype)}")
     if not (rate.dim() == 0 and rate.device.type == "cpu"):
         check_device(op, name, rate, "rewards", rewards)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import FLOATING, check_device, check_device_type, check_layouts, dtype_name, fail, known
 
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
-_DEVICES = ("cpu", "cuda", "meta")
 
 
 def check_scan(
@@ -32,10 +30,9 @@ def check_scan(
     check_layouts(op, input=input, gamma=gamma, initial=initial, reset=reset)
     if window is not None and known(window < 1):
         fail(op, f"window must be at least 1, got {window}")
-    if input.dtype not in _REAL + _COMPLEX and not (integers_allowed and input.dtype == torch.int64):
+    if input.dtype not in FLOATING + _COMPLEX and not (integers_allowed and input.dtype == torch.int64):
         fail(op, f"input must be floating-point or complex, got {dtype_name(input.dtype)}")
-    if input.device.type not in _DEVICES:
-        fail(op, f"input must be on a CPU or CUDA device, got {input.device.type}")
+    check_device_type(op, "input", input)
     dim = check_dim(op, input, dim)
     if gamma is not None:
         _check_gamma(op, gamma, input, dim)
@@ -96,7 +93,7 @@ def check_output(op: str, output: Tensor, grad: Tensor) -> None:
 
 
 def _check_gamma(op: str, gamma: Tensor, input: Tensor, dim: int) -> None:
-    if gamma.dtype not in _REAL + _COMPLEX:
+    if gamma.dtype not in FLOATING + _COMPLEX:
         fail(op, f"gamma must be a floating-point or complex tensor, got {dtype_name(gamma.dtype)}")
     if gamma.is_complex() and not input.is_complex():
         fail(

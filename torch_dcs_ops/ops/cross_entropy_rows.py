@@ -15,10 +15,9 @@ from .. import _registry
 from ..reference import cross_entropy_rows as reference
 from ._autograd import any_requires_grad, below
 from ._backends import TRITON_KEYS, launchers
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import check_device, check_floating, check_layouts, dtype_name, fail, known
 
 _OP = "_cross_entropy_rows_"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_rows(
@@ -33,8 +32,7 @@ def check_rows(
     tensors = {"linear_bias": linear_bias, "weight": weight, "grad_loss": grad_loss, "grad_lse": grad_lse,
                "grad_entropy": grad_entropy}  # fmt: skip
     check_layouts(_OP, logits=logits, target=target, **tensors)
-    if logits.dtype not in _DTYPES:
-        fail(_OP, f"logits must be float16, bfloat16, float32 or float64, got {dtype_name(logits.dtype)}")
+    check_floating(_OP, "logits", logits)
     if logits.dim() != 2 or known(logits.size(1) < 1):
         fail(_OP, f"logits must have the shape (rows, classes) with one class at least, got {tuple(logits.shape)}")
     if known(logits.size(0) > 1) and known(logits.stride(0) < logits.size(1)):

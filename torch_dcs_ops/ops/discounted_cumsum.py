@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .. import _registry
 from . import _autocast, _flops
 from ._autograd import below
 from ._backends import BACKENDS, Backend
-from ._scan_autograd import _apply, differentiable_scan, tracked
+from ._scan_autograd import ScanFunction, differentiable_scan, tracked
 from ._validate_scan import check_argument_types, check_direction, check_scan
 from .scan import scan_flops
 
@@ -30,6 +31,8 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _autocast_enabled = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
+# An attribute of the C++ base class, which the stubs leave out.
+_apply: Callable[..., Tensor] = ScanFunction.apply  # type: ignore[attr-defined]
 _INT64 = torch.int64
 _PLAIN = (Tensor, Parameter)
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import softmax as reference
 from . import _autocast, _flops
-from ._autograd import any_requires_grad, below, in_forward_mode
+from ._autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
 from ._backends import TRITON_KEYS, launchers
-from ._validate import check_device, check_layouts, dtype_name, fail, known
+from ._validate import check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
 from ._validate_scan import check_dim
 from ._vmap import BATCHED, Batch
 
 _OP = "softmax"
 _BACKWARD_OP = "_softmax_backward"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda", "meta")
 _op = _registry.softmax
 _backward_op = _registry.softmax_backward
-_functorch_active = torch._C._are_functorch_transforms_active
-_unpack_dual = torch._VF._unpack_dual
 
 
 def softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -67,10 +60,8 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 def _check(op: str, name: str, input: Tensor, dim: int) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
     check_layouts(op, **{name: input})
-    if input.dtype not in _DTYPES:
-        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(input.dtype)}")
-    if input.device.type not in _DEVICES:
-        fail(op, f"{name} must be on a CPU or CUDA device, got {input.device.type}")
+    check_floating(op, name, input)
+    check_device_type(op, name, input)
     return check_dim(op, input, dim)
 
 
@@ -126,13 +117,8 @@ class SoftmaxFunction(_SingleLevelFunction):
     """One softmax as a node of autograd's graph; saves the output."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], input: Tensor, dim: int) -> Tensor:
-        if _functorch_active():
-            # The levels further down record what they need themselves.
-            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-                output = run()
-        else:
-            output = run()
+    def forward(ctx: Any, keyset: torch._C.DispatchKeySet, input: Tensor, dim: int) -> Tensor:
+        output: Tensor = run_below(_op, keyset, input, dim)
         ctx.dim = dim
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output)
@@ -148,45 +134,27 @@ class SoftmaxFunction(_SingleLevelFunction):
         return None, _backward_op(grad, output, ctx.dim), None
 
     @staticmethod
-    def jvp(ctx: Any, run: None, tangent: Tensor | None, dim: None) -> Tensor:
-        (output,) = ctx.saved_tensors
-        if tangent is None:
-            return torch.zeros_like(output)
-        # The Jacobian is symmetric.
-        product: Tensor
-        if _functorch_active():
-            # Forward mode is off in here; the levels further down need it, on an output rid of this level's tangent.
-            with forward_ad._set_fwd_grad_enabled(True):
-                product = _backward_op(tangent, _unpack_dual(output, level=0)[0], ctx.dim)
-        else:
-            product = _backward_op(tangent, output, ctx.dim)
-        return product
-
-
-# An attribute of the C++ base class, which the stubs leave out.
-_apply: Callable[..., Tensor] = SoftmaxFunction.apply  # type: ignore[attr-defined]
+    def jvp(ctx: Any, _: Any, tangent: Tensor | None, __: Any) -> Tensor:
+        with levels_below():
+            (output,) = primals(ctx.saved_tensors)
+            # The Jacobian is symmetric.
+            return torch.zeros_like(output) if tangent is None else _backward_op(tangent, output, ctx.dim)
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, input: Tensor, dim: int = -1) -> Tensor:
-    if not (any_requires_grad(input) or in_forward_mode()):
-        output: Tensor = below(_op, keyset, input, dim)
-        return output
-    # A dtype that has no gradient is refused in a sentence here already.
-    _check(_OP, "input", input, dim)
-
-    def run() -> Tensor:
-        output: Tensor = below(_op, keyset, input, dim)
-        return output
-
-    if forward_ad._current_level < 0 and not _functorch_active():
-        return _apply(run, input, dim)
-    with enable_single_level_autograd_function():
-        return _apply(run, input, dim)
+    output: Tensor
+    if tracked(input):
+        # A dtype that has no gradient is refused in a sentence here already.
+        _check(_OP, "input", input, dim)
+        output = apply(SoftmaxFunction, keyset, input, dim)
+    else:
+        output = below(_op, keyset, input, dim)
+    return output
 
 
 def _autograd_backward(keyset: torch._C.DispatchKeySet, grad: Tensor, output: Tensor, dim: int) -> Tensor:
     """Where it is itself differentiated, it is taken apart into operations that autograd knows."""
-    if any_requires_grad(grad, output) or in_forward_mode():
+    if tracked(grad, output):
         return reference.differentiable_backward(grad, output, _check_backward(grad, output, dim))
     grad_input: Tensor = below(_backward_op, keyset, grad, output, dim)
     return grad_input

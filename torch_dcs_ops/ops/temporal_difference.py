@@ -16,7 +16,7 @@ from torch.fx.traceback import get_current_meta
 from .. import _registry
 from ..reference import returns as reference
 from . import _autocast, _flops
-from ._autograd import any_requires_grad, below, in_forward_mode
+from ._autograd import below, tracked
 from ._backends import TRITON_KEYS, launchers
 from ._scan_vmap import ScanBatch
 from ._temporal_difference_formulas import formulas
@@ -85,10 +85,8 @@ def _fake(*args: Any) -> _Results:
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
     rewards, dim = args[0], args[14]
-    if (
-        any_requires_grad(*args)
-        or in_forward_mode()
-        or (fuses_in_compiled_code is not None and not _stays_a_call() and fuses_in_compiled_code(rewards, dim))
+    if tracked(*args) or (
+        fuses_in_compiled_code is not None and not _stays_a_call() and fuses_in_compiled_code(rewards, dim)
     ):
         return formulas(*_with_dim(args, _check(*args)))
     results: _Results = below(_op, keyset, *args)

@@ -4,7 +4,8 @@ fallback on every device, and what the ops mean.
 All functions take a (B, I, K) and b (B, K, J) of one real dtype, with any strides. Sums are made in float32 for half
 inputs, otherwise in the inputs' dtype, and rounded once. With
 
-    R[i] = max_k a[i, k],  C[j] = max_k b[k, j]   (0 where that is -inf: a row or column that is masked as a whole)
+    R[i] = max_k a[i, k],  C[j] = max_k b[k, j]   (0 where that is -inf: a row or column that is masked as a whole;
+                                                   0 where it is +inf: beside that a finite number weighs 0, not NaN)
 
 the results of the forward are `out[i, j] = logsumexp_k(a[i, k] + b[k, j])` and `log_s = out - R - C`, formed as a
 logsumexp of its own: subtracted from `out`, it would have out's rounding, which on a long chain of products is 1e-4 and
@@ -126,7 +127,7 @@ def _largest(x: Tensor, dim: int) -> Tensor:
     if x.size(dim) == 0:
         return x.new_zeros(())
     largest = x.amax(dim, keepdim=True)
-    return torch.where(largest == -torch.inf, 0, largest)
+    return torch.where(largest.isinf(), 0, largest)
 
 
 def _first(hits: Tensor) -> Tensor:
