@@ -33,9 +33,11 @@ class Call(NamedTuple):
     rhos: Tensor | None
     dim: int
     needs: tuple[bool, bool, bool] = (True, True, True)
+    numbers: tuple[float, float] = (0.98, 0.95)  # where gamma and trace are None
 
     def arguments(self) -> tuple[Any, ...]:
-        return (*self[:6], self.gamma, 0.98, self.trace, 0.95, self.rhos, *CLIPS, self.dim, *self.needs)
+        gamma, trace = self.numbers
+        return (*self[:6], self.gamma, gamma, self.trace, trace, self.rhos, *CLIPS, self.dim, *self.needs)
 
 
 def call(
@@ -97,7 +99,7 @@ def budgets(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     dim, zero = c.dim, torch.zeros_like(r)
     rate = [
         reference_scan.wide_gates(r, rate, number, dim).expand(r.shape)
-        for rate, number in ((gamma, 0.98), (trace, 0.95))
+        for rate, number in zip((gamma, trace), c.numbers, strict=True)
     ]
     if after is None:
         following = zero if v is None else torch.roll(v, -1, dim)
@@ -167,6 +169,35 @@ def test_large(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None
         shape = tuple(size * 8 if size > 1000 else size for size in shape)
     check(call(shape, dim, torch.float32, device, kind=kind))
     check(call(shape, dim, torch.float32, device, kind=kind, next_values=True, rates="step", flags="float"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((131, 2128), 0),
+        ((200, 4096), 0),
+        ((2, 140, 2112), 1),
+        ((9, 25_360), 0),
+        ((2, 12, 25_376), 1),
+        ((40, 17_001), 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_columns(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None:
+    """On a GPU: a block's warps in turn, or a warp alone, on columns in whole words or not, the last ones in part."""
+    for next_values, flags in itertools.product((False, True), ("bool", "none")):
+        check(call(shape, dim, torch.float32, device, kind=kind, next_values=next_values, flags=flags))
+    check(call(shape, dim, torch.bfloat16, device, kind=kind))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0, 1.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_steps_with_powers_of_any_size(device: str, kind: str, gamma: float) -> None:
+    """Powers of gamma that float holds, and that it does not."""
+    for shape, dim in (((128, 256), 0), ((250, 40), 0), ((700, 32), 1)):
+        c = call(shape, dim, torch.float32, device, kind=kind, next_values=kind == "returns")
+        check(c._replace(numbers=(gamma, 1.0)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

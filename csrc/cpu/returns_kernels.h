@@ -46,9 +46,9 @@ struct Place {
   int64_t outer, time, inner, count;
 };
 
-// The operands along one line.
-template <typename T, bool kAlongTime>
-struct Lines {
+// The operands along one line. The loops have them by value: results are written through pointers that could, for all the compiler knows, point here.
+template <typename T>
+struct Line {
   const T* rewards;
   const T* values;  // zeros where there are none
   const T* next;
@@ -57,9 +57,14 @@ struct Lines {
   const uint8_t* truncated;
   const double* gammas;
   const double* traces;
+};
+
+template <typename T, bool kAlongTime>
+struct Lines : Line<T> {
+  using Line<T>::rewards, Line<T>::values, Line<T>::next, Line<T>::rhos, Line<T>::terminated, Line<T>::truncated, Line<T>::gammas, Line<T>::traces;
 
   // What is gathered or is the same on every line.
-  T zeros[kLine], gathered_rewards[kLine], gathered_values[kLine], gathered_next[kLine], gathered_rhos[kLine];
+  alignas(64) T zeros[kLine], gathered_rewards[kLine], gathered_values[kLine], gathered_next[kLine], gathered_rhos[kLine];
   uint8_t no[kLine], gathered_terminated[kLine], gathered_truncated[kLine];
   double gathered_gammas[kLine], gathered_traces[kLine];
 
@@ -177,28 +182,30 @@ struct Step {
 // What one call of a kernel's loops has in common.
 struct Options {
   bool is_shifted;   // v' is the values of the next step: it is not known where truncated
-  bool has_rhos;
+  bool has_rhos, has_truncated;
+  double gamma, trace;  // where they are numbers
   double clip_rho, clip_c, clip_pg;
 
   explicit Options(const ReturnsProblem& problem)
-      : is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), clip_rho(problem.clip_rho), clip_c(problem.clip_c),
+      : is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), has_truncated(problem.truncated.data != nullptr),
+        gamma(problem.gamma.value), trace(problem.trace.value), clip_rho(problem.clip_rho), clip_c(problem.clip_c),
         clip_pg(problem.clip_pg) {}
 };
 
 // Importance ratios cut to `bound`; 1 where there are none.
-template <typename L, typename T, bool kAlongTime>
-DCS_INLINE typename L::Number clipped(const Options& options, const Lines<T, kAlongTime>& lines, int64_t j, double bound) {
+template <typename L, typename T>
+DCS_INLINE typename L::Number clipped(const Options& options, const Line<T>& lines, int64_t j, double bound) {
   return options.has_rhos ? L::at_most(L::load(lines.rhos + j), L::splat(bound)) : L::splat(1.0);
 }
 
-template <bool kValues, bool kRhos, typename L, typename T, bool kAlongTime>
-DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>& lines, int64_t j, typename L::Mask is_last) {
+template <bool kValues, bool kRhos, bool kNumbers, typename L, typename T>
+DCS_INLINE Step<L> step_at(L, const Options& options, const Line<T>& lines, int64_t j, typename L::Mask is_last) {
   using Number = typename L::Number;
   Step<L> step;
-  const Number gamma = L::load(lines.gammas + j), next = L::load(lines.next + j), reward = L::load(lines.rewards + j);
-  const Number trace = L::load(lines.traces + j);
+  const Number gamma = kNumbers ? L::splat(options.gamma) : L::load(lines.gammas + j), trace = kNumbers ? L::splat(options.trace) : L::load(lines.traces + j);
+  const Number next = L::load(lines.next + j), reward = L::load(lines.rewards + j);
   const auto terminated = L::flags(lines.terminated + j);
-  const auto done = L::either(terminated, L::flags(lines.truncated + j));
+  const auto done = options.has_truncated ? L::either(terminated, L::flags(lines.truncated + j)) : terminated;
   auto lacks_next = options.is_shifted ? done : terminated;
   step.ends = L::either(done, is_last);
   step.gate = step.rate = multiply(gamma, trace);
@@ -218,8 +225,8 @@ DCS_INLINE Step<L> step_at(L, const Options& options, const Lines<T, kAlongTime>
 }
 
 // Results from the carry of a step and of the one after it. What is not asked for goes to a line that nobody reads.
-template <bool kValues, bool kRhos, typename L, typename T, bool kAlongTime>
-DCS_INLINE void finish(L, const Options& options, const Lines<T, kAlongTime>& lines, const Step<L>& step, typename L::Number carry,
+template <bool kValues, bool kRhos, typename L, typename T>
+DCS_INLINE void finish(L, const Options& options, const Line<T>& lines, const Step<L>& step, typename L::Number carry,
                        typename L::Number after, int64_t j, T* advantages, T* targets, T* pg_advantages) {
   if constexpr (kValues) {
     L::store(advantages + j, carry);
@@ -260,12 +267,12 @@ struct Outputs {
   }
 };
 
-template <bool kValues, bool kRhos, typename T>
-DCS_INLINE void column_step(const Options& options, const Lines<T, false>& lines, double* carries, T* advantages, T* targets, T* pg_advantages,
+template <bool kValues, bool kRhos, bool kNumbers, typename T>
+DCS_INLINE void column_step(const Options options, const Line<T> lines, double* carries, T* advantages, T* targets, T* pg_advantages,
                             bool is_last, int64_t count) {
   for_lanes(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
-    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j, L::always(is_last));
+    const Step<L> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, L::always(is_last));
     const auto after = L::load(carries + j);
     const auto carry = L::select(step.ends, step.delta, multiply_add(step.gate, after, step.delta));
     L::store(carries + j, carry);
@@ -273,11 +280,11 @@ DCS_INLINE void column_step(const Options& options, const Lines<T, false>& lines
   });
 }
 
-template <typename T, bool kValues, bool kRhos>
+template <typename T, bool kValues, bool kRhos, bool kNumbers>
 void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   Lines<T, false> lines;
   Outputs<T> outputs;
-  double carries[kReturnsColumns];
+  alignas(64) double carries[kReturnsColumns];
   lines.prepare(problem);
   lines.read_rows(problem, {outer, 0, inner, count});
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
@@ -286,23 +293,23 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
     const Place place{outer, t, inner, count};
     lines.read(problem, place);
     outputs.point(problem, place, false);
-    column_step<kValues, kRhos>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], t == problem.length - 1, count);
+    column_step<kValues, kRhos, kNumbers>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], t == problem.length - 1, count);
     outputs.scatter(problem, place, false);
   }
 }
 
-template <bool kValues, bool kRhos, typename T>
-DCS_INLINE void row_steps(const Options& options, const Lines<T, true>& lines, double* carry, T* advantages, T* targets, T* pg_advantages, int64_t last,
+template <bool kValues, bool kRhos, bool kNumbers, typename T>
+DCS_INLINE void row_steps(const Options options, const Line<T> lines, double* carry, T* advantages, T* targets, T* pg_advantages, int64_t last,
                           int64_t count) {
   for_lanes_back(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
-    const Step<L> step = step_at<kValues, kRhos>(lanes, options, lines, j, L::only(last - j));
+    const Step<L> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, L::only(last - j));
     const Carried<L> carried = run_back(lanes, step.delta, step.gate, step.ends, carry);
     finish<kValues, kRhos>(lanes, options, lines, step, carried.own, carried.after, j, advantages, targets, pg_advantages);
   });
 }
 
-template <typename T, bool kValues, bool kRhos>
+template <typename T, bool kValues, bool kRhos, bool kNumbers>
 void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Lines<T, true> lines;
   Outputs<T> outputs;
@@ -318,7 +325,7 @@ void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
       place.count = stop - place.time;
       lines.read(problem, place);
       outputs.point(problem, place, true);
-      row_steps<kValues, kRhos>(options, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2], problem.length - 1 - place.time, place.count);
+      row_steps<kValues, kRhos, kNumbers>(options, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2], problem.length - 1 - place.time, place.count);
       outputs.scatter(problem, place, true);
     }
   }
@@ -341,21 +348,32 @@ DCS_INLINE void with_dtype(const ReturnsProblem& problem, const Run& run) {
 
 DCS_INLINE bool needs_rhos(const ReturnsProblem& problem) { return problem.rhos.data || problem.pg_advantages.data; }
 
-void returns_columns(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {
+// run(dtype, whether there are values, ratios, and discounts that are numbers): what the loops are compiled for.
+template <typename Run>
+DCS_INLINE void with_form(const ReturnsProblem& problem, const Run& run) {
+  using std::false_type;
+  using std::true_type;
+  const bool numbers = problem.gamma.kind == GammaKind::kNumber && problem.trace.kind == GammaKind::kNumber;
   with_dtype(problem, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (!problem.values.data) return columns_of<T, false, false>(problem, outer, inner, count);
-    if (needs_rhos(problem)) return columns_of<T, true, true>(problem, outer, inner, count);
-    columns_of<T, true, false>(problem, outer, inner, count);
+    const auto with_numbers = [&](auto values, auto rhos) {
+      if (numbers) run(tag, values, rhos, true_type{});
+      else run(tag, values, rhos, false_type{});
+    };
+    if (!problem.values.data) return with_numbers(false_type{}, false_type{});
+    if (needs_rhos(problem)) return with_numbers(true_type{}, true_type{});
+    with_numbers(true_type{}, false_type{});
+  });
+}
+
+void returns_columns(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {
+  with_form(problem, [&](auto tag, auto values, auto rhos, auto numbers) {
+    columns_of<typename decltype(tag)::type, values(), rhos(), numbers()>(problem, outer, inner, count);
   });
 }
 
 void returns_rows(const ReturnsProblem& problem, int64_t begin, int64_t end) {
-  with_dtype(problem, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (!problem.values.data) return rows_of<T, false, false>(problem, begin, end);
-    if (needs_rhos(problem)) return rows_of<T, true, true>(problem, begin, end);
-    rows_of<T, true, false>(problem, begin, end);
+  with_form(problem, [&](auto tag, auto values, auto rhos, auto numbers) {
+    rows_of<typename decltype(tag)::type, values(), rhos(), numbers()>(problem, begin, end);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 #include <type_traits>
 
@@ -11,6 +12,7 @@
 #include "returns_columns.cuh"
 #include "returns_rows.cuh"
 #include "returns_small.cuh"
+#include "returns_walk.cuh"
 
 namespace dcs {
 
@@ -32,7 +34,7 @@ class ReturnsLaunch {
     any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool || !p_.truncated_is_bool;
     const int given = (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) | (p_.rhos.data ? kWithRhos : 0);
     const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || (p_.pg_advantages.data && !p_.rhos.data);
-    const bool known = given == kAdvantages || (kCommon && (given == kRatios || given == kMixed));
+    const bool known = given == kAdvantages || (kCommon && (given == kRatios || given == kMixed || given == kAdvantagesNext || given == kRatiosNext));
     form_ = any || !known ? kAnyForm : given;
   }
 
@@ -40,12 +42,13 @@ class ReturnsLaunch {
     if constexpr (kCommon) {
       if (form_ == kRatios) return run<kRatios>();
       if (form_ == kMixed) return run<kMixed>();
+      if (form_ == kAdvantagesNext) return run<kAdvantagesNext>();
+      if (form_ == kRatiosNext) return run<kRatiosNext>();
     }
     return form_ == kAdvantages ? run<kAdvantages>() : run<kAnyForm>();
   }
 
  private:
-  using Tile = ReturnsTile<T>;
   using Acc = typename Types<T>::Acc;
   // The types that the forms beside kAdvantages are worth their code for.
   static constexpr bool kCommon = std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>;
@@ -77,12 +80,20 @@ class ReturnsLaunch {
   cudaError_t run() {
     if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
       if (takes_short_rows()) {
-        launch_small<16 / sizeof(T)>(returns_short_rows_kernel<T, kForm>, ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads), kShortRowThreads);
+        small<kForm>([&](auto wide) {
+          const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
+          launch_small(returns_short_rows_kernel<T, kForm, decltype(wide)>, 16 / sizeof(T), blocks, kShortRowThreads);
+        });
         return cudaGetLastError();
       }
       if (takes_few_columns()) {
-        const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
-        launch_small<kFewSteps>(returns_few_columns_kernel<T, kForm>, ceil_div(p_.rows(), kFewColumns), 32 * warps);
+        const int64_t blocks = ceil_div(p_.rows(), kFewColumns);
+        small<kForm>([&](auto wide) {
+          using Wide = decltype(wide);
+          constexpr int kHalf = kFewWarps / 2;
+          if (p_.length <= kFewWarpSteps * kHalf) launch_small(returns_few_columns_kernel<T, kForm, kHalf, Wide>, kFewSteps, blocks, 32 * kHalf);
+          else launch_small(returns_few_columns_kernel<T, kForm, kFewWarps, Wide>, kFewSteps, blocks, 32 * kFewWarps);
+        });
         return cudaGetLastError();
       }
     }
@@ -91,12 +102,22 @@ class ReturnsLaunch {
     return cudaGetLastError();
   }
 
+  // launch(what goes between lanes): float where it holds gamma * lambda's powers as well as double. Products of ratios can be as small as they like.
+  template <int kForm, typename Launch>
+  void small(const Launch& launch) {
+    const double carried = std::fabs(p_.gamma.value * p_.trace.value), least = finite_power(carried, kFewWarpSteps * kFewWarps);
+    if constexpr (!(kForm & kWithRhos)) {
+      if (carried <= 1 && (carried == 0 || least >= FLT_MIN)) return launch(float{});
+    }
+    launch(double{});
+  }
+
   template <int kForm>
   void rows() {
     const bool one_behind_the_other = rows_are_packed();
-    if (one_behind_the_other && p_.length <= Tile::kSteps / 2 && p_.rows() > 1) {
-      launch_rows<kForm, ReturnsRows::kPacked>(pack_rows());
-    } else if (p_.length > 4 * Tile::kSteps && p_.rows() < 4 * device_.multiprocessors) {
+    if (one_behind_the_other && p_.length <= ReturnsTile<T, kForm>::kSteps / 2 && p_.rows() > 1) {
+      launch_rows<kForm, ReturnsRows::kPacked>(pack_rows(ReturnsTile<T, kForm>::kSteps));
+    } else if (p_.length > 4 * ReturnsTile<T, kForm>::kSteps && p_.rows() < 4 * device_.multiprocessors) {
       // Fewer than four warps a multiprocessor would leave memory idle.
       launch_rows<kForm, ReturnsRows::kBlock>(0);
     } else {
@@ -124,15 +145,14 @@ class ReturnsLaunch {
     return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
   }
 
-  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  // Four blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
   bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
+    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{4} * kFewColumns * device_.multiprocessors) return false;
     return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
   }
 
-  template <int kSteps>
-  void launch_small(void (*kernel)(ReturnsSmallCall<Acc>), int64_t blocks, int64_t threads) {
-    ReturnsSmallCall<Acc> call{};
+  void launch_small(void (*kernel)(ReturnsSmallCall<Acc>), int steps, int64_t blocks, int64_t threads) {
+    ReturnsSmallCall<Acc> call{known_of<Acc>(p_, steps)};
     call.rewards = p_.rewards.data;
     call.values = p_.values.data;
     call.next_values = p_.next_values.data;
@@ -147,22 +167,20 @@ class ReturnsLaunch {
     call.bootstrap_stride = p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
     call.length = static_cast<int>(p_.length);
     call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
-    call.clip_rho = static_cast<Acc>(p_.clip_rho);
-    call.clip_c = static_cast<Acc>(p_.clip_c);
-    call.clip_pg = static_cast<Acc>(p_.clip_pg);
-    call.rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
-    call.power = finite_power(call.rates.carried, kSteps);
+    for (int s = 0; s < 5; ++s) call.powers[s] = finite_power(call.rates.carried, steps << s);
+    call.warp_power = finite_power(call.rates.carried, kFewWarpSteps);
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream_>>>(call);
   }
 
   // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
-  int pack_rows() const {
-    const int64_t most = Tile::kSteps / p_.length, aligned = 16 / std::gcd(int64_t{16}, p_.length);
+  int pack_rows(int64_t steps) const {
+    const int64_t most = steps / p_.length, aligned = 16 / std::gcd(int64_t{16}, p_.length);
     return static_cast<int>(most >= aligned ? most / aligned * aligned : most);
   }
 
   template <int kForm, ReturnsRows kRows>
   void launch_rows(int pack_rows) {
+    using Tile = ReturnsTile<T, kForm>;
     constexpr int kStaged = kStagedTensors, kTileBytes = Tile::kSteps * sizeof(T);
     ReturnsRowsCall<Acc> params{};
     params.problem = p_;
@@ -186,7 +204,7 @@ class ReturnsLaunch {
     if (p_.pg_advantages.data && !p_.rhos.data) bytes += kTileBytes;
     params.stage_bytes = bytes;
     const int warp_bytes = Tile::kStages * bytes;
-    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, returns_warps(kRows));
+    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, returns_warps(kRows, kForm));
     int64_t blocks = params.lots;
     if (kRows != ReturnsRows::kBlock) {
       // A few rows are better off on many multiprocessors.
@@ -195,7 +213,7 @@ class ReturnsLaunch {
     }
     params.tiles = pack_rows ? 1 : static_cast<int>(ceil_div(p_.length, static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
     // As many blocks as run at once: so many warps have their registers.
-    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows);
+    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows, kForm);
     const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
     blocks = std::min(blocks, resident * device_.multiprocessors);
     launch_rows_kernel(returns_rows_kernel<T, kForm, kRows>, params, blocks, warps, shared);
@@ -208,24 +226,75 @@ class ReturnsLaunch {
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
+  // Every operand's rows of columns are whole words of 16 bytes.
+  bool columns_take_words() const {
+    return p_.length > 1 && all([this](const Operand& o) {
+      const auto whole = [&](int64_t elements) { return elements * o.size % 16 == 0; };
+      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && whole(p_.inner) && whole(o.strides.time) &&
+          (p_.outer == 1 || whole(o.strides.outer));
+    });
+  }
+
+  // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a block's warps share them, as many warps as
+  // leave room for all blocks at once.
+  template <int kForm>
+  bool walk() {
+    constexpr int kWords = sizeof(T) == 2 ? 2 : 1;  // of a lane, in shared columns: 128 bytes a step and warp
+    const auto blocks_of = [&](int columns) { return p_.outer * ceil_div(p_.inner, 32 * columns); };
+    const int64_t alone = blocks_of(2), shared = blocks_of(kWords);
+    if (!columns_take_words() || alone > INT_MAX) return false;
+    if (alone >= 3 * device_.multiprocessors) {
+      constexpr int kStages = kForm & kWithRhos ? 6 : 8;
+      return launch_walk(returns_walk_kernel<T, kForm, 2, 4, kStages, false, 32, 12>, walk_stage_bytes<T, kForm, 2, 4, false>, 2, 4, kStages, 0, alone, 1);
+    }
+    if (shared < device_.multiprocessors / 2 || p_.length < 128) return false;
+    const int warps = static_cast<int>(std::max<int64_t>(1, kMaxWalkWarps / ceil_div(shared, device_.multiprocessors)));
+    constexpr int kStages = (kForm & kWithRhos) || kForm == kAdvantagesNext ? 3 : 4;
+    return launch_walk(returns_walk_kernel<T, kForm, kWords, 8, kStages, true, 32 * kMaxWalkWarps, 1>, walk_stage_bytes<T, kForm, kWords, 8, true>, kWords, 8, kStages,
+                       WalkCarries<kWords>::kBytes, shared, warps);
+  }
+
+  bool launch_walk(void (*kernel)(ReturnsWalkCall<Acc>), int (*stage_bytes)(bool, bool), int columns, int steps, int stages, int carries,
+                   int64_t blocks, int warps) {
+    ReturnsWalkCall<Acc> call{known_of<Acc>(p_, steps)};
+    const auto read = [](WalkOperand& to, const ReturnsInput& from) { to = {static_cast<const char*>(from.data), from.strides}; };
+    read(call.rewards, p_.rewards);
+    read(call.values, p_.values);
+    read(call.next_values, p_.next_values);
+    read(call.rhos, p_.rhos);
+    read(call.terminated, p_.terminated);
+    read(call.truncated, p_.truncated);
+    call.bootstrap = p_.bootstrap_value;
+    call.advantages = p_.advantages;
+    call.targets = p_.targets;
+    call.pg_advantages = p_.pg_advantages;
+    call.inner = p_.inner;
+    call.length = p_.length;
+    call.blocks = static_cast<int>(ceil_div(p_.inner, 32 * columns));
+    call.stage_bytes = stage_bytes(p_.terminated.data != nullptr, p_.truncated.data != nullptr);
+    const int shared = warps * (stages * call.stage_bytes + carries);
+    if (shared > device_.shared_per_block) return false;
+    if (shared > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(call);
+    return true;
+  }
+
   template <int kForm>
   void columns() {
-    constexpr bool kFull = kForm == kAnyForm, kHasRhos = kForm & kWithRhos;
-    if constexpr (sizeof(T) <= 4) {
+    if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
+      if (walk<kForm>()) return;
+    }
+    constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
+    if constexpr (kFull && sizeof(T) <= 4) {
       // Pairs of columns are half the blocks: only where enough are left.
       if (!any_ && p_.rows() >= 64 * 2 * device_.multiprocessors && columns_pair()) {
-        if constexpr (kFull) launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 3>, 2);
-        else if constexpr (kHasRhos) launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 4>, 2);
-        else launch_columns<16, 8>(returns_columns_kernel<T, kForm, false, 2, 16, 8, 2>, 2);
+        launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 3>, 2);
         return;
       }
-      if constexpr (kFull) launch_columns<8, 8>(returns_columns_kernel<T, kForm, true, 1, 8, 8, 1>, 1);
-      else if constexpr (kHasRhos) launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
-      else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);
-    } else {
-      if constexpr (kFull) launch_columns<4, 8>(returns_columns_kernel<T, kForm, true, 1, 4, 8, 1>, 1);
-      else launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
     }
+    if constexpr (kFull) launch_columns<sizeof(T) <= 4 ? 8 : 4, 8>(returns_columns_kernel<T, kForm, true, 1, sizeof(T) <= 4 ? 8 : 4, 8, 1>, 1);
+    else if constexpr (kLarge || sizeof(T) > 4) launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
+    else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);
   }
 
   // Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the multiprocessor to hide its own latency.

@@ -5,112 +5,16 @@
 // whole lines both ways.
 #pragma once
 
-#include <type_traits>
-
-#include "async_copy.cuh"
 #include "lookback.cuh"
-#include "returns_step.cuh"
-#include "vector.cuh"
+#include "returns_tile.cuh"
 
 namespace dcs {
 
-enum class ReturnsRows { kWarp, kPacked, kBlock };
-
-// Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks have registers on a multiprocessor.
-constexpr int returns_warps(ReturnsRows rows) { return rows == ReturnsRows::kBlock ? 8 : 4; }
-constexpr int returns_blocks(ReturnsRows rows, int form, int size) {
-  const bool crowded = form == kAnyForm && size != 4;  // a chunk of halves is eight steps, a double two registers
-  return rows == ReturnsRows::kBlock ? (crowded ? 1 : 2) : (rows == ReturnsRows::kPacked ? 3 : 4) - (crowded ? 1 : 0);
-}
-
-// A warp's tile, and how many of them it has in shared memory.
-template <typename T>
-struct ReturnsTile {
-  static constexpr int kPer = sizeof(T) == 8 ? 8 : 16, kSteps = 32 * kPer, kStages = sizeof(T) == 2 ? 4 : 3;
-};
-
-enum StagedTensor { kStagedRewards, kStagedValues, kStagedNext, kStagedRhos, kStagedTerminated, kStagedTruncated, kStagedGamma, kStagedTrace, kStagedTensors };
-
-struct Staged {
-  const char* data = nullptr;
-  int64_t outer = 0, inner = 0;  // strides in bytes
-  int slot = 0;                  // where in a stage
-  int grain = 0;                 // bytes that are copied at a time, 16 or 4; 0: an element
-};
-
-struct ReturnsRowsParams {
-  ReturnsProblem problem;
-  Staged staged[kStagedTensors];
-  int64_t lots;     // rows, or packs of short rows
-  int pack_rows;    // rows of a pack, one behind the other in memory; else 0
-  int tiles;        // of a row
-  int stage_bytes;
-  int pg_slot;
-  bool whole_words;  // every output takes words of 16 bytes
-};
-
-// With what the kernels of known forms need of their one gamma and trace: c over the steps of 1, 2, 4, ... 32 lanes.
-template <typename Acc>
-struct ReturnsRowsCall : ReturnsRowsParams {
-  Rates<Acc> rates;
-  double powers[6];
-};
-
-// Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor the lanes, which read neighbouring
-// chunks, meet in a bank.
-template <int kLaneBytes>
-__device__ __forceinline__ int chunk_place(int q) {
-  constexpr int kChunks = kLaneBytes / 16;
-  if constexpr (kChunks <= 1) return q * 16;
-  else return (q ^ (kChunks == 4 ? q >> 3 & 3 : q >> 3 & 1)) * 16;
-}
-
-// A warp copies a tile of which `valid` bytes exist.
-template <int kLaneBytes, int kElement>
-__device__ __forceinline__ void bring_tile(unsigned char* slot, const char* from, int valid, int grain, int lane) {
-  constexpr int kBytes = 32 * kLaneBytes;
-  if (grain == 16) {
-#pragma unroll
-    for (int k = 0; k < (kBytes + 511) / 512; ++k) {
-      const int q = k * 32 + lane;
-      if (kBytes >= 512 || q < kBytes / 16) copy_async<16>(slot + chunk_place<kLaneBytes>(q), from + q * 16, max(0, min(16, valid - q * 16)));
-    }
-  } else if (grain == 4) {
-#pragma unroll 4
-    for (int word = lane; word < kBytes / 4; word += 32)
-      copy_async<4>(slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, max(0, min(4, valid - word * 4)));
-  } else if constexpr (kElement < 4) {
-    using Bits = std::conditional_t<kElement == 2, uint16_t, uint8_t>;
-#pragma unroll 8
-    for (int e = lane; e < kBytes / kElement; e += 32) {
-      const int at = e * kElement;
-      *reinterpret_cast<Bits*>(slot + chunk_place<kLaneBytes>(at / 16) + at % 16) = at < valid ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
-    }
-  }
-}
-
-// And back: `count` elements exist.
-template <typename T>
-__device__ __forceinline__ void put_tile(const unsigned char* slot, T* to, int count, bool whole_words, int lane) {
-  constexpr int kVec = 16 / sizeof(T), kPer = ReturnsTile<T>::kPer, kLaneBytes = kPer * sizeof(T);
-  if (whole_words) {
-#pragma unroll
-    for (int k = 0; k < kPer / kVec; ++k) {
-      const int q = k * 32 + lane;
-      store_vector<T, kVec>(to, q * kVec, 0, count, *reinterpret_cast<const Vector<T, kVec>*>(slot + chunk_place<kLaneBytes>(q)));
-    }
-  } else {
-#pragma unroll 4
-    for (int e = lane; e < min(count, 32 * kPer); e += 32)
-      to[e] = *reinterpret_cast<const T*>(slot + chunk_place<kLaneBytes>(e / kVec) + e % kVec * static_cast<int>(sizeof(T)));
-  }
-}
-
 template <typename T, int kForm, ReturnsRows kRows>
-__global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRows, kForm, sizeof(T)))
+__global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_blocks(kRows, kForm, sizeof(T)))
     returns_rows_kernel(const __grid_constant__ ReturnsRowsCall<typename Types<T>::Acc> params) {
   using Acc = typename Types<T>::Acc;
-  using Tile = ReturnsTile<T>;
+  using Tile = ReturnsTile<T, kForm>;
   using Word = Vector<T, 16 / sizeof(T)>;
   using Given = ReturnsGiven<kForm>;
   constexpr bool kFull = Given::kFull, kGates = Given::kGates;
@@ -256,7 +160,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
   T bootstrap = !kPacked && has_bootstrap && now.lot < params.lots ? bootstrap_of(now.lot) : nothing;
   double carry = 0.0;
   int stage = 0, parity = 0;
-  __shared__ Piece<double> pieces[kBlock ? 2 : 1][kBlock ? returns_warps(kRows) : 1];  // two in turn: a warp may be one tile ahead
+  __shared__ Piece<double> pieces[kBlock ? 2 : 1][kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
 
   while (now.lot < params.lots) {
     Place following = now;
@@ -282,7 +186,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
       constexpr int kBytes = kPer * sizeof(U);
       return *reinterpret_cast<Vector<U, 16 / sizeof(U)>*>(here + params.staged[which].slot + chunk_place<kBytes>(lane * (kBytes / 16) + c));
     };
-    const auto read = [&](StagedTensor which, int c, Acc(&to)[kVec]) { unpack(chunk(T{}, which, c), to); };
+    const auto read = [&](StagedTensor which, int c, Acc(&to)[kVec]) { unpack(whole(chunk(T{}, which, c)), to); };
 
     wait_for_copies<kStages - 1>();
     __syncwarp();
@@ -345,7 +249,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
         constexpr int kWide = 16 / sizeof(Acc);
 #pragma unroll
         for (int w = 0; w < kVec / kWide; ++w) {
-          const Vector<Acc, kWide> part = chunk(Acc{}, which, c * (kVec / kWide) + w);
+          const Vector<Acc, kWide> part = whole(chunk(Acc{}, which, c * (kVec / kWide) + w));
 #pragma unroll
           for (int j = 0; j < kWide; ++j) to[w * kWide + j] = part.get(j);
         }
@@ -476,7 +380,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows), returns_blocks(kRow
     const auto put = [&](const ReturnsOutput& output, int slot) {
       if (!output.data) return;
       const int64_t offset = kPacked ? now.lot * params.pack_rows * p.length : in_row(now.lot, output.strides);
-      put_tile<T>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
+      put_tile<T, kPer>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
     };
     put(p.advantages, params.staged[kStagedRewards].slot);
     put(p.targets, params.staged[target_slot].slot);

@@ -14,6 +14,7 @@ namespace dcs {
 // policy-gradient advantages come with ratios alone. kAnyForm asks for everything as it runs: three times the instructions a step.
 enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8 };
 constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos, kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
+constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;                             // with torchrl's values
 
 template <int kForm>
 struct ReturnsGiven {
