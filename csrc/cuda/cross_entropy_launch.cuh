@@ -10,7 +10,8 @@
 
 namespace dcs {
 
-constexpr int64_t kLongBytes = 16 << 10;  // of a row, from which on cross_entropy_long.cuh takes it
+// Of a row, from which on cross_entropy_long.cuh takes it; shorter ones have barriers too close for blocks alone.
+constexpr int64_t kLongBytes = 24 << 10, kLongBytesForward = 8 << 10;
 constexpr int kLongThreads = 512;         // of a block alone on its multiprocessor: 128 registers a thread
 constexpr int64_t kMostLongRows = 1 << 30;
 constexpr double kMostLongCap = 1000;     // softcap: an exponent relative to the largest is then good to 1e-4
@@ -86,9 +87,23 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cud
 // Whether cross_entropy_long.cuh has the kernel for it.
 template <typename T>
 bool is_long(const RowsProblem& problem) {
-  if (std::is_same_v<T, double> || problem.columns * static_cast<int64_t>(sizeof(T)) < kLongBytes || problem.rows > kMostLongRows) return false;
+  if (std::is_same_v<T, double> || problem.columns * static_cast<int64_t>(sizeof(T)) < (problem.gradient ? kLongBytes : kLongBytesForward) || problem.rows > kMostLongRows) return false;
   if (!problem.target || problem.bias || problem.label_smoothing != 0 || problem.entropy || problem.grad_entropy.data || !(problem.logit_scale > 0)) return false;
   return !(problem.softcap > 0) || (sizeof(T) == 2 && !problem.predictions && problem.softcap <= kMostLongCap);
+}
+
+// Where the kernel of cross_entropy_long.cuh also writes the gradient; nowhere if rows do not start at whole vectors.
+template <typename T>
+KeptPlaces kept_in_vectors(const RowsProblem& problem) {
+  constexpr int64_t kVec = 16 / sizeof(T);
+  const bool shifted = reinterpret_cast<uintptr_t>(problem.logits) % 16 != 0 || (problem.rows > 1 && problem.stride % kVec != 0);
+  return sizeof(T) != 2 || shifted ? KeptPlaces() : kept_places(problem, sizeof(T), kVec);
+}
+
+// Whether the rows' kernel does, so that the caller need not.
+template <typename T>
+bool keeps_gradient(const RowsProblem& problem) {
+  return is_long<T>(problem) && kept_in_vectors<T>(problem).within != nullptr;
 }
 
 template <typename T, bool kSoftcap>
@@ -138,13 +153,14 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
 }
 
 template <typename T>
-cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
+cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
   constexpr double kLogTwo = 0.693147180559945309;
   if constexpr (!std::is_same_v<T, double>) {
     if (is_long<T>(problem)) {
       const double scale = problem.softcap > 0 ? problem.softcap : problem.logit_scale;
       const double squash = problem.softcap > 0 ? -2 * problem.logit_scale / (problem.softcap * kLogTwo) : 0;
-      const LongParams params{problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
+      LongParams params{problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
+      params.kept = kept_in_vectors<T>(problem);
       if constexpr (sizeof(T) == 2) {
         if (problem.softcap > 0) return launch_long<T, true>(params, device, stream);
       }
@@ -163,6 +179,31 @@ cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& devic
     params.factor = static_cast<float>((full ? 1.0 : problem.logit_scale) / kLogTwo);
     return full ? launch_cross_entropy_as<T, true>(params, device, stream) : launch_cross_entropy_as<T, false>(params, device, stream);
   }
+}
+
+// From the logits' place to the other one, where the kernel has not been there.
+template <typename T, typename Word>
+__global__ void __launch_bounds__(256) keep_gradient_kernel(const __grid_constant__ KeptPlaces kept, const T* gradient, int64_t stride, int words) {
+  const int64_t row = blockIdx.y;
+  const Word* const from = reinterpret_cast<const Word*>(gradient + row * stride);
+  for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256) *kept.at<Word>(row, word) = from[word];
+}
+
+template <typename T>
+cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
+  const cudaError_t error = launch_rows_of<T>(problem, device, stream);
+  if (error != cudaSuccess || !problem.kept.within || keeps_gradient<T>(problem)) return error;
+  constexpr int64_t kMostRows = 65535;
+  const KeptPlaces places = kept_places(problem, sizeof(T), 1);
+  if (!places.within) return cudaErrorInvalidValue;
+  for (int64_t row = 0; row < problem.rows; row += kMostRows) {
+    KeptPlaces from_row = places;
+    from_row.first_row += row;
+    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(ceil_div(problem.columns, 1024), 64)), static_cast<unsigned>(std::min(problem.rows - row, kMostRows)));
+    keep_gradient_kernel<T, T><<<grid, 256, 0, stream>>>(from_row, static_cast<const T*>(problem.logits) + row * problem.stride, problem.stride,
+                                                         static_cast<int>(problem.columns));
+  }
+  return cudaGetLastError();
 }
 
 }  // namespace dcs

@@ -14,6 +14,7 @@
 #include "async_copy.cuh"
 #include "cross_entropy.h"
 #include "cross_entropy_long_values.cuh"
+#include "kept_gradient.cuh"
 
 namespace dcs {
 
@@ -24,6 +25,7 @@ struct LongParams {
   RowsProblem problem;
   int staged = 0;    // vectors that a block keeps in shared memory, a multiple of its threads
   float scale = 1, factor = 1, squash = 0;  // see Exponents
+  KeptPlaces kept;                          // in vectors, for rows that start at one; or nothing
 };
 
 // A row's elements before the first whole vector of 16 bytes, the vectors, the elements behind, which come to a warp's at most.
@@ -343,6 +345,15 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
       next_body = share.body, next_count = share.count, next_staged = to_stage(next_count, next_index);
     }
     if constexpr (kGradient) {
+      const int begin = kCluster ? rank * ((LongRow<T>(problem, row).vectors + blocks - 1) / blocks) : 0;
+      const auto store = [&](int v, const Vec& gradient) {
+        body[v] = gradient;
+        if (sizeof(T) == 2 && params.kept.within) *params.kept.at<Vec>(row, begin + v) = gradient;
+      };
+      const auto store_element = [&](T* start, int position, float gradient) {
+        start[position] = cast<T>(gradient);
+        if (sizeof(T) == 2 && params.kept.within) reinterpret_cast<T*>(params.kept.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
+      };
       const auto make = [&](const Vec& raw, auto is_fixed) {
         float g[kVec];
         if constexpr (decltype(is_fixed)::value) {
@@ -372,7 +383,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
 #pragma unroll
             for (int i = 0; i < kVec; ++i) g[i] = power((g[i] - far) * params.factor) * scaled;
           }
-          body[v] = pack<float, T, kVec>(g);
+          store(v, pack<float, T, kVec>(g));
         }
         for (int v = me; v - me < next_staged; v += kStep) copy_batch(next_body, v, next_staged);
       } else {
@@ -382,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
           for (int u = 0; u < kBatch; ++u) raw[u] = body[v + u * kThreads < count ? v + u * kThreads : v];
 #pragma unroll
           for (int u = 0; u < kBatch; ++u)
-            if (v + u * kThreads < count) body[v + u * kThreads] = make(raw[u], std::false_type());
+            if (v + u * kThreads < count) store(v + u * kThreads, make(raw[u], std::false_type()));
         }
         const int most = max(staged, next_staged);
         for (int v = me; v - me < most; v += kStep) {
@@ -392,23 +403,24 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
           if (v - me < next_staged) copy_batch(next_body, v, next_staged);
           if (v + (kBatch - 1) * kThreads < staged) {
 #pragma unroll
-            for (int u = 0; u < kBatch; ++u) body[v + u * kThreads] = make(raw[u], std::integral_constant<bool, kFixed>());
+            for (int u = 0; u < kBatch; ++u) store(v + u * kThreads, make(raw[u], std::integral_constant<bool, kFixed>()));
           } else {
 #pragma unroll
             for (int u = 0; u < kBatch - 1; ++u)
-              if (v + u * kThreads < staged) body[v + u * kThreads] = make(raw[u], std::integral_constant<bool, kFixed>());
+              if (v + u * kThreads < staged) store(v + u * kThreads, make(raw[u], std::integral_constant<bool, kFixed>()));
           }
         }
       }
       if (owns_target || rank == 0) {
         const LongRow<T> all(problem, row);
-        if (owns_target) all.start[index] = cast<T>(target_gradient);
+        if (owns_target) store_element(all.start, index, target_gradient);
         if (rank == 0 && me < all.head + all.tail) {
           T* const at = all.start + (me < all.head ? me : static_cast<int>(problem.columns) - all.tail + me - all.head);
           const float value = exponents.value(cast<float>(*at));
           float g = power(is_far ? (value - far) * params.factor : exponents.exponent(value, reference)) * scaled;
           if (kSoftcap) g *= fmaf(-value, value, 1.f);
-          *at = cast<T>(ignored ? 0.f : at - all.start == index ? target_gradient : g);
+          const int position = static_cast<int>(at - all.start);
+          store_element(all.start, position, ignored ? 0.f : position == index ? target_gradient : g);
         }
       }
     }
