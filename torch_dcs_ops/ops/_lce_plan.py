@@ -6,8 +6,9 @@ bytes; as many rows as fit into it are taken at a time, one at least. The defaul
 those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed. The compact sum, which
 needs nothing beside the result and reads and writes it with every chunk, has twice that. The float32 sum does so in
 four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
-but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; three quarters of that from the fifth
-chunk on, where the gradient of input is large too (D = 4096: 0.13 GiB for 3 % of the GEMMs' time).
+but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and three
+quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 and 16384
+rows 0.13 GiB less.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -25,8 +26,8 @@ compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded afte
 Where ignored rows are left out (_lce_ignored.py), the rows are the valid ones on a CPU, and all of them on CUDA.
 
 A budget of rows that covers all of them is a single chunk. Beyond it, what a half gradient costs beside its GEMMs is
-traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V) and, at N = 2·D, half of the
-result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R
+traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; the CUDA kernel writes it twice, for
+2) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R
 rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a tenth more memory, which is up to about
 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more bytes than these saves that copy too.
 
