@@ -26,10 +26,11 @@ compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded afte
 Where ignored rows are left out (_lce_ignored.py), the rows are the valid ones on a CPU, and all of them on CUDA.
 
 A budget of rows that covers all of them is a single chunk. Beyond it, what a half gradient costs beside its GEMMs is
-traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; the CUDA kernel writes it twice, for
-2) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which for chunks of R
-rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a tenth more memory, which is up to about
-2.2·D rows. Where no budget is given, a single chunk of up to a quarter more bytes than these saves that copy too.
+traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; 2 on a GPU, whose row kernel writes
+it twice) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk (8 bytes an
+element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a
+tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more
+bytes than these saves that copy too.
 
 A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says. Its
 products add to the rows of a chunk's kept columns in the result. Where that would round a half result more than once,
