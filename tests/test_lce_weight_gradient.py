@@ -147,7 +147,7 @@ def test_written_by_the_row_op(
     copied = make_accumulator("shared", x, x.new_empty(classes, features), dtype)
     written = make_accumulator("shared", x, x.new_empty(classes, features), dtype)
     for chunk, part in chunks(logits, 150):
-        other = torch.full_like(chunk, torch.nan, memory_format=torch.preserve_format).copy_(chunk)
+        other = torch.empty_strided(chunk.shape, chunk.stride(), dtype=dtype, device=device).copy_(chunk)
         fixed = (-100, options.get("label_smoothing", 0.0), options.get("softcap", 0.0), 1.0, 0.0, True, False, False)
         places = written.places(part)
         assert places

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
         const bool target_is_largest = value_target >= largest_value;
         const float up = exponent_of(value_target), top = target_is_largest ? up : 0.f;
         // In units of base^top.
-        const float others = sums.total * power(-top), exponent = target_is_largest ? 0.f : up;
+        const float others = sums.total * power(-top), exponent = target_is_largest ? value_target - value_target : up;  // NaN for inf
         const float target_power = power(exponent), total = others + target_power;
         float a = grad_lse;
         const bool is_first = me == 0 && rank == 0;

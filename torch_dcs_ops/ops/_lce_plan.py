@@ -7,8 +7,8 @@ those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below 
 needs nothing beside the result and reads and writes it with every chunk, has twice that. The float32 sum does so in
 four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
 but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and three
-quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 and 16384
-rows 0.13 GiB less.
+quarters of that where there are more than eight of them, as input's gradient is large then too: for D = 4096 0.13 GiB
+less, for 3 % of the GEMMs' time.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -54,7 +54,7 @@ _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
 _SUMMED_ROWS = 6144  # on a GPU: 1.5 GiB at 128256 classes
-_MANY_CHUNKS = 4
+_MANY_CHUNKS = 8
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS, _TILE_FEATURES = 128, 256
 _MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
