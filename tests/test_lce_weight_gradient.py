@@ -11,7 +11,7 @@ from lce_oracle import leaf, make, relative_error
 from test_lce_memory import peak, peak_inside_gemms
 from torch import Tensor
 
-from torch_dcs_ops import linear_cross_entropy
+from torch_dcs_ops import _native, _registry, linear_cross_entropy
 from torch_dcs_ops.ops._lce_plan import Accumulation, make_plan
 from torch_dcs_ops.ops._lce_weight_gradient import make_accumulator
 
@@ -117,3 +117,43 @@ def test_float32_memory() -> None:
     inside = peak_inside_gemms(rows, features, classes, chunk, BF16)
     assert used <= 2 * w.nbytes + x.nbytes + 3 * budget + inside + (1 << 16)
     assert used - inside < 3 * w.nbytes
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    ("rows", "features", "classes", "options"),
+    [
+        (300, 64, 13_000, {}),
+        (300, 64, 13_001, {}),  # elements behind the last vector
+        (64, 32, 70_000, {"softcap": 30.0}),
+        (100, 64, 128_256, {}),  # few rows: clusters
+        (300, 128, 260_000, {}),
+        (300, 64, 20_000, {"label_smoothing": 0.1}),  # another kernel, and a copy
+        (70, 32, 1001, {}),
+        (20, 64, 777, {}),
+    ],
+    ids=str,
+)
+def test_written_by_the_row_op(
+    device: str, rows: int, features: int, classes: int, options: dict[str, float], dtype: torch.dtype
+) -> None:
+    """On CUDA a chunk's gradient gets to its second place without a copy: the same bits."""
+    if device != "cuda" or _native.CUDA.kind != "native":
+        pytest.skip("of the CUDA kernels")
+    x = torch.randn(rows, features, device=device).to(dtype)
+    logits = torch.randn(rows, classes, device=device).to(dtype)
+    target = torch.randint(classes, (rows,), device=device)
+    target[::5], target[:3] = -100, torch.tensor([0, classes - 1, -100], device=device)
+    copied = make_accumulator("shared", x, x.new_empty(classes, features), dtype)
+    written = make_accumulator("shared", x, x.new_empty(classes, features), dtype)
+    for chunk, part in chunks(logits, 150):
+        other = torch.empty_strided(chunk.shape, chunk.stride(), dtype=dtype, device=device).copy_(chunk)
+        fixed = (-100, options.get("label_smoothing", 0.0), options.get("softcap", 0.0), 1.0, 0.0, True, False, False)
+        places = written.places(part)
+        assert places
+        _registry.cross_entropy_rows_(chunk, target[part], *(None,) * 5, *fixed, *places)
+        _registry.cross_entropy_rows_(other, target[part], *(None,) * 5, *fixed)
+        assert torch.equal(chunk, other)
+        written.add(chunk, part)
+        copied.add(other, part)
+    assert torch.equal(written.result(), copied.result())

@@ -50,10 +50,11 @@ _SCHEMAS = (
     "int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, bool need_weight_grad, "
     "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
-    # softcap 0: none.
+    # softcap 0: none. within, beside: a second place for the gradient (_lce_weight_gradient.py), of the CUDA kernels.
     "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
-    "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy) "
+    "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy, Tensor(b!)? within=None, "
+    "Tensor(c!)? beside=None, int first_row=0, int kept_rows=0, int width=0, int inner=0, int last_inner=0) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     # out[..., i, j] = logsumexp_k(a[..., i, k] + b[..., k, j]); batch dimensions and 1-D operands as in torch.matmul.
     "log_bmm(Tensor a, Tensor b) -> Tensor",

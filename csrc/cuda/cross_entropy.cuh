@@ -7,7 +7,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <type_traits>
 
 #include "cluster.cuh"
@@ -360,84 +359,6 @@ cross_entropy_kernel(const __grid_constant__ RowsParams params) {
   }
   if constexpr (kScope == Scope::kCluster) {
     if (!ignored || problem.predictions) cluster_wait();
-  }
-}
-
-template <typename T, bool kFull>
-cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cudaStream_t stream) {
-  constexpr int64_t kVec = 16 / sizeof(T);
-  const RowsProblem& problem = params.problem;
-  const auto misaligned = [](int64_t bytes) { return bytes % 16 != 0; };
-  const bool shifted = misaligned(static_cast<int64_t>(reinterpret_cast<uintptr_t>(problem.logits))) ||
-                       (problem.rows > 1 && misaligned(problem.stride * static_cast<int64_t>(sizeof(T))));
-  const int64_t vectors = (problem.columns + kVec - 1) / kVec + (shifted ? 1 : 0);
-
-  const auto launch = [&](auto kernel, int64_t grid, int threads, int64_t rows_of_block, int cluster) -> cudaError_t {
-    const size_t shared = static_cast<size_t>(params.staged * rows_of_block * 16);
-    // The attribute belongs to the device; setting it again costs less than a launch.
-    if (shared > (40 << 10)) {
-      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-      if (error != cudaSuccess) return error;
-    }
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-    return error != cudaSuccess ? error : cudaGetLastError();
-  };
-
-  // Two blocks on a multiprocessor at least: while one stores, the other loads.
-  const int64_t room = std::min<int64_t>(device.shared_per_block, device.shared_per_multiprocessor / 2) - 2048;
-  const auto stage = [&](int64_t wanted, int64_t rows_of_block) {
-    params.staged = problem.gradient ? static_cast<int>(std::min<int64_t>(wanted, room / 16 / rows_of_block)) : 0;
-  };
-  if (problem.columns <= kWarpColumns) {
-    stage(vectors, kRowWarps);
-    return launch(cross_entropy_kernel<T, kFull, Scope::kWarp>, (problem.rows + kRowWarps - 1) / kRowWarps, 32 * kRowWarps, kRowWarps, 1);
-  }
-  int64_t cluster = 1, share = vectors;
-  if constexpr (!std::is_same_v<T, double>) {
-    static const bool compiled = has_clusters(cross_entropy_kernel<T, kFull, Scope::kCluster>);
-    if (device.cluster > 1 && compiled) {
-      const auto too_much = [&] { return problem.gradient && share * 16 > kShareBytes; };
-      // Few rows: more blocks to a row, so that every multiprocessor has work.
-      const auto too_few = [&] { return problem.rows * cluster < 2 * device.multiprocessors && share >= 4 * kRowThreads; };
-      while (cluster < 8 && (too_much() || too_few())) {
-        cluster *= 2;
-        share = (vectors + cluster - 1) / cluster;
-      }
-    }
-  }
-  const int threads = share >= 4 * kRowThreads ? kRowThreads : share >= 2 * kRowThreads ? kRowThreads / 2 : kRowThreads / 4;
-  stage(share, 1);
-  if constexpr (!std::is_same_v<T, double>) {
-    if (cluster > 1) return launch(cross_entropy_kernel<T, kFull, Scope::kCluster>, problem.rows * cluster, threads, 1, static_cast<int>(cluster));
-  }
-  return launch(cross_entropy_kernel<T, kFull, Scope::kBlock>, problem.rows, threads, 1, 1);
-}
-
-template <typename T>
-cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
-  constexpr double kLogTwo = 0.693147180559945309;
-  RowsParams params;
-  params.problem = problem;
-  params.softcap = static_cast<float>(problem.softcap);
-  params.inverse_softcap = problem.softcap > 0 ? static_cast<float>(1 / problem.softcap) : 0.f;
-  if constexpr (std::is_same_v<T, double>) {
-    return launch_cross_entropy_as<T, true>(params, device, stream);
-  } else {
-    const bool full = problem.bias || problem.softcap > 0 || !(problem.logit_scale > 0) || (problem.weight && problem.label_smoothing != 0) || problem.probabilities;
-    params.scale = static_cast<float>(full ? 1.0 : problem.logit_scale);
-    params.factor = static_cast<float>((full ? 1.0 : problem.logit_scale) / kLogTwo);
-    return full ? launch_cross_entropy_as<T, true>(params, device, stream) : launch_cross_entropy_as<T, false>(params, device, stream);
   }
 }
 

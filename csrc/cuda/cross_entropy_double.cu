@@ -1,4 +1,4 @@
-#include "cross_entropy.cuh"
+#include "cross_entropy_launch.cuh"
 
 namespace dcs {
 

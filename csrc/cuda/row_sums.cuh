@@ -173,6 +173,17 @@ __device__ __forceinline__ uint32_t load_remote(const uint32_t* word, uint32_t r
   return value;
 }
 
+__device__ __forceinline__ void store_remote(uint32_t* word, uint32_t rank, uint32_t value) {
+#if __CUDA_ARCH__ >= 900
+  const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(word));
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+#else
+  (void)word, (void)rank, (void)value;
+#endif
+}
+
 // Joins the sums of all threads of a row.
 template <Scope kScope, typename Acc>
 __device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, Kept kept) {

@@ -193,6 +193,7 @@ def _run(
             steps is None and any(needs),
             need_predictions,
             need_entropy,
+            *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
         )
         for whole, piece in zip(rows, results, strict=True):
             if piece.numel():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class ExactGradients:
         self.grad_weight = (
             make_accumulator(plan.accumulation, input, linear_weight, dtype) if needs.linear_weight else None
         )
+
+    def places(self, part: slice) -> tuple[Any, ...]:
+        """The row op's last arguments for the rows `part`."""
+        return () if self.grad_weight is None else self.grad_weight.places(part)
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
         """logits (n, V) of the rows `part`."""

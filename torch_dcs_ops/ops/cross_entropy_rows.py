@@ -18,6 +18,7 @@ from ._backends import TRITON_KEYS, launchers
 from ._validate import check_device, check_floating, check_layouts, dtype_name, fail, known
 
 _OP = "_cross_entropy_rows_"
+_COUNT = 14  # arguments behind logits that all kernels take
 
 
 def check_rows(
@@ -63,9 +64,16 @@ def _check_tensor(logits: Tensor, name: str, tensor: Tensor, dtype: torch.dtype,
         fail(_OP, f"{name} must have the shape {shape}, got {tuple(tensor.shape)}")
 
 
+def _arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Those behind logits, without the places that only CUDA's kernels write to."""
+    if any(place is not None for place in args[_COUNT : _COUNT + 2]):
+        fail(_OP, "within and beside must be None for these kernels, got tensors")
+    return args[:_COUNT]
+
+
 def _reference(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_rows(logits, *args[:6])
-    return reference.cross_entropy_rows_(logits, *args)
+    return reference.cross_entropy_rows_(logits, *_arguments(args))
 
 
 def _triton(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,7 +81,7 @@ def _triton(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]
     if module is None:
         return _reference(logits, *args)
     check_rows(logits, *args[:6])
-    rows: tuple[Tensor, Tensor, Tensor, Tensor] = module.cross_entropy_rows_(logits, *args)
+    rows: tuple[Tensor, Tensor, Tensor, Tensor] = module.cross_entropy_rows_(logits, *_arguments(args))
     return rows
 
 
@@ -93,6 +101,8 @@ def _fake(
     gradient: bool,
     predictions: bool,
     entropy: bool,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_rows(logits, target, linear_bias, weight, grad_loss, grad_lse, grad_entropy)
     rows, dtype = logits.size(0), reference.row_dtype(logits.dtype)
