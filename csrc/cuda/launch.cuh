@@ -120,17 +120,23 @@ void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
 void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), 32 * plan.columns));
-  const unsigned threads = 32 * plan.warps;
-  const auto launch = [&](auto columns, auto count) {
-    columns_kernel<T, kStep, kBackward, kPlain, columns(), count()><<<blocks, threads, 0, stream>>>(problem);
+  const auto launch_over = [&](auto columns, auto lanes, auto count) {
+    const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
+    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()><<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
   };
+  const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
   constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
+    if constexpr (kLong) {
+      if (plan.half_warps) {
+        launch_over(two, std::integral_constant<int, 16>(), std::integral_constant<int, kStep && sizeof(T) == 4 ? 16 : 32>());
+        return;
+      }
+    }
     if (plan.columns == 2) {
       if (plan.long_stretches) launch(two, longer);
       else launch(two, usual);
@@ -227,8 +233,9 @@ void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, 
     if (plan.path == Path::kTiny) {
       const Gate<float> gate = split_gamma(problem.gamma_value);
       const int rows = static_cast<int>(problem.rows());
-      tiny_kernel<T><<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
-          static_cast<const T*>(problem.input), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
+      const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
+      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
+          static_cast<const T*>(problem.input), static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
           static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
       return;
     }

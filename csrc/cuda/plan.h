@@ -17,6 +17,7 @@ struct Plan {
   int vec = 1;    // elements of a vector
   int warps = 1;  // of a block
   int columns = 1;  // a lane's neighbouring columns in the column kernel
+  bool half_warps = false;      // of the column kernel: pairs of columns, half a warp a stretch of time
   bool long_stretches = false;  // of the column kernel: twice the steps a thread
   int64_t tile_elements = 0;
   int64_t tiles = 1;
@@ -208,8 +209,9 @@ class Planner {
   // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.
   bool is_tiny() const {
     const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
-    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && p_.gamma_kind == GammaKind::kNumber && !p_.reset &&
-        !p_.initial && !p_.backward && rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+    const bool gamma = p_.gamma_kind == GammaKind::kNumber || (p_.gamma_kind == GammaKind::kStep && !p_.shifted);
+    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma && !p_.reset && !p_.initial && !p_.backward &&
+        rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
   void plan_columns(Plan& plan) const {
@@ -217,8 +219,17 @@ class Planner {
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
-    const bool pairs = (bytes == 2 || plain) && columns_pair(bytes) && p_.rows() >= 64 * 2 * device_.multiprocessors;
+    const bool can_pair = (bytes == 2 || plain) && columns_pair(bytes);
+    const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
     plan.columns = pairs ? 2 : 1;
+    if (can_pair && !pairs && plain && p_.length >= 256) {
+      // Few columns: as many stretches of time as lanes can scan.
+      plan.columns = 2;
+      plan.half_warps = true;
+      plan.warps = 2;
+      while (plan.warps < 32 && plan.warps * (step && bytes == 4 ? 16 : 32) < p_.length) plan.warps *= 2;
+      return;
+    }
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
     // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
     // enough for the block to hide its own latency.
