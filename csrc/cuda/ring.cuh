@@ -13,15 +13,15 @@
 
 namespace dcs {
 
-template <int kTensors_, int kWarps_, int kVectors_, int kStages_, int kBlocks_>
+template <int kTensors_, int kWarps_, int kVectors_, int kStages_, int kAhead_>
 struct RingShape {
   static constexpr int kTensors = kTensors_;  // read: input, gates, saved output
   static constexpr int kWarps = kWarps_;      // that scan, of a block
   static constexpr int kVectors = kVectors_;  // of a thread
   static constexpr int kStages = kStages_;    // tiles in shared memory
-  static constexpr int kBlocks = kBlocks_;    // of a multiprocessor
+  static constexpr int kAhead = kAhead_;      // tiles whose totals are known before one is finished
   static constexpr int kThreads = kWarps * 32 + 96;
-  static constexpr int kWindow = 5 * kBlocks;  // tiles of the window that a lane reads: up to 160 multiprocessors
+  static constexpr int kWindow = 5;  // tiles of the window that a lane reads: up to 160 multiprocessors
   static constexpr int kSlice = kVectors * 32;  // vectors of a warp
   static constexpr int kTile = kSlice * kWarps;
   static constexpr int kStageVectors = kTile * kTensors + kTensors - 1;  // gates and saved: one more, the neighbour's
@@ -39,11 +39,13 @@ struct TileInfo {
 };
 
 template <typename T, bool kStep, bool kBackward, bool kReverse, typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(const __grid_constant__ StreamParams params) {
+__global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages, kSlice = Shape::kSlice;
   static_assert((kWarps & (kWarps - 1)) == 0 && kWarps <= 16 && kVectors % 2 == 1 && Shape::kTensors == 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0));
   constexpr int kTileVectors = Shape::kTile, kStageVectors = Shape::kStageVectors;
+  constexpr int kAhead = Shape::kAhead, kTurns = kAhead + 1;  // of what passes between the warps: so many tiles are under way
+  static_assert(kStages >= kAhead + 2);
   constexpr int kWords = kStep ? 2 : 1, kWindow = Shape::kWindow;
   constexpr bool kShort = sizeof(T) == 2;
   using Chunk = Vector<T, kVec>;
@@ -54,11 +56,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
 
   __shared__ uint64_t full[kStages], empty[kStages];  // a tile has arrived; has left
   __shared__ TileInfo infos[kStages];
-  __shared__ uint64_t totals_ready[2], carries_ready[2];  // of a tile; two in turn
-  __shared__ double warp_totals[2][kWarps], warp_gates[kStep ? 2 : 1][kWarps], warp_carries[2][kWarps];
-  __shared__ float warp_sums[2][kWarps];  // of gamma's gradient
+  __shared__ uint64_t totals_ready[kTurns], carries_ready[kTurns];  // of a tile
+  __shared__ double warp_totals[kTurns][kWarps], warp_gates[kStep ? kTurns : 1][kWarps], warp_carries[kTurns][kWarps];
+  __shared__ float warp_sums[kTurns][kWarps];  // of gamma's gradient
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kTurns; ++i) {
       init_barrier(&totals_ready[i], kWarps);
       init_barrier(&carries_ready[i], alone ? 1 : 2);
     }
@@ -140,21 +142,26 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
         }
       }
     };
-    uint32_t index = blockIdx.x, round = 0;
+    uint32_t index = blockIdx.x, phase = 0;
+    int turn = 0;
+    const auto next_turn = [&] {
+      if (++turn == kTurns) turn = 0, phase ^= 1;
+      index += blocks;
+      move_on(now);
+    };
     if (warp == kWarps) {
       // Publishes the tiles' totals.
       if (!alone) {
-        for (; now.row < params.rows; ++round, index += blocks, move_on(now)) {
-          const int parity = round & 1;
+        for (; now.row < params.rows; next_turn()) {
           if (is_new_gamma(now.row)) set_powers(now.row);
-          wait(&totals_ready[parity], round >> 1 & 1);
-          fold_warps(parity);
+          wait(&totals_ready[turn], phase);
+          fold_warps(turn);
           if (lane == kWarps - 1 && now.tile + 1 < params.tiles) {
             if constexpr (kStep) store_word(words + kWords * static_cast<int64_t>(index) + 1, __double_as_longlong(gates), 1);
             store_word(words + kWords * static_cast<int64_t>(index), __double_as_longlong(total), 1);
           }
           __syncwarp();
-          if (lane == 0) arrive(&carries_ready[parity]);  // the totals have been read
+          if (lane == 0) arrive(&carries_ready[turn]);  // the totals have been read
         }
       }
       if constexpr (kBackward && !kStep) __syncthreads();
@@ -163,20 +170,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
     // Collects the totals of the tiles before, for the warps' carries.
     double carry_in = 0.0;  // into this block's tile before; `alone`: out of it
     double lane_weight = 1.0, far_power = 1.0, base_weight = 1.0;
-    Place before[2] = {now, now};
-    const auto store_sum = [&](const Place& at, int parity) {
-      float* const partials = row_of(static_cast<float*>(p.grad_gamma), p.grad_gamma_strides, at.row);
+    Place behind = now;  // of which gamma's gradient is stored next
+    uint32_t rounds = 0;
+    const auto store_sum = [&](int turn) {
+      float* const partials = row_of(static_cast<float*>(p.grad_gamma), p.grad_gamma_strides, behind.row);
       if (lane == 0) {
-        float all = warp_sums[parity][0];
+        float all = warp_sums[turn][0];
 #pragma unroll
-        for (int w = 1; w < kWarps; ++w) all += warp_sums[parity][w];
-        partials[at.tile] = all;
+        for (int w = 1; w < kWarps; ++w) all += warp_sums[turn][w];
+        partials[behind.tile] = all;
       }
-      if (at.tile == 0)
+      if (behind.tile == 0)
         for (int64_t j = params.tiles + lane; j < p.partials; j += 32) partials[j] = 0.f;
+      move_on(behind);
     };
-    for (; now.row < params.rows; ++round, index += blocks, move_on(now)) {
-      const int parity = round & 1;
+    for (; now.row < params.rows; next_turn()) {
       if (is_new_gamma(now.row)) {
         set_powers(now.row);
         lane_weight = whole_power(tile_power, lane);
@@ -241,22 +249,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
         carry = carry_in;
       }
       carry_in = carry;
-      wait(&totals_ready[parity], round >> 1 & 1);
-      fold_warps(parity);
+      wait(&totals_ready[turn], phase);
+      fold_warps(turn);
       if constexpr (kBackward && !kStep) {
-        if (round >= 2) store_sum(before[parity], parity);
-        before[parity] = now;
+        if (++rounds > kTurns) store_sum(turn);
       }
       if (alone) carry_in = shuffle(fold(total, kStep ? gates : tile_power, carry), kWarps - 1);
       const double earlier = shuffle_up(total, 1), earlier_gates = kStep ? shuffle_up(gates, 1) : warp_power;
-      if (lane < kWarps) warp_carries[parity][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
+      if (lane < kWarps) warp_carries[turn][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
       __syncwarp();
-      if (lane == 0) arrive(&carries_ready[parity]);
+      if (lane == 0) arrive(&carries_ready[turn]);
     }
     if constexpr (kBackward && !kStep) {
       __syncthreads();
-      if (round >= 2) store_sum(before[round & 1], round & 1);
-      if (round >= 1) store_sum(before[(round & 1) ^ 1], (round & 1) ^ 1);
+      if (rounds < kTurns) turn = 0;
+      for (uint32_t i = 0; i < min(rounds, static_cast<uint32_t>(kTurns)); ++i) {
+        store_sum(turn);
+        if (++turn == kTurns) turn = 0;
+      }
     }
     return;
   }
@@ -365,12 +375,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
 
   struct State {
     double entering, gates;  // the lanes before: their total, the product of their gates
+    float gate_before;       // of the step before: once finished, the neighbour's gates are gone
   };
-  const auto prepare = [&](const TileInfo& info, const Chunk* here, int parity) {
+  const auto prepare = [&](const TileInfo& info, const Chunk* here, int turn) {
     const int first = first_step(info);
     gamma_of_row(info.row);
-    float y = 0.f, product = 1.f, most = 0.f, before = 0.f;
-    if constexpr (kStep) before = gate_before_own(here);
+    const float gate_before = kStep ? gate_before_own(here) : 0.f;
+    float y = 0.f, product = 1.f, most = 0.f, before = gate_before;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float values[kVec], factors[kVec];
@@ -392,7 +403,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
       // In float only where no product on the way left its range.
       if (!(most <= 1.f && fabsf(product) >= 0x1p-100f)) {
         gates = 1.0;
-        before = gate_before_own(here);
+        before = gate_before;
         for (int k = 0; k < kVectors; ++k) {
           float factors[kVec];
           read_gates(here, k, before, factors);
@@ -420,20 +431,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
     if (!kStep || __all_sync(0xffffffffu, fabs(gates) <= 1.0)) scan_lanes([](double a, double b) { return a * b; });
     else scan_lanes([](double a, double b) { return clamped_mul(a, b); });
     if (lane == 31) {
-      warp_totals[parity][warp] = total;
-      if constexpr (kStep) warp_gates[parity][warp] = gates;
-      arrive(&totals_ready[parity]);
+      warp_totals[turn][warp] = total;
+      if constexpr (kStep) warp_gates[turn][warp] = gates;
+      arrive(&totals_ready[turn]);
     }
-    State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0};
-    if (lane == 0) state = {0.0, 1.0};
+    State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0, gate_before};
+    if (lane == 0) state.entering = 0.0, state.gates = 1.0;
     return state;
   };
 
-  const auto finish = [&](const State& state, const TileInfo& info, Chunk* here, int parity, uint32_t phase) {
+  const auto finish = [&](const State& state, const TileInfo& info, Chunk* here, int turn, uint32_t phase) {
     const int first = first_step(info);
     gamma_of_row(info.row);
-    float before = 0.f;
-    if constexpr (kStep) before = gate_before_own(here);
+    float before = state.gate_before;
     float saved_after = 0.f;
     if constexpr (kBackward) {
       float after[kVec];
@@ -442,10 +452,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
     }
     const bool whole = info.flags & TileInfo::kWhole, masked = !whole || info.flags & TileInfo::kEnds;
     const int last = info.flags & TileInfo::kEnds ? kReverse ? info.low : info.high - 1 : -1;  // the row's last step
-    wait(&carries_ready[parity], phase);
-    float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, warp_carries[parity][warp]));
+    wait(&carries_ready[turn], phase);
+    float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, warp_carries[turn][warp]));
     float sum = 0.f;
-    __syncwarp();  // the neighbours' vectors have been read
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float values[kVec], factors[kVec];
@@ -503,36 +512,44 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ring_kernel(c
     if constexpr (kBackward && !kStep) {
 #pragma unroll
       for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-      if (lane == 0) warp_sums[parity][warp] = sum;
+      if (lane == 0) warp_sums[turn][warp] = sum;
     }
     __syncwarp();
   };
 
-  int stage = 0, stage_before = 0;
-  uint32_t round = 0, stage_phase = 0;
   const auto stage_at = [&](int stage) { return ring + stage * kStageVectors; };
-  wait(&full[0], 0);
-  TileInfo here = infos[0];
-  State next = prepare(here, stage_at(0), 0);
-  while (true) {
-    const State state = next;
-    const int next_stage = stage + 1 == kStages ? 0 : stage + 1;
-    const uint32_t next_phase = next_stage == 0 ? stage_phase ^ 1 : stage_phase;
-    wait(&full[next_stage], next_phase);
-    const TileInfo following = infos[next_stage];
-    const bool more = following.row != TileInfo::kNoRow;
-    if (more) next = prepare(following, stage_at(next_stage), (round + 1) & 1);
-    if (round > 0 && lane == 0) {
+  State states[kAhead + 1];  // the first is of the tile to finish next
+  int ready_stage = 0, ready_turn = 0, known = 0;  // known: prepared and not finished
+  uint32_t ready_phase = 0;
+  bool more = true;
+  const auto prepare_next = [&](State& state) {
+    if (!more) return;
+    wait(&full[ready_stage], ready_phase);
+    const TileInfo info = infos[ready_stage];
+    more = info.row != TileInfo::kNoRow;
+    if (!more) return;
+    state = prepare(info, stage_at(ready_stage), ready_turn);
+    ++known;
+    if (++ready_stage == kStages) ready_stage = 0, ready_phase ^= 1;
+    if (++ready_turn == kTurns) ready_turn = 0;
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) prepare_next(states[i]);
+  int stage = 0, turn = 0, left = -1;
+  uint32_t phase = 0;
+  while (known > 0) {
+    prepare_next(states[kAhead]);
+    if (left >= 0 && lane == 0) {
       wait_for_stores_to_read();
-      arrive(&empty[stage_before]);  // by this warp
+      arrive(&empty[left]);  // by this warp
     }
-    finish(state, here, stage_at(stage), round & 1, round >> 1 & 1);
-    if (!more) break;
-    here = following;
-    stage_before = stage;
-    stage = next_stage;
-    stage_phase = next_phase;
-    ++round;
+    finish(states[0], infos[stage], stage_at(stage), turn, phase);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) states[i] = states[i + 1];
+    --known;
+    left = stage;
+    if (++stage == kStages) stage = 0;
+    if (++turn == kTurns) turn = 0, phase ^= 1;
   }
   if (lane == 0) wait_for_stores();
   if constexpr (kBackward && !kStep) __syncthreads();

@@ -32,7 +32,7 @@ __global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ g
 #pragma unroll
   for (int v = 0; v < kTinyVectors; ++v) {
     if (v >= vectors) break;
-    float values[kVec], factors[kVec];
+    float values[kVec], factors[kVec] = {};
     unpack(x[v], values);
     if constexpr (kStep) unpack(g[v], factors);
     const auto step = [&](int i, bool first) {
