@@ -1,4 +1,5 @@
-// Bulk copies between global and shared memory, and the barriers in shared memory that count their bytes (compute capability 9.0 and later; nothing elsewhere).
+// Bulk copies between global and shared memory, and the barriers in shared memory that count their bytes (compute capability 9.0 and later; nothing
+// elsewhere).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -43,7 +44,10 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   const uint32_t at = shared_address(barrier);
   uint32_t done = 0;
   while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at), "r"(parity) : "memory");
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
   }
 #endif
 }

@@ -215,7 +215,8 @@ class Planner {
       const int64_t wave = 2 * device_.multiprocessors;
       plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
       // A gamma a step for halves, forward, stays with the first form: 16 rows of 1048576 take 44 us there, 49 in a ring.
-      plan.ring = !plan.alone && device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes && (bytes == 4 || !step || p_.backward);
+      const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes;
+      plan.ring = has_ring && !plan.alone && (bytes == 4 || !step || p_.backward);
       if (plan.ring) {
         const RingSize size = ring_size(tensors, bytes);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;

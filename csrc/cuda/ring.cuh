@@ -19,8 +19,8 @@ struct RingLayout {
   static constexpr int kSavedAt = Shape::kTile * (kStep ? 2 : 1) + (kStep ? 1 : 0) + (kSavedFront ? 1 : 0);
 };
 
-// Brings tiles in. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one more
-// in part.
+// Brings tiles in. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one
+// more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, typename Shape>
 __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
   using Layout = RingLayout<T, kStep, kReverse, Shape>;
@@ -60,13 +60,14 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
       if (end > begin) bytes += static_cast<int>(end - begin) * 16;
       // A part of a vector must be there before the arrival.
       if (rest && whole_vectors >= first - front && whole_vectors < first + kTileVectors + back)
-        to[at + static_cast<int>(whole_vectors - first)] = load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
+        to[at + static_cast<int>(whole_vectors - first)] =
+            load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
     });
     arrive_expecting(&shared.full[stage], bytes);
     each([&](const T* pointer, const Strides& strides, int at, int front, int back) {
       const int64_t begin = max(first - front, int64_t{0}), end = min(first + kTileVectors + back, whole_vectors);
-      if (end > begin)
-        bulk_load(to + at + static_cast<int>(begin - first), pointer + row_offset(p, strides, now.row) + begin * kVec, static_cast<int>(end - begin) * 16, &shared.full[stage]);
+      const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
+      if (end > begin) bulk_load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]);
     });
     now.move_on();
     if (++stage == Shape::kStages) stage = 0, phase ^= 1;
