@@ -163,8 +163,8 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
 
 
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
-# one round and of several.
-MANY = ((5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901))
+# one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several.
+MANY = ((5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901), (300, 130), (2100, 70))
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -194,6 +194,43 @@ def test_many_columns(shape: tuple[int, int], kind: str, dtype: torch.dtype, dir
     terms = 1 if kind == "step" else shape[0] if kind == "row" else shape[0] * shape[1]
     bound = 8 * eps * terms**0.5 * expected.abs().max() * expected_grads[0].abs().max()
     assert (got[1].double() - expected_grads[1]).abs().max() <= bound
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(32, 8), (7, 16), (40, 32)], ids=str)
+def test_short_rows_of_steps(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    x, gates = torch.randn(shape, device="cuda").to(dtype), torch.rand(shape, device="cuda").to(dtype)
+    y = discounted_cumsum(x, gates, direction=direction)
+    expected = discounted_cumsum(x.double().cpu(), gates.double().cpu(), direction=direction)
+    eps = torch.finfo(dtype).eps
+    assert (y.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("special", ["inf", "nan", "zero gates", "large gates", "a NaN as the first gate"])
+@pytest.mark.parametrize("length", [300_001, 400_000])
+def test_long_rows_with_special_values(length: int, special: str, direction: str) -> None:
+    """Two rows on many blocks: what is not finite goes as far as the recurrence takes it, and no farther."""
+    x, gates = torch.randn(2, length, device="cuda"), torch.empty(2, length, device="cuda").uniform_(0.9, 0.999)
+    first = 0 if direction == "left" else length - 1
+    if special == "inf":
+        x[0, length // 2] = float("inf")
+    elif special == "nan":
+        x[0, length // 3] = float("nan")
+    elif special == "zero gates":
+        gates[0, ::1000] = 0
+        x[0, 777] = 1e30
+    elif special == "large gates":
+        x[0, 4000:6000] = 0
+        gates[0, 4990:5030] = 1e3
+    else:
+        gates[0, first] = float("nan")
+    y = discounted_cumsum(x, gates, direction=direction).double().cpu()
+    expected = discounted_cumsum(x.double().cpu(), gates.double().cpu(), direction=direction)
+    finite = expected.isfinite() & (expected.abs() < torch.finfo(torch.float32).max)
+    assert torch.equal(y.isfinite(), finite)
+    assert ((y - expected).abs() / (1 + expected.abs()))[finite].max() <= 1e-5
 
 
 def test_side_stream() -> None:

@@ -14,25 +14,27 @@ namespace dcs {
 template <typename T, bool kStep>
 constexpr int kSteps = sizeof(T) > 8 ? 4 : sizeof(T) > 4 || kStep ? 8 : 16;
 
-// Warps of a block at most (plan.h, plan_columns): what shared memory has room for; of pairs, what makes enough blocks.
-template <typename T, int kColumns, bool kFew>
-constexpr int kMaxColumnWarps = kColumns == 2 ? (kFew ? kPairWarps : 2 * kPairWarps) : sizeof(typename Types<T>::Wide) > 8 ? 16 : 32;
+// Stretches of a block at most (plan.h, plan_columns): what shared memory has room for; of pairs, what makes enough blocks.
+template <typename T, int kColumns, int kLanes, bool kFew>
+constexpr int kMaxStretches = kLanes < 32 ? 32 : kColumns == 2 ? (kFew ? kPairWarps : 2 * kPairWarps) : sizeof(typename Types<T>::Wide) > 8 ? 16 : 32;
 
-// kColumns neighbouring columns a lane, read as one word; kCount steps a thread. kPlain: no resets and no initial values.
-template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kCount>
+// kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one; kCount steps a thread. kPlain: no
+// resets and no initial values.
+template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kLanes, int kCount>
 __global__ void __launch_bounds__(
-    32 * kMaxColumnWarps<T, kColumns, kPlain && !kBackward>,
-    kColumns == 1 ? 1 : !kPlain || kBackward ? 3 : kCount > kSteps<T, kStep> ? 4 : 8)
+    kLanes * kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>,
+    kColumns == 1 || kLanes < 32 ? 1 : !kPlain || kBackward ? 3 : kCount > kSteps<T, kStep> ? 4 : 8)
     columns_kernel(const __grid_constant__ ScanProblem p) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Word = Vector<T, kColumns>;
-  constexpr int kWarps = kMaxColumnWarps<T, kColumns, kPlain && !kBackward>;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warps = blockDim.x / 32;
+  constexpr int kWarps = kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>;
+  // What follows calls the lanes of a stretch a warp.
+  const int lane = threadIdx.x % kLanes;
+  const int warp = threadIdx.x / kLanes;
+  const int warps = blockDim.x / kLanes;
   const int64_t time = p.length;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * kColumns;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kLanes + lane) * kColumns;
   const bool inside = column < p.outer * p.inner;
   const int64_t outer = !inside || p.inner == 1 ? (inside ? column : 0) : p.outer == 1 ? 0 : column / p.inner;
   const int64_t inner = inside ? column - outer * p.inner : 0;
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(
   const bool* reset = !kPlain && p.reset ? at_start(p.reset, p.reset_strides) : nullptr;
   const int64_t reset_step = step_of(p.reset_strides);
   const int shift = p.shifted ? 1 : 0;
-  const bool whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= p.outer * p.inner;
+  const bool whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * kLanes * kColumns <= p.outer * p.inner;
   const T* saved = nullptr;
   T* grad_gamma = nullptr;
   if constexpr (kBackward) saved = at_start(static_cast<const T*>(p.saved), p.saved_strides);
@@ -84,11 +86,11 @@ __global__ void __launch_bounds__(
 
   // One entry a warp and column, padded by a column against bank conflicts.
   constexpr bool kClosed = kStep || !kPlain;
-  __shared__ Wide totals[kColumns][kWarps][33];
-  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kWarps : 1][33];
-  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kWarps : 1][33];
-  __shared__ Wide powers[kStep ? 1 : kColumns][32];  // a column's gamma over one stretch
-  __shared__ Wide carries[kColumns][32];             // into the block's next stretches
+  __shared__ Wide totals[kColumns][kWarps][kLanes + 1];
+  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
+  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kWarps : 1][kLanes + 1];
+  __shared__ Wide powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one stretch
+  __shared__ Wide carries[kColumns][kLanes];             // into the block's next stretches
   Wide carry[kColumns];                              // the same where the block is one warp
   Acc sum[kColumns];
 #pragma unroll
@@ -180,11 +182,23 @@ __global__ void __launch_bounds__(
             if (i < count) y = next(i, c, y);
         }
         if constexpr (kStep) {
+          bool narrow = false;
+          if constexpr (std::is_same_v<Acc, float>) {
+            // In float only where no product on the way leaves its range.
+            float in_float = 1.f, most = 0.f;
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            const Wide factor = cast<Wide>(cast<Acc>(g[i].get(c)));
-            if (sizeof(Acc) == 4 && i < 7) product = product * factor;  // seven floats stay within a double
-            else product = clamped_mul(product, factor);
+            for (int i = 0; i < kCount; ++i) {
+              const float factor = cast<float>(g[i].get(c));
+              in_float *= factor;
+              most = fmaxf(most, fabsf(factor));
+            }
+            narrow = most <= 1.f && fabsf(in_float) >= 0x1p-100f;
+            product = in_float;
+          }
+          if (!narrow) {
+            product = cast<Wide>(1.0);
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) product = clamped_mul(product, cast<Wide>(cast<Acc>(g[i].get(c))));
           }
           products[c][warp][lane] = product;
         }
@@ -194,7 +208,8 @@ __global__ void __launch_bounds__(
       const bool all_bounded = __syncthreads_and(bounded);
       const auto times = [&](Wide a, Wide b) { return all_bounded ? a * b : clamped_mul(a, b); };
       // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
-      const int stretch = lane % warps, of_column = warp * (32 / warps) + lane / warps;
+      const int whole_lane = threadIdx.x % 32;
+      const int stretch = whole_lane % warps, of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         Piece<Wide> piece = identity<Wide>();

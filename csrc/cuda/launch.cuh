@@ -9,6 +9,7 @@
 
 #include "columns.cuh"
 #include "plan.h"
+#include "ring.cuh"
 #include "rows.cuh"
 #include "stream.cuh"
 #include "tiny.cuh"
@@ -83,10 +84,9 @@ unsigned resident_blocks(Kernel kernel, int threads, int shared) {
   return static_cast<unsigned>(multiprocessors * each);
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
-void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
-  constexpr int kShared = stream_shared_bytes(kTensors, kChunks), kVec = 16 / sizeof(T);
+template <typename T>
+StreamParams stream_params(const ScanProblem& problem, const Plan& plan, void* workspace) {
+  constexpr int kVec = 16 / sizeof(T);
   StreamParams params{};
   params.problem = problem;
   params.rows = static_cast<uint32_t>(problem.rows());
@@ -95,21 +95,33 @@ void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* worksp
   params.one_gamma = has_one_gamma(problem);
   params.alone = plan.alone;
   params.statuses = workspace;
-  const auto kernel = stream_kernel<T, kStep, kBackward, kReverse, kChunks>;
+  return params;
+}
+
+// `window`: blocks whose totals a block can collect.
+template <auto kKernel>
+void launch_stream_with(int threads, int shared, int window, const StreamParams& params, cudaStream_t stream) {
   static std::atomic<unsigned> known[kMaxDevices];
   int device = 0;
   cudaGetDevice(&device);
   unsigned most = device < kMaxDevices ? known[device].load(std::memory_order_relaxed) : 0;
   if (most == 0) {
-    most = resident_blocks(kernel, kStreamThreads, kShared);
+    most = resident_blocks(kKernel, threads, shared);
     if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
   }
-  // A thread brings one tile of the window.
-  const int64_t blocks = plan.alone ? std::min<int64_t>(most, problem.rows()) : std::min<int64_t>({most, problem.rows() * plan.tiles, kStreamThreads});
+  const int64_t tiles = static_cast<int64_t>(params.rows) * params.tiles;
+  const int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
-  launch_with(kernel, params, blocks, kStreamThreads, kShared, stream, cooperative, plan.alone ? 0 : 1);
+  launch_with(kKernel, params, blocks, threads, shared, stream, cooperative, params.alone ? 0 : 1);
+}
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
+  launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, kChunks>>(kStreamThreads, stream_shared_bytes(kTensors, kChunks), kStreamThreads,
+                                                                          stream_params<T>(problem, plan, workspace), stream);
 }
 
 template <typename T, bool kStep, bool kBackward>
@@ -118,19 +130,42 @@ void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace
   else launch_stream_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
 }
 
+// The streaming kernel of devices with bulk copies.
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
+  constexpr RingSize kSize = ring_size(kTensors, sizeof(T));
+  using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
+  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T)));
+  launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow,
+                                                                      stream_params<T>(problem, plan, workspace), stream);
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (problem.reverse) launch_ring_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
+  else launch_ring_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+}
+
 template <typename T, bool kStep, bool kBackward, bool kPlain>
 void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), 32 * plan.columns));
-  const unsigned threads = 32 * plan.warps;
-  const auto launch = [&](auto columns, auto count) {
-    columns_kernel<T, kStep, kBackward, kPlain, columns(), count()><<<blocks, threads, 0, stream>>>(problem);
+  const auto launch_over = [&](auto columns, auto lanes, auto count) {
+    const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
+    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()><<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
   };
+  const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
   constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
+    if constexpr (kLong && kStep && sizeof(T) == 2) {
+      if (plan.half_warps) {
+        launch_over(two, std::integral_constant<int, 16>(), std::integral_constant<int, kHalfWarpSteps>());
+        return;
+      }
+    }
     if (plan.columns == 2) {
       if (plan.long_stretches) launch(two, longer);
       else launch(two, usual);
@@ -199,6 +234,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   } else {
     if constexpr (sizeof(T) <= 4) {
       if (!problem.reset && !problem.initial) {
+        if constexpr (sizeof(T) == 4 || !kStep || kBackward) {
+          if (plan.ring) {
+            launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);
+            return;
+          }
+        }
         if (plan.stream) {
           launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
           return;
@@ -227,8 +268,9 @@ void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, 
     if (plan.path == Path::kTiny) {
       const Gate<float> gate = split_gamma(problem.gamma_value);
       const int rows = static_cast<int>(problem.rows());
-      tiny_kernel<T><<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
-          static_cast<const T*>(problem.input), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
+      const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
+      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
+          static_cast<const T*>(problem.input), static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
           static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
       return;
     }

@@ -28,10 +28,13 @@ struct Plan {
   int64_t window_rows = 0;       // rows composed at a time
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
+  bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
+  bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
 };
 
 constexpr int kTileWarps = 8;
 constexpr int kPackedWarps = 2;  // of a block of packed rows, if that holds a row
+constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a stretch of time
 constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int64_t kDirectWindowLimit = 64;
@@ -60,6 +63,22 @@ constexpr int kStreamBytes = 96 << 10;  // of shared memory: two blocks a multip
 constexpr int stream_chunks(int tensors) { return tensors == 1 ? 8 : tensors == 2 ? 4 : 2; }
 constexpr int stream_stages(int tensors, int chunks) { return kStreamBytes / (tensors * chunks * kStreamThreads * 16); }
 constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stages(tensors, chunks) * tensors * chunks * kStreamThreads * 16; }
+
+// Its form for devices with bulk copies (ring.cuh), one block a multiprocessor. Measured on an H200.
+struct RingSize {
+  int warps, vectors, stages, ahead;
+};
+constexpr RingSize ring_size(int tensors, int64_t bytes) {
+  if (tensors == 1) return {16, 5, 5, 2};
+  if (tensors == 3) return {16, 3, 3, 1};
+  return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
+}
+
+constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
+  const RingSize size = ring_size(tensors, bytes);
+  return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
+}
+constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
 struct DeviceLimits {
   int multiprocessors;
@@ -191,14 +210,22 @@ class Planner {
     plan.stream = plain && kStreamBytes <= device_.shared_bytes;
     plan.warps = kTileWarps;
     plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
-    plan.tiles = ceil_div(length, plan.tile_elements);
     if (plan.stream) {
       // Rows in nearly full waves of blocks need no block to wait for another.
       const int64_t wave = 2 * device_.multiprocessors;
       plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
+      // A gamma a step for halves, forward, stays with the first form: 16 rows of 1048576 take 44 us there, 49 in a ring.
+      const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes;
+      plan.ring = has_ring && !plan.alone && (bytes == 4 || !step || p_.backward);
+      if (plan.ring) {
+        const RingSize size = ring_size(tensors, bytes);
+        plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
+      }
+      plan.tiles = ceil_div(length, plan.tile_elements);
       if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
       return true;
     }
+    plan.tiles = ceil_div(length, plan.tile_elements);
     plan.groups = ceil_div(plan.tiles, 32);
     const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
     plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
@@ -208,8 +235,9 @@ class Planner {
   // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.
   bool is_tiny() const {
     const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
-    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && p_.gamma_kind == GammaKind::kNumber && !p_.reset &&
-        !p_.initial && !p_.backward && rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+    const bool gamma = p_.gamma_kind == GammaKind::kNumber || (p_.gamma_kind == GammaKind::kStep && !p_.shifted);
+    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma && !p_.reset && !p_.initial && !p_.backward &&
+        rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
   void plan_columns(Plan& plan) const {
@@ -217,8 +245,17 @@ class Planner {
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
-    const bool pairs = (bytes == 2 || plain) && columns_pair(bytes) && p_.rows() >= 64 * 2 * device_.multiprocessors;
+    const bool can_pair = (bytes == 2 || plain) && columns_pair(bytes);
+    const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
     plan.columns = pairs ? 2 : 1;
+    if (can_pair && !pairs && plain && step && bytes == 2 && p_.length >= 256) {
+      // Few columns of halves, where a warp would read 64 bytes of each tensor at a time. As many stretches of time as lanes can scan.
+      plan.columns = 2;
+      plan.half_warps = true;
+      plan.warps = 8;
+      while (plan.warps < 32 && plan.warps * kHalfWarpSteps < p_.length) plan.warps *= 2;
+      return;
+    }
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
     // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
     // enough for the block to hide its own latency.

@@ -1,4 +1,5 @@
 // The scan ops on CUDA.
+#include "cluster.cuh"
 #include "dcs/scan_ops.h"
 #include "host.h"
 #include "launch.h"
@@ -9,9 +10,12 @@ namespace {
 
 void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
 
+__global__ void compiled_for() {}  // tells what this library was compiled for
+
 DeviceLimits limits_of(int32_t index) {
   const Device device = device_of(index, "discounted_cumsum");
-  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
+  static const bool compiled = has_clusters(compiled_for);
+  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 && compiled ? device.cluster : 0};
 }
 
 Launcher* launcher(ScalarType dtype) {

@@ -4,7 +4,7 @@
 // block's last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
 // handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none. Where the rows alone
 // fill the GPU, each block takes whole rows instead (`alone`).
-// A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
+// Where the device has bulk copies, ring.cuh takes the rows that blocks share. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>

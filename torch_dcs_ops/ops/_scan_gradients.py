@@ -12,6 +12,7 @@ The gradient of gamma through a window has no such form: it goes through the ref
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -187,5 +188,10 @@ def _like_gamma(gradient: Tensor, gamma: Tensor, row_gamma: Tensor | None) -> Te
     assert row_gamma is not None
     if gradient.is_complex() and not gamma.is_complex():
         gradient = gradient.real
+    count = gradient.numel()
+    if gradient.is_cuda and not row_gamma.dim() and type(count) is int and count >= 16384:
+        # One block of threads sums up to 131072 numbers for torch, 12 us for 65536 on an H200; in two steps, 4 us.
+        parts = math.gcd(count, 1024)
+        gradient = gradient.reshape(parts, -1).sum(1) if parts >= 64 else gradient
     gradient = gradient.sum_to_size(row_gamma.shape).reshape(gamma.shape)
     return gradient.to(dtype=gamma.dtype, device=gamma.device)

@@ -1,0 +1,204 @@
+// The two warps of a block of the ring kernel (ring.cuh) that pass carries on: one publishes the totals of the block's tiles, the other collects those
+// of the tiles before and leaves each warp its carry.
+#pragma once
+
+#include "ring_shared.cuh"
+
+namespace dcs {
+
+// Lane w: the fold of the totals of the warps up to w, and what one gamma is over them.
+template <bool kStep, int kVec, typename Shape>
+struct WarpTotals {
+  static constexpr int kWarps = Shape::kWarps;
+  const StreamParams& params;
+  const int lane = threadIdx.x % 32;
+  double total = 0.0, gates = 1.0;
+  double warp_powers[5], warp_power = 1.0, tile_power = 1.0;  // over 1, 2, 4, ... warps, over `lane` of them, and over a tile
+  int64_t gamma_row = -1;
+
+  __device__ __forceinline__ explicit WarpTotals(const StreamParams& of) : params(of) {}
+
+  // Whether the powers are new.
+  __device__ __forceinline__ bool set_row(uint32_t row) {
+    if (kStep || gamma_row == row || (gamma_row >= 0 && params.one_gamma)) return false;
+    gamma_row = row;
+    double power = whole_power(gamma_of_row(params.problem, row), kVec * Shape::kSlice);
+    warp_power = 1.0;
+#pragma unroll
+    for (int d = 0; d < 5; ++d) {
+      warp_powers[d] = power;
+      if (1 << d < kWarps && (lane >> d & 1)) warp_power = clamped_mul(warp_power, power);
+      if (1 << d == kWarps) tile_power = power;
+      power = clamped_mul(power, power);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void fold_warps(const RingShared<kStep, Shape>& shared, int turn) {
+    const int of = min(lane, kWarps - 1);
+    total = shared.totals[turn][of];
+    bool bounded = false;
+    if constexpr (kStep) {
+      gates = shared.gates[turn][of];
+      bounded = __all_sync(0xffffffffu, fabs(gates) <= 1.0);
+    }
+#pragma unroll
+    for (int d = 0; 1 << d < kWarps; ++d) {
+      const double other = shuffle_up(total, 1 << d);
+      if constexpr (kStep) {
+        const double other_gates = shuffle_up(gates, 1 << d);
+        if (lane >= 1 << d) {
+          total = fold(total, gates, other);
+          gates = bounded ? gates * other_gates : clamped_mul(gates, other_gates);
+        }
+      } else {
+        if (lane >= 1 << d) total = fold(total, warp_powers[d], other);
+      }
+    }
+  }
+};
+
+template <bool kStep, int kVec, typename Shape>
+__device__ __forceinline__ void publish_totals(const StreamParams& params, RingShared<kStep, Shape>& shared) {
+  constexpr int kWords = kStep ? 2 : 1;
+  Word* const words = static_cast<Word*>(params.statuses);
+  WarpTotals<kStep, kVec, Shape> warps(params);
+  uint32_t index = blockIdx.x, phase = 0;
+  int turn = 0;
+  for (TileWalk now(params); now.inside(); now.move_on(), index += gridDim.x) {
+    warps.set_row(now.row);
+    wait(&shared.totals_ready[turn], phase);
+    warps.fold_warps(shared, turn);
+    if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
+      if constexpr (kStep) store_word(words + kWords * static_cast<int64_t>(index) + 1, __double_as_longlong(warps.gates), 1);
+      store_word(words + kWords * static_cast<int64_t>(index), __double_as_longlong(warps.total), 1);
+    }
+    __syncwarp();
+    if (warps.lane == 0) arrive(&shared.carries_ready[turn]);  // the totals have been read
+    if (++turn == RingShared<kStep, Shape>::kTurns) turn = 0, phase ^= 1;
+  }
+}
+
+// The tiles before the one of this index, `window` of them: their total and the product of their gates, in all lanes.
+template <bool kStep, typename Shape>
+struct Window {
+  static constexpr int kWindow = Shape::kWindow, kWords = kStep ? 2 : 1;
+  double sum = 0.0, product = 1.0;
+
+  // `far_power`: of one gamma over 32 tiles; `lane_weight`: over `lane` of them.
+  __device__ __forceinline__ void collect(const Word* words, uint32_t index, uint32_t window, double far_power, double lane_weight) {
+    const int lane = threadIdx.x % 32;
+    // Lane l reads the tiles l, l + 32, ... before the nearest; with a gamma a step, the kWindow tiles from l * kWindow on.
+    Word read[kWindow * kWords];
+    const auto distance = [&](int j) { return kStep ? static_cast<uint32_t>(lane * kWindow + j) : static_cast<uint32_t>(lane + 32 * j); };
+    uint32_t missing = 0;
+#pragma unroll
+    for (int j = 0; j < kWindow * kWords; ++j) {
+      read[j] = {0, 0};
+      if (distance(j / kWords) < window) missing |= 1u << j;
+    }
+    const Word* const nearest = words + kWords * (static_cast<int64_t>(index) - 1);
+    while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
+#pragma unroll
+      for (int j = 0; j < kWindow * kWords; ++j)
+        if (missing >> j & 1) read[j] = load_word(nearest - kWords * static_cast<int64_t>(distance(j / kWords)) + j % kWords);
+#pragma unroll
+      for (int j = 0; j < kWindow * kWords; ++j)
+        if (read[j].state != 0) missing &= ~(1u << j);
+    }
+#pragma unroll
+    for (int j = kWindow - 1; j >= 0; --j) {
+      if (distance(j) < window) {
+        const double here = __longlong_as_double(read[j * kWords].value);
+        if constexpr (kStep) {
+          const double here_gates = __longlong_as_double(read[j * kWords + kWords - 1].value);
+          sum = fold(here, here_gates, sum);
+          product = clamped_mul(product, here_gates);
+        } else {
+          sum = fold(here, far_power, sum);
+        }
+      }
+    }
+    if constexpr (kStep) {
+      const bool bounded = __all_sync(0xffffffffu, fabs(product) <= 1.0);
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const double farther = __shfl_down_sync(0xffffffffu, sum, d), farther_gates = __shfl_down_sync(0xffffffffu, product, d);
+        if (lane + d < 32) {
+          sum = fold(sum, product, farther);
+          product = bounded ? product * farther_gates : clamped_mul(product, farther_gates);
+        }
+      }
+      sum = shuffle(sum, 0);
+      product = shuffle(product, 0);
+    } else {
+      sum *= lane_weight;
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    }
+  }
+};
+
+template <typename T, bool kStep, bool kBackward, typename Shape>
+__device__ __forceinline__ void collect_carries(const StreamParams& params, RingShared<kStep, Shape>& shared) {
+  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = RingShared<kStep, Shape>::kTurns;
+  const ScanProblem& p = params.problem;
+  const Word* const words = static_cast<const Word*>(params.statuses);
+  const uint32_t blocks = gridDim.x;
+  WarpTotals<kStep, kVec, Shape> warps(params);
+  const int lane = warps.lane;
+  double carry_in = 0.0;  // into this block's tile before; `alone`: out of it
+  double lane_weight = 1.0, far_power = 1.0, base_weight = 1.0;
+  TileWalk behind(params);  // where gamma's gradient is stored next
+  const auto store_sum = [&](int turn) {
+    float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, behind.row);
+    if (lane == 0) {
+      float all = shared.sums[turn][0];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) all += shared.sums[turn][w];
+      partials[behind.tile] = all;
+    }
+    if (behind.tile == 0)
+      for (int64_t j = params.tiles + lane; j < p.partials; j += 32) partials[j] = 0.f;
+    behind.move_on();
+  };
+  uint32_t index = blockIdx.x, phase = 0, rounds = 0;
+  int turn = 0;
+  for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
+    if (warps.set_row(now.row)) {
+      lane_weight = whole_power(warps.tile_power, lane);
+      far_power = power_of<32>(warps.tile_power);
+      if (params.tiles > blocks) base_weight = whole_power(warps.tile_power, blocks);
+    }
+    double carry = 0.0;
+    if (params.alone) {
+      if (now.tile > 0) carry = carry_in;
+    } else if (now.tile > 0) {
+      Window<kStep, Shape> before;
+      before.collect(words, index, min(now.tile, blocks), far_power, lane_weight);
+      carry = now.tile > blocks ? fold(before.sum, kStep ? before.product : base_weight, carry_in) : before.sum;
+    }
+    carry_in = carry;
+    wait(&shared.totals_ready[turn], phase);
+    warps.fold_warps(shared, turn);
+    if constexpr (kBackward && !kStep) {
+      if (++rounds > kTurns) store_sum(turn);
+    }
+    if (params.alone) carry_in = shuffle(fold(warps.total, kStep ? warps.gates : warps.tile_power, carry), kWarps - 1);
+    const double earlier = shuffle_up(warps.total, 1), earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
+    if (lane < kWarps) shared.carries[turn][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
+    __syncwarp();
+    if (lane == 0) arrive(&shared.carries_ready[turn]);
+    if (++turn == kTurns) turn = 0, phase ^= 1;
+  }
+  if constexpr (kBackward && !kStep) {
+    __syncthreads();  // the last sums are there
+    if (rounds < kTurns) turn = 0;
+    for (uint32_t i = 0; i < min(rounds, static_cast<uint32_t>(kTurns)); ++i) {
+      store_sum(turn);
+      if (++turn == kTurns) turn = 0;
+    }
+  }
+}
+
+}  // namespace dcs
