@@ -172,6 +172,13 @@ def test_large(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None
 
 
 @pytest.mark.parametrize(
+    ("dtype", "flags"), [(torch.float32, "none"), (torch.float64, "none"), (torch.bfloat16, "bool")]
+)
+def test_a_block_a_row_at_the_limit_of_static_shared_memory(device: str, dtype: torch.dtype, flags: str) -> None:
+    check(call((3, 5000), 1, dtype, device, kind="returns", flags=flags))
+
+
+@pytest.mark.parametrize(
     ("shape", "dim"),
     [
         ((131, 2128), 0),

@@ -17,12 +17,16 @@ constexpr int64_t kMostLongRows = 1 << 30;
 constexpr double kMostLongCap = 1000;     // softcap: an exponent relative to the largest is then good to 1e-4
 constexpr double kMostFixedCap = 40;      // tanh as 16 bits, times it: errors of the exponents beside which bfloat16's rounding stays what it is
 
+constexpr int kStaticBytes = 3 << 10;      // of shared memory in these kernels, at most
+
 // A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks.
 template <typename Params>
-cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, cudaStream_t stream) {
-  // The attribute belongs to the device; setting it again costs less than a launch.
+cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, const Device& device,
+                        cudaStream_t stream) {
+  // The attribute belongs to the device; setting it again costs less than a launch. All that a block can have beside its static memory, so that another
+  // thread takes nothing back before the launch.
   if (shared > (40 << 10)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(shared), device.shared_per_block - kStaticBytes));
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t config{};
@@ -51,7 +55,7 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cud
   const int64_t vectors = (problem.columns + kVec - 1) / kVec + (shifted ? 1 : 0);
 
   const auto launch = [&](auto kernel, int64_t grid, int threads, int64_t rows_of_block, int64_t cluster) {
-    return launch_rows<RowsParams>(kernel, params, grid, threads, static_cast<size_t>(params.staged * rows_of_block * 16), cluster, stream);
+    return launch_rows<RowsParams>(kernel, params, grid, threads, static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
   };
 
   // Two blocks on a multiprocessor at least: while one stores, the other loads.
@@ -122,9 +126,9 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
     static const bool compiled = has_clusters(few);
     if (device.cluster > 1 && compiled) {
       while (cluster < 8 && too_few()) cluster *= 2;
-      if (cluster > 1) return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, stream);
+      if (cluster > 1) return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, device, stream);
     }
-    return launch_rows<LongParams>(cross_entropy_long_kernel<T, kSoftcap, false, false, 128, 8>, params, problem.rows, 128, 0, 1, stream);
+    return launch_rows<LongParams>(cross_entropy_long_kernel<T, kSoftcap, false, false, 128, 8>, params, problem.rows, 128, 0, 1, device, stream);
   }
   // A block alone on its multiprocessor, or two.
   const int64_t room = device.shared_per_block - kLongWarps * 2 * static_cast<int64_t>(sizeof(LongSums));
@@ -141,15 +145,15 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   const size_t shared = static_cast<size_t>(params.staged) * 16;
   if (cluster == 1 && share() * 16 <= half_room) {
     const auto two = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads / 2, 2>;
-    return launch_rows<LongParams>(two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, stream);
+    return launch_rows<LongParams>(two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, device, stream);
   }
   if (cluster == 1) {
     const auto one = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads, 1>;
-    return launch_rows<LongParams>(one, params, std::min(problem.rows, places), kLongThreads, shared, 1, stream);
+    return launch_rows<LongParams>(one, params, std::min(problem.rows, places), kLongThreads, shared, 1, device, stream);
   }
   // Pairs of multiprocessors are all in some cluster of two, but not in one of more: then the blocks of a row go when it is done.
   const int64_t rows = cluster == 2 ? std::min(problem.rows, std::max<int64_t>(places / 2, 1)) : problem.rows;
-  return launch_rows<LongParams>(together, params, rows * cluster, kLongThreads, shared, cluster, stream);
+  return launch_rows<LongParams>(together, params, rows * cluster, kLongThreads, shared, cluster, device, stream);
 }
 
 template <typename T>

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
 
   int row = blockIdx.x / blocks;
   if (row >= rows) return;
+  if constexpr (kCluster) cluster_arrive();
   int index = read_class(problem, row);
   const auto copy_batch = [&](const Vec* body, int v, int staged) {
 #pragma unroll
@@ -56,6 +57,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
     }
   }
 
+  // The shared memory of a cluster's blocks can be written from when all of them have started.
+  if constexpr (kCluster) cluster_wait();
   for (;;) {
     const int next = row + gridDim.x / blocks;
     const bool has_next = next < rows;
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
       // An element before or behind the vectors.
       const int edge = me < all.head ? me : static_cast<int>(problem.columns) - all.tail + me - all.head;
       const bool has_edge = rank == 0 && me < all.head + all.tail && edge != index;
-      const uint32_t edge_place = me < all.head ? me : INT_MAX - kVec + me;
+      const uint32_t edge_place = me < all.head ? me : INT_MAX - 2 * kVec + me;
       if (has_edge) adder.add_element(cast<float>(all.start[edge]), edge_place);
 
       // Asked for here, to be there behind the barrier.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 
@@ -78,6 +79,7 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
   const RingSize size = ring_size(tensors, bytes);
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
+constexpr double kMostRingGamma = 1.25;
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
 struct DeviceLimits {
@@ -216,7 +218,9 @@ class Planner {
       plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
       // A gamma a step for halves, forward, stays with the first form: 16 rows of 1048576 take 44 us there, 49 in a ring.
       const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes;
-      plan.ring = has_ring && !plan.alone && (bytes == 4 || !step || p_.backward);
+      // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
+      const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
+      plan.ring = has_ring && folds && !plan.alone && (bytes == 4 || !step || p_.backward);
       if (plan.ring) {
         const RingSize size = ring_size(tensors, bytes);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;

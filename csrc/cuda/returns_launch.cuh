@@ -221,9 +221,15 @@ class ReturnsLaunch {
 
   template <typename Kernel>
   void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
-    // Leave for more than 48 KB belongs to the device; asking again costs less than a launch.
-    if (shared > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    allow_shared(kernel, shared);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
+  }
+
+  // Leave for more than 48 KB, a kernel's static memory counted in, which is below 1 KB. It belongs to the device; asking again costs less than a launch,
+  // and asking for all there is leaves nothing that another thread could take back before the launch.
+  template <typename Kernel>
+  void allow_shared(Kernel kernel, int shared) {
+    if (shared > 47 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(shared, device_.shared_per_block - 1024));
   }
 
   // Every operand's rows of columns are whole words of 16 bytes.
@@ -274,7 +280,7 @@ class ReturnsLaunch {
     call.stage_bytes = stage_bytes(p_.terminated.data != nullptr, p_.truncated.data != nullptr);
     const int shared = warps * (stages * call.stage_bytes + carries);
     if (shared > device_.shared_per_block) return false;
-    if (shared > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    allow_shared(kernel, shared);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(call);
     return true;
   }

@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   extern __shared__ __align__(128) unsigned char ring_bytes[];
   Chunk* const ring = reinterpret_cast<Chunk*>(ring_bytes);
   __shared__ RingShared<kStep, Shape> shared;
+  static_assert(sizeof(shared) <= kRingStaticBytes);
   if (threadIdx.x == 0) shared.init(params.alone);
   __syncthreads();
   if (warp == kWarps + 1) {
