@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
           const char* const there = from + 32 * kLaneBytes;
           const int more = static_cast<int>(max(int64_t{0}, min(left - kSteps, int64_t{kVec}))) * kElement;
           if (staged.grain == 16) {
-            copy_async<16>(behind, there, more);
+            copy_existing<16, kElement>(behind, there, more);
           } else if (staged.grain == 4) {
-            copy_async<4>(behind, there, min(4, more));
-            if constexpr (kElement == 8) copy_async<4>(behind + 4, there + 4, min(4, more));
+            copy_existing<4, std::min(kElement, 4)>(behind, there, more);
+            if constexpr (kElement == 8) copy_existing<4, 4>(behind + 4, there + 4, more);
           } else if constexpr (kElement == 2) {
             *reinterpret_cast<uint16_t*>(behind) = more > 0 ? *reinterpret_cast<const uint16_t*>(there) : uint16_t(0);
           }

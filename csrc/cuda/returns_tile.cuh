@@ -1,6 +1,7 @@
 // Tiles of rows in shared memory: what the row kernel of the temporal difference scan stages of its operands, and how tiles come and go.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "async_copy.cuh"
@@ -72,6 +73,17 @@ __device__ __forceinline__ Vector<T, kVec> whole(const Vector<T, kVec>& at) {
   return *reinterpret_cast<const Vector<T, kVec>*>(&bits);
 }
 
+// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to compute-sanitizer, beyond the end.
+template <int kSize, int kElement>
+__device__ __forceinline__ void copy_existing(unsigned char* to, const char* from, int bytes) {
+  if (bytes >= kSize || bytes <= 0) {
+    copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
+    return;
+  }
+  using Bits = std::conditional_t<kElement == 8, uint64_t, std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
+  for (int at = 0; at < kSize; at += kElement) *reinterpret_cast<Bits*>(to + at) = at < bytes ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
+}
+
 // A warp copies a tile of which `valid` bytes exist.
 template <int kLaneBytes, int kElement>
 __device__ __forceinline__ void bring_tile(unsigned char* slot, const char* from, int valid, int grain, int lane) {
@@ -80,12 +92,12 @@ __device__ __forceinline__ void bring_tile(unsigned char* slot, const char* from
 #pragma unroll
     for (int k = 0; k < (kBytes + 511) / 512; ++k) {
       const int q = k * 32 + lane;
-      if (kBytes >= 512 || q < kBytes / 16) copy_async<16>(slot + chunk_place<kLaneBytes>(q), from + q * 16, max(0, min(16, valid - q * 16)));
+      if (kBytes >= 512 || q < kBytes / 16) copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
     }
   } else if (grain == 4) {
 #pragma unroll 4
     for (int word = lane; word < kBytes / 4; word += 32)
-      copy_async<4>(slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, max(0, min(4, valid - word * 4)));
+      copy_existing<4, std::min(kElement, 4)>(slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
   } else if constexpr (kElement < 4) {
     using Bits = std::conditional_t<kElement == 2, uint16_t, uint8_t>;
 #pragma unroll 8

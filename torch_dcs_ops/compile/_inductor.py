@@ -312,7 +312,7 @@ def _wrap_methods() -> None:
         if self.persistent_reduction and _holds_whole_columns(self):
             code.writeline(f"{entry.name} = group_scan.column_order({entry.name}, {_steps_of_a_column(self)})")
             if not self._has_constant_mask(entry):
-                code.writeline(f"{entry.mask_name()} = {entry.name} < {length}")
+                code.writeline(f"{entry.prefix}mask = {entry.name} < {length}")
         if _scans_by_groups(self):
             if backwards:
                 code.writeline(f"{entry.name} = group_scan.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
