@@ -68,7 +68,6 @@ _LONGEST_WHOLE_ROW = 4096
 # Successive steps of a thread where blocks hold whole columns. 32 are faster (GAE of 1024 steps of 4096 columns 0.94 of
 # its traffic, with 16 steps 0.88), but ask for 64 values of each operand in a thread's registers.
 _STEPS_OF_A_COLUMN = {"few operands": 32, "many operands": 16}
-_FEW_OPERANDS = 4
 
 
 @functools.cache
@@ -447,7 +446,7 @@ def _steps_of_a_column(kernel: Any) -> int:
     nodes = list(kernel.features.scheduler_nodes())
     written = {dependency for node in nodes for dependency in node.read_writes.writes}
     operands = {dependency for node in nodes for dependency in node.read_writes.reads} - written
-    return _STEPS_OF_A_COLUMN["few operands" if len(operands) <= _FEW_OPERANDS else "many operands"]
+    return _STEPS_OF_A_COLUMN["few operands" if len(operands) <= _heuristics.FEW_OPERANDS else "many operands"]
 
 
 def _scans_of_kernel(kernel: Any) -> list[DirectedScan]:

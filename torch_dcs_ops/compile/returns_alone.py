@@ -2,14 +2,13 @@
 
 With pointwise producers or consumers `_temporal_difference_scan` is worth being part of their kernel: they move twice
 its traffic otherwise. Alone, on an H200 (float32, fractions of a copy of the bytes, generated / the library's): 8192
-rows of 2048 steps 0.72 / 0.83 for GAE and 0.64 / 0.91 for TD(lambda), 4096 of 65536 0.79 / 0.88 and 0.73 / 0.94, 1024
-steps of 65536 columns 0.90 / 0.91 and 0.86 / 0.90 (V-trace 0.45 / 0.61). 32768 rows of 8 steps, where a launch is most
-of it: 0.43 / 0.78, for V-trace 0.14 / 0.78, for TD(lambda) 0.51 / 0.83.
+rows of 2048 steps 0.72 / 0.86 for GAE, 0.81 / 0.82 for V-trace and 0.64 / 0.90 for TD(lambda), 128 steps of 65536
+columns 0.88 / 0.90, 0.74 / 0.88 and 0.85 / 0.86. 32768 rows of 8 steps, where a launch is most of it: 0.43 / 0.80, 0.14
+/ 0.79 and 0.51 / 0.80.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -18,11 +17,6 @@ from torch import fx
 
 from .. import _registry
 from ..ops.temporal_difference import STAYS_A_CALL
-from ._build import hint, value_of
-
-# Where the generated kernel is the faster one all the same.
-WIDE_STEPS, WIDE_COLUMNS = 128, 32_768
-LONG_ROW = 1024
 
 # Positions of the two discounts; behind each is its number.
 _DISCOUNTS = (6, 8)
@@ -39,8 +33,6 @@ def mark_returns_alone(graph: fx.Graph) -> int:
         args = list(node.args)
         if any(_is_computed(args[place]) for place in _OPERANDS) or any(map(_computes, node.users)):
             continue
-        if _generated_is_faster(args):
-            continue
         numbers = [_number(args[place], args[place + 1]) for place in _DISCOUNTS]
         if None in numbers:
             # Another number would be another graph; and a tensor of one a row is read by a kernel for all cases.
@@ -54,22 +46,6 @@ def mark_returns_alone(graph: fx.Graph) -> int:
         node.meta[STAYS_A_CALL] = True
     # What made tensors of the numbers is dropped later, with other dead code: here a mutation would look dead too.
     return len(marked)
-
-
-def _generated_is_faster(args: list[Any]) -> bool:
-    """Many columns of few steps: 128 of 65536 columns 0.89 generated and 0.79 the library's for GAE, 0.84 and 0.70 for
-    TD(lambda). Long rows of V-trace, which has a tensor more to hold in shared memory: 0.81 and 0.67 for 8192 of 2048
-    steps, 0.83 and 0.69 for 4096 of 65536.
-    """
-    rewards, rhos, dim = value_of(args[0]), args[10], args[14]
-    if rewards is None or not isinstance(dim, int):
-        return False
-    sizes = [hint(size) for size in rewards.shape]
-    dim %= len(sizes)
-    columns = math.prod(sizes[dim + 1 :])
-    if rhos is not None:
-        return columns == 1 and sizes[dim] >= LONG_ROW
-    return sizes[dim] <= WIDE_STEPS and columns >= WIDE_COLUMNS
 
 
 def _number(rate: Any, number: Any) -> float | None:
