@@ -202,6 +202,23 @@ def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
 
 
 @column_test
+@pytest.mark.parametrize("gamma", ["number", "step"])
+@pytest.mark.parametrize("companion", [torch.cumsum, torch.cumprod, torch.argmax, torch.sum], ids=lambda f: f.__name__)
+def test_beside_others(kernels: Kernels, companion: Any, gamma: str) -> None:
+    """Scans of others are not in one kernel with whole columns, reductions may be."""
+    x = make((100, COLUMNS), torch.float32, DEVICE).clamp(-1.2, 1.2)
+    rates = make_gamma(gamma, x.shape, 0, x.dtype, DEVICE)
+
+    def function(x: Tensor, rates: Any) -> tuple[Tensor, Tensor]:
+        y = x * 0.75
+        return discounted_cumsum(y, rates, dim=0, direction="left") - 1, companion(y, 0) * 2
+
+    results = torch.compile(function, fullgraph=True, dynamic=False)(x, rates)
+    wide_rates = rates.double() if isinstance(rates, Tensor) else rates
+    torch.testing.assert_close(results, function(x.double(), wide_rates), check_dtype=False, rtol=1e-4, atol=1e-4)
+
+
+@column_test
 @pytest.mark.parametrize("shape", [(2049, 3), (64, 16)])
 def test_many_steps_or_many_columns_are_not_whole(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]

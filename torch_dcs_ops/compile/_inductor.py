@@ -424,6 +424,7 @@ def _holds_whole_columns(kernel: Any) -> bool:
         and set(kernel.numels) == {"x", "r0_"}
         and config.triton.persistent_reductions
         and not kernel.cooperative_reduction
+        and not any(map(_scans_otherwise, kernel.features.scheduler_nodes()))
         and all(scans_in_columns(scan.dtypes[-1], scan.number) and scan.number == scans[0].number for scan in scans)
         and holds_whole_columns(length, size_hint(kernel.numels["x"]))
     )
@@ -470,6 +471,12 @@ def _needs_natural_order(node: Any) -> bool:
     if isinstance(data, ir.Sort):
         return True
     return isinstance(data, ir.Reduction) and data.reduction_type in ("argmax", "argmin")
+
+
+def _scans_otherwise(node: Any) -> bool:
+    """Scans and sorts that are not this package's: their code knows no other order of steps than the natural one."""
+    data = _loops(node)
+    return isinstance(data, ir.Scan | ir.Sort) and not isinstance(data, DirectedScan)
 
 
 def _walk_alike(node1: Any, node2: Any) -> bool:
