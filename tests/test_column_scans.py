@@ -7,13 +7,19 @@ test_scan_lowering.py), and are compiled for a GPU that is not there.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from generated_code import EMULATED_TORCH, Kernels, compiled_for_a_gpu, lowered_scans
+from generated_code import (
+    DEVICE,
+    INTERPRETED,
+    Kernels,
+    compiled_for_a_gpu,
+    lowered_scans,  # noqa: F401 (the fixture `kernels`)
+    lowering_test,
+    starts_the_interpreter,
+)
 from processes import run_in_the_interpreter
 from scan_oracle import HALF, assert_is_scan, make, make_gamma, make_reset
 from torch import Tensor
@@ -22,29 +28,15 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 # Just more than a tile of half as many steps, and a number of groups that leaves one of them in part.
 LENGTHS = (65, 203)
 COLUMNS = 7
-column_test = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
-)
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-@pytest.mark.skipif(
-    not torch.__version__.startswith(EMULATED_TORCH),
-    reason=f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
-)
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    with lowered_scans(monkeypatch, DEVICE, INTERPRETED) as recorded:
-        yield recorded
+@starts_the_interpreter
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 def negated_scan(x: Tensor, gamma: Any, initial: Tensor | None, **options: Any) -> Tensor:
@@ -65,9 +57,9 @@ def assert_whole_columns(kernels: Kernels) -> None:
     assert "tl.range(" not in kernels.source
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("direction", [pytest.param("left", marks=pytest.mark.slow), "right"])
 @pytest.mark.parametrize("kind", ["number", "step"])
 def test_gammas(kernels: Kernels, kind: str, direction: str, length: int) -> None:
     shape = (length, COLUMNS)
@@ -78,13 +70,13 @@ def test_gammas(kernels: Kernels, kind: str, direction: str, length: int) -> Non
     )  # fmt: skip
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("gamma", [1.0, 0.0, -0.75, 0.999])
 def test_numbers(kernels: Kernels, gamma: float) -> None:
     check_scan(kernels, make((128, COLUMNS), torch.float32, DEVICE), gamma)
 
 
-@column_test
+@lowering_test
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU compiles the kernels of all tests")
 def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
     """The interpreter takes more than the compiler, such as a function that calls one of its arguments."""
@@ -101,7 +93,7 @@ def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
     compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=4)
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["number", "step"])
 def test_halves(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
@@ -110,7 +102,7 @@ def test_halves(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
     check_scan(kernels, make((203, COLUMNS), dtype, DEVICE), make_gamma(kind, (203, COLUMNS), 0, dtype, DEVICE))
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64])
 def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
@@ -127,7 +119,7 @@ def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
         assert_whole_columns(kernels)
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("kind", ["number", "step"])
 def test_a_reset_drops_what_is_not_finite(kernels: Kernels, kind: str, direction: str) -> None:
@@ -139,7 +131,7 @@ def test_a_reset_drops_what_is_not_finite(kernels: Kernels, kind: str, direction
     check_scan(kernels, x, make_gamma(kind, shape, 0, torch.float32, DEVICE), direction=direction, reset=reset)
 
 
-@column_test
+@lowering_test
 def test_gates_that_are_not_finite(kernels: Kernels) -> None:
     shape = (130, COLUMNS)
     x, gamma = make(shape, torch.float32, DEVICE), make_gamma("step", shape, 0, torch.float32, DEVICE)
@@ -148,7 +140,7 @@ def test_gates_that_are_not_finite(kernels: Kernels) -> None:
     check_scan(kernels, x, gamma, direction="left", reset=make_reset(shape, DEVICE))
 
 
-@column_test
+@lowering_test
 def test_gamma_is_not_rounded_to_float32(kernels: Kernels) -> None:
     # The interpreter rounds products that the GPU does not, in fused multiply-adds.
     x = torch.ones((1024 if INTERPRETED else 2048, 2), device=DEVICE)
@@ -158,7 +150,7 @@ def test_gamma_is_not_rounded_to_float32(kernels: Kernels) -> None:
     assert_whole_columns(kernels)
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("kind", ["number", "step"])
 def test_gradients(kernels: Kernels, kind: str) -> None:
     shape = (203, COLUMNS)
@@ -184,7 +176,7 @@ def test_gradients(kernels: Kernels, kind: str) -> None:
         assert_whole_columns(kernels)
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("gamma", ["two numbers", "row", "above 1"])
 def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
     """Two discounts in one kernel, one a row, one whose powers may overflow: other kernels, the same results."""
@@ -201,8 +193,8 @@ def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
     assert "column_order" not in kernels.source or gamma == "two numbers"
 
 
-@column_test
-@pytest.mark.parametrize("gamma", ["number", "step"])
+@lowering_test
+@pytest.mark.parametrize("gamma", ["number", pytest.param("step", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("companion", [torch.cumsum, torch.cumprod, torch.argmax, torch.sum], ids=lambda f: f.__name__)
 def test_beside_others(kernels: Kernels, companion: Any, gamma: str) -> None:
     """Scans of others are not in one kernel with whole columns, reductions may be."""
@@ -218,7 +210,7 @@ def test_beside_others(kernels: Kernels, companion: Any, gamma: str) -> None:
     torch.testing.assert_close(results, function(x.double(), wide_rates), check_dtype=False, rtol=1e-4, atol=1e-4)
 
 
-@column_test
+@lowering_test
 @pytest.mark.parametrize("shape", [(2049, 3), (64, 16)])
 def test_many_steps_or_many_columns_are_not_whole(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
@@ -233,7 +225,7 @@ def test_many_steps_or_many_columns_are_not_whole(
     assert bool(kernels.extern_ops()) == (shape[0] > 2048)
 
 
-@column_test
+@lowering_test
 def test_dynamic_columns(kernels: Kernels) -> None:
     """The number of columns may be any; that of steps decides how the kernel is written."""
     compiled = torch.compile(negated_scan, fullgraph=True)

@@ -34,8 +34,9 @@ B, T = 5, 37
 
 
 @starts_the_interpreter
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 def on_device(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -212,7 +213,9 @@ def check_scan(kernels: Kernels, x: Tensor, gamma: Any, *, initial: Tensor | Non
 
 @lowering_test
 @pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("kind", ["number", "scalar", "row", "row1", "step", "time"])
+@pytest.mark.parametrize(
+    "kind", ["number", *(pytest.param(k, marks=pytest.mark.slow) for k in ("scalar", "row1", "time")), "row", "step"]
+)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gammas(kernels: Kernels, dim: int, kind: str, direction: str) -> None:
     shape = (T, B) if dim == 0 else (B, T)
@@ -327,7 +330,7 @@ def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
 
 @lowering_test
 @pytest.mark.parametrize(("kind", "time"), list(itertools.product(["scalar", "row", "row1", "step"], [0, 1])))
-@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("direction", [pytest.param("left", marks=pytest.mark.slow), "right"])
 def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> None:
     shape, rows = (B, T) if time else (T, B), (B,)
     x, weight = make(shape, torch.float32, DEVICE), make(shape, torch.float32, DEVICE, seed=5)
@@ -359,7 +362,7 @@ def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> No
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("kind", ["number", "step"])
-@pytest.mark.parametrize("length", [2, 32, 102, 132])
+@pytest.mark.parametrize("length", [2, pytest.param(32, marks=pytest.mark.slow), 102, 132])
 def test_lengths(kernels: Kernels, length: int, kind: str, looped: bool, direction: str) -> None:
     """A thread scans groups of four steps where all rows are made of such, and of 32 steps or more."""
     import torch._inductor.config as inductor_config
