@@ -13,7 +13,7 @@ And scans along whole columns, for rows whose steps lie apart in memory: a threa
 import triton
 import triton.language as tl
 
-from .tile import backwards, pack, unpack
+from .tile import backwards, discounted, pack, split_gamma, unpack
 
 
 @triton.jit
@@ -74,17 +74,18 @@ def _join_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, valu
 
 
 @triton.jit
-def discounted_columns(gates, values, GAMMA: tl.constexpr, NEAREST: tl.constexpr, REST: tl.constexpr, V: tl.constexpr):
+def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
     """The recurrence over whole columns with one gamma: a tile (P, R) in `column_order`, of the dtype of `values`.
 
-    A gate of NaN is a reset; gamma is NEAREST + REST, in float32 each. A group's sums from a carry of zero are float32,
-    and every step adds its power of gamma times the carry; what is carried from group to group is float64. Where the
-    recurrence runs on from the carry, rounded at every step, the error for gamma = 0.999 and ones is three times that.
+    A gate of NaN is a reset. A group's sums from a carry of zero are float32, and every step adds its power of gamma
+    times the carry; what is carried from group to group is float64. Where the recurrence runs on from the carry,
+    rounded at every step, the error for gamma = 0.999 and ones is three times that.
     """
     P: tl.constexpr = values.shape[0]
     J: tl.constexpr = values.shape[1] // V
     gate = steps_of(gates, V)
     value = steps_of(values, V)
+    nearest, rest = split_gamma(tl.full((P, J), GAMMA, tl.float64))
     total = value[0].to(tl.float32)
     cut = gate[0] != gate[0]
     totals = (total,)
@@ -92,12 +93,7 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, NEAREST: tl.constexpr
         reset = gate[i] != gate[i]
         cut = cut | reset
         step = value[i].to(tl.float32)
-        if REST == 0:
-            # An exact gamma: 0 * inf would turn an inf into a NaN.
-            joined = NEAREST * total + step
-        else:
-            joined = NEAREST * total + (REST * total + step)
-        total = tl.where(reset, step, joined)
+        total = tl.where(reset, step, discounted(step, total, nearest, rest, "scalar"))
         totals = totals + (total,)
     product = tl.where(cut, float("nan"), tl.full((P, J), GAMMA**V, tl.float64))
     one = tl.full((P, J), 1, tl.float64)

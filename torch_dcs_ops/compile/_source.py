@@ -7,7 +7,6 @@ tile of rows by steps, spreads over threads; the functions they call are in `tri
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Iterable
 
 IMPORTS = (
@@ -48,9 +47,7 @@ def with_columns(source: str, steps: int, number: float | None) -> str:
     def statements(indent: str, results: list[str], operands: list[str], combine: str) -> str:
         if number is not None:
             gate, value = operands
-            nearest, rest = _split(number)
-            scan = f"group_scan.discounted_columns({gate}, {value}, {number!r}, {nearest!r}, {rest!r}, {steps})"
-            return f"{indent}{results[-1]} = {scan}"
+            return f"{indent}{results[-1]} = group_scan.discounted_columns({gate}, {value}, {number!r}, {steps})"
         if len(operands) == 1:
             return f"{indent}{results[0]} = group_scan.summed_columns({operands[0]}, {steps})"
         helpers[combine] = _JOINED_COLUMNS.format(combine=combine)
@@ -86,19 +83,6 @@ def {combine}_columns(gates, values, V: tl.constexpr):
         results = results + (carry,)
     return group_scan.tile_of(results, V)
 """
-
-
-def _split(number: float) -> tuple[float, float]:
-    """A float64 as float32 and float32 rest, both of its sign: inf - inf would make a NaN of an infinite carry."""
-
-    def float32(value: float) -> float:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
-    nearest = float32(number)
-    if abs(nearest) > abs(number):
-        bits = struct.unpack("<I", struct.pack("<f", nearest))[0] - 1
-        nearest = float(struct.unpack("<f", struct.pack("<I", bits))[0])
-    return nearest, float32(number - nearest)
 
 
 def _with_scans(source: str, statements: Callable[[str, list[str], list[str], str], str]) -> str:
