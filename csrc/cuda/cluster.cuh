@@ -69,11 +69,4 @@ __device__ __forceinline__ void wait_for_mail(uint64_t* arrivals) {
 #endif
 }
 
-// Whether a kernel was compiled for clusters: a build for older devices can reach a newer one as PTX.
-template <typename Kernel>
-bool has_clusters(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
-}
-
 }  // namespace dcs

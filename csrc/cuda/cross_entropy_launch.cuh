@@ -17,18 +17,12 @@ constexpr int64_t kMostLongRows = 1 << 30;
 constexpr double kMostLongCap = 1000;     // softcap: an exponent relative to the largest is then good to 1e-4
 constexpr double kMostFixedCap = 40;      // tanh as 16 bits, times it: errors of the exponents beside which bfloat16's rounding stays what it is
 
-constexpr int kStaticBytes = 3 << 10;      // of shared memory in these kernels, at most
-
 // A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks.
 template <typename Params>
 cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, const Device& device,
                         cudaStream_t stream) {
-  // The attribute belongs to the device; setting it again costs less than a launch. All that a block can have beside its static memory, so that another
-  // thread takes nothing back before the launch.
-  if (shared > (40 << 10)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(shared), device.shared_per_block - kStaticBytes));
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t leave = allow_shared(kernel, static_cast<int64_t>(shared), device);
+  if (leave != cudaSuccess) return leave;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -69,8 +63,7 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cud
   }
   int64_t cluster = 1, share = vectors;
   if constexpr (!std::is_same_v<T, double>) {
-    static const bool compiled = has_clusters(cross_entropy_kernel<T, kFull, Scope::kCluster>);
-    if (device.cluster > 1 && compiled) {
+    if (device.cluster > 1) {
       const auto too_much = [&] { return problem.gradient && share * 16 > kShareBytes; };
       // Few rows: more blocks to a row, so that every multiprocessor has work.
       const auto too_few = [&] { return problem.rows * cluster < 2 * device.multiprocessors && share >= 4 * kRowThreads; };
@@ -123,8 +116,7 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   };
   if (!problem.gradient) {
     const auto few = cross_entropy_long_kernel<T, kSoftcap, false, true, kLongThreads, 2>;
-    static const bool compiled = has_clusters(few);
-    if (device.cluster > 1 && compiled) {
+    if (device.cluster > 1) {
       while (cluster < 8 && too_few()) cluster *= 2;
       if (cluster > 1) return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, device, stream);
     }
@@ -134,8 +126,7 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   const int64_t room = device.shared_per_block - kLongWarps * 2 * static_cast<int64_t>(sizeof(LongSums));
   const int64_t half_room = std::min<int64_t>(room, device.shared_per_multiprocessor / 2 - 2048);
   const auto together = cross_entropy_long_kernel<T, kSoftcap, true, true, kLongThreads, 1>;
-  static const bool compiled = has_clusters(together);
-  if (device.cluster > 1 && compiled) {
+  if (device.cluster > 1) {
     // What has no room comes from L2 once more, which has room for some of it.
     while (cluster < 8 && (share() * 16 > room + room / 8 || too_few())) cluster *= 2;
   }

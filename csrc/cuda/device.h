@@ -1,6 +1,9 @@
 // What a launch needs to know of its device.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <algorithm>
 #include <cstdint>
 
 namespace dcs {
@@ -11,7 +14,17 @@ struct Device {
   int multiprocessors = 108;
   int shared_per_block = 99 << 10;  // with leave
   int shared_per_multiprocessor = 100 << 10;
-  int cluster = 1;  // blocks that a cluster can have
+  int cluster = 1;  // blocks that a cluster can have: 1 where the device has none, or the kernels were compiled for none
 };
+
+constexpr int kStaticBytes = 3 << 10;  // of shared memory in any kernel, at most
+
+// Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again costs less than a launch. Asked for is
+// all that a block can have, so that another thread takes nothing back before the launch.
+template <typename Kernel>
+cudaError_t allow_shared(Kernel kernel, int64_t bytes, const Device& device) {
+  if (bytes <= (48 << 10) - kStaticBytes) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), device.shared_per_block - kStaticBytes));
+}
 
 }  // namespace dcs

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
+
 #include "dcs/validate.h"
 #include "device.h"
 
@@ -25,7 +27,12 @@ inline cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// Its attributes tell what this library was compiled for on a device.
+template <typename = void>
+__global__ void compiled_for_kernel() {}
+
 inline Device describe_device(int32_t index, const char* op) {
+  const torch::stable::accelerator::DeviceGuard guard(index);
   Device device;
   int major = 0, clusters = 0;
   const auto read = [&](int& to, cudaDeviceAttr attribute) { check_cuda(cudaDeviceGetAttribute(&to, attribute, index), op, "reading the device"); };
@@ -34,18 +41,21 @@ inline Device describe_device(int32_t index, const char* op) {
   read(device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   read(major, cudaDevAttrComputeCapabilityMajor);
   read(clusters, cudaDevAttrClusterLaunch);
-  device.cluster = !clusters ? 1 : major == 9 || major == 10 ? 16 : 8;  // any device with clusters has 8
+  // A build for older devices can reach a newer one as PTX, without clusters.
+  cudaFuncAttributes compiled;
+  check_cuda(cudaFuncGetAttributes(&compiled, compiled_for_kernel<>), op, "loading the kernels");
+  const bool usable = clusters && compiled.ptxVersion >= 90;
+  device.cluster = !usable ? 1 : major == 9 || major == 10 ? 16 : 8;  // any device with clusters has 8
   return device;
 }
 
 // The same, asked for once.
-inline Device device_of(int32_t index, const char* op) {
+inline const Device& device_of(int32_t index, const char* op) {
   constexpr int kKnown = 64;
   static Device devices[kKnown];
-  static bool known[kKnown] = {};
-  if (index < 0 || index >= kKnown) return describe_device(index, op);
-  // Two threads that come here first write the same.
-  if (!known[index]) devices[index] = describe_device(index, op), known[index] = true;
+  static std::once_flag known[kKnown];
+  if (index < 0 || index >= kKnown) fail(op, ": the device's index must be below ", kKnown, ", got ", index);
+  std::call_once(known[index], [&] { devices[index] = describe_device(index, op); });
   return devices[index];
 }
 

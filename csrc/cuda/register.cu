@@ -1,5 +1,4 @@
 // The scan ops on CUDA.
-#include "cluster.cuh"
 #include "dcs/scan_ops.h"
 #include "host.h"
 #include "launch.h"
@@ -10,12 +9,9 @@ namespace {
 
 void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
 
-__global__ void compiled_for() {}  // tells what this library was compiled for
-
 DeviceLimits limits_of(int32_t index) {
-  const Device device = device_of(index, "discounted_cumsum");
-  static const bool compiled = has_clusters(compiled_for);
-  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 && compiled ? device.cluster : 0};
+  const Device& device = device_of(index, "discounted_cumsum");
+  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
 }
 
 Launcher* launcher(ScalarType dtype) {
