@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from generated_code import (
     DEVICE,
     INTERPRETED,
+    InterpretedKernel,
     Kernels,
     compiled_for_a_gpu,
     lowered_scans,  # noqa: F401 (the fixture `kernels`)
@@ -94,6 +96,25 @@ def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
 
 
 @lowering_test
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU's compiler may be another version")
+@pytest.mark.parametrize("kind", ["number", "number, reset", pytest.param("sum", marks=pytest.mark.slow)])
+def test_carries_change_their_layout_once(kernels: Kernels, kind: str) -> None:
+    """Totals to the scan over groups and carries back, not a product with the carry for each of a thread's steps."""
+    x, resets = make((1024, 32), torch.float32, DEVICE), make_reset((1024, 32), DEVICE)
+
+    def function(x: Tensor) -> Tensor:
+        if kind == "sum":
+            return cumsum(x * 2, 0, reverse=True) * 0.5
+        return discounted_cumsum(x * 2, 0.9, dim=0, reset=resets if "reset" in kind else None) * 0.5
+
+    with mock.patch.object(InterpretedKernel, "run"):
+        torch.compile(function, fullgraph=True, dynamic=False)(x)
+    assert_whole_columns(kernels)
+    # With resets a group's product of gates is no constant.
+    assert compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=8) == [3 if "reset" in kind else 2]
+
+
+@lowering_test
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["number", "step"])
 def test_halves(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
@@ -171,9 +192,7 @@ def test_gradients(kernels: Kernels, kind: str) -> None:
         function(wide[0], scale.double(), wide[1] if len(wide) > 1 else gamma, reset), wide
     )  # fmt: skip
     torch.testing.assert_close(gradients, expected, check_dtype=False, rtol=1e-4, atol=1e-4)
-    if kind == "step":
-        # A number comes to the backward as a tensor, saved by the forward: not known, so its pairs stay float64.
-        assert_whole_columns(kernels)
+    assert_whole_columns(kernels)
 
 
 @lowering_test
