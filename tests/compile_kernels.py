@@ -3,7 +3,8 @@
     python tests/compile_kernels.py XBLOCK=16 num_warps=4 < code
 
 It prints a line for each: its name, and how often values go from one layout over the threads to another one, by way of
-shared memory for the most part (`ttg.convert_layout` in Triton's intermediate code). Inductor's decorators, which would launch the kernels, are left out.
+shared memory for the most part (`ttg.convert_layout` in Triton's intermediate code). Inductor's decorators, which would
+launch the kernels, are left out.
 """
 
 from __future__ import annotations

@@ -128,6 +128,7 @@ def emulated_gpu() -> Iterator[Kernels]:
 def lowered_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     """torch.compile with the lowerings of scans switched on, and the code that it generates for DEVICE."""
     import torch._inductor.config as inductor_config
+
     from torch_dcs_ops.compile import _inductor, scan_lowering
     from torch_dcs_ops.compile._hook import Hook
 

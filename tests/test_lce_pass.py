@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from torch_dcs_ops.compile import _steps
 from torch_dcs_ops.compile import linear_cross_entropy as fusing
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -27,9 +28,11 @@ LOSS = torch.ops.dcs.linear_cross_entropy.default
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    fusing._said.clear()
+    for known in (fusing._said, _steps._softcaps):
+        known.clear()
     yield
-    fusing._said.clear()
+    for known in (fusing._said, _steps._softcaps):
+        known.clear()
 
 
 class Operands:
@@ -132,6 +135,35 @@ FUSED: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {
     "softcap of another slope": lambda o, x, y: F.cross_entropy(rows((o.head(x) * 0.3).tanh() * -2.0), y.flatten()),
     "log_softmax + nll_loss": lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), dim=-1), y.flatten()),
     "torch.log_softmax": lambda o, x, y: F.nll_loss(torch.log_softmax(rows(o.head(x)), 1), y.flatten(), o.b.detach()),
+    "einsum": lambda o, x, y: F.cross_entropy(rows(torch.einsum("bsd,vd->bsv", x, o.w)), y.flatten()),
+    "einsum, weight first": lambda o, x, y: F.cross_entropy(
+        rows(torch.einsum("v d, ... d -> ... v", o.w, x) + o.b), y.flatten()
+    ),
+    "einsum of (D, V)": lambda o, x, y: F.cross_entropy(torch.einsum("nd,dv->nv", rows(x), o.w.T * 1), y.flatten()),
+    "time-major": lambda o, x, y: F.cross_entropy(rows(o.head(x.transpose(0, 1)).transpose(0, 1)), y.flatten()),
+    "one sequence of a batch of one": lambda o, x, y: F.cross_entropy(o.head(x[:1]).squeeze(0), y[0]),
+    "a dimension more": lambda o, x, y: F.cross_entropy(o.head(x[0]).unsqueeze(0).flatten(0, 1), y[0]),
+    "squeezed, then classes in the middle": lambda o, x, y: F.cross_entropy(
+        o.head(x.unsqueeze(1)).squeeze(1).transpose(1, 2), y, reduction="sum"
+    ),
+    "log_softmax + view + nll_loss": lambda o, x, y: F.nll_loss(
+        F.log_softmax(o.head(x), -1)[:, :-1].reshape(-1, V), y[:, 1:].flatten()
+    ),
+    "log_softmax of half logits": lambda o, x, y: F.nll_loss(
+        rows(o.head(x)).log_softmax(-1, dtype=x.dtype).contiguous(), y.flatten(), reduction="sum"
+    ),
+    "log_softmax, then classes in the middle": lambda o, x, y: F.nll_loss(
+        o.head(x).log_softmax(-1).transpose(1, 2), y, reduction="none"
+    ),
+    "classes in the middle, then log_softmax": lambda o, x, y: nn.NLLLoss()(
+        F.log_softmax(o.head(x).permute(0, 2, 1), 1), y
+    ),
+    "gathered log-probabilities": lambda o, x, y: (
+        o.head(x).log_softmax(-1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1).mean(1)
+    ),
+    "gathered, by functions, shifted": lambda o, x, y: torch.gather(
+        F.log_softmax(o.head(x)[:, :-1] / 0.7, dim=-1), 2, y[:, 1:, None].clamp(min=0)
+    ),
     "part of a greater loss": lambda o, x, y: (
         F.cross_entropy(rows(o.head(x)), y.flatten(), reduction="sum") / 7 + x.square().mean()
     ),
@@ -196,7 +228,73 @@ REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
         lambda o, x, y: F.cross_entropy(o.head(x).view(-1, 1), y.new_zeros(B * x.size(1) * V)),
         "reshaped together",
     ),
-    "rows transposed": (lambda o, x, y: F.cross_entropy(o.head(x).transpose(0, 1)[0], y[:, 0]), "`transpose`"),
+    "classes among rows": (
+        lambda o, x, y: F.cross_entropy(o.head(x).transpose(1, 2)[:, 0], y[:, 0].clamp(max=x.size(1) - 1)),
+        "classes are moved to another dimension",
+    ),
+    "classes squeezed": (
+        lambda o, x, y: F.cross_entropy(F.linear(x, o.w[:1]).squeeze(-1), y[:, 0].clamp(max=0)),
+        "squeezed of the dimension of the classes",
+    ),
+    "all squeezed": (lambda o, x, y: F.cross_entropy(o.head(x[:1]).squeeze(), y[0]), "squeezed of every"),
+    "behind the classes": (
+        lambda o, x, y: F.cross_entropy(rows(o.head(x)).unsqueeze(-1).squeeze(-1), y.flatten()),
+        "squeezed of the dimension of the classes",
+    ),
+    "einsum of a batch of matrices": (
+        lambda o, x, y: F.cross_entropy(rows(torch.einsum("bsd,bvd->bsv", x, o.w.expand(B, V, D))), y.flatten()),
+        "the einsum 'bsd,bvd->bsv'",
+    ),
+    "einsum with rows in another order": (
+        lambda o, x, y: F.cross_entropy(rows(torch.einsum("bsd,vd->sbv", x, o.w)), y.T.flatten()),
+        "the einsum 'bsd,vd->sbv'",
+    ),
+    "einsum that sums rows": (
+        lambda o, x, y: F.cross_entropy(torch.einsum("bsd,vd->bv", x, o.w), y[:, 0]),
+        "the einsum 'bsd,vd->bv'",
+    ),
+    "einsum of three": (
+        lambda o, x, y: F.cross_entropy(rows(torch.einsum("bsd,vd,v->bsv", x, o.w, o.b)), y.flatten()),
+        "the einsum 'bsd,vd,v->bsv'",
+    ),
+    "einsum that broadcasts": (
+        lambda o, x, y: F.cross_entropy(rows(torch.einsum("bsd,vd->bsv", x, o.w[:, :1])), y.flatten()),
+        "the einsum 'bsd,vd->bsv'",
+    ),
+    "log_softmax over rows": (
+        lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), 0), y.flatten()),
+        "over another dimension than that of the classes",
+    ),
+    "log_softmax over steps": (
+        lambda o, x, y: F.nll_loss(F.log_softmax(o.head(x), 1).transpose(1, 2), y),
+        "over another dimension than that of the classes",
+    ),
+    "log-probabilities cut": (
+        lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), -1)[:, : V - 2], y.flatten().clamp(max=V - 3)),
+        "of the first classes alone",
+    ),
+    "log-probabilities scaled": (
+        lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), -1) * 2, y.flatten()),
+        "`mul`, not from log_softmax",
+    ),
+    "log-probabilities used twice": (
+        lambda o, x, y: (lambda p: p.gather(-1, y.clamp(min=0)[..., None]) - (p.exp() * p).sum(-1, keepdim=True))(
+            o.head(x).log_softmax(-1)
+        ),
+        "`exp` uses too",
+    ),
+    "several classes gathered": (
+        lambda o, x, y: o.head(x).log_softmax(-1).gather(-1, y.clamp(min=0)[..., None].expand(B, x.size(1), 2)),
+        "something else than one class of every row",
+    ),
+    "rows gathered": (
+        lambda o, x, y: o.head(x).log_softmax(-1).gather(1, y.clamp(min=0, max=1)[..., None]),
+        "something else than one class of every row",
+    ),
+    "some rows gathered": (
+        lambda o, x, y: o.head(x).log_softmax(-1).gather(-1, y.clamp(min=0)[:, :2, None]),
+        "something else than one class of every row",
+    ),
     "other classes": (
         lambda o, x, y: F.cross_entropy(rows(o.head(x)[..., 2:]), y.flatten().clamp(max=V - 3)),
         "other classes than the first",
@@ -269,14 +367,16 @@ def test_a_number_that_changes_is_no_constant(
     """Each of its values would be compiled anew, up to the recompile limit."""
     o, function = Operands(device), changing(number)
     record = rewritten(function, dynamic=dynamic)
-    for t in (1.5, 1.25, 1.125, 1.0625, 1.75, 1.875):
+    for t in (1.5, 1.25, 1.125, 1.0625, 1.75, 1.875, 2.0, 2.25, 2.5, 2.75, 3.0, 1.5):
         torch.testing.assert_close(record.run(o, o.x, o.y, t), function(o, o.x, o.y, t))
     if number == 0:
         # A variable of the graph, from the start or after its first value.
         assert len(record.graphs) == (1 if dynamic else 2)
         assert record.fused == len(record.graphs)
-    elif not dynamic:
-        assert len(record.graphs) == 2
+    else:
+        # With dynamic=True every number is a variable, and some are constants all the same.
+        assert record.fused == (_steps.SOFTCAPS_OF_A_LINE if dynamic else 1)
+        assert len(record.graphs) == record.fused + 1
         assert "changes from call to call" in caplog.text
 
 

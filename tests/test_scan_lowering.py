@@ -479,7 +479,7 @@ def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixt
         caplog.at_level(logging.WARNING, "torch_dcs_ops"),
     ):
         register = _inductor.register.__wrapped__
-        with mock.patch.object(_inductor, "_wrap_methods") as wrap:
+        with mock.patch.object(_inductor._inductor_kernels, "wrap_methods") as wrap:
             assert not register(())
         wrap.assert_not_called()
     (record,) = caplog.records
