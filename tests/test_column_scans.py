@@ -26,7 +26,7 @@ from processes import run_in_the_interpreter
 from scan_oracle import HALF, assert_is_scan, make, make_gamma, make_reset
 from torch import Tensor
 
-from torch_dcs_ops import cumsum, discounted_cumsum
+from torch_dcs_ops import cumsum, discounted_cumsum, returns
 
 pytest.importorskip("triton")
 
@@ -192,6 +192,27 @@ def test_gradients(kernels: Kernels, kind: str) -> None:
         function(wide[0], scale.double(), wide[1] if len(wide) > 1 else gamma, reset), wide
     )  # fmt: skip
     torch.testing.assert_close(gradients, expected, check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert_whole_columns(kernels)
+
+
+@lowering_test
+def test_gradients_of_returns(kernels: Kernels) -> None:
+    """The product of two numbers reaches the backward as a number too."""
+
+    def function(rewards: Tensor, values: Tensor, done: Tensor) -> Tensor:
+        advantages, targets = returns.gae(
+            rewards * 2, values, bootstrap_value=values[0], terminated=done, gamma=0.97, gae_lambda=0.9
+        )
+        return (advantages.sin() + targets).sum()
+
+    shape = (100, COLUMNS)
+    rewards, values = make(shape, torch.float32, DEVICE), make(shape, torch.float32, DEVICE, seed=5)
+    done = make_reset(shape, DEVICE)
+    loss = torch.compile(function, fullgraph=True, dynamic=False)(rewards.requires_grad_(), values, done)
+    kernels.clear()
+    (gradient,) = torch.autograd.grad(loss, rewards)
+    (expected,) = torch.autograd.grad(function(rewards.double(), values.double(), done), rewards)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
     assert_whole_columns(kernels)
 
 

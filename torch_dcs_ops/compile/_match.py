@@ -177,8 +177,9 @@ def _before_log_softmax(loss: fx.Node, steps: Steps) -> tuple[Any, list[fx.Node]
 def _gathered(loss: fx.Node) -> tuple[Any, list[fx.Node], fx.Node, dict[str, Any]]:
     """Logits, the chain to there, indices (..., 1) and options of ``log_softmax(logits).gather(-1, indices)``."""
     arguments = arguments_of(loss, "input", "dim", "index", "sparse_grad")
-    log_probs, index = arguments["input"], arguments.get("index")
-    if not is_tensor(index) or arguments.get("sparse_grad") or not isinstance(arguments.get("dim"), int):
+    log_probs, index = arguments["input"], arguments["index"]
+    is_plain = not arguments.get("sparse_grad") and "out" not in arguments
+    if not (is_plain and is_tensor(index) and isinstance(arguments["dim"], int)):
         raise Refusal("gathers in a form that is not known")
     before, taken = value_of(log_probs), value_of(index)
     last = before.dim() - 1
@@ -202,7 +203,11 @@ def _input_of_log_softmax(node: fx.Node, dim: int) -> Any:
         ("input", "dim", "_stacklevel", "dtype") if node.target is functional.log_softmax else ("input", "dim", "dtype")
     )
     arguments = arguments_of(node, *names)
-    if not isinstance(arguments.get("dim"), int) or arguments["dim"] % value_of(node).dim() != dim:
+    if (
+        not isinstance(arguments.get("dim"), int)
+        or arguments["dim"] % value_of(node).dim() != dim
+        or "out" in arguments
+    ):
         raise Refusal("takes log-probabilities over another dimension than that of the classes")
     before, after = value_of(arguments["input"]).dtype, value_of(node).dtype
     if after not in (before, torch.float32):

@@ -61,7 +61,7 @@ class Steps:
             name = name_of(node) or ""
             if name in ends:
                 return chain
-            if name not in steps:
+            if name not in steps or "out" in node.kwargs:
                 raise Refusal(f"takes logits that come {through(node)}, not from {NAMES_OF_ENDS[ends[0]]}")
             user, node = node, steps[name](self, node)
 
