@@ -1,4 +1,4 @@
-"""Losses of linear maps in the forms that the linear + cross_entropy pass fuses, and near misses that it leaves alone."""
+"""Losses of linear maps in forms that the linear + cross_entropy pass fuses, and near misses that it leaves alone."""
 
 from __future__ import annotations
 

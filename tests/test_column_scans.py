@@ -266,6 +266,24 @@ def test_many_steps_or_many_columns_are_not_whole(
 
 
 @lowering_test
+@pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), (3, "few operands"), (4, "many operands")])
+def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, columns: str) -> None:
+    """How the kernel is written and what it is launched with are for the same number of operands."""
+    from torch_dcs_ops.compile import _heuristics
+
+    def function(x: Tensor, added: list[Tensor]) -> Tensor:
+        return discounted_cumsum(sum(added, x * 2), 0.9, dim=0) * 2
+
+    x = make((100, COLUMNS), torch.float32, DEVICE)
+    added = [make(x.shape, torch.float32, DEVICE, seed=5 + n) for n in range(others)]
+    result = torch.compile(function, fullgraph=True, dynamic=False)(x, added)
+    torch.testing.assert_close(result, function(x.double(), added), check_dtype=False, rtol=1e-5, atol=1e-5)
+    assert_whole_columns(kernels)
+    assert f"columns={columns!r}," in kernels.source
+    assert f"column_order(r0_index, {_heuristics.COLUMNS[columns].steps})" in kernels.source
+
+
+@lowering_test
 def test_dynamic_columns(kernels: Kernels) -> None:
     """The number of columns may be any; that of steps decides how the kernel is written."""
     compiled = torch.compile(negated_scan, fullgraph=True)

@@ -45,13 +45,26 @@ class Column(NamedTuple):
 
     steps: int
     values: tuple[int, ...]  # to choose from, by timing
+    most_warps: int
 
 
 # 32 steps are faster (GAE of 1024 steps of 4096 columns 0.94 of its traffic, with 16 steps 0.88), but ask for 64 values
 # of each operand in a thread's registers. One choice for few operands: timings that lie near each other had the slower
 # one taken, 0.77 and not 0.91.
+# With 16 warps a thread has 128 registers: enough for one operand (2048 by 4096 0.75 and not 0.67), not for GAE's (1024
+# by 4096 0.15 and not 0.75).
 FEW_OPERANDS = 4
-COLUMNS = {"few operands": Column(32, (64,)), "many operands": Column(16, (64, 32))}
+COLUMNS = {
+    "one operand": Column(32, (64,), 16),
+    "few operands": Column(32, (64,), 8),
+    "many operands": Column(16, (64, 32), 8),
+}
+
+
+def columns_of(operands: int) -> str:
+    """Which of COLUMNS a kernel with so many operands takes."""
+    return "one operand" if operands == 1 else "few operands" if operands <= FEW_OPERANDS else "many operands"
+
 
 # Elements of a thread, where a block holds whole rows, and its warps, where short rows leave the choice. All of 4 to 16
 # elements are within a tenth of each other.
@@ -114,7 +127,7 @@ def _whole_row_configs(size_hints: dict[str, int]) -> Iterator[Any]:
 
 def _whole_column_configs(size_hints: dict[str, int], column: Column) -> Iterator[Any]:
     steps = max(size_hints["r0_"], 1)
-    num_warps = 8 if steps >= 512 else 4 if steps >= 256 else 2
+    num_warps = min(16 if steps >= 2048 else 8 if steps >= 512 else 4 if steps >= 256 else 2, column.most_warps)
     for values in column.values:
         columns = max(32 * num_warps * values // steps, 1)
         yield triton_heuristics.InductorConfig({"XBLOCK": columns}, num_warps=num_warps, num_stages=1)

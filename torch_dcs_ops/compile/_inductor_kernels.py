@@ -246,7 +246,7 @@ def _columns(kernel: Any) -> str:
     nodes = list(kernel.features.scheduler_nodes())
     written = {dependency for node in nodes for dependency in node.read_writes.writes}
     operands = {dependency for node in nodes for dependency in node.read_writes.reads} - written
-    return "few operands" if len(operands) <= _heuristics.FEW_OPERANDS else "many operands"
+    return _heuristics.columns_of(len(operands))
 
 
 def _scans_of_kernel(kernel: Any) -> list[DirectedScan]:
