@@ -23,6 +23,8 @@ from triton.compiler import ASTSource
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''',", re.DOTALL)
 _DECORATOR = re.compile(r"^@triton_heuristics\.\w+\(.*?^\)\n", re.DOTALL | re.MULTILINE)
 _SIGNATURE = re.compile(r"'signature': (\{.*?\})")
+# Sizes that are multiples of 16. It decides, as that of pointers does, how wide loads are.
+_ATTRIBUTES = re.compile(r"'configs': \[(\{.*?\})\]\}")
 
 
 def main() -> int:
@@ -37,7 +39,11 @@ def main() -> int:
             spec = importlib.util.spec_from_file_location(name, path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            source = ASTSource(getattr(module, name), signature, constexprs=options)
+            attributes = ast.literal_eval(_ATTRIBUTES.search(text)[1])
+            # On a GPU all of them: Inductor copies inputs that are not.
+            pointers = [place for place, kind in enumerate(signature.values()) if kind.startswith("*")]
+            attributes |= {(place,): [["tt.divisibility", 16]] for place in pointers}
+            source = ASTSource(getattr(module, name), signature, constexprs=options, attrs=attributes)
             compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
             print(name, compiled.asm["ttgir"].count("ttg.convert_layout"))
     return 0 if kernels else 1
