@@ -106,7 +106,7 @@ def emulated_gpu() -> Iterator[Kernels]:
     patches: list[Any] = [
         inductor_config.patch(cpu_backend="triton"),
         mock.patch.object(DeviceProperties, "create", classmethod(lambda cls, device: properties)),
-        mock.patch.object(AsyncCompile, "triton", lambda self, name, source, **_: _Interpreted(name, source)),
+        mock.patch.object(AsyncCompile, "triton", lambda self, name, source, **_: InterpretedKernel(name, source)),
         mock.patch.object(driver, "_active", _Driver()),
         mock.patch.object(driver, "_default", _Driver()),
     ]
@@ -128,23 +128,15 @@ def emulated_gpu() -> Iterator[Kernels]:
 def lowered_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     """torch.compile with the lowerings of scans switched on, and the code that it generates for DEVICE."""
     import torch._inductor.config as inductor_config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
 
     from torch_dcs_ops.compile import _inductor, scan_lowering
-
-    class Switch(CustomGraphPass):  # type: ignore[misc]
-        dcs_scan_lowering = True
-
-        def __call__(self, graph: torch.fx.Graph) -> None: ...
-
-        def uuid(self) -> str:
-            return "lowered_scans"
+    from torch_dcs_ops.compile._hook import Hook
 
     if not scan_lowering.install():
         pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
     monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (DEVICE,))
     context = emulated_gpu() if INTERPRETED else recorded_kernels()
-    with context as recorded, inductor_config.patch(pre_grad_custom_pass=Switch()):
+    with context as recorded, inductor_config.patch(pre_grad_custom_pass=Hook()):
         yield recorded
 
 
@@ -180,7 +172,7 @@ def _is_gpu(module: Any) -> Callable[[Any], bool]:
     return is_gpu
 
 
-class _Interpreted:
+class InterpretedKernel:
     """A generated kernel, as the generated code launches it."""
 
     def __init__(self, name: str, source: str) -> None:
@@ -196,14 +188,15 @@ class _Interpreted:
         self.kernel[tuple(grid)](*args, **blocks)
 
 
-def compiled_for_a_gpu(source: str, **options: int) -> None:
+def compiled_for_a_gpu(source: str, **options: int) -> list[int]:
     """Compiles the kernels in what Inductor wrote for sm_90, which no GPU is needed for; the interpreter takes more.
 
-    `options`: XBLOCK and num_warps.
+    `options`: XBLOCK and num_warps. Returns the number of changes of layout in each kernel.
     """
     program = Path(__file__).with_name("compile_kernels.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, program, *(f"{name}={value}" for name, value in options.items())], input=source, text=True,
-        check=True, env=environment,
+        check=True, env=environment, stdout=subprocess.PIPE,
     )  # fmt: skip
+    return [int(line.split()[-1]) for line in done.stdout.splitlines()]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from generated_code import (
     DEVICE,
     INTERPRETED,
+    InterpretedKernel,
     Kernels,
     compiled_for_a_gpu,
     lowered_scans,  # noqa: F401 (the fixture `kernels`)
@@ -24,7 +26,7 @@ from processes import run_in_the_interpreter
 from scan_oracle import HALF, assert_is_scan, make, make_gamma, make_reset
 from torch import Tensor
 
-from torch_dcs_ops import cumsum, discounted_cumsum
+from torch_dcs_ops import cumsum, discounted_cumsum, returns
 
 pytest.importorskip("triton")
 
@@ -91,6 +93,25 @@ def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
     for kind in ("group_scan.discounted_columns(", "_columns(", "group_scan.summed_columns("):
         assert kind in kernels.source
     compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=4)
+
+
+@lowering_test
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU's compiler may be another version")
+@pytest.mark.parametrize("kind", ["number", "number, reset", pytest.param("sum", marks=pytest.mark.slow)])
+def test_carries_change_their_layout_once(kernels: Kernels, kind: str) -> None:
+    """Totals to the scan over groups and carries back, not a product with the carry for each of a thread's steps."""
+    x, resets = make((1024, 32), torch.float32, DEVICE), make_reset((1024, 32), DEVICE)
+
+    def function(x: Tensor) -> Tensor:
+        if kind == "sum":
+            return cumsum(x * 2, 0, reverse=True) * 0.5
+        return discounted_cumsum(x * 2, 0.9, dim=0, reset=resets if "reset" in kind else None) * 0.5
+
+    with mock.patch.object(InterpretedKernel, "run"):
+        torch.compile(function, fullgraph=True, dynamic=False)(x)
+    assert_whole_columns(kernels)
+    # With resets a group's product of gates is no constant.
+    assert compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=8) == [3 if "reset" in kind else 2]
 
 
 @lowering_test
@@ -171,9 +192,28 @@ def test_gradients(kernels: Kernels, kind: str) -> None:
         function(wide[0], scale.double(), wide[1] if len(wide) > 1 else gamma, reset), wide
     )  # fmt: skip
     torch.testing.assert_close(gradients, expected, check_dtype=False, rtol=1e-4, atol=1e-4)
-    if kind == "step":
-        # A number comes to the backward as a tensor, saved by the forward: not known, so its pairs stay float64.
-        assert_whole_columns(kernels)
+    assert_whole_columns(kernels)
+
+
+@lowering_test
+def test_gradients_of_returns(kernels: Kernels) -> None:
+    """The product of two numbers reaches the backward as a number too."""
+
+    def function(rewards: Tensor, values: Tensor, done: Tensor) -> Tensor:
+        advantages, targets = returns.gae(
+            rewards * 2, values, bootstrap_value=values[0], terminated=done, gamma=0.97, gae_lambda=0.9
+        )
+        return (advantages.sin() + targets).sum()
+
+    shape = (100, COLUMNS)
+    rewards, values = make(shape, torch.float32, DEVICE), make(shape, torch.float32, DEVICE, seed=5)
+    done = make_reset(shape, DEVICE)
+    loss = torch.compile(function, fullgraph=True, dynamic=False)(rewards.requires_grad_(), values, done)
+    kernels.clear()
+    (gradient,) = torch.autograd.grad(loss, rewards)
+    (expected,) = torch.autograd.grad(function(rewards.double(), values.double(), done), rewards)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
+    assert_whole_columns(kernels)
 
 
 @lowering_test
@@ -223,6 +263,24 @@ def test_many_steps_or_many_columns_are_not_whole(
     assert_is_scan(result, x, gamma, dim=0)
     assert "column_order" not in kernels.source
     assert bool(kernels.extern_ops()) == (shape[0] > 2048)
+
+
+@lowering_test
+@pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), (3, "few operands"), (4, "many operands")])
+def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, columns: str) -> None:
+    """How the kernel is written and what it is launched with are for the same number of operands."""
+    from torch_dcs_ops.compile import _heuristics
+
+    def function(x: Tensor, added: list[Tensor]) -> Tensor:
+        return discounted_cumsum(sum(added, x * 2), 0.9, dim=0) * 2
+
+    x = make((100, COLUMNS), torch.float32, DEVICE)
+    added = [make(x.shape, torch.float32, DEVICE, seed=5 + n) for n in range(others)]
+    result = torch.compile(function, fullgraph=True, dynamic=False)(x, added)
+    torch.testing.assert_close(result, function(x.double(), added), check_dtype=False, rtol=1e-5, atol=1e-5)
+    assert_whole_columns(kernels)
+    assert f"columns={columns!r}," in kernels.source
+    assert f"column_order(r0_index, {_heuristics.COLUMNS[columns].steps})" in kernels.source
 
 
 @lowering_test

@@ -14,36 +14,25 @@ from typing import Any
 
 import pytest
 import torch
+from lce_graphs import FUSED, REFUSED, B, D, Operands, T, V, rows
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from torch_dcs_ops.compile import _steps
 from torch_dcs_ops.compile import linear_cross_entropy as fusing
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-B, T, D, V = 2, 6, 5, 11
 LOSS = torch.ops.dcs.linear_cross_entropy.default
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    fusing._said.clear()
+    for known in (fusing._said, _steps._softcaps):
+        known.clear()
     yield
-    fusing._said.clear()
-
-
-class Operands:
-    def __init__(self, device: str, dtype: torch.dtype = torch.float64) -> None:
-        self.head = nn.Linear(D, V, device=device, dtype=dtype)
-        self.no_bias = nn.Linear(D, V, bias=False, device=device, dtype=dtype)
-        self.x = torch.randn(B, T, D, device=device, dtype=dtype, requires_grad=True)
-        self.w = torch.randn(V, D, device=device, dtype=dtype, requires_grad=True)
-        self.b = torch.randn(V, device=device, dtype=dtype, requires_grad=True)
-        self.y = torch.randint(0, V, (B, T), device=device)
-        self.y[0, 1] = -100
-
-    def leaves(self) -> list[Tensor]:
-        return [self.x, self.w, self.b, *self.head.parameters(), *self.no_bias.parameters()]
+    for known in (fusing._said, _steps._softcaps):
+        known.clear()
 
 
 def rewritten(function: Callable[..., Any], *, dynamic: bool | None = None, minimum_logits: int = 0) -> Any:
@@ -75,67 +64,6 @@ def assert_same(
             if wanted is not None:
                 scale = max(1.0, float(wanted.detach().abs().max()))
                 torch.testing.assert_close(value, wanted, rtol=0, atol=tolerance * scale)
-
-
-def rows(logits: Tensor) -> Tensor:
-    return logits.reshape(-1, logits.size(-1))
-
-
-def unpacked(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-    logits = o.head(x)
-    batch, steps, classes = logits.shape
-    return F.cross_entropy(logits.view(batch * steps, classes), y.reshape(batch * steps))
-
-
-FUSED: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {
-    "nn.Linear": lambda o, x, y: F.cross_entropy(o.head(x).view(-1, V), y.reshape(-1)),
-    "F.linear": lambda o, x, y: F.cross_entropy(F.linear(x, o.w, bias=o.b).flatten(0, 1), y.flatten()),
-    "nn.CrossEntropyLoss": lambda o, x, y: nn.CrossEntropyLoss(reduction="sum")(rows(o.no_bias(x)), y.flatten()),
-    "rows only": lambda o, x, y: F.cross_entropy(o.head(x.flatten(0, 1)), y.flatten()),
-    "@ w.T": lambda o, x, y: F.cross_entropy(rows(x @ o.w.T), y.flatten()),
-    "@ w.mT": lambda o, x, y: F.cross_entropy(rows(x @ o.w.mT), y.flatten()),
-    "matmul w.t()": lambda o, x, y: F.cross_entropy(rows(torch.matmul(x, o.w.t())), y.flatten()),
-    "mm transpose + bias": lambda o, x, y: F.cross_entropy(torch.mm(rows(x), o.w.transpose(0, 1)) + o.b, y.flatten()),
-    "addmm": lambda o, x, y: F.cross_entropy(torch.addmm(o.b, rows(x), o.w.permute(1, 0)), y.flatten()),
-    "@ (D, V)": lambda o, x, y: F.cross_entropy(rows(x @ o.w.T.contiguous()), y.flatten()),
-    "unpacked shape": unpacked,
-    "shifted": lambda o, x, y: F.cross_entropy(rows(o.head(x)[:, :-1]), y[:, 1:].flatten()),
-    "shifted, ellipsis": lambda o, x, y: F.cross_entropy(
-        o.head(x)[..., :-1, :].contiguous().view(-1, V), y[..., 1:].contiguous().view(-1)
-    ),
-    "one sequence": lambda o, x, y: F.cross_entropy(o.head(x)[0], y[0]),
-    "every second step": lambda o, x, y: F.cross_entropy(rows(o.head(x)[:, ::2]), y[:, ::2].flatten()),
-    "classes in the middle": lambda o, x, y: F.cross_entropy(o.head(x).transpose(1, 2), y),
-    "classes in the middle, permute": lambda o, x, y: F.cross_entropy(
-        o.head(x.view(B, -1, 2, D)).permute(0, 3, 1, 2), y.reshape(B, -1, 2), reduction="none"
-    ),
-    "classes in the middle, movedim": lambda o, x, y: F.cross_entropy(o.head(x).movedim(-1, 1), y),
-    "first classes": lambda o, x, y: F.cross_entropy(rows(o.head(x)[..., : V - 2]), y.flatten().clamp(max=V - 3)),
-    "bias of first classes": lambda o, x, y: F.cross_entropy(
-        rows(o.no_bias(x)[:, :, : V - 2] + o.b[: V - 2]), y.flatten().clamp(max=V - 3)
-    ),
-    "none": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), reduction="none"),
-    "ignore_index": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten().clamp(min=3), ignore_index=3),
-    "label smoothing": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), label_smoothing=0.2),
-    "class weights": lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), o.b.detach().exp()),
-    "probabilities": lambda o, x, y: F.cross_entropy(rows(o.head(x)), rows(x.detach() @ o.w.detach().T).softmax(-1)),
-    "temperature": lambda o, x, y: F.cross_entropy(rows(o.head(x) / 0.7), y.flatten()),
-    "factors": lambda o, x, y: F.cross_entropy(rows(0.5 * o.head(x).mul(3)), y.flatten()),
-    "factors in place": lambda o, x, y: F.cross_entropy(rows(o.head(x)).mul_(0.5).div_(3), y.flatten()),
-    "classes in the middle, then upcast": lambda o, x, y: F.cross_entropy(
-        o.head(x).transpose(1, 2).contiguous().to(x.dtype), y
-    ),
-    "slices of sizes": lambda o, x, y: F.cross_entropy(
-        rows(o.head(x)[:, : x.shape[1] - 1]), y[:, : x.shape[1] - 1].flatten()
-    ),
-    "softcap": lambda o, x, y: F.cross_entropy(rows(2.0 * torch.tanh(o.head(x) / 2.0)), y.flatten()),
-    "softcap of another slope": lambda o, x, y: F.cross_entropy(rows((o.head(x) * 0.3).tanh() * -2.0), y.flatten()),
-    "log_softmax + nll_loss": lambda o, x, y: F.nll_loss(F.log_softmax(rows(o.head(x)), dim=-1), y.flatten()),
-    "torch.log_softmax": lambda o, x, y: F.nll_loss(torch.log_softmax(rows(o.head(x)), 1), y.flatten(), o.b.detach()),
-    "part of a greater loss": lambda o, x, y: (
-        F.cross_entropy(rows(o.head(x)), y.flatten(), reduction="sum") / 7 + x.square().mean()
-    ),
-}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -180,57 +108,6 @@ def test_float_constants_of_a_module_under_dynamic(device: str) -> None:
     assert record.fused
 
 
-REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
-    "returned": (
-        lambda o, x, y: (lambda z: (F.cross_entropy(rows(z), y.flatten()), z))(o.head(x)),
-        "the compiled function also returns",
-    ),
-    "used twice": (
-        lambda o, x, y: (lambda z: F.cross_entropy(rows(z), y.flatten()) + z.mean())(o.head(x)),
-        "`mean` uses too",
-    ),
-    "no linear map": (lambda o, x, y: F.cross_entropy(rows(x.exp()), y.flatten().clamp(max=D - 1)), "`exp`"),
-    "an input": (lambda o, x, y: F.cross_entropy(x[0], y[0].clamp(max=D - 1)), "as they are into the graph"),
-    "dropout": (lambda o, x, y: F.cross_entropy(F.dropout(rows(o.head(x)), 0.0), y.flatten()), "`dropout`"),
-    "classes mixed": (
-        lambda o, x, y: F.cross_entropy(o.head(x).view(-1, 1), y.new_zeros(B * x.size(1) * V)),
-        "reshaped together",
-    ),
-    "rows transposed": (lambda o, x, y: F.cross_entropy(o.head(x).transpose(0, 1)[0], y[:, 0]), "`transpose`"),
-    "other classes": (
-        lambda o, x, y: F.cross_entropy(rows(o.head(x)[..., 2:]), y.flatten().clamp(max=V - 3)),
-        "other classes than the first",
-    ),
-    "mask": (lambda o, x, y: F.cross_entropy(rows(o.head(x))[torch.arange(3)], y.flatten()[:3]), "indexed"),
-    "tensor temperature": (lambda o, x, y: F.cross_entropy(rows(o.head(x) * o.b.exp()[0]), y.flatten()), "scaled"),
-    "scale before bias": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x) * 2 + o.b), y.flatten()), "before their"),
-    "bias after tanh": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x).tanh() + o.b), y.flatten()), "after their"),
-    "two biases": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.b), y.flatten()), "two biases"),
-    "two tanh": (lambda o, x, y: F.cross_entropy(rows(o.head(x).tanh().tanh()), y.flatten()), "two tanh"),
-    "plus a number": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + 1.0), y.flatten()), "plus a number"),
-    "residual": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.no_bias(x)), y.flatten()), "something else than"),
-    "narrowed": (lambda o, x, y: F.cross_entropy(rows(o.head(x)).float(), y.flatten()), "converted from"),
-    "other mode": (
-        lambda o, x, y: (lambda z: torch.no_grad()(lambda: F.cross_entropy(z, y.flatten()))())(rows(o.head(x))),
-        "another mode",
-    ),
-    "single row": (lambda o, x, y: F.cross_entropy(o.head(x)[0, 0], y[0, 0]), "single row"),
-    "legacy reduction": (
-        lambda o, x, y: F.cross_entropy(rows(o.head(x)), y.flatten(), size_average=False),
-        "size_average",
-    ),
-    "probabilities in the middle": (
-        lambda o, x, y: F.cross_entropy(o.head(x).transpose(1, 2), o.head(x.detach()).softmax(-1).transpose(1, 2)),
-        "class probabilities",
-    ),
-    "nll of something else": (lambda o, x, y: F.nll_loss(rows(o.head(x)), y.flatten()), "log_softmax"),
-    "product of matrices": (
-        lambda o, x, y: F.cross_entropy((x @ o.w.T.expand(B, D, V)).flatten(0, 1), y.flatten()),
-        "rows times one matrix",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_alone(device: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     o = Operands(device)
@@ -269,14 +146,16 @@ def test_a_number_that_changes_is_no_constant(
     """Each of its values would be compiled anew, up to the recompile limit."""
     o, function = Operands(device), changing(number)
     record = rewritten(function, dynamic=dynamic)
-    for t in (1.5, 1.25, 1.125, 1.0625, 1.75, 1.875):
+    for t in (1.5, 1.25, 1.125, 1.0625, 1.75, 1.875, 2.0, 2.25, 2.5, 2.75, 3.0, 1.5):
         torch.testing.assert_close(record.run(o, o.x, o.y, t), function(o, o.x, o.y, t))
     if number == 0:
         # A variable of the graph, from the start or after its first value.
         assert len(record.graphs) == (1 if dynamic else 2)
         assert record.fused == len(record.graphs)
-    elif not dynamic:
-        assert len(record.graphs) == 2
+    else:
+        # With dynamic=True every number is a variable, and some are constants all the same.
+        assert record.fused == (_steps.SOFTCAPS_OF_A_LINE if dynamic else 1)
+        assert len(record.graphs) == record.fused + 1
         assert "changes from call to call" in caplog.text
 
 
@@ -287,7 +166,7 @@ def test_a_reason_is_given_once(device: str, caplog: pytest.LogCaptureFixture) -
         torch._dynamo.reset()
         rewritten(function).run(o, o.x, o.y)
     assert caplog.text.count(reason) == 1
-    assert "test_lce_pass.py" in caplog.text  # The line that the loss comes from.
+    assert "lce_graphs.py" in caplog.text  # The line that the loss comes from.
 
 
 def test_few_logits_are_left_to_the_compiler(device: str, caplog: pytest.LogCaptureFixture) -> None:

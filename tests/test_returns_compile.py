@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import returns
-from torch_dcs_ops.compile import _hook, returns_alone
+from torch_dcs_ops.compile import _hook, known_discounts
 from torch_dcs_ops.compile.returns_alone import mark_returns_alone
 from torch_dcs_ops.ops.temporal_difference import STAYS_A_CALL
 
@@ -139,6 +139,7 @@ def _marked(function: Callable[..., Any], *args: Tensor) -> tuple[int, torch.fx.
         return module.forward
 
     torch.compile(function, fullgraph=True, dynamic=False, backend=backend)(*args)
+    known_discounts.give_numbers(graphs[0])
     return mark_returns_alone(graphs[0]), graphs[0]
 
 
@@ -168,16 +169,16 @@ def test_returns_with_nothing_around_them_stay_a_call() -> None:
 def test_an_error_leaves_the_graph(
     failing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error in the mark of returns would end the compilation; at the second call, leave the first one marked."""
+    """An error in a pass would end the compilation; at the second call, leave the first one changed."""
     asked: list[Any] = []
-    number = returns_alone._number
+    number_of = known_discounts.number_of
 
-    def fails(rate: Any, value: Any) -> float | None:
+    def fails(rate: Any) -> float | None:
         """At the first discount of a call; every one has two."""
         asked.append(rate)
         if len(asked) == 2 * failing - 1:
             raise ZeroDivisionError("planted")
-        return number(rate, value)
+        return number_of(rate)
 
     graphs: list[torch.fx.Graph] = []
 
@@ -187,7 +188,7 @@ def test_an_error_leaves_the_graph(
     def twice(r: Tensor, v: Tensor, b: Tensor, done: Tensor) -> Any:
         return _gae(r, v, b, done), _gae(v, r, b, done)
 
-    monkeypatch.setattr(returns_alone, "_number", fails)
+    monkeypatch.setattr(known_discounts, "number_of", fails)
     monkeypatch.setattr(_hook, "_failed", set())
     r, v, b, done = torch.randn(8, 3), torch.randn(8, 3), torch.randn(3), torch.rand(8, 3) < 0.1
     for _ in range(2):
@@ -199,5 +200,5 @@ def test_an_error_leaves_the_graph(
         assert len(calls) == 2
         assert not any(STAYS_A_CALL in call.meta or call.args[6] is None for call in calls)
     (record,) = (record for record in caplog.records if record.name == "torch_dcs_ops.compile")
-    assert record.getMessage() == "the returns pass failed; the graph is compiled as it stands"
+    assert record.getMessage() == "the discounts pass failed; the graph is compiled as it stands"
     assert "ZeroDivisionError: planted" in caplog.text

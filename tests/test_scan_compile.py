@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import cumsum, discounted_cumsum
+from torch_dcs_ops.compile.known_discounts import give_numbers
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -239,6 +240,48 @@ def test_sizes_known_only_at_run_time(device: str) -> None:
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
         results = [torch.autograd.grad(f(x, gamma), (x, gamma)) for f in (compiled, function)]
     torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_of_a_graph_are_given_as_numbers(device: str, dynamic: bool) -> None:
+    """With dynamic=True a number is a variable, and stays a tensor."""
+    given = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        given.append(give_numbers(module.graph))
+        module.graph.lint()
+        module.recompile()
+        targets = [node.target for node in module.graph.nodes]
+        assert targets.count(torch.ops.dcs.discounted_cumsum.default) == given[-1]
+        return module
+
+    def function(x: Tensor, row: Tensor) -> Tensor:
+        y = discounted_cumsum(x, 0.9, dim=0, reset=x > 1) + discounted_cumsum(x, -2, dim=0, direction="left")
+        return y + discounted_cumsum(x, row, dim=0) + discounted_cumsum(x, torch.tensor(0.5), dim=0, window=2)
+
+    number = 0.9
+
+    def changing(x: Tensor, row: Tensor) -> Tensor:
+        return discounted_cumsum(x, number, dim=0) + discounted_cumsum(x, row, dim=0)
+
+    x, row = make((7, 3), torch.float64, device).requires_grad_(), torch.rand(3, dtype=torch.float64, device=device)
+    for case, count in ((function, 2), (changing, 0 if dynamic else 1)):
+        results = torch.compile(case, fullgraph=True, dynamic=dynamic, backend=backend)(x, row), case(x, row)
+        assert given.pop() == count
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(torch.autograd.grad(result.sin().sum(), x) for result in results))
+
+
+def test_numbers_through_the_backend(device: str) -> None:
+    def function(x: Tensor, gamma: float) -> Tensor:
+        return (discounted_cumsum(x * 2, gamma, dim=0) * 2).sin()
+
+    compiled = torch.compile(function, fullgraph=True, backend="dcs")
+    x = make((7, 3), torch.float32, device).requires_grad_()
+    for gamma in (0.9, 0.8, 0.7):
+        results = compiled(x, gamma), function(x, gamma)
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(torch.autograd.grad(result.sum(), x) for result in results))
 
 
 class Returns(torch.nn.Module):

@@ -142,6 +142,25 @@ def test_backward_is_one_kernel(kernels: Kernels, kind: str, time: int) -> None:
     assert_one_kernel(kernels)
 
 
+@lowering_test
+def test_numbers_reach_the_backward_and_do_not_compile_again(kernels: Kernels) -> None:
+    """The first number is a constant of both kernels; from the second one on it is an input of them."""
+
+    def function(x: Tensor, gamma: float) -> Tensor:
+        return (discounted_cumsum(x * 2, gamma, dim=0) * 2).sum()
+
+    compiled = torch.compile(function, fullgraph=True)
+    x = make((T, B), torch.float32, DEVICE).requires_grad_()
+    for gamma in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
+        (gradient,) = torch.autograd.grad(compiled(x, gamma), x)
+        (expected,) = torch.autograd.grad(function(x.double(), gamma), x)
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
+        if gamma == 0.9:
+            assert len(kernels.graphs) == 2
+            assert all("tl.full([1, 1], 0.9, tl.float64)" in graph for graph in kernels.graphs)
+    assert len(kernels.graphs) == 4
+
+
 # Two scans, or a scan and a reduction, that one kernel would compute if they walked alike.
 COMPANIONS = {
     "left scan": lambda x, time: discounted_cumsum(x, 0.5, dim=time, direction="left"),
@@ -460,7 +479,7 @@ def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixt
         caplog.at_level(logging.WARNING, "torch_dcs_ops"),
     ):
         register = _inductor.register.__wrapped__
-        with mock.patch.object(_inductor, "_wrap_methods") as wrap:
+        with mock.patch.object(_inductor._inductor_kernels, "wrap_methods") as wrap:
             assert not register(())
         wrap.assert_not_called()
     (record,) = caplog.records

@@ -99,7 +99,10 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
     one = tl.full((P, J), 1, tl.float64)
     zero = tl.full((P, J), 0, tl.float64)
     _, _, _, carried = tl.associative_scan((product, total.to(tl.float64), one, zero), 1, _join_exclusive)
-    carry = carried.to(tl.float32)
+    # A first step of NaN makes NaNs of all up to the next reset, whatever is carried to it: the carry may be one too. A
+    # value that was loaded thus decides, and the compiler takes the carry into the layout of what is loaded, once. It
+    # leaves the carry in the scan's layout otherwise, and takes each of the V products with it through shared memory.
+    carry = tl.where(totals[0] != totals[0], totals[0], carried.to(tl.float32))
     # An infinite carry times a rest of the other sign would make a NaN of it.
     finite_carry = tl.where(carry - carry == 0, carry, 0)
     results = ()

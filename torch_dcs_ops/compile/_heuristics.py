@@ -1,7 +1,8 @@
 """Launch configurations of the generated kernels that hold a scan.
 
 The source of such a kernel imports this module in the place of Inductor's `triton_heuristics`, in the processes that
-compile kernels as well as in the one that runs them. Of this package only `_inductor` imports it, for the sizes.
+compile kernels as well as in the one that runs them. Of this package only
+`_inductor_kernels` imports it, for the sizes.
 """
 
 from __future__ import annotations
@@ -33,12 +34,37 @@ TILES = {
     "rows": (Tile(1, 4096, 8), Tile(1, 1024, 4)),
 }
 
-# Steps of the columns that a block holds whole, at least and at most, and the values of each operand that a thread then
-# holds. On an H200, GAE in float32: 1024 steps by 4096 columns 0.94 of the traffic (0.50 by the library's kernel and
-# two around it), 512 by 4096 1.21, 1024 by 1024 1.14, 2048 by 4096 0.69.
+# Steps of the columns that a block holds whole, at least and at most. On an H200, GAE in float32: 1024 steps by 4096
+# columns 0.94 of the traffic (0.50 by the library's kernel and two around it), 512 by 4096 1.21, 1024 by 1024 1.14,
+# 2048 by 4096 0.69.
 WHOLE_COLUMNS = (64, 2048)
-VALUES_OF_A_THREAD = (64, 32)
+
+
+class Column(NamedTuple):
+    """What a thread takes of columns that a block holds whole: successive steps, and values of each operand in all."""
+
+    steps: int
+    values: tuple[int, ...]  # to choose from, by timing
+    most_warps: int
+
+
+# 32 steps are faster (GAE of 1024 steps of 4096 columns 0.94 of its traffic, with 16 steps 0.88), but ask for 64 values
+# of each operand in a thread's registers. One choice for few operands: timings that lie near each other had the slower
+# one taken, 0.77 and not 0.91.
+# With 16 warps a thread has 128 registers: enough for one operand (2048 by 4096 0.75 and not 0.67), not for GAE's (1024
+# by 4096 0.15 and not 0.75).
 FEW_OPERANDS = 4
+COLUMNS = {
+    "one operand": Column(32, (64,), 16),
+    "few operands": Column(32, (64,), 8),
+    "many operands": Column(16, (64, 32), 8),
+}
+
+
+def columns_of(operands: int) -> str:
+    """Which of COLUMNS a kernel with so many operands takes."""
+    return "one operand" if operands == 1 else "few operands" if operands <= FEW_OPERANDS else "many operands"
+
 
 # Elements of a thread, where a block holds whole rows, and its warps, where short rows leave the choice. All of 4 to 16
 # elements are within a tenth of each other.
@@ -55,10 +81,12 @@ def reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) ->
     return _autotuned(size_hints, configs, HeuristicType.REDUCTION, **arguments)
 
 
-def persistent_reduction(size_hints: Any, reduction_hint: Any = False, **arguments: Any) -> Any:
-    """The decorator of a kernel that holds whole rows, or whole columns."""
-    if reduction_hint == ReductionHint.OUTER:
-        configs = _whole_column_configs(size_hints, **arguments)
+def persistent_reduction(
+    size_hints: Any, reduction_hint: Any = False, columns: str | None = None, **arguments: Any
+) -> Any:
+    """The decorator of a kernel that holds whole rows, or whole columns: `columns` is which ones."""
+    if columns is not None:
+        configs = _whole_column_configs(size_hints, COLUMNS[columns])
         if _chooses_without_timing(size_hints, **arguments):
             configs = itertools.islice(configs, 1)
     elif _chooses_without_timing(size_hints, **arguments):
@@ -97,12 +125,10 @@ def _whole_row_configs(size_hints: dict[str, int]) -> Iterator[Any]:
         )
 
 
-def _whole_column_configs(size_hints: dict[str, int], inductor_meta: Any = None, **_: Any) -> Iterator[Any]:
+def _whole_column_configs(size_hints: dict[str, int], column: Column) -> Iterator[Any]:
     steps = max(size_hints["r0_"], 1)
-    num_warps = 8 if steps >= 512 else 4 if steps >= 256 else 2
-    # One choice for few operands: timings that lie near each other had the slower one taken, 0.77 and not 0.91.
-    few = (inductor_meta or {}).get("num_load", 0) <= FEW_OPERANDS
-    for values in VALUES_OF_A_THREAD[: 1 if few else None]:
+    num_warps = min(16 if steps >= 2048 else 8 if steps >= 512 else 4 if steps >= 256 else 2, column.most_warps)
+    for values in column.values:
         columns = max(32 * num_warps * values // steps, 1)
         yield triton_heuristics.InductorConfig({"XBLOCK": columns}, num_warps=num_warps, num_stages=1)
 

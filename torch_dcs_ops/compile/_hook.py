@@ -1,5 +1,5 @@
-"""What the compiler is given: a pre-grad pass that fuses linear + cross-entropy and marks returns that stay
-calls, and itself the mark of scans that are to be lowered."""
+"""What the compiler is given: a pre-grad pass that fuses linear + cross-entropy, gives discounts as numbers and marks
+returns that stay calls, and itself the mark of scans that are to be lowered."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import __version__
+from .known_discounts import give_numbers
 from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
 from .returns_alone import mark_returns_alone
 
@@ -46,6 +47,7 @@ class Hook(CustomGraphPass):
         for earlier in self.earlier:
             earlier(graph)
         _guarded("linear + cross_entropy", lambda: fuse_linear_cross_entropy(graph, self.minimum_logits))
+        _guarded("discounts", lambda: give_numbers(graph))
         _guarded("returns", lambda: mark_returns_alone(graph))
 
     def uuid(self) -> bytes | None:

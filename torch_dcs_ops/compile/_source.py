@@ -37,10 +37,11 @@ def with_turned_groups(source: str, steps: int) -> str:
     return _with_scans(source, statements).replace(_LAST_STEP, f"rbase == (RBLOCK - {steps})")
 
 
-def with_columns(source: str, steps: int, number: float | None) -> str:
+def with_columns(source: str, columns: str, steps: int, number: float | None) -> str:
     """The scans of a kernel whose tiles hold whole columns, `steps` successive steps in the registers of a thread.
 
-    number: the discount of all of them, if that is one and known.
+    columns: which ones (see `_heuristics.COLUMNS`), an argument of the decorator. number: the discount of all of them,
+    if that is one and known.
     """
     helpers: dict[str, str] = {}
 
@@ -54,7 +55,8 @@ def with_columns(source: str, steps: int, number: float | None) -> str:
         return f"{indent}{results[-1]} = {combine}_columns({', '.join(operands)}, {steps})"
 
     source = _with_scans(source, statements)
-    return source.replace(_DECORATOR, "\n".join(("", *helpers.values())) + _DECORATOR, 1)
+    decorator = f"{_DECORATOR}persistent_reduction(\n"
+    return source.replace(decorator, "\n".join(("", *helpers.values())) + f"{decorator}    columns={columns!r},\n", 1)
 
 
 # `discounted_columns` for any gates. Triton calls a function that is an argument in its own scans only, so each way to

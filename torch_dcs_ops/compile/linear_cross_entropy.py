@@ -16,8 +16,9 @@ from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from .. import _registry
-from ._build import Builder, hint, value_of
-from ._match import Match, Refusal, find, is_loss, logits_of, place_of
+from ._build import Builder, hint, shown, value_of
+from ._match import Match, find, is_loss, logits_of, place_of
+from ._nodes import Refusal
 
 log = logging.getLogger("torch_dcs_ops.compile")
 
@@ -56,7 +57,7 @@ def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOG
 
 def _say_once(level: int, loss: fx.Node, reason: str) -> None:
     place = place_of(loss)
-    text = f"{getattr(loss.target, '__name__', '')}{place and f' ({place})'} is compiled as it stands: it {reason}"
+    text = f"{shown(loss)}{place and f' ({place})'} is compiled as it stands: it {reason}"
     if text not in _said:
         _said.add(text)
         log.log(level, text)
@@ -124,7 +125,8 @@ def _fused(match: Match, build: Builder) -> fx.Node:
         "softcap": match.softcap,
         "logit_scale": match.logit_scale,
     }
-    operands = cast(rows), cast(weight), match.target
+    target = build.method("squeeze", match.target, -1) if match.is_gathered else match.target
+    operands = cast(rows), cast(weight), target
     device = value_of(match.loss).device.type
     if match.dtype != torch.float64 and _autocast_is_near(match.loss, device):
         # The operands are in the dtype of the linear map, which autocast at the loss may not be set to.
@@ -133,6 +135,8 @@ def _fused(match: Match, build: Builder) -> fx.Node:
         build.statement("call_function", _exit_autocast, entered)
     else:
         result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
+    if match.is_gathered:
+        result = build.method("unsqueeze", build.method("neg", result), -1)
     wanted, found = value_of(match.loss), value_of(result)
     if found.dim() != wanted.dim():
         raise Refusal(f"has the shape {tuple(wanted.shape)}, where linear_cross_entropy has {tuple(found.shape)}")

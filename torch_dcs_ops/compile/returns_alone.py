@@ -12,14 +12,12 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch import fx
 
 from .. import _registry
 from ..ops.temporal_difference import STAYS_A_CALL
+from .known_discounts import has_numbers
 
-# Positions of the two discounts; behind each is its number.
-_DISCOUNTS = (6, 8)
 _OPERANDS = (0, 1, 2, 3, 4, 5, 10)
 _VIEWS = (
     operator.getitem, "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "expand", "detach", "movedim",
@@ -27,36 +25,18 @@ _VIEWS = (
 
 
 def mark_returns_alone(graph: fx.Graph) -> int:
-    """Marks the calls that have nothing around them, and gives them their discounts as numbers; returns how many."""
-    marked = []
-    for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan):
-        args = list(node.args)
-        if any(_is_computed(args[place]) for place in _OPERANDS) or any(map(_computes, node.users)):
-            continue
-        numbers = [_number(args[place], args[place + 1]) for place in _DISCOUNTS]
-        if None in numbers:
-            # Another number would be another graph; and a tensor of one a row is read by a kernel for all cases.
-            continue
-        for place, number in zip(_DISCOUNTS, numbers, strict=True):
-            args[place : place + 2] = (None, number)
-        marked.append((node, tuple(args)))
-    # Only now: an error on the way leaves the graph as it was.
-    for node, numbered in marked:
-        node.args = numbered
+    """Marks the calls that have nothing around them, and numbers for discounts; returns how many."""
+    alone = [
+        node
+        for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan)
+        # A number that is not known is a tensor here, and one of one a row is read by a kernel for all cases.
+        if has_numbers(node)
+        and not any(_is_computed(node.args[place]) for place in _OPERANDS)
+        and not any(map(_computes, node.users))
+    ]
+    for node in alone:
         node.meta[STAYS_A_CALL] = True
-    # What made tensors of the numbers is dropped later, with other dead code: here a mutation would look dead too.
-    return len(marked)
-
-
-def _number(rate: Any, number: Any) -> float | None:
-    """A discount that is written into the graph, as number_as_tensor writes it (ops/discounted_cumsum.py)."""
-    if rate is None:
-        return number if isinstance(number, float) else None
-    if not isinstance(rate, fx.Node) or rate.target is not operator.mul or len(rate.args) != 2:
-        return None
-    ones, factor = rate.args
-    is_one = isinstance(ones, fx.Node) and ones.target is torch.ones and ones.args == ((),)
-    return factor if is_one and isinstance(factor, float) else None
+    return len(alone)
 
 
 def _is_view(node: fx.Node) -> bool:

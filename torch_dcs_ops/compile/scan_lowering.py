@@ -34,7 +34,7 @@ from .. import _registry
 from ..ops import temporal_difference
 from ..ops._validate import FLOATING
 from ..reference.scan import gate_gradient_dtype
-from . import _inductor
+from . import _inductor, _inductor_kernels
 from ._build import hint
 from ._inductor import Combine, Index, Loader, Value, ops
 
@@ -117,7 +117,7 @@ def lowers_to_scan(scan: Scan) -> bool:
     if not _inductor.generates_scans(input.get_device(), scan.reverse):
         return False
     # Alone the library's kernels are at least as fast: they know that a scalar gamma is the same at every step.
-    sizes = [_inductor.size_hint(size) for size in scan.size]
+    sizes = [_inductor_kernels.size_hint(size) for size in scan.size]
     if _has_few_long_rows(sizes, scan.axis) and not _takes_whole_columns(scan, sizes):
         return False
     return not _is_degenerate(scan) and _inductor.has_work_to_fuse()
@@ -150,9 +150,9 @@ def _has_few_long_rows(sizes: list[int], axis: int) -> bool:
 
 def _takes_whole_columns(scan: Scan, sizes: list[int]) -> bool:
     rows = math.prod(sizes) // max(sizes[scan.axis], 1)
-    if math.prod(sizes[scan.axis + 1 :]) == 1 or not _inductor.scans_in_columns(scan.dtype, scan.column_gamma):
+    if math.prod(sizes[scan.axis + 1 :]) == 1 or not _inductor_kernels.scans_in_columns(scan.dtype, scan.column_gamma):
         return False
-    return _inductor.holds_whole_columns(scan.size[scan.axis], rows)
+    return _inductor_kernels.holds_whole_columns(scan.size[scan.axis], rows)
 
 
 def lower_discounted_cumsum(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 from torch.nn import Parameter
 
 from .. import _registry
@@ -184,7 +184,12 @@ def _traced(
     reset: Tensor | None,
     window: int | None,
 ) -> Tensor:
-    """What torch.compile and torch.export see: the Tensor overload, as a float argument is a constant of the graph."""
+    """What torch.compile and torch.export see: the Tensor overload, as a float argument is a constant of the graph.
+
+    Below Dynamo, where the formulas of another op are traced, a number is a constant already.
+    """
+    if not is_dynamo_compiling() and not is_exporting() and type(gamma) is float:
+        return _op(input, None, gamma, dim, direction, initial, reset, window)
     if not isinstance(gamma, Tensor):
         gamma = number_as_tensor(gamma, input.device, _OP)
     return _op(input, gamma, 1.0, dim, direction, initial, reset, window)
