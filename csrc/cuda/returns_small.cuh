@@ -1,6 +1,6 @@
 // The temporal difference scan of little work: a launch and one trip to memory, so all loads are on their way at once, nothing is staged, and the parameters
 // are few (a cache line of them is a trip to memory too). Short rows one behind the other: a vector a lane, so many lanes a row. Few columns with time
-// outside: 4 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
+// outside: 4 or 8 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
 // lambda: there it costs a few more roundings a row, and saves a fifth of the instructions.
 #pragma once
 
@@ -16,11 +16,18 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
   void *advantages, *targets, *pg_advantages;
   int64_t rows, bootstrap_stride;
   int length, lanes;  // steps and lanes of a row
-  double powers[5], warp_power;  // c over the steps of 1, 2, 4, ... lanes, and of a warp
 };
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
 
+
+// Waits until the launches before this one have ended and their results can be read. Launched with leave to begin as they end (ReturnsLaunch::launch_early),
+// a kernel has its blocks in place and its parameters read by then, which hides 0.3 us; without, this does nothing.
+__device__ __forceinline__ void wait_for_launches_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 constexpr int kShortRowThreads = 128;
 
@@ -37,6 +44,7 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
   const int place = static_cast<int>(threadIdx.x) & (call.lanes - 1);                    // in its row
   const int64_t row = at >> (31 - __clz(call.lanes));
   const bool inside = row < call.rows, ends = place == call.lanes - 1;
+  wait_for_launches_before();
 
   const auto load = [&](const void* data) { return inside ? static_cast<const Word*>(data)[at] : Word{}; };
   const auto load_bytes = [&](const uint8_t* data) {
@@ -85,107 +93,189 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
 
-// kFewColumns columns a block, kFewSteps steps a lane, so many lanes of a warp on a column; at most kFewWarps warps. More steps or fewer columns a warp were
-// slower: a longer way through the steps, or reads of less than 16 bytes.
-constexpr int kFewColumns = 4, kFewSteps = 2, kFewWarps = 16, kFewWarpSteps = 32 / kFewColumns * kFewSteps;
+// Few columns with time outside: kColumns of them a block, kSteps steps a lane, 16 steps a warp and at most kFewWarps warps. A block's loads ask for every row
+// of memory that it has a step of, however few columns it takes there: fewer columns a block, for more blocks, were slower; so were wider words of fewer lanes.
+constexpr int kFewWarps = 16, kFewWarpSteps = 16;
+template <int kForm>
+constexpr int kFewColumns = kForm == kMixed ? 4 : 8;
 
-// Steps of `rows` columns, one step behind the other in memory, by kWarps warps a block.
-template <typename T, int kForm, int kWarps, typename Wide, int kColumns = kFewColumns, int kSteps = kFewSteps>
-__global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsSmallCall<typename Types<T>::Acc> call) {
+// What the first loads need comes first: a line of 64 bytes of these is read from memory too.
+template <typename Acc>
+struct ReturnsFewCall {
+  const void *rewards, *values;
+  const uint8_t* terminated;
+  void *advantages, *targets;
+  const void* next_values;  // or bootstrap
+  int columns, length, bootstrap_stride;
+  Acc gamma, rest;
+  Gate<Acc> gate;
+  const void* rhos;
+  void* pg_advantages;
+  Acc clip_rho, clip_c, clip_pg;
+  const uint8_t* truncated;
+  double carried;  // gamma * lambda
+};
+
+// base^kExponent for a power of two.
+template <int kExponent, typename Wide>
+__device__ __forceinline__ Wide static_power(Wide base) {
+  if constexpr (kExponent == 1) return base;
+  else return times(static_power<kExponent / 2>(base), static_power<kExponent / 2>(base));
+}
+
+// What a warp leaves for the later ones, and what is carried into each lane. kGates: the gates of steps differ.
+template <typename Wide, bool kGates>
+struct FewLeft {
+  Wide total;
+  int closed;
+  __device__ __forceinline__ void set(Wide) {}
+  __device__ __forceinline__ Wide gate(Wide power) const { return power; }
+};
+template <typename Wide>
+struct alignas(16) FewLeft<Wide, true> {
+  Wide total, gates;
+  int closed;
+  __device__ __forceinline__ void set(Wide value) { gates = value; }
+  __device__ __forceinline__ Wide gate(Wide) const { return gates; }
+};
+
+// The carry into a lane's steps; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
+template <typename Wide, int kColumns, int kWarps, typename Steps, typename Acc, typename Left>
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kColumns], Acc& carry) {
+  constexpr bool kGates = Steps::kHasRhos;
+  constexpr uint32_t kColumn = kColumns == 8 ? 0x01010101u : 0x11111111u;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
+  call.power = static_cast<double>(lane_power);
+  const auto piece = steps.template total<Wide>(call);
+  Wide total = piece.total, gates = piece.gates;
+  // The nearest lane at or before this one in its column that a carry does not pass.
+  const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
+  const int limit = max(31 - __clz(stops), 0);
+  Wide power = lane_power, entering_gates = 1;
+#pragma unroll
+  for (int d = kColumns; d < 32; d *= 2) {
+    const Wide before = shuffle_up(total, d);
+    if constexpr (kGates) {
+      const Wide gates_before = shuffle_up(gates, d);
+      if (lane - d >= limit) total = fold(total, gates, before), gates = times(gates, gates_before);
+    } else {
+      if (lane - d >= limit) total = fold(total, power, before);
+      if (lane & d) entering_gates = times(entering_gates, power);
+      power = times(power, power);
+    }
+  }
+  if (lane >= 32 - kColumns) {
+    Left own;
+    own.total = total, own.closed = stops != 0;
+    own.set(gates);
+    left[warp][group] = own;
+  }
+  // Into this lane: what lies before it in the warp, and in the warps before.
+  Wide entering = shuffle_up(total, kColumns);
+  if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
+  if (place == 0) entering = 0, entering_gates = 1;
+  const bool stopped = (stops & ~(1u << lane)) != 0;
+  if constexpr (kGates && sizeof(Wide) == 4) {
+    if (__syncthreads_or(!in_range(gates))) return false;
+  } else {
+    __syncthreads();
+  }
+  // All are read before the first is used, those of no warp as well.
+  Left each[kWarps - 1];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) asm volatile("" : "+r"(each[w].closed));
+  Wide carried = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) {
+    const Wide next = each[w].closed ? each[w].total : fold(each[w].total, each[w].gate(power), carried);
+    carried = w < warp ? next : carried;
+  }
+  carry = static_cast<Acc>(stopped ? entering : fold(entering, entering_gates, carried));
+  return true;
+}
+
+// Steps of columns, one step behind the other in memory. kEven: the common call, with fewer instructions, which are read from memory as well: warps and lanes
+// of whole steps, whole blocks, an end of episodes, a bootstrap value, all outputs. Wide float, with ratios: double where float does not hold their products.
+template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
+__global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
+  constexpr int kColumns = kFewColumns<kForm>, kSteps = kFewWarpSteps * kColumns / 32;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
-  constexpr int kWarpSteps = 32 / kColumns * kSteps;
-  const int lane = threadIdx.x % 32, warp = kWarps == 1 ? 0 : threadIdx.x / 32, place = lane / kColumns;
-  const int columns = static_cast<int>(call.rows), column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
-  const int first = warp * kWarpSteps + place * kSteps;  // counted from the last step
-  const int count = column < columns ? call.length - first : 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane / kColumns;
+  const int columns = call.columns, column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
+  const int first = warp * kFewWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
+  const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
+  wait_for_launches_before();
   Steps steps;
 
   const auto load = [&](const void* data, Acc(&to)[kSteps]) {
     const T* from = static_cast<const T*>(data) + at;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i, from -= columns) to[i] = i < count ? cast<Acc>(*from) : Acc(0);
+    for (int i = 0; i < kSteps; ++i, from -= columns) {
+      T value = cast<T>(Acc(0));
+      if (kEven || i < count) value = *from;
+      to[i] = cast<Acc>(value);
+    }
   };
   load(call.rewards, steps.rewards);
   if (Steps::kHasValues) load(call.values, steps.values);
   if (Steps::kHasNext) load(call.next_values, steps.next);
   if (Steps::kHasRhos) load(call.rhos, steps.rhos);
-  T behind = cast<T>(Acc(0));
+  T bootstrap = cast<T>(Acc(0));  // or the value after the warp's last step
   if constexpr (!Steps::kHasNext) {
-    if (count > 0) {
-      if (first > 0) behind = static_cast<const T*>(call.values)[at + columns];
-      else if (call.bootstrap) behind = static_cast<const T*>(call.bootstrap)[column * call.bootstrap_stride];
-    }
+    const T* const from = first > 0 ? static_cast<const T*>(call.values) + (at + columns) : static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
+    if (place == 0 && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
-  const auto load_flags = [&](const uint8_t* data) {
-    uint8_t flags[kSteps] = {};
-    if (data) {
+  uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
+  const auto load_flags = [&](const uint8_t* data, uint8_t(&to)[kSteps]) {
+    const int flags = kEven || data ? count : 0;
+    const uint8_t* from = data + at;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-        if (i < count) flags[i] = data[at - i * columns];
-    }
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      if (flags[i]) bits |= 1u << i;
-    return bits;
+    for (int i = 0; i < kSteps; ++i, from -= columns)
+      if (kEven || i < flags) to[i] = *from;
   };
-  steps.terminates = load_flags(call.terminated);
-  steps.truncates = load_flags(call.truncated);
+  load_flags(call.terminated, terminated);
+  if constexpr (!kEven) load_flags(call.truncated, truncated);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (terminated[i]) steps.terminates |= 1u << i;
+    if (truncated[i]) steps.truncates |= 1u << i;
+  }
 
-  steps.make_differences(call, cast<Acc>(behind), first == 0);
-  const auto piece = steps.template total<Wide>(call);
-  Wide total = piece.total, gates = piece.gates;
-  // The nearest lane at or before this one in its column that a carry does not pass.
-  constexpr uint32_t kColumn = kColumns == 8 ? 0x01010101u : kColumns == 4 ? 0x11111111u : kColumns == 2 ? 0x55555555u : 0xffffffffu;
-  const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << lane % kColumns) & (0xffffffffu >> (31 - lane));
-  const int limit = max(31 - __clz(stops), 0);
-#pragma unroll
-  for (int d = kColumns, s = 0; d < 32; d *= 2, ++s) {
-    const Wide before = shuffle_up(total, d);
+  ReturnsKnown<Acc> known{call.clip_rho, call.clip_c, call.clip_pg};
+  known.rates.gamma = call.gamma, known.rates.rest = call.rest, known.rates.gate = call.gate;
+  Acc behind = 0;
+  if constexpr (!Steps::kHasNext) {
+    behind = shuffle_up(steps.values[kSteps - 1], kColumns);
+    if (place == 0) behind = cast<Acc>(bootstrap);
+  }
+  steps.make_differences(known, behind, first == 0);
+  __shared__ FewLeft<Wide, Steps::kHasRhos> left[kWarps][kColumns];
+  Acc carry;
+  if constexpr (sizeof(Wide) == 4) {
+    const float power = static_power<kSteps>(call.gate.value + call.gate.rest);
+    const bool held = few_columns_carry<float>(steps, known, power, left, carry);
     if constexpr (Steps::kHasRhos) {
-      const Wide gates_before = shuffle_up(gates, d);
-      if (lane - d >= limit) total = fold(total, gates, before), gates = times(gates, gates_before);
-    } else {
-      if (lane - d >= limit) total = fold(total, static_cast<Wide>(call.powers[s]), before);
+      if (!held) {
+        __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
+        few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), wide_left, carry);
+      }
     }
+  } else {
+    few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), left, carry);
   }
-  // Into this lane: what lies before it in the warp, and in the warps before.
-  Wide entering = shuffle_up(total, kColumns), entering_gates = shuffle_up(gates, Steps::kHasRhos ? kColumns : 0);
-  const bool stopped = (stops & ~(1u << lane)) != 0;
-  if constexpr (!Steps::kHasRhos) {
-    entering_gates = 1;
-#pragma unroll
-    for (int s = 0; (kColumns << s) < 32; ++s)
-      if (place >> s & 1) entering_gates = times(entering_gates, static_cast<Wide>(call.powers[s]));
-  }
-  if (place == 0) entering = 0, entering_gates = 1;
-  Wide carry = 0;
-  if constexpr (kWarps > 1) {
-    struct alignas(16) Left {
-      Wide total, gates;
-      int closed;
-    };
-    __shared__ Left left[kWarps][kColumns];
-    if (lane >= 32 - kColumns) left[warp][lane % kColumns] = {total, Steps::kHasRhos ? gates : static_cast<Wide>(call.warp_power), stops != 0};
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kWarps - 1; ++w) {
-      const Left each = left[w][lane % kColumns];
-      if (w < warp) carry = each.closed ? each.total : fold(each.total, each.gates, carry);
-    }
-  }
-  carry = stopped ? entering : fold(entering, entering_gates, carry);
 
   T* const advantages = static_cast<T*>(call.advantages) + at;
   T* const targets = static_cast<T*>(call.targets) + at;
   T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
-  steps.results(call, static_cast<Acc>(carry), [&](int i, Acc advantage, Acc target, Acc pg) {
-    if (i >= count) return;
-    if (call.advantages) advantages[-i * columns] = cast<T>(advantage);
-    if (call.targets) targets[-i * columns] = cast<T>(target);
-    if (Steps::kHasRhos && call.pg_advantages) pg_advantages[-i * columns] = cast<T>(pg);
+  steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
+    if (!kEven && i >= count) return;
+    if (Steps::kHasValues && (kEven || call.advantages)) advantages[-i * columns] = cast<T>(advantage);
+    if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
+    if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
   });
 }
 
