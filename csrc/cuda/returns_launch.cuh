@@ -83,7 +83,8 @@ class ReturnsLaunch {
       if (takes_short_rows()) {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
-          launch_early<returns_short_rows_kernel<T, kForm, decltype(wide)>>(short_rows_call(), blocks, kShortRowThreads);
+          using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
+          launch_early<returns_short_rows_kernel<T, kForm, Wide>>(short_rows_call(), blocks, kShortRowThreads);
         });
         return cudaGetLastError();
       }
@@ -103,12 +104,13 @@ class ReturnsLaunch {
     return cudaGetLastError();
   }
 
-  // launch(what goes between lanes): float where it holds gamma * lambda's powers as well as double. Products of ratios can be as small as they like.
+  // launch(what goes between lanes): float where it holds gamma * lambda's powers, over 32 steps at most, as well as double. With ratios no gate may exceed 1:
+  // a product that has left float's range does not come back then.
   template <int kForm, typename Launch>
   void small(const Launch& launch) {
-    const double carried = std::fabs(p_.gamma.value * p_.trace.value), least = finite_power(carried, kFewWarpSteps * kFewWarps);
-    if (carried <= 1 && (carried == 0 || least >= FLT_MIN)) return launch(float{});
-    launch(double{});
+    const double carried = std::fabs(p_.gamma.value * p_.trace.value);
+    if (carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) && (!(kForm & kWithRhos) || p_.clip_c <= 1)) launch(float{});
+    else launch(double{});
   }
 
   template <int kForm>
@@ -144,16 +146,16 @@ class ReturnsLaunch {
     return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
   }
 
-  // Four blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
   bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{16} * device_.multiprocessors) return false;
+    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
     return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
   }
 
   // The common call of few columns (returns_few_columns_kernel).
   bool few_columns_are_even(int form) const {
     const bool outputs = p_.targets.data && (!(form & kWithValues) || p_.advantages.data) && (!(form & kWithRhos) || p_.pg_advantages.data);
-    return p_.length % kFewWarpSteps == 0 && p_.rows() % 8 == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
+    return p_.length % kFewWarpSteps == 0 && p_.rows() % kFewColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
         (p_.next_values.data || p_.bootstrap_value.data);
   }
 
@@ -181,7 +183,7 @@ class ReturnsLaunch {
     call.clip_c = static_cast<Acc>(p_.clip_c);
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
     const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
-    launch_early<returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>>(call, ceil_div(p_.rows(), kFewColumns<kForm>), 32 * warps);
+    launch_early<returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>>(call, ceil_div(p_.rows(), kFewColumns), 32 * warps);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {

@@ -93,11 +93,9 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
 
-// Few columns with time outside: kColumns of them a block, kSteps steps a lane, 16 steps a warp and at most kFewWarps warps. A block's loads ask for every row
-// of memory that it has a step of, however few columns it takes there: fewer columns a block, for more blocks, were slower; so were wider words of fewer lanes.
-constexpr int kFewWarps = 16, kFewWarpSteps = 16;
-template <int kForm>
-constexpr int kFewColumns = kForm == kMixed ? 4 : 8;
+// Few columns with time outside: kFewColumns of them a block, kFewSteps steps a lane, at most kFewWarps warps. A block's loads ask for every row of memory that
+// it has a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of fewer lanes it was slower.
+constexpr int kFewColumns = 8, kFewSteps = 4, kFewWarps = 16, kFewWarpSteps = 32 / kFewColumns * kFewSteps;
 
 // What the first loads need comes first: a line of 64 bytes of these is read from memory too.
 template <typename Acc>
@@ -123,27 +121,40 @@ __device__ __forceinline__ Wide static_power(Wide base) {
   else return times(static_power<kExponent / 2>(base), static_power<kExponent / 2>(base));
 }
 
-// What a warp leaves for the later ones, and what is carried into each lane. kGates: the gates of steps differ.
+// What a warp leaves for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there (few_columns_carry), so that 0 says closed.
 template <typename Wide, bool kGates>
 struct FewLeft {
   Wide total;
-  int closed;
-  __device__ __forceinline__ void set(Wide) {}
+  int is_closed;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(Wide total, Wide, bool closed) : total(total), is_closed(closed) {}
+  __device__ __forceinline__ bool closed() const { return is_closed != 0; }
   __device__ __forceinline__ Wide gate(Wide power) const { return power; }
 };
-template <typename Wide>
-struct alignas(16) FewLeft<Wide, true> {
-  Wide total, gates;
-  int closed;
-  __device__ __forceinline__ void set(Wide value) { gates = value; }
-  __device__ __forceinline__ Wide gate(Wide) const { return gates; }
+template <>
+struct alignas(8) FewLeft<float, true> {
+  float total, gates;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(float total, float gates, bool closed) : total(total), gates(closed ? 0.f : gates) {}
+  __device__ __forceinline__ bool closed() const { return gates == 0.f; }
+  __device__ __forceinline__ float gate(float) const { return gates; }
+};
+template <>
+struct FewLeft<double, true> {
+  double total, gates;
+  int is_closed;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(double total, double gates, bool closed) : total(total), gates(gates), is_closed(closed) {}
+  __device__ __forceinline__ bool closed() const { return is_closed != 0; }
+  __device__ __forceinline__ double gate(double) const { return gates; }
 };
 
 // The carry into a lane's steps; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
-template <typename Wide, int kColumns, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kColumns], Acc& carry) {
+template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
   constexpr bool kGates = Steps::kHasRhos;
-  constexpr uint32_t kColumn = kColumns == 8 ? 0x01010101u : 0x11111111u;
+  constexpr int kColumns = kFewColumns;
+  constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
   call.power = static_cast<double>(lane_power);
   const auto piece = steps.template total<Wide>(call);
@@ -164,19 +175,14 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
       power = times(power, power);
     }
   }
-  if (lane >= 32 - kColumns) {
-    Left own;
-    own.total = total, own.closed = stops != 0;
-    own.set(gates);
-    left[warp][group] = own;
-  }
+  if (lane >= 32 - kColumns) left[warp][group] = Left(total, gates, stops != 0);
   // Into this lane: what lies before it in the warp, and in the warps before.
   Wide entering = shuffle_up(total, kColumns);
   if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
   if (place == 0) entering = 0, entering_gates = 1;
   const bool stopped = (stops & ~(1u << lane)) != 0;
   if constexpr (kGates && sizeof(Wide) == 4) {
-    if (__syncthreads_or(!in_range(gates))) return false;
+    if (__syncthreads_or(stops == 0 && !in_range(gates))) return false;
   } else {
     __syncthreads();
   }
@@ -185,11 +191,11 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
 #pragma unroll
-  for (int w = 0; w < kWarps - 1; ++w) asm volatile("" : "+r"(each[w].closed));
+  for (int w = 0; w < kWarps - 1; ++w) reload(each[w].total);
   Wide carried = 0;
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) {
-    const Wide next = each[w].closed ? each[w].total : fold(each[w].total, each[w].gate(power), carried);
+    const Wide next = each[w].closed() ? each[w].total : fold(each[w].total, each[w].gate(power), carried);
     carried = w < warp ? next : carried;
   }
   carry = static_cast<Acc>(stopped ? entering : fold(entering, entering_gates, carried));
@@ -201,7 +207,7 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
 template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
 __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kColumns = kFewColumns<kForm>, kSteps = kFewWarpSteps * kColumns / 32;
+  constexpr int kColumns = kFewColumns, kSteps = kFewSteps;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane / kColumns;
   const int columns = call.columns, column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
@@ -253,30 +259,35 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
     if (place == 0) behind = cast<Acc>(bootstrap);
   }
   steps.make_differences(known, behind, first == 0);
+  T* const advantages = static_cast<T*>(call.advantages) + at;
+  T* const targets = static_cast<T*>(call.targets) + at;
+  T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
+  const auto finish = [&](Acc carry) {
+    steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
+      if (!kEven && i >= count) return;
+      if (Steps::kHasValues && (kEven || call.advantages)) advantages[-i * columns] = cast<T>(advantage);
+      if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
+      if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
+    });
+  };
   __shared__ FewLeft<Wide, Steps::kHasRhos> left[kWarps][kColumns];
   Acc carry;
   if constexpr (sizeof(Wide) == 4) {
     const float power = static_power<kSteps>(call.gate.value + call.gate.rest);
     const bool held = few_columns_carry<float>(steps, known, power, left, carry);
     if constexpr (Steps::kHasRhos) {
-      if (!held) {
+      if (__builtin_expect(!held, 0)) {
+        // To its own end: the common way's instructions stay together.
         __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
         few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), wide_left, carry);
+        finish(carry);
+        return;
       }
     }
   } else {
     few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), left, carry);
   }
-
-  T* const advantages = static_cast<T*>(call.advantages) + at;
-  T* const targets = static_cast<T*>(call.targets) + at;
-  T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
-  steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
-    if (!kEven && i >= count) return;
-    if (Steps::kHasValues && (kEven || call.advantages)) advantages[-i * columns] = cast<T>(advantage);
-    if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
-    if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
-  });
+  finish(carry);
 }
 
 }  // namespace dcs

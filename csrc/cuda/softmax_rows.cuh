@@ -46,8 +46,8 @@ template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLa
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vec = Vector<T, kVec>;
-  // Sums in fixed point are 2^-17 of themselves off at most, 2^-8 of what a half rounds away; each lane has a power of at most 1 an element.
-  constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kLaneBits == 5;
+  // Of halves: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
+  constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kVectors == 1 && kLaneBits == 5;
   const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
   const int groups = kLaneThreads >> lane_bits;
   const int vectors = static_cast<int>(params.columns) / kVec;
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       Acc scale;
-      if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(warp_sum<kVectors * kVec>(total[r])) : NAN;
+      if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(warp_sum<kVec>(total[r])) : NAN;
+      else if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total[r]);
       else scale = Acc(1) / total[r];
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
