@@ -138,8 +138,8 @@ def check(c: Call) -> None:
 
 
 KINDS = ("gae", "vtrace", "returns")
-# What each kernel takes at a time, one less and one more: vectors of 8, lines of 256 on a CPU; tiles on a GPU.
-SIZES = (1, 7, 8, 9, 33, 255, 256, 257)
+# What each kernel takes at a time, one less and one more: vectors of 8 and 16, lines of 1024 on a CPU; tiles on a GPU.
+SIZES = (1, 7, 8, 9, 16, 17, 33, 255, 256, 257, 1024, 1025)
 
 
 @pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)

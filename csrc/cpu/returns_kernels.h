@@ -72,8 +72,9 @@ struct Lines : Line<T> {
   uint8_t no[kLine], gathered_terminated[kLine], gathered_truncated[kLine];
   double gathered_gammas[kLine], gathered_traces[kLine];
 
-  void prepare(const ReturnsProblem& problem) {
-    for (int64_t j = 0; j < kLine; ++j) {
+  // For lines of up to `most` elements.
+  void prepare(const ReturnsProblem& problem, int64_t most) {
+    for (int64_t j = 0; j < most; ++j) {
       zeros[j] = Element<T>::store(0.0);
       no[j] = 0;
       gathered_gammas[j] = problem.gamma.value;
@@ -291,7 +292,7 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   Lines<T, false> lines;
   Outputs<T> outputs;
   alignas(64) double carries[kReturnsColumns];
-  lines.prepare(problem);
+  lines.prepare(problem, count);
   lines.read_rows(problem, {outer, 0, inner, count});
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
   const Options options(problem);
@@ -332,12 +333,13 @@ template <typename L, typename T, bool kValues, bool kRhos, bool kNumbers>
 void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Lines<T, true> lines;
   Outputs<T> outputs;
-  lines.prepare(problem);
+  const int64_t most = problem.length < kLine ? problem.length : kLine;
+  lines.prepare(problem, most);
   const Options options(problem);
   const CallGates<L> call_gates(options.gamma * options.trace);
   // Steps run down in memory, so the rows do: the prefetchers lose track where they turn.
   for (int64_t row = end - 1; row >= begin; --row) {
-    Place place{row / problem.inner, 0, row % problem.inner, kLine};
+    Place place{row / problem.inner, 0, row % problem.inner, most};
     lines.read_rows(problem, place);
     double carry = 0.0;
     for (int64_t stop = problem.length; stop > 0; stop -= kLine) {
