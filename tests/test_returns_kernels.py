@@ -211,11 +211,14 @@ def test_few_steps_with_powers_of_any_size(device: str, kind: str, gamma: float)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) -> None:
-    """On a GPU: one kind of end, whole warps and blocks, which have a kernel of their own; and what just misses it."""
+    """On a GPU: one kind of end, whole warps and blocks, the public functions' outputs; and what just misses it."""
     for shape in ((16, 8), (112, 2104), (128, 256), (240, 40), (256, 24), (128, 255), (120, 256), (256, 2112)):
         for next_values in (False, True):
             c = call(shape, 0, dtype, device, kind=kind, next_values=next_values)._replace(truncated=None)
             check(c)
+            if kind == "vtrace":
+                c = c._replace(needs=(False, True, True))
+                check(c)
             check(c._replace(terminated=None))
             check(c._replace(bootstrap_value=None))
 
@@ -223,12 +226,15 @@ def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) 
 def test_few_columns_with_ratios_of_any_size(device: str) -> None:
     """Products of ratios that float holds, and that it does not, with carries that are large enough to show it."""
     for shape in ((128, 256), (250, 41)):
-        c = call(shape, 0, torch.float32, device, kind="vtrace")._replace(terminated=None, truncated=None)
+        c = call(shape, 0, torch.float32, device, kind="vtrace")
+        ends = c.terminated
+        c = c._replace(terminated=None, truncated=None)
         assert c.rhos is not None
         for ratio in (0.0, 1e-20, 1e-38, 1e30):
             rhos = c.rhos.clone()
             rhos[5::7, ::3] = ratio
             check(c._replace(rhos=rhos))
+            check(c._replace(rhos=rhos, terminated=ends, needs=(False, True, True)))
             check(c._replace(rhos=torch.full_like(rhos, ratio), numbers=(1.0, 1.0)))
             rewards = c.rewards.clone()
             rewards[100] = 1e30

@@ -2,6 +2,8 @@
 // is carried from one to the next stays double, so that no rounding adds up along a row. Of calls whose discounts are numbers that float holds the powers of.
 #pragma once
 
+#include <type_traits>
+
 #include "returns_lanes.h"
 
 #if defined(__AVX512F__)
@@ -65,7 +67,7 @@ inline bool holds_powers(double gate) {
 DCS_INLINE Carried<Floats> run_back(__m512 delta, const SameGates<Floats>& gates, __mmask16 ends, double* carry) {
   const __m512i none = _mm512_setzero_si512();
   uint32_t passes = static_cast<uint16_t>(~ends);
-  // Lane i joins what lane i + 1, 2, 4, 8 has, unless an end is in its reach; ends[i]: one is at or after it.
+  // Lane i joins what lane i + 1, 2, 4, 8 has, unless there is an end in its reach.
   const auto reach = [&](auto by, int s) __attribute__((always_inline)) {
     const __m512 moved = _mm512_castsi512_ps(_mm512_alignr_epi32(none, _mm512_castps_si512(delta), by()));
     delta = _mm512_mask3_fmadd_ps(gates.by[s], moved, delta, static_cast<__mmask16>(passes));

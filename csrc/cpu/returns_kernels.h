@@ -305,17 +305,6 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   }
 }
 
-// The gates of a call's steps where they are all the same.
-template <typename L>
-struct CallGates {
-  SameGates<Single> singles;
-  SameGates<L> wides;
-
-  explicit CallGates(double gate) : singles(same_gates(Single{}, gate)), wides(same_gates(L{}, gate)) {}
-  DCS_INLINE const SameGates<Single>& of(Single) const { return singles; }
-  DCS_INLINE const SameGates<L>& of(L) const { return wides; }
-};
-
 template <typename L, bool kValues, bool kRhos, bool kNumbers, typename T>
 DCS_INLINE void row_steps(const Options options, const CallGates<L> call_gates, const Line<T> lines, double* carry, T* advantages, T* targets,
                           T* pg_advantages, int64_t last, int64_t count) {

@@ -189,6 +189,17 @@ DCS_INLINE Carried<Wide> run_back(Wide::Number delta, const SameGates<Wide>& gat
   return join_beyond(delta, gates.beyond, ends, carry);
 }
 
+// The gates of a call's steps where they are all the same.
+template <typename L>
+struct CallGates {
+  SameGates<Single> singles;
+  SameGates<L> wides;
+
+  explicit CallGates(double gate) : singles(same_gates(Single{}, gate)), wides(same_gates(L{}, gate)) {}
+  DCS_INLINE const SameGates<Single>& of(Single) const { return singles; }
+  DCS_INLINE const SameGates<L>& of(L) const { return wides; }
+};
+
 // run(lanes, j) over [0, count): Wide while there are enough left, then Single.
 template <typename Run>
 DCS_INLINE void for_lanes(int64_t count, const Run& run) {

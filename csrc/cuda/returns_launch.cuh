@@ -154,7 +154,8 @@ class ReturnsLaunch {
 
   // The common call of few columns (returns_few_columns_kernel).
   bool few_columns_are_even(int form) const {
-    const bool outputs = p_.targets.data && (!(form & kWithValues) || p_.advantages.data) && (!(form & kWithRhos) || p_.pg_advantages.data);
+    const bool rhos = form & kWithRhos;
+    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) && (!rhos || p_.pg_advantages.data);
     return p_.length % kFewWarpSteps == 0 && p_.rows() % kFewColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
         (p_.next_values.data || p_.bootstrap_value.data);
   }

@@ -1,7 +1,7 @@
 // The temporal difference scan of little work: a launch and one trip to memory, so all loads are on their way at once, nothing is staged, and the parameters
 // are few (a cache line of them is a trip to memory too). Short rows one behind the other: a vector a lane, so many lanes a row. Few columns with time
-// outside: 4 or 8 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
-// lambda: there it costs a few more roundings a row, and saves a fifth of the instructions.
+// outside: 8 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
+// lambda, and every product of ratios: there it costs a few more roundings a row, and saves a fifth of the instructions.
 #pragma once
 
 #include "returns_known.cuh"
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
 }
 
 // Steps of columns, one step behind the other in memory. kEven: the common call, with fewer instructions, which are read from memory as well: warps and lanes
-// of whole steps, whole blocks, an end of episodes, a bootstrap value, all outputs. Wide float, with ratios: double where float does not hold their products.
+// of whole steps, whole blocks, an end of episodes, a bootstrap value, the outputs that gae, td_lambda_returns and vtrace ask for. Wide float, with ratios: double where float does not hold their products.
 template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
 __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   if (Steps::kHasRhos) load(call.rhos, steps.rhos);
   T bootstrap = cast<T>(Acc(0));  // or the value after the warp's last step
   if constexpr (!Steps::kHasNext) {
-    const T* const from = first > 0 ? static_cast<const T*>(call.values) + (at + columns) : static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
+    const T* from = static_cast<const T*>(call.values) + (at + columns);
+    if (first == 0) from = static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
     if (place == 0 && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
   uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   const auto finish = [&](Acc carry) {
     steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
       if (!kEven && i >= count) return;
-      if (Steps::kHasValues && (kEven || call.advantages)) advantages[-i * columns] = cast<T>(advantage);
+      if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) advantages[-i * columns] = cast<T>(advantage);
       if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
       if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
     });

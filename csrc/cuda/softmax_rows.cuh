@@ -40,6 +40,20 @@ __device__ __forceinline__ float warp_sum(float value) {
   return static_cast<float>(__reduce_add_sync(kAllLanes, __float2uint_rn(value * kOne))) * (1.f / kOne);
 }
 
+// In pairs: fewer steps one after the other.
+template <typename Acc, int kCount>
+__device__ __forceinline__ Acc sum_of(const Acc (&values)[kCount]) {
+  Acc sums[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = values[i];
+#pragma unroll
+  for (int apart = kCount / 2; apart > 0; apart /= 2) {
+#pragma unroll
+    for (int i = 0; i < apart; ++i) sums[i] += sums[i + apart];
+  }
+  return sums[0];
+}
+
 // Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements. kLaneBits: lanes of a row, as a power of
 // two; -1: known as it runs.
 template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLaneBits>
@@ -126,7 +140,8 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) total[r] += x[r][k][i] = shifted_power(x[r][k][i], largest[r]);
+        for (int i = 0; i < kVec; ++i) x[r][k][i] = shifted_power(x[r][k][i], largest[r]);
+        total[r] += sum_of(x[r][k]);
       }
     }
     if constexpr (!kFixed) {
