@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from capture import captured
 from processes import run_tests
 from scan_oracle import HALF, LAYOUTS, REAL_DTYPES
 from torch import Tensor
@@ -137,8 +138,8 @@ def check(c: Call) -> None:
 
 
 KINDS = ("gae", "vtrace", "returns")
-# What each kernel takes at a time, one less and one more: vectors of 8, lines of 256 on a CPU; tiles on a GPU.
-SIZES = (1, 7, 8, 9, 33, 255, 256, 257)
+# What each kernel takes at a time, one less and one more: vectors of 8 and 16, lines of 1024 on a CPU; tiles on a GPU.
+SIZES = (1, 7, 8, 9, 16, 17, 33, 255, 256, 257, 1024, 1025)
 
 
 @pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
@@ -205,6 +206,62 @@ def test_few_steps_with_powers_of_any_size(device: str, kind: str, gamma: float)
     for shape, dim in (((128, 256), 0), ((250, 40), 0), ((700, 32), 1)):
         c = call(shape, dim, torch.float32, device, kind=kind, next_values=kind == "returns")
         check(c._replace(numbers=(gamma, 1.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) -> None:
+    """On a GPU: one kind of end, whole warps and blocks, the public functions' outputs; and what just misses it."""
+    for shape in ((16, 8), (112, 2104), (128, 256), (240, 40), (256, 24), (128, 255), (120, 256), (256, 2112)):
+        for next_values in (False, True):
+            c = call(shape, 0, dtype, device, kind=kind, next_values=next_values)._replace(truncated=None)
+            check(c)
+            if kind == "vtrace":
+                c = c._replace(needs=(False, True, True))
+                check(c)
+            check(c._replace(terminated=None))
+            check(c._replace(bootstrap_value=None))
+
+
+def test_few_columns_with_ratios_of_any_size(device: str) -> None:
+    """Products of ratios that float holds, and that it does not, with carries that are large enough to show it."""
+    for shape in ((128, 256), (250, 41)):
+        c = call(shape, 0, torch.float32, device, kind="vtrace")
+        ends = c.terminated
+        c = c._replace(terminated=None, truncated=None)
+        assert c.rhos is not None
+        for ratio in (0.0, 1e-20, 1e-38, 1e30):
+            rhos = c.rhos.clone()
+            rhos[5::7, ::3] = ratio
+            check(c._replace(rhos=rhos))
+            check(c._replace(rhos=rhos, terminated=ends, needs=(False, True, True)))
+            check(c._replace(rhos=torch.full_like(rhos, ratio), numbers=(1.0, 1.0)))
+            rewards = c.rewards.clone()
+            rewards[100] = 1e30
+            check(c._replace(rhos=rhos, rewards=rewards))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("shape", "dim"), [((128, 256), 0), ((100, 37), 0), ((4096, 8), 1)], ids=str)
+def test_a_launch_waits_for_the_results_that_it_reads(shape: tuple[int, int], dim: int) -> None:
+    """Small launches begin while the one before them ends: each here reads what that one writes."""
+    c = call(shape, dim, torch.float32, "cuda")._replace(truncated=None, numbers=(0.6, 0.5))
+
+    def run(waits: bool) -> list[Tensor]:
+        results = [c.values]
+        for _ in range(40):
+            advantages, targets, _ = OP(*c._replace(rewards=results[-1], values=results[-1]).arguments())
+            results += [targets, advantages]
+            if waits:
+                torch.cuda.synchronize()
+        return results  # type: ignore[return-value]
+
+    expected = run(True)
+    graph, recorded = captured(lambda: run(False))
+    for _ in range(20):
+        assert all(map(torch.equal, expected, run(False)))
+        graph.replay()
+        assert all(map(torch.equal, expected, recorded))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

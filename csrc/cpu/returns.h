@@ -7,8 +7,8 @@
 
 namespace dcs::cpu {
 
-// Columns that one call takes: their carries and lines stay in the first-level cache.
-constexpr int64_t kReturnsColumns = 256;
+// Columns that one call takes: their carries and lines stay in the first-level cache, and lines are whole pages of floats (with 256 a third slower).
+constexpr int64_t kReturnsColumns = 1024;
 
 struct ReturnsKernels {
   const char* name;

@@ -2,11 +2,11 @@
 //
 // Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and gathered where not. In `columns` a
 // line is one step of many columns, each with its own carry; in `rows` it is a stretch of one row's steps, and the recurrence runs along the vectors.
-// Arithmetic is double.
+// Arithmetic is double; within the vectors of a row of floats it can be float (returns_floats.h).
 #pragma once
 
 #include "returns.h"
-#include "returns_lanes.h"
+#include "returns_floats.h"
 
 namespace dcs::cpu {
 namespace {
@@ -25,6 +25,10 @@ DCS_INLINE T* at(const ReturnsOutput& output, int64_t outer, int64_t time, int64
 
 template <typename T>
 void gather(const T* from, int64_t stride, int64_t count, T* to) {
+  if (stride == 1) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
+    return;
+  }
   for (int64_t j = 0; j < count; ++j) to[j] = from[j * stride];
 }
 
@@ -68,8 +72,9 @@ struct Lines : Line<T> {
   uint8_t no[kLine], gathered_terminated[kLine], gathered_truncated[kLine];
   double gathered_gammas[kLine], gathered_traces[kLine];
 
-  void prepare(const ReturnsProblem& problem) {
-    for (int64_t j = 0; j < kLine; ++j) {
+  // For lines of up to `most` elements.
+  void prepare(const ReturnsProblem& problem, int64_t most) {
+    for (int64_t j = 0; j < most; ++j) {
       zeros[j] = Element<T>::store(0.0);
       no[j] = 0;
       gathered_gammas[j] = problem.gamma.value;
@@ -202,7 +207,9 @@ template <bool kValues, bool kRhos, bool kNumbers, typename L, typename T>
 DCS_INLINE Step<L> step_at(L, const Options& options, const Line<T>& lines, int64_t j, typename L::Mask is_last) {
   using Number = typename L::Number;
   Step<L> step;
-  const Number gamma = kNumbers ? L::splat(options.gamma) : L::load(lines.gammas + j), trace = kNumbers ? L::splat(options.trace) : L::load(lines.traces + j);
+  Number gamma, trace;
+  if constexpr (kNumbers) gamma = L::splat(options.gamma), trace = L::splat(options.trace);
+  else gamma = L::load(lines.gammas + j), trace = L::load(lines.traces + j);
   const Number next = L::load(lines.next + j), reward = L::load(lines.rewards + j);
   const auto terminated = L::flags(lines.terminated + j);
   const auto done = options.has_truncated ? L::either(terminated, L::flags(lines.truncated + j)) : terminated;
@@ -285,7 +292,7 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   Lines<T, false> lines;
   Outputs<T> outputs;
   alignas(64) double carries[kReturnsColumns];
-  lines.prepare(problem);
+  lines.prepare(problem, count);
   lines.read_rows(problem, {outer, 0, inner, count});
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
   const Options options(problem);
@@ -298,26 +305,30 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   }
 }
 
-template <bool kValues, bool kRhos, bool kNumbers, typename T>
-DCS_INLINE void row_steps(const Options options, const Line<T> lines, double* carry, T* advantages, T* targets, T* pg_advantages, int64_t last,
-                          int64_t count) {
-  for_lanes_back(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
-    using L = decltype(lanes);
-    const Step<L> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, L::only(last - j));
-    const Carried<L> carried = run_back(lanes, step.delta, step.gate, step.ends, carry);
+template <typename L, bool kValues, bool kRhos, bool kNumbers, typename T>
+DCS_INLINE void row_steps(const Options options, const CallGates<L> call_gates, const Line<T> lines, double* carry, T* advantages, T* targets,
+                          T* pg_advantages, int64_t last, int64_t count) {
+  for_lanes_back<L>(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+    using Lanes = decltype(lanes);
+    const Step<Lanes> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, Lanes::only(last - j));
+    Carried<Lanes> carried;
+    if constexpr (kRhos || !kNumbers) carried = run_back(step.delta, Gates<Lanes>{step.gate}, step.ends, carry);
+    else carried = run_back(step.delta, call_gates.of(lanes), step.ends, carry);
     finish<kValues, kRhos>(lanes, options, lines, step, carried.own, carried.after, j, advantages, targets, pg_advantages);
   });
 }
 
-template <typename T, bool kValues, bool kRhos, bool kNumbers>
-void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
+template <typename L, typename T, bool kValues, bool kRhos, bool kNumbers>
+void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Lines<T, true> lines;
   Outputs<T> outputs;
-  lines.prepare(problem);
+  const int64_t most = problem.length < kLine ? problem.length : kLine;
+  lines.prepare(problem, most);
   const Options options(problem);
+  const CallGates<L> call_gates(options.gamma * options.trace);
   // Steps run down in memory, so the rows do: the prefetchers lose track where they turn.
   for (int64_t row = end - 1; row >= begin; --row) {
-    Place place{row / problem.inner, 0, row % problem.inner, kLine};
+    Place place{row / problem.inner, 0, row % problem.inner, most};
     lines.read_rows(problem, place);
     double carry = 0.0;
     for (int64_t stop = problem.length; stop > 0; stop -= kLine) {
@@ -325,10 +336,21 @@ void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
       place.count = stop - place.time;
       lines.read(problem, place);
       outputs.point(problem, place, true);
-      row_steps<kValues, kRhos, kNumbers>(options, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2], problem.length - 1 - place.time, place.count);
+      row_steps<L, kValues, kRhos, kNumbers>(options, call_gates, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2],
+                                             problem.length - 1 - place.time, place.count);
       outputs.scatter(problem, place, true);
     }
   }
+}
+
+template <typename T, bool kValues, bool kRhos, bool kNumbers>
+void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
+    if (holds_powers(problem.gamma.value * problem.trace.value)) return rows_by<Floats, T, kValues, kRhos, kNumbers>(problem, begin, end);
+  }
+#endif
+  rows_by<Wide, T, kValues, kRhos, kNumbers>(problem, begin, end);
 }
 
 template <typename T>

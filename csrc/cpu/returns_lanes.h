@@ -123,28 +123,82 @@ struct Carried {
 
 // The recurrence over adjacent steps, from the last one back: own[t] = delta[t] + gate[t] * own[t + 1], delta[t] where ends[t]. `carry`: own beyond
 // the last step; it becomes the first step's. Within a vector by doubling (Hillis and Steele, 1986), off the way of the carry from vector to vector.
-DCS_INLINE Carried<Single> run_back(Single, double delta, double gate, bool ends, double* carry) {
+//
+// The gates: one a step, or the same for all, whose powers are made once.
+template <typename L>
+struct Gates {
+  typename L::Number each;
+};
+template <typename L>
+struct SameGates;
+template <>
+struct SameGates<Single> {
+  double gate;
+};
+template <>
+struct SameGates<Wide> {
+  Wide::Number by_one, by_two, by_four, beyond;  // powers over so many steps; from each lane to the carry beyond the last one
+};
+
+DCS_INLINE SameGates<Single> same_gates(Single, double gate) { return {gate}; }
+DCS_INLINE SameGates<Wide> same_gates(Wide, double gate) {
+  double beyond[kWidth];
+  double power = gate;
+  for (int i = kWidth - 1; i >= 0; --i, power *= gate) beyond[i] = power;
+  return {splat(gate), splat(gate * gate), splat(gate * gate * (gate * gate)), load(beyond)};
+}
+
+DCS_INLINE Carried<Single> run_back_one(double delta, double gate, bool ends, double* carry) {
   const double after = *carry;
   *carry = ends ? delta : multiply_add(gate, after, delta);
   return {*carry, after};
 }
-
-template <int kBy>
-DCS_INLINE void double_reach(Wide::Number& delta, Wide::Number& gate, Wide::Mask& ends) {
-  delta = Wide::select(ends, delta, multiply_add(gate, Wide::move_in<kBy>(delta, splat(0.0)), delta));
-  gate = multiply(gate, Wide::move_in<kBy>(gate, splat(1.0)));
-  ends = Wide::either(ends, Wide::move_in<kBy>(ends));
+DCS_INLINE Carried<Single> run_back(double delta, const Gates<Single>& gates, bool ends, double* carry) {
+  return run_back_one(delta, gates.each, ends, carry);
+}
+DCS_INLINE Carried<Single> run_back(double delta, const SameGates<Single>& gates, bool ends, double* carry) {
+  return run_back_one(delta, gates.gate, ends, carry);
 }
 
-DCS_INLINE Carried<Wide> run_back(Wide, Wide::Number delta, Wide::Number gate, Wide::Mask ends, double* carry) {
-  const Wide::Number beyond = splat(*carry);
-  double_reach<1>(delta, gate, ends);
-  if constexpr (kWidth >= 4) double_reach<2>(delta, gate, ends);
-  if constexpr (kWidth >= 8) double_reach<4>(delta, gate, ends);
-  const Wide::Number own = Wide::select(ends, delta, multiply_add(gate, beyond, delta));
+template <int kBy>
+DCS_INLINE void double_reach(Wide::Number& delta, Wide::Number gate, Wide::Mask& ends) {
+  delta = Wide::select(ends, delta, multiply_add(gate, Wide::move_in<kBy>(delta, splat(0.0)), delta));
+  ends = Wide::either(ends, Wide::move_in<kBy>(ends));
+}
+template <int kBy>
+DCS_INLINE void double_gates(Wide::Number& gate) {
+  gate = multiply(gate, Wide::move_in<kBy>(gate, splat(1.0)));
+}
+
+DCS_INLINE Carried<Wide> join_beyond(Wide::Number delta, Wide::Number gate, Wide::Mask ends, double* carry) {
+  const Wide::Number beyond = splat(*carry), own = Wide::select(ends, delta, multiply_add(gate, beyond, delta));
   *carry = first_lane(own);
   return {own, Wide::move_in<1>(own, beyond)};
 }
+DCS_INLINE Carried<Wide> run_back(Wide::Number delta, const Gates<Wide>& gates, Wide::Mask ends, double* carry) {
+  Wide::Number gate = gates.each;
+  double_reach<1>(delta, gate, ends), double_gates<1>(gate);
+  if constexpr (kWidth >= 4) double_reach<2>(delta, gate, ends), double_gates<2>(gate);
+  if constexpr (kWidth >= 8) double_reach<4>(delta, gate, ends), double_gates<4>(gate);
+  return join_beyond(delta, gate, ends, carry);
+}
+DCS_INLINE Carried<Wide> run_back(Wide::Number delta, const SameGates<Wide>& gates, Wide::Mask ends, double* carry) {
+  double_reach<1>(delta, gates.by_one, ends);
+  if constexpr (kWidth >= 4) double_reach<2>(delta, gates.by_two, ends);
+  if constexpr (kWidth >= 8) double_reach<4>(delta, gates.by_four, ends);
+  return join_beyond(delta, gates.beyond, ends, carry);
+}
+
+// The gates of a call's steps where they are all the same.
+template <typename L>
+struct CallGates {
+  SameGates<Single> singles;
+  SameGates<L> wides;
+
+  explicit CallGates(double gate) : singles(same_gates(Single{}, gate)), wides(same_gates(L{}, gate)) {}
+  DCS_INLINE const SameGates<Single>& of(Single) const { return singles; }
+  DCS_INLINE const SameGates<L>& of(L) const { return wides; }
+};
 
 // run(lanes, j) over [0, count): Wide while there are enough left, then Single.
 template <typename Run>
@@ -154,12 +208,12 @@ DCS_INLINE void for_lanes(int64_t count, const Run& run) {
   for (; j < count; ++j) run(Single{}, j);
 }
 
-// The same from the end back: what is over is taken first.
-template <typename Run>
+// The same from the end back, by L: what is over is taken first.
+template <typename L, typename Run>
 DCS_INLINE void for_lanes_back(int64_t count, const Run& run) {
   int64_t j = count;
-  for (; j % Wide::kCount != 0; --j) run(Single{}, j - 1);
-  for (; j > 0; j -= Wide::kCount) run(Wide{}, j - Wide::kCount);
+  for (; j % L::kCount != 0; --j) run(Single{}, j - 1);
+  for (; j > 0; j -= L::kCount) run(L{}, j - L::kCount);
 }
 
 }  // namespace

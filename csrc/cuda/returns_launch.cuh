@@ -8,6 +8,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "cluster.cuh"
 #include "returns.h"
 #include "returns_columns.cuh"
 #include "returns_rows.cuh"
@@ -82,17 +83,18 @@ class ReturnsLaunch {
       if (takes_short_rows()) {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
-          launch_small(returns_short_rows_kernel<T, kForm, decltype(wide)>, 16 / sizeof(T), blocks, kShortRowThreads);
+          using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
+          launch_early<returns_short_rows_kernel<T, kForm, Wide>>(short_rows_call(), blocks, kShortRowThreads);
         });
         return cudaGetLastError();
       }
       if (takes_few_columns()) {
-        const int64_t blocks = ceil_div(p_.rows(), kFewColumns);
         small<kForm>([&](auto wide) {
           using Wide = decltype(wide);
           constexpr int kHalf = kFewWarps / 2;
-          if (p_.length <= kFewWarpSteps * kHalf) launch_small(returns_few_columns_kernel<T, kForm, kHalf, Wide>, kFewSteps, blocks, 32 * kHalf);
-          else launch_small(returns_few_columns_kernel<T, kForm, kFewWarps, Wide>, kFewSteps, blocks, 32 * kFewWarps);
+          if (!few_columns_are_even(kForm)) launch_few_columns<kForm, kFewWarps, Wide, false>();
+          else if (p_.length <= kFewWarpSteps * kHalf) launch_few_columns<kForm, kHalf, Wide, true>();
+          else launch_few_columns<kForm, kFewWarps, Wide, true>();
         });
         return cudaGetLastError();
       }
@@ -102,14 +104,13 @@ class ReturnsLaunch {
     return cudaGetLastError();
   }
 
-  // launch(what goes between lanes): float where it holds gamma * lambda's powers as well as double. Products of ratios can be as small as they like.
+  // launch(what goes between lanes): float where it holds gamma * lambda's powers, over 32 steps at most, as well as double. With ratios no gate may exceed 1:
+  // a product that has left float's range does not come back then.
   template <int kForm, typename Launch>
   void small(const Launch& launch) {
-    const double carried = std::fabs(p_.gamma.value * p_.trace.value), least = finite_power(carried, kFewWarpSteps * kFewWarps);
-    if constexpr (!(kForm & kWithRhos)) {
-      if (carried <= 1 && (carried == 0 || least >= FLT_MIN)) return launch(float{});
-    }
-    launch(double{});
+    const double carried = std::fabs(p_.gamma.value * p_.trace.value);
+    if (carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) && (!(kForm & kWithRhos) || p_.clip_c <= 1)) launch(float{});
+    else launch(double{});
   }
 
   template <int kForm>
@@ -145,14 +146,49 @@ class ReturnsLaunch {
     return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
   }
 
-  // Four blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
   bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{4} * kFewColumns * device_.multiprocessors) return false;
+    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
     return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
   }
 
-  void launch_small(void (*kernel)(ReturnsSmallCall<Acc>), int steps, int64_t blocks, int64_t threads) {
-    ReturnsSmallCall<Acc> call{known_of<Acc>(p_, steps)};
+  // The common call of few columns (returns_few_columns_kernel).
+  bool few_columns_are_even(int form) const {
+    const bool rhos = form & kWithRhos;
+    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) && (!rhos || p_.pg_advantages.data);
+    return p_.length % kFewWarpSteps == 0 && p_.rows() % kFewColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
+        (p_.next_values.data || p_.bootstrap_value.data);
+  }
+
+  template <int kForm, int kWarps, typename Wide, bool kEven>
+  void launch_few_columns() {
+    ReturnsFewCall<Acc> call{};
+    call.rewards = p_.rewards.data;
+    call.values = p_.values.data;
+    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
+    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
+    call.advantages = p_.advantages.data;
+    call.targets = p_.targets.data;
+    call.pg_advantages = p_.pg_advantages.data;
+    call.next_values = p_.next_values.data ? p_.next_values.data : p_.bootstrap_value.data;
+    call.rhos = p_.rhos.data;
+    call.columns = static_cast<int>(p_.rows());
+    call.length = static_cast<int>(p_.length);
+    call.bootstrap_stride = static_cast<int>(bootstrap_stride());
+    const Rates<Acc> rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
+    call.gamma = rates.gamma;
+    call.rest = rates.rest;
+    call.gate = rates.gate;
+    call.carried = rates.carried;
+    call.clip_rho = static_cast<Acc>(p_.clip_rho);
+    call.clip_c = static_cast<Acc>(p_.clip_c);
+    call.clip_pg = static_cast<Acc>(p_.clip_pg);
+    const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
+    launch_early<returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>>(call, ceil_div(p_.rows(), kFewColumns), 32 * warps);
+  }
+
+  ReturnsSmallCall<Acc> short_rows_call() const {
+    ReturnsSmallCall<Acc> call{known_of<Acc>(p_, 16 / sizeof(T))};
     call.rewards = p_.rewards.data;
     call.values = p_.values.data;
     call.next_values = p_.next_values.data;
@@ -164,12 +200,28 @@ class ReturnsLaunch {
     call.targets = p_.targets.data;
     call.pg_advantages = p_.pg_advantages.data;
     call.rows = p_.rows();
-    call.bootstrap_stride = p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
+    call.bootstrap_stride = bootstrap_stride();
     call.length = static_cast<int>(p_.length);
     call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
-    for (int s = 0; s < 5; ++s) call.powers[s] = finite_power(call.rates.carried, steps << s);
-    call.warp_power = finite_power(call.rates.carried, kFewWarpSteps);
-    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream_>>>(call);
+    return call;
+  }
+
+  int64_t bootstrap_stride() const { return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer; }
+
+  // With leave to begin while the launch before ends (programmatic dependent launch), where the kernel was compiled to wait for its results.
+  template <auto kKernel, typename Call>
+  void launch_early(const Call& call, int64_t blocks, int64_t threads) {
+    static const bool waits = has_clusters(kKernel);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = stream_;
+    config.attrs = &early;
+    config.numAttrs = waits && device_.cluster > 1 ? 1 : 0;
+    cudaLaunchKernelEx(&config, kKernel, call);
   }
 
   // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.

@@ -1,7 +1,7 @@
 // The temporal difference scan of little work: a launch and one trip to memory, so all loads are on their way at once, nothing is staged, and the parameters
 // are few (a cache line of them is a trip to memory too). Short rows one behind the other: a vector a lane, so many lanes a row. Few columns with time
-// outside: 4 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
-// lambda: there it costs a few more roundings a row, and saves a fifth of the instructions.
+// outside: 8 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
+// lambda, and every product of ratios: there it costs a few more roundings a row, and saves a fifth of the instructions.
 #pragma once
 
 #include "returns_known.cuh"
@@ -16,11 +16,18 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
   void *advantages, *targets, *pg_advantages;
   int64_t rows, bootstrap_stride;
   int length, lanes;  // steps and lanes of a row
-  double powers[5], warp_power;  // c over the steps of 1, 2, 4, ... lanes, and of a warp
 };
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
 
+
+// Waits until the launches before this one have ended and their results can be read. Launched with leave to begin as they end (ReturnsLaunch::launch_early),
+// a kernel has its blocks in place and its parameters read by then, which hides 0.3 us; without, this does nothing.
+__device__ __forceinline__ void wait_for_launches_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 constexpr int kShortRowThreads = 128;
 
@@ -37,6 +44,7 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
   const int place = static_cast<int>(threadIdx.x) & (call.lanes - 1);                    // in its row
   const int64_t row = at >> (31 - __clz(call.lanes));
   const bool inside = row < call.rows, ends = place == call.lanes - 1;
+  wait_for_launches_before();
 
   const auto load = [&](const void* data) { return inside ? static_cast<const Word*>(data)[at] : Word{}; };
   const auto load_bytes = [&](const uint8_t* data) {
@@ -85,108 +93,202 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
 
-// kFewColumns columns a block, kFewSteps steps a lane, so many lanes of a warp on a column; at most kFewWarps warps. More steps or fewer columns a warp were
-// slower: a longer way through the steps, or reads of less than 16 bytes.
-constexpr int kFewColumns = 4, kFewSteps = 2, kFewWarps = 16, kFewWarpSteps = 32 / kFewColumns * kFewSteps;
+// Few columns with time outside: kFewColumns of them a block, kFewSteps steps a lane, at most kFewWarps warps. A block's loads ask for every row of memory that
+// it has a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of fewer lanes it was slower.
+constexpr int kFewColumns = 8, kFewSteps = 4, kFewWarps = 16, kFewWarpSteps = 32 / kFewColumns * kFewSteps;
 
-// Steps of `rows` columns, one step behind the other in memory, by kWarps warps a block.
-template <typename T, int kForm, int kWarps, typename Wide, int kColumns = kFewColumns, int kSteps = kFewSteps>
-__global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsSmallCall<typename Types<T>::Acc> call) {
+// What the first loads need comes first: a line of 64 bytes of these is read from memory too.
+template <typename Acc>
+struct ReturnsFewCall {
+  const void *rewards, *values;
+  const uint8_t* terminated;
+  void *advantages, *targets;
+  const void* next_values;  // or bootstrap
+  int columns, length, bootstrap_stride;
+  Acc gamma, rest;
+  Gate<Acc> gate;
+  const void* rhos;
+  void* pg_advantages;
+  Acc clip_rho, clip_c, clip_pg;
+  const uint8_t* truncated;
+  double carried;  // gamma * lambda
+};
+
+// base^kExponent for a power of two.
+template <int kExponent, typename Wide>
+__device__ __forceinline__ Wide static_power(Wide base) {
+  if constexpr (kExponent == 1) return base;
+  else return times(static_power<kExponent / 2>(base), static_power<kExponent / 2>(base));
+}
+
+// What a warp leaves for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there (few_columns_carry), so that 0 says closed.
+template <typename Wide, bool kGates>
+struct FewLeft {
+  Wide total;
+  int is_closed;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(Wide total, Wide, bool closed) : total(total), is_closed(closed) {}
+  __device__ __forceinline__ bool closed() const { return is_closed != 0; }
+  __device__ __forceinline__ Wide gate(Wide power) const { return power; }
+};
+template <>
+struct alignas(8) FewLeft<float, true> {
+  float total, gates;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(float total, float gates, bool closed) : total(total), gates(closed ? 0.f : gates) {}
+  __device__ __forceinline__ bool closed() const { return gates == 0.f; }
+  __device__ __forceinline__ float gate(float) const { return gates; }
+};
+template <>
+struct FewLeft<double, true> {
+  double total, gates;
+  int is_closed;
+  __device__ __forceinline__ FewLeft() {}
+  __device__ __forceinline__ FewLeft(double total, double gates, bool closed) : total(total), gates(gates), is_closed(closed) {}
+  __device__ __forceinline__ bool closed() const { return is_closed != 0; }
+  __device__ __forceinline__ double gate(double) const { return gates; }
+};
+
+// The carry into a lane's steps; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
+template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
+  constexpr bool kGates = Steps::kHasRhos;
+  constexpr int kColumns = kFewColumns;
+  constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
+  call.power = static_cast<double>(lane_power);
+  const auto piece = steps.template total<Wide>(call);
+  Wide total = piece.total, gates = piece.gates;
+  // The nearest lane at or before this one in its column that a carry does not pass.
+  const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
+  const int limit = max(31 - __clz(stops), 0);
+  Wide power = lane_power, entering_gates = 1;
+#pragma unroll
+  for (int d = kColumns; d < 32; d *= 2) {
+    const Wide before = shuffle_up(total, d);
+    if constexpr (kGates) {
+      const Wide gates_before = shuffle_up(gates, d);
+      if (lane - d >= limit) total = fold(total, gates, before), gates = times(gates, gates_before);
+    } else {
+      if (lane - d >= limit) total = fold(total, power, before);
+      if (lane & d) entering_gates = times(entering_gates, power);
+      power = times(power, power);
+    }
+  }
+  if (lane >= 32 - kColumns) left[warp][group] = Left(total, gates, stops != 0);
+  // Into this lane: what lies before it in the warp, and in the warps before.
+  Wide entering = shuffle_up(total, kColumns);
+  if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
+  if (place == 0) entering = 0, entering_gates = 1;
+  const bool stopped = (stops & ~(1u << lane)) != 0;
+  if constexpr (kGates && sizeof(Wide) == 4) {
+    if (__syncthreads_or(stops == 0 && !in_range(gates))) return false;
+  } else {
+    __syncthreads();
+  }
+  // All are read before the first is used, those of no warp as well.
+  Left each[kWarps - 1];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) reload(each[w].total);
+  Wide carried = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) {
+    const Wide next = each[w].closed() ? each[w].total : fold(each[w].total, each[w].gate(power), carried);
+    carried = w < warp ? next : carried;
+  }
+  carry = static_cast<Acc>(stopped ? entering : fold(entering, entering_gates, carried));
+  return true;
+}
+
+// Steps of columns, one step behind the other in memory. kEven: the common call, with fewer instructions, which are read from memory as well: warps and lanes
+// of whole steps, whole blocks, an end of episodes, a bootstrap value, the outputs that gae, td_lambda_returns and vtrace ask for. Wide float, with ratios: double where float does not hold their products.
+template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
+__global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
+  constexpr int kColumns = kFewColumns, kSteps = kFewSteps;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
-  constexpr int kWarpSteps = 32 / kColumns * kSteps;
-  const int lane = threadIdx.x % 32, warp = kWarps == 1 ? 0 : threadIdx.x / 32, place = lane / kColumns;
-  const int columns = static_cast<int>(call.rows), column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
-  const int first = warp * kWarpSteps + place * kSteps;  // counted from the last step
-  const int count = column < columns ? call.length - first : 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane / kColumns;
+  const int columns = call.columns, column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
+  const int first = warp * kFewWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
+  const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
+  wait_for_launches_before();
   Steps steps;
 
   const auto load = [&](const void* data, Acc(&to)[kSteps]) {
     const T* from = static_cast<const T*>(data) + at;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i, from -= columns) to[i] = i < count ? cast<Acc>(*from) : Acc(0);
+    for (int i = 0; i < kSteps; ++i, from -= columns) {
+      T value = cast<T>(Acc(0));
+      if (kEven || i < count) value = *from;
+      to[i] = cast<Acc>(value);
+    }
   };
   load(call.rewards, steps.rewards);
   if (Steps::kHasValues) load(call.values, steps.values);
   if (Steps::kHasNext) load(call.next_values, steps.next);
   if (Steps::kHasRhos) load(call.rhos, steps.rhos);
-  T behind = cast<T>(Acc(0));
+  T bootstrap = cast<T>(Acc(0));  // or the value after the warp's last step
   if constexpr (!Steps::kHasNext) {
-    if (count > 0) {
-      if (first > 0) behind = static_cast<const T*>(call.values)[at + columns];
-      else if (call.bootstrap) behind = static_cast<const T*>(call.bootstrap)[column * call.bootstrap_stride];
-    }
+    const T* from = static_cast<const T*>(call.values) + (at + columns);
+    if (first == 0) from = static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
+    if (place == 0 && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
-  const auto load_flags = [&](const uint8_t* data) {
-    uint8_t flags[kSteps] = {};
-    if (data) {
+  uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
+  const auto load_flags = [&](const uint8_t* data, uint8_t(&to)[kSteps]) {
+    const int flags = kEven || data ? count : 0;
+    const uint8_t* from = data + at;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-        if (i < count) flags[i] = data[at - i * columns];
-    }
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      if (flags[i]) bits |= 1u << i;
-    return bits;
+    for (int i = 0; i < kSteps; ++i, from -= columns)
+      if (kEven || i < flags) to[i] = *from;
   };
-  steps.terminates = load_flags(call.terminated);
-  steps.truncates = load_flags(call.truncated);
+  load_flags(call.terminated, terminated);
+  if constexpr (!kEven) load_flags(call.truncated, truncated);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (terminated[i]) steps.terminates |= 1u << i;
+    if (truncated[i]) steps.truncates |= 1u << i;
+  }
 
-  steps.make_differences(call, cast<Acc>(behind), first == 0);
-  const auto piece = steps.template total<Wide>(call);
-  Wide total = piece.total, gates = piece.gates;
-  // The nearest lane at or before this one in its column that a carry does not pass.
-  constexpr uint32_t kColumn = kColumns == 8 ? 0x01010101u : kColumns == 4 ? 0x11111111u : kColumns == 2 ? 0x55555555u : 0xffffffffu;
-  const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << lane % kColumns) & (0xffffffffu >> (31 - lane));
-  const int limit = max(31 - __clz(stops), 0);
-#pragma unroll
-  for (int d = kColumns, s = 0; d < 32; d *= 2, ++s) {
-    const Wide before = shuffle_up(total, d);
-    if constexpr (Steps::kHasRhos) {
-      const Wide gates_before = shuffle_up(gates, d);
-      if (lane - d >= limit) total = fold(total, gates, before), gates = times(gates, gates_before);
-    } else {
-      if (lane - d >= limit) total = fold(total, static_cast<Wide>(call.powers[s]), before);
-    }
+  ReturnsKnown<Acc> known{call.clip_rho, call.clip_c, call.clip_pg};
+  known.rates.gamma = call.gamma, known.rates.rest = call.rest, known.rates.gate = call.gate;
+  Acc behind = 0;
+  if constexpr (!Steps::kHasNext) {
+    behind = shuffle_up(steps.values[kSteps - 1], kColumns);
+    if (place == 0) behind = cast<Acc>(bootstrap);
   }
-  // Into this lane: what lies before it in the warp, and in the warps before.
-  Wide entering = shuffle_up(total, kColumns), entering_gates = shuffle_up(gates, Steps::kHasRhos ? kColumns : 0);
-  const bool stopped = (stops & ~(1u << lane)) != 0;
-  if constexpr (!Steps::kHasRhos) {
-    entering_gates = 1;
-#pragma unroll
-    for (int s = 0; (kColumns << s) < 32; ++s)
-      if (place >> s & 1) entering_gates = times(entering_gates, static_cast<Wide>(call.powers[s]));
-  }
-  if (place == 0) entering = 0, entering_gates = 1;
-  Wide carry = 0;
-  if constexpr (kWarps > 1) {
-    struct alignas(16) Left {
-      Wide total, gates;
-      int closed;
-    };
-    __shared__ Left left[kWarps][kColumns];
-    if (lane >= 32 - kColumns) left[warp][lane % kColumns] = {total, Steps::kHasRhos ? gates : static_cast<Wide>(call.warp_power), stops != 0};
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kWarps - 1; ++w) {
-      const Left each = left[w][lane % kColumns];
-      if (w < warp) carry = each.closed ? each.total : fold(each.total, each.gates, carry);
-    }
-  }
-  carry = stopped ? entering : fold(entering, entering_gates, carry);
-
+  steps.make_differences(known, behind, first == 0);
   T* const advantages = static_cast<T*>(call.advantages) + at;
   T* const targets = static_cast<T*>(call.targets) + at;
   T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
-  steps.results(call, static_cast<Acc>(carry), [&](int i, Acc advantage, Acc target, Acc pg) {
-    if (i >= count) return;
-    if (call.advantages) advantages[-i * columns] = cast<T>(advantage);
-    if (call.targets) targets[-i * columns] = cast<T>(target);
-    if (Steps::kHasRhos && call.pg_advantages) pg_advantages[-i * columns] = cast<T>(pg);
-  });
+  const auto finish = [&](Acc carry) {
+    steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
+      if (!kEven && i >= count) return;
+      if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) advantages[-i * columns] = cast<T>(advantage);
+      if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
+      if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
+    });
+  };
+  __shared__ FewLeft<Wide, Steps::kHasRhos> left[kWarps][kColumns];
+  Acc carry;
+  if constexpr (sizeof(Wide) == 4) {
+    const float power = static_power<kSteps>(call.gate.value + call.gate.rest);
+    const bool held = few_columns_carry<float>(steps, known, power, left, carry);
+    if constexpr (Steps::kHasRhos) {
+      if (__builtin_expect(!held, 0)) {
+        // To its own end: the common way's instructions stay together.
+        __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
+        few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), wide_left, carry);
+        finish(carry);
+        return;
+      }
+    }
+  } else {
+    few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), left, carry);
+  }
+  finish(carry);
 }
 
 }  // namespace dcs

@@ -92,7 +92,8 @@ class SoftmaxLaunch {
     const int64_t most = kWidth == 1 || few ? 1 : 4;  // vectors of a lane before it gets help
     int64_t lanes = std::min<int64_t>(power_of_two_from(vectors), 8);
     while (lanes < 32 && lanes * most < vectors) lanes *= 2;
-    rows_.lanes = static_cast<int>(lanes);
+    rows_.lane_bits = 0;
+    while (1 << rows_.lane_bits < lanes) ++rows_.lane_bits;
     const int64_t each = ceil_div(vectors, lanes);
     // Four vectors of a thread are on their way at least, if need be of several rows.
     if (each <= 1) return few ? launch_lanes<kWidth, 1, 1>() : launch_lanes<kWidth, 1, 4>();
@@ -104,9 +105,13 @@ class SoftmaxLaunch {
 
   template <int kWidth, int kVectors, int kRows>
   cudaError_t launch_lanes() const {
-    const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads / rows_.lanes));
-    if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, true>, rows_, grid, kLaneThreads);
-    return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, false>, rows_, grid, kLaneThreads);
+    const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads >> rows_.lane_bits));
+    if (p_.backward) return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, true, -1>, rows_, grid, kLaneThreads);
+    // A warp takes a row where there are few of them, or where they are long: what it takes counts there.
+    if constexpr (kWidth > 1 && kRows == 1) {
+      if (rows_.lane_bits == 5) return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, false, 5>, rows_, grid, kLaneThreads);
+    }
+    return launch(softmax_lanes_kernel<T, kWidth, kVectors, kRows, false, -1>, rows_, grid, kLaneThreads);
   }
 
   template <int kVectors, bool kWhole>

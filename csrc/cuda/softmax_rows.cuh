@@ -23,20 +23,49 @@ struct SoftmaxRows {
   const T* saved;
   T* output;
   int64_t rows, columns;
-  int lanes;  // of a short row
+  int lane_bits;  // lanes of a short row, as a power of two
   int share;  // vectors of a row that a block takes
   uint32_t zero;
 };
 
-// Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements.
-template <typename T, int kVec, int kVectors, int kRows, bool kBackward>
+// The largest of a warp's numbers, a NaN if there is one, in one instruction: as integers of the same order. A NaN must not have its sign set.
+__device__ __forceinline__ float warp_largest(float value) {
+  const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(turned(__reduce_max_sync(kAllLanes, turned(__float_as_int(value)))));
+}
+// The sum of a warp's numbers that are 0 to `kMost` each, in one instruction: in fixed point, of which 32 * kMost is 31 bits.
+template <int kMost>
+__device__ __forceinline__ float warp_sum(float value) {
+  constexpr float kOne = (1u << 26) / kMost;
+  return static_cast<float>(__reduce_add_sync(kAllLanes, __float2uint_rn(value * kOne))) * (1.f / kOne);
+}
+
+// In pairs: fewer steps one after the other.
+template <typename Acc, int kCount>
+__device__ __forceinline__ Acc sum_of(const Acc (&values)[kCount]) {
+  Acc sums[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = values[i];
+#pragma unroll
+  for (int apart = kCount / 2; apart > 0; apart /= 2) {
+#pragma unroll
+    for (int i = 0; i < apart; ++i) sums[i] += sums[i + apart];
+  }
+  return sums[0];
+}
+
+// Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements. kLaneBits: lanes of a row, as a power of
+// two; -1: known as it runs.
+template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vec = Vector<T, kVec>;
-  const int lanes = params.lanes, lane = threadIdx.x & (lanes - 1);
-  const int groups = kLaneThreads / lanes;
+  // Of halves: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
+  constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kVectors == 1 && kLaneBits == 5;
+  const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int groups = kLaneThreads >> lane_bits;
   const int vectors = static_cast<int>(params.columns) / kVec;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * groups * kRows + threadIdx.x / lanes;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
   const int64_t offset = first * params.columns + lane * kVec;
   const int64_t apart = groups * params.columns;
 
@@ -49,8 +78,12 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
     for (int k = 0; k < kVectors; ++k) {
       const bool inside = has[r] && lane + k * lanes < vectors;
       const int64_t at = offset + r * apart + k * lanes * kVec;
-      raw[r][k] = inside ? *reinterpret_cast<const Vec*>(params.input + at) : neutral<T, kVec, kBackward>();
-      if constexpr (kBackward) saved[r][k] = inside ? *reinterpret_cast<const Vec*>(params.saved + at) : neutral<T, kVec, kBackward>();
+      raw[r][k] = neutral<T, kVec, kBackward>();
+      if constexpr (kBackward) saved[r][k] = raw[r][k];
+      if (inside) {
+        raw[r][k] = load_soon(reinterpret_cast<const Vec*>(params.input + at));
+        if constexpr (kBackward) saved[r][k] = load_soon(reinterpret_cast<const Vec*>(params.saved + at));
+      }
     }
   }
   if constexpr (kBackward) {
@@ -90,29 +123,39 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
       largest[r] = kLowest<Acc>;
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
-        largest[r] = largest_of(raw[r][k], largest[r]);
+        if constexpr (kFixed) largest[r] = maximum(largest[r], largest_half(raw[r][k]));
+        else largest[r] = largest_of(raw[r][k], largest[r]);
         unpack(raw[r][k], x[r][k]);
       }
+      if constexpr (kFixed) largest[r] = warp_largest(largest[r]);
     }
-    for (int d = lanes / 2; d > 0; d /= 2) {
+    if constexpr (!kFixed) {
+      for (int d = lanes / 2; d > 0; d /= 2) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) largest[r] = larger(largest[r], __shfl_xor_sync(kAllLanes, largest[r], d));
+        for (int r = 0; r < kRows; ++r) largest[r] = larger(largest[r], __shfl_xor_sync(kAllLanes, largest[r], d));
+      }
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) total[r] += x[r][k][i] = shifted_power(x[r][k][i], largest[r]);
+        for (int i = 0; i < kVec; ++i) x[r][k][i] = shifted_power(x[r][k][i], largest[r]);
+        total[r] += sum_of(x[r][k]);
       }
     }
-    for (int d = lanes / 2; d > 0; d /= 2) {
+    if constexpr (!kFixed) {
+      for (int d = lanes / 2; d > 0; d /= 2) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) total[r] += __shfl_xor_sync(kAllLanes, total[r], d);
+        for (int r = 0; r < kRows; ++r) total[r] += __shfl_xor_sync(kAllLanes, total[r], d);
+      }
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const Acc scale = Acc(1) / total[r];
+      Acc scale;
+      if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(warp_sum<kVec>(total[r])) : NAN;
+      else if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total[r]);
+      else scale = Acc(1) / total[r];
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll

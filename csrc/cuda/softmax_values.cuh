@@ -128,6 +128,13 @@ __device__ __forceinline__ Vector<T, kVec> load_now(const Vector<T, kVec>* from)
   return raw;
 }
 
+// The same for vectors of any size, of which those of 16 bytes are.
+template <typename T, int kVec>
+__device__ __forceinline__ Vector<T, kVec> load_soon(const Vector<T, kVec>* from) {
+  if constexpr (sizeof(*from) == 16) return load_now(from);
+  else return *from;
+}
+
 // A vector that adds nothing: of -inf forward, of 0 backward.
 template <typename T, int kVec, bool kBackward>
 __device__ __forceinline__ Vector<T, kVec> neutral() {
