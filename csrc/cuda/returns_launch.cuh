@@ -208,10 +208,9 @@ class ReturnsLaunch {
 
   int64_t bootstrap_stride() const { return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer; }
 
-  // With leave to begin while the launch before ends (programmatic dependent launch), where the kernel was compiled to wait for its results.
+  // With leave to begin while the launch before ends (programmatic dependent launch), where kernels are compiled to wait for its results.
   template <auto kKernel, typename Call>
   void launch_early(const Call& call, int64_t blocks, int64_t threads) {
-    static const bool waits = has_clusters(kKernel);
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -220,7 +219,7 @@ class ReturnsLaunch {
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = waits && device_.cluster > 1 ? 1 : 0;
+    config.numAttrs = device_.cluster > 1 ? 1 : 0;
     cudaLaunchKernelEx(&config, kKernel, call);
   }
 
@@ -273,15 +272,8 @@ class ReturnsLaunch {
 
   template <typename Kernel>
   void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
-    allow_shared(kernel, shared);
+    allow_shared(kernel, shared, device_);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
-  }
-
-  // Leave for more than 48 KB, a kernel's static memory counted in, which is below 1 KB. It belongs to the device; asking again costs less than a launch,
-  // and asking for all there is leaves nothing that another thread could take back before the launch.
-  template <typename Kernel>
-  void allow_shared(Kernel kernel, int shared) {
-    if (shared > 47 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(shared, device_.shared_per_block - 1024));
   }
 
   // Every operand's rows of columns are whole words of 16 bytes.
@@ -332,7 +324,7 @@ class ReturnsLaunch {
     call.stage_bytes = stage_bytes(p_.terminated.data != nullptr, p_.truncated.data != nullptr);
     const int shared = warps * (stages * call.stage_bytes + carries);
     if (shared > device_.shared_per_block) return false;
-    allow_shared(kernel, shared);
+    allow_shared(kernel, shared, device_);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(call);
     return true;
   }

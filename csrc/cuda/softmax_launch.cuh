@@ -44,11 +44,8 @@ class SoftmaxLaunch {
 
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0, int cluster = 1) const {
-    // The attributes belong to the device; setting them again costs less than a launch.
-    if (shared > (40 << 10)) {
-      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-      if (error != cudaSuccess) return error;
-    }
+    const cudaError_t leave = allow_shared(kernel, shared, device_);
+    if (leave != cudaSuccess) return leave;
     if (cluster > 8) {
       const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
@@ -118,8 +115,7 @@ class SoftmaxLaunch {
   cudaError_t run_blocks() {
     const auto kernel = p_.backward ? softmax_backward_block_kernel<T, 8, kWhole> : softmax_block_kernel<T, kVectors, kWhole>;
     const int64_t vectors = rows_.columns / kVec + (kWhole ? 0 : 2);
-    static const bool compiled = has_clusters(kernel);
-    const int most_blocks = compiled ? device_.cluster : 1;
+    const int most_blocks = device_.cluster;
     // Backward a block keeps its share of the output in shared memory.
     const int64_t most_warps = std::min<int64_t>(kBlockThreads / 32, p_.backward ? (device_.shared_per_block - 2048) / (32 * 16 * 8) : kBlockThreads / 32);
     const int64_t most_share = most_warps * 32 * kVectors;
@@ -144,7 +140,7 @@ class SoftmaxLaunch {
   // Whether the device's groups of multiprocessors have room for such a cluster. One of 8 blocks is possible wherever there are clusters.
   template <typename Kernel>
   bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    allow_shared(kernel, shared, device_);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute attribute{};
     const cudaLaunchConfig_t config = configure(attribute, cluster, threads, shared, cluster);
