@@ -248,7 +248,13 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
           launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
           return;
         }
-        if (problem.length % kFull == 0 && has_one_gamma(problem)) {
+        if (problem.length % kFull == 0) {
+          if constexpr (!kStep) {
+            if (!has_one_gamma(problem)) {
+              launch_rows<T, kStep, kBackward, Cuts::kPackedEach, kFull>(problem, plan, workspace, stream);
+              return;
+            }
+          }
           launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
           return;
         }
