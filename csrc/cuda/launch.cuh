@@ -11,6 +11,7 @@
 #include "plan.h"
 #include "ring.cuh"
 #include "rows.cuh"
+#include "short_rows.cuh"
 #include "stream.cuh"
 #include "tiny.cuh"
 #include "window.cuh"
@@ -71,6 +72,23 @@ void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, 
   if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
   else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
   else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kBackward>
+void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
+  ShortRowsParams params{};
+  params.problem = problem;
+  params.rows = problem.rows();
+  params.span = static_cast<int>(problem.length * sizeof(T) / 16);
+  params.together = 32 / params.span;
+  int reach = 1;  // the farthest shuffle
+  while (reach < params.span) reach *= 2;
+  params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
+  const auto blocks = static_cast<unsigned>(ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
+  const bool each = !has_one_gamma(problem);
+  const auto kernel = each ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
+                           : problem.reverse ? short_rows_kernel<T, false, kBackward, true> : short_rows_kernel<T, false, kBackward, false>;
+  kernel<<<blocks, kShortThreads, 0, stream>>>(params);
 }
 
 // As many blocks as run at once on the current device.
@@ -250,6 +268,10 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
         }
         if (problem.length % kFull == 0) {
           if constexpr (!kStep) {
+            if (plan.short_rows) {
+              launch_short_rows<T, kBackward>(problem, stream);
+              return;
+            }
             if (!has_one_gamma(problem)) {
               launch_rows<T, kStep, kBackward, Cuts::kPackedEach, kFull>(problem, plan, workspace, stream);
               return;

@@ -30,6 +30,7 @@ struct Plan {
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
   bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
+  bool short_rows = false;  // packed rows that lie within a warp's vectors
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
 };
 
@@ -185,6 +186,9 @@ class Planner {
         if (plan.warps > kTileWarps) return false;
       }
       plan.tile_elements = stretch * plan.warps;
+      // As long as rows leave no more than a quarter of a warp's lanes idle.
+      const int64_t span = length / full;
+      plan.short_rows = bytes <= 4 && plan.vec == full && length % full == 0 && span <= 32 && 32 / span * span >= 24 && !step && !p_.reset && !p_.initial;
       return true;
     }
     // A short strided row would leave most of its warp idle.
