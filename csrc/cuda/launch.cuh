@@ -14,6 +14,8 @@
 #include "short_rows.cuh"
 #include "stream.cuh"
 #include "tiny.cuh"
+#include "walk.cuh"
+#include "whole_rows.cuh"
 #include "window.cuh"
 
 namespace dcs {
@@ -91,6 +93,14 @@ void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
   kernel<<<blocks, kShortThreads, 0, stream>>>(params);
 }
 
+template <typename T>
+void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(T);
+  const WholeRowsParams params{problem, static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
+  const auto kernel = problem.reverse ? whole_rows_kernel<T, true> : whole_rows_kernel<T, false>;
+  kernel<<<static_cast<unsigned>(problem.rows()), 32 * plan.warps, 0, stream>>>(params);
+}
+
 // As many blocks as run at once on the current device.
 template <typename Kernel>
 unsigned resident_blocks(Kernel kernel, int threads, int shared) {
@@ -163,6 +173,20 @@ template <typename T, bool kStep, bool kBackward>
 void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   if (problem.reverse) launch_ring_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
   else launch_ring_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors);
+  const auto launch_over = [&](auto columns) {
+    constexpr int kLaneBytes = columns() * sizeof(T);
+    WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
+    const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    static_assert(walk_shared_bytes(kTensors, kLaneBytes) <= 48 << 10);
+    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, walk_shared_bytes(kTensors, kLaneBytes), stream>>>(params);
+  };
+  if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
+  else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
 }
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
@@ -241,6 +265,10 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   if (plan.path == Path::kColumns) {
     const bool plain = !problem.reset && !problem.initial;
     if constexpr (sizeof(T) <= 4) {
+      if (plan.walk) {
+        launch_walk<T, kStep, kBackward>(problem, plan, stream);
+        return;
+      }
       if (plain) {
         launch_columns<T, kStep, kBackward, true>(problem, plan, stream);
         return;
@@ -261,6 +289,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
         if (plan.stream) {
           launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
           return;
+        }
+        if constexpr (sizeof(T) == 2 && !kStep && !kBackward) {
+          if (!plan.packed_rows && plan.tiles == 1 && problem.length % kFull == 0) {
+            launch_whole_rows<T>(problem, plan, stream);
+            return;
+          }
         }
         if (!plan.packed_rows) {
           launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);

@@ -31,6 +31,7 @@ struct Plan {
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
   bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
   bool short_rows = false;  // packed rows that lie within a warp's vectors
+  bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
 };
 
@@ -81,6 +82,13 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
 constexpr double kMostRingGamma = 1.25;
+
+// Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as make 24 to 36 KB a warp.
+constexpr int kWalkCount = 8;
+constexpr int walk_stages(int tensors) { return tensors == 1 ? 12 : tensors == 2 ? 8 : 6; }
+constexpr int walk_shared_bytes(int tensors, int lane_bytes) { return walk_stages(tensors) * tensors * kWalkCount * 32 * lane_bytes; }
+constexpr int kWalkWarps = 3;  // of a multiprocessor at least
+constexpr int64_t kLongestFloatWalk = 4096;  // of halves that are carried in float
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
 struct DeviceLimits {
@@ -248,8 +256,30 @@ class Planner {
         rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
+  // Whether warps can walk along the columns, and enough of them to keep the memory busy.
+  bool plan_walk(Plan& plan) const {
+    const int64_t bytes = bytes_of(p_.dtype), vec = 16 / bytes;
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    if (bytes > 4 || p_.reset || p_.initial || p_.inner % vec || (bytes == 2 && step && p_.length > kLongestFloatWalk)) return false;
+    const bool aligned = all_operands([vec](const Full& f) {
+      const bool row = f.strides->time % vec == 0 && f.strides->outer % vec == 0 && f.strides->inner == 1;
+      return row && reinterpret_cast<uintptr_t>(f.pointer) % 16 == 0;
+    });
+    if (!aligned) return false;
+    for (const int lane_bytes : {8, 4}) {
+      const int64_t row = 32 * lane_bytes / bytes, across = ceil_div(p_.inner, row), warps = p_.outer * across;
+      if (warps >= kWalkWarps * device_.multiprocessors && 8 * p_.inner >= 7 * across * row) {
+        plan.walk = true;
+        plan.columns = static_cast<int>(lane_bytes / bytes);
+        return true;
+      }
+    }
+    return false;
+  }
+
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
+    if (plan_walk(plan)) return;
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
