@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "columns.cuh"
+#include "few_columns.cuh"
 #include "plan.h"
 #include "ring.cuh"
 #include "rows.cuh"
@@ -177,16 +178,29 @@ void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, 
 
 template <typename T, bool kStep, bool kBackward>
 void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors);
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
   const auto launch_over = [&](auto columns) {
-    constexpr int kLaneBytes = columns() * sizeof(T);
-    WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
-    const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
-    static_assert(walk_shared_bytes(kTensors, kLaneBytes) <= 48 << 10);
-    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, walk_shared_bytes(kTensors, kLaneBytes), stream>>>(params);
+    constexpr int kStageBytes = kTensors * kWalkCount * 32 * columns() * static_cast<int>(sizeof(T));
+    static_assert(kStages * kStageBytes <= 48 << 10);
+    const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
+    // Few steps leave most of the stages unused.
+    const auto shared = static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
+    const auto kernel =
+        problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, shared, stream>>>(params);
   };
   if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
   else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
+}
+
+template <typename T>
+void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns)};
+  const auto kernel = problem.reverse ? few_columns_kernel<T, true> : few_columns_kernel<T, false>;
+  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), sizeof(T));
+  // Leave for the most that any call asks for, so that no call takes it from another.
+  if (shared > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, few_shared_bytes(kFewStretches, sizeof(T)));
+  kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
@@ -268,6 +282,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
       if (plan.walk) {
         launch_walk<T, kStep, kBackward>(problem, plan, stream);
         return;
+      }
+      if constexpr (!kStep && !kBackward) {
+        if (plan.few) {
+          launch_few_columns<T>(problem, plan, stream);
+          return;
+        }
       }
       if (plain) {
         launch_columns<T, kStep, kBackward, true>(problem, plan, stream);

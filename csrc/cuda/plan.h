@@ -32,6 +32,7 @@ struct Plan {
   bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
   bool short_rows = false;  // packed rows that lie within a warp's vectors
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
+  bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
 };
 
@@ -82,14 +83,22 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
 constexpr double kMostRingGamma = 1.25;
-
-// Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as make 24 to 36 KB a warp.
-constexpr int kWalkCount = 8;
-constexpr int walk_stages(int tensors) { return tensors == 1 ? 12 : tensors == 2 ? 8 : 6; }
-constexpr int walk_shared_bytes(int tensors, int lane_bytes) { return walk_stages(tensors) * tensors * kWalkCount * 32 * lane_bytes; }
-constexpr int kWalkWarps = 3;  // of a multiprocessor at least
-constexpr int64_t kLongestFloatWalk = 4096;  // of halves that are carried in float
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
+
+// Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
+constexpr int kWalkCount = 8;
+constexpr int walk_stages(int tensors, int64_t bytes) {
+  return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
+}
+constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
+
+// Few columns (few_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds in registers.
+constexpr int kFewColumns = 32;
+constexpr int kFewCount = 32;
+constexpr int kFewStretches = 32;
+constexpr int few_shared_bytes(int64_t stretches, int64_t bytes) {
+  return static_cast<int>(stretches) * kFewColumns * (2 * 8 + kFewCount * static_cast<int>(bytes));
+}
 
 struct DeviceLimits {
   int multiprocessors;
@@ -256,30 +265,46 @@ class Planner {
         rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
-  // Whether warps can walk along the columns, and enough of them to keep the memory busy.
-  bool plan_walk(Plan& plan) const {
+  // Whether a row of columns can be copied in pieces of 16 bytes.
+  bool has_wide_columns() const {
     const int64_t bytes = bytes_of(p_.dtype), vec = 16 / bytes;
-    const bool step = p_.gamma_kind == GammaKind::kStep;
-    if (bytes > 4 || p_.reset || p_.initial || p_.inner % vec || (bytes == 2 && step && p_.length > kLongestFloatWalk)) return false;
-    const bool aligned = all_operands([vec](const Full& f) {
+    return bytes <= 4 && !p_.reset && !p_.initial && p_.inner % vec == 0 && all_operands([vec](const Full& f) {
       const bool row = f.strides->time % vec == 0 && f.strides->outer % vec == 0 && f.strides->inner == 1;
       return row && reinterpret_cast<uintptr_t>(f.pointer) % 16 == 0;
     });
-    if (!aligned) return false;
-    for (const int lane_bytes : {8, 4}) {
-      const int64_t row = 32 * lane_bytes / bytes, across = ceil_div(p_.inner, row), warps = p_.outer * across;
-      if (warps >= kWalkWarps * device_.multiprocessors && 8 * p_.inner >= 7 * across * row) {
+  }
+
+  // Groups of so many columns, 0 where more than an eighth of their lanes would be idle.
+  int64_t column_groups(int64_t columns) const {
+    const int64_t across = ceil_div(p_.inner, columns);
+    return 8 * p_.inner >= 7 * across * columns ? p_.outer * across : 0;
+  }
+
+  bool plan_wide_columns(Plan& plan) const {
+    if (!has_wide_columns()) return false;
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    // Two tensors of floats are as fast with blocks of pairs.
+    if ((bytes == 4 || p_.length <= kLongestFloatWalk) && !(bytes == 4 && step && !p_.backward)) {
+      for (const int lane_bytes : {8, 4}) {
+        // A warp for each of a multiprocessor's four schedulers, or nearly.
+        if (2 * column_groups(32 * lane_bytes / bytes) < 7 * device_.multiprocessors) continue;
         plan.walk = true;
         plan.columns = static_cast<int>(lane_bytes / bytes);
         return true;
       }
     }
-    return false;
+    if (step || p_.backward || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
+    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches);
+    plan.warps = static_cast<int>(ceil_div(stretches * bytes, 4));
+    plan.few = few_shared_bytes(plan.warps * 4 / bytes, bytes) <= device_.shared_bytes;
+    return plan.few;
   }
 
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
-    if (plan_walk(plan)) return;
+    if (plan_wide_columns(plan)) return;
+    plan = Plan{};
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
