@@ -94,12 +94,19 @@ void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
   kernel<<<blocks, kShortThreads, 0, stream>>>(params);
 }
 
-template <typename T>
+template <typename T, bool kBackward>
 void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  constexpr int kVec = 16 / sizeof(T);
-  const WholeRowsParams params{problem, static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
-  const auto kernel = problem.reverse ? whole_rows_kernel<T, true> : whole_rows_kernel<T, false>;
-  kernel<<<static_cast<unsigned>(problem.rows()), 32 * plan.warps, 0, stream>>>(params);
+  constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
+  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
+  const auto launch = [&](auto chunks, auto alone) {
+    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()> : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
+    const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
+    kernel<<<static_cast<unsigned>(blocks), alone() ? kShortThreads : 32 * plan.warps, 0, stream>>>(params);
+  };
+  if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
+  else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
+  else if (plan.whole_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
+  else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
 }
 
 // As many blocks as run at once on the current device.
@@ -310,9 +317,9 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
           launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
           return;
         }
-        if constexpr (sizeof(T) == 2 && !kStep && !kBackward) {
-          if (!plan.packed_rows && plan.tiles == 1 && problem.length % kFull == 0) {
-            launch_whole_rows<T>(problem, plan, stream);
+        if constexpr (!kStep) {
+          if (plan.whole_chunks > 0) {
+            launch_whole_rows<T, kBackward>(problem, plan, stream);
             return;
           }
         }

@@ -31,6 +31,7 @@ struct Plan {
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
   bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
   bool short_rows = false;  // packed rows that lie within a warp's vectors
+  int whole_chunks = 0;     // rows that a warp holds whole, 32 vectors a chunk; kBlockChunks: a block does (whole_rows.cuh)
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
@@ -41,6 +42,7 @@ constexpr int kPackedWarps = 2;  // of a block of packed rows, if that holds a r
 constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a stretch of time
 constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
+constexpr int kBlockChunks = 5;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
@@ -205,6 +207,7 @@ class Planner {
       plan.tile_elements = stretch * plan.warps;
       // As long as rows leave no more than a quarter of a warp's lanes idle.
       const int64_t span = length / full;
+      plan.whole_chunks = plan.vec == full ? whole_chunks(false) : 0;
       plan.short_rows = bytes <= 4 && plan.vec == full && length % full == 0 && span <= 32 && 32 / span * span >= 24 && !step && !p_.reset && !p_.initial;
       return true;
     }
@@ -215,6 +218,7 @@ class Planner {
     if (length <= stretch * kTileWarps) {
       plan.warps = static_cast<int>(ceil_div(length, stretch));
       plan.tile_elements = stretch * plan.warps;
+      plan.whole_chunks = plan.vec == full ? whole_chunks(true) : 0;
       return true;
     }
     const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
@@ -255,6 +259,15 @@ class Planner {
     const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
     plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
     return true;
+  }
+
+  // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
+  int whole_chunks(bool block) const {
+    const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
+    if (bytes > 4 || p_.length % full || p_.gamma_kind == GammaKind::kStep || p_.reset || p_.initial || vectors <= 32) return 0;
+    const int64_t chunks = ceil_div(vectors, 32);
+    if (chunks <= 4 && p_.rows() > 1) return 10 * vectors >= 7 * 32 * chunks ? static_cast<int>(chunks) : 0;
+    return block && bytes == 2 ? kBlockChunks : 0;
   }
 
   // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.

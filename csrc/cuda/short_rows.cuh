@@ -25,8 +25,9 @@ struct FloatPair {
   float high, low;
 };
 __device__ __forceinline__ FloatPair squared(FloatPair a) {
-  const float high = a.high * a.high;
-  return {high, fmaf(2.f * a.high, a.low, fmaf(a.high, a.high, -high))};
+  const float square = a.high * a.high, rest = fmaf(2.f * a.high, a.low, fmaf(a.high, a.high, -square));
+  const float high = square + rest;  // nearest to the whole
+  return {high, rest - (high - square)};
 }
 __device__ __forceinline__ FloatPair pair_of(Gate<float, true> gate) { return {gate.value, 0.f}; }
 __device__ __forceinline__ FloatPair pair_of(Gate<float, false> gate) { return {gate.value, gate.rest}; }

@@ -1,4 +1,4 @@
-// Rows of halves that a block holds whole: short_rows.cuh's warps, side by side on one row.
+// Rows of whole vectors that a warp holds whole (kAlone), up to 32 kChunks of them, or a block: short_rows.cuh's way with rows of several chunks.
 #pragma once
 
 #include "short_rows.cuh"
@@ -7,33 +7,50 @@ namespace dcs {
 
 struct WholeRowsParams {
   ScanProblem problem;
+  int64_t rows;
   int vectors;  // of a row
   float least;  // as of short rows, for powers over a warp's 32 vectors
 };
 
-// One number or one gamma a row; forward only.
-template <typename T, bool kReverse>
-__global__ void __launch_bounds__(32 * kTileWarps, 5) whole_rows_kernel(const __grid_constant__ WholeRowsParams params) {
-  constexpr int kVec = 16 / sizeof(T), kChunks = kShortChunks;
+// One number or one gamma a row.
+template <typename T, bool kBackward, bool kReverse, int kChunks, bool kAlone>
+__global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlone ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))
+    whole_rows_kernel(const __grid_constant__ WholeRowsParams params) {
+  constexpr int kVec = 16 / sizeof(T);
+  constexpr bool kShort = sizeof(T) == 2;
   constexpr unsigned kAll = 0xffffffffu;
-  static_assert(sizeof(T) == 2);
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = kAlone ? 0 : threadIdx.x / 32, warps = kAlone ? 1 : blockDim.x / 32;
   const int lane_order = kReverse ? 31 - lane : lane;
-  const int64_t row = blockIdx.x, outer = p.inner == 1 ? row : row / p.inner, inner = p.inner == 1 ? 0 : row - outer * p.inner;
+  const int64_t row = kAlone ? static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + threadIdx.x / 32 : blockIdx.x;
+  if (kAlone && row >= params.rows) return;
+  const int64_t outer = p.inner == 1 ? row : row / p.inner, inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const int first = warp * kChunks * 32 + lane;
   const auto offset = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
   const Word* const input = reinterpret_cast<const Word*>(static_cast<const T*>(p.input) + offset(p.input_strides)) + first;
   const bool whole = first - lane + 32 * kChunks <= params.vectors;
-  Word x[kChunks];
+  const auto inside = [&](int k) { return whole || first + 32 * k < params.vectors; };
+  Word x[kChunks], saved[kBackward ? kChunks : 1];
+  float saved_after[kBackward ? kChunks : 1];  // the last lane's: the step after its vector
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     x[k] = Word{};
-    if (whole || first + 32 * k < params.vectors) x[k] = input[32 * k];
+    if (inside(k)) x[k] = input[32 * k];
+  }
+  if constexpr (kBackward) {
+    const T* const from = static_cast<const T*>(p.saved) + offset(p.saved_strides);
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      saved[k] = Word{};
+      if (inside(k)) saved[k] = reinterpret_cast<const Word*>(from)[first + 32 * k];
+      const int after = kReverse ? (first + 32 * k) * kVec - 1 : (first + 32 * k + 1) * kVec;
+      saved_after[k] = 0.f;
+      if (lane_order == 31 && after >= 0 && after < params.vectors * kVec) saved_after[k] = cast<float>(from[after]);
+    }
   }
   const double gamma = p.gamma_kind == GammaKind::kNumber ? p.gamma_value : load_gamma<double>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), false);
-  const Gate<float, true> gate = make_gate<float, true>(gamma);
+  const Gate<float, kShort> gate = make_gate<float, kShort>(gamma);
   const bool narrow = fabsf(gate.value) <= 1.f && fabsf(gate.value) >= params.least;
 
   // Vectors of the row that the scan meets before this lane's, and how many of them lie in its own 32.
@@ -60,7 +77,7 @@ __global__ void __launch_bounds__(32 * kTileWarps, 5) whole_rows_kernel(const __
   // The carry into this warp, given its total from nothing and gamma's power over it.
   const auto exchange = [&](double own, double power) {
     double carry = 0.0;
-    if (warps == 1) return carry;
+    if (kAlone || warps == 1) return carry;
     if (lane == 0) warp_totals[warp] = own;
     __syncthreads();
     if constexpr (kReverse) {
@@ -71,7 +88,7 @@ __global__ void __launch_bounds__(32 * kTileWarps, 5) whole_rows_kernel(const __
     return carry;
   };
   if (narrow) {
-    FloatPair power{gate.value, static_cast<float>(gamma - static_cast<double>(gate.value))};
+    FloatPair power = pair_of(gate);
 #pragma unroll
     for (int e = 1; e < kVec; e *= 2) power = squared(power);
     float lane_power = 1.f;
@@ -143,11 +160,12 @@ __global__ void __launch_bounds__(32 * kTileWarps, 5) whole_rows_kernel(const __
     }
   }
 
+  float sum = 0.f;
   Word* const output = reinterpret_cast<Word*>(static_cast<T*>(p.output) + offset(p.output_strides)) + first;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     // Halves stay packed between the two readings: as floats they would take twice the registers.
-    asm volatile("" : "+r"(x[k].words[0]), "+r"(x[k].words[1]), "+r"(x[k].words[2]), "+r"(x[k].words[3]));
+    if constexpr (kShort) asm volatile("" : "+r"(x[k].words[0]), "+r"(x[k].words[1]), "+r"(x[k].words[2]), "+r"(x[k].words[3]));
     float values[kVec];
     unpack_in_order<kReverse>(x[k], values);
     float y = order(k) == 0 ? values[0] : gate.step(values[0], total[k]);
@@ -155,7 +173,35 @@ __global__ void __launch_bounds__(32 * kTileWarps, 5) whole_rows_kernel(const __
 #pragma unroll
     for (int i = 1; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
     const Word result = pack_in_order<kReverse, T>(values);
-    if (whole || first + 32 * k < params.vectors) output[32 * k] = result;
+    if (inside(k)) output[32 * k] = result;
+    if constexpr (kBackward) {
+      // grad_gamma[t] = output[t] * saved[next(t)], and nothing is saved after the last step.
+      float rounded[kVec], after[kVec];
+      unpack_in_order<kReverse>(result, rounded);
+      unpack_in_order<kReverse>(saved[k], after);
+      const float next = kReverse ? __shfl_up_sync(kAll, after[0], 1) : __shfl_down_sync(kAll, after[0], 1);
+      float part = 0.f;
+#pragma unroll
+      for (int i = 0; i + 1 < kVec; ++i) part = fmaf(after[i + 1], rounded[i], part);
+      part = fmaf(lane_order == 31 ? saved_after[k] : next, rounded[kVec - 1], part);
+      if (inside(k)) sum += part;
+    }
+  }
+  if constexpr (kBackward) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
+    if constexpr (!kAlone) {
+      __shared__ float sums[kTileWarps];
+      if (lane == 0) sums[warp] = sum;
+      __syncthreads();
+      sum = sums[0];
+      for (int w = 1; w < warps; ++w) sum += sums[w];
+    }
+    if (lane == 0 && warp == 0) {
+      float* const to = static_cast<float*>(p.grad_gamma) + offset(p.grad_gamma_strides);
+      to[0] = sum;
+      for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
+    }
   }
 }
 
