@@ -128,6 +128,11 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     if (kTogether == 2 && lane >= kLanes) take_in(stretch - 1);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) y[c] = static_cast<float>(carry[c]);
+    // What rounding takes from a float's carry and from its steps goes along with it: 32 steps would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4.
+    float lost = 0.f;
+    if constexpr (kSize == 4) {
+      if (fabsf(y[0]) <= FLT_MAX) lost = static_cast<float>(carry[0] - static_cast<double>(y[0]));
+    }
 
     const int64_t first = (round * stretches + stretch) * kCount;
     const int count = inside ? static_cast<int>(max(int64_t{0}, min(length - first, static_cast<int64_t>(kCount)))) : 0;
@@ -140,8 +145,15 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     const auto emit = [&](int i) {
       float values[kColumns];
       unpack(kHeld ? x[kHeld ? i : 0] : read(i), values);
+      const bool starts = i == 0 && first == 0;
+      if constexpr (kSize == 4) {
+        const float small = fmaf(gate[0].value, lost, fmaf(gate[0].rest, y[0], values[0])), next = fmaf(gate[0].value, y[0], small);
+        lost = fabsf(next) <= FLT_MAX && !starts ? small + fmaf(gate[0].value, y[0], -next) : 0.f;
+        values[0] = y[0] = starts ? values[0] : next;
+      } else {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) values[c] = y[c] = i == 0 && first == 0 ? values[c] : gate[c].step(values[c], y[c]);
+        for (int c = 0; c < kColumns; ++c) values[c] = y[c] = starts ? values[c] : gate[c].step(values[c], y[c]);
+      }
       *reinterpret_cast<Word*>(to + i * output_step) = pack<float, T, kColumns>(values);
     };
     if (__all_sync(0xffffffffu, count == kCount)) {
