@@ -16,12 +16,12 @@ struct FewColumnsParams {
   int64_t blocks;  // of an outer index
 };
 
-template <typename T, bool kReverse>
+template <typename T, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kernel(const __grid_constant__ FewColumnsParams params) {
   constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns, kCount = kFewCount;  // kTogether: stretches of a warp
   constexpr int kRowBytes = kFewColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces, kRows = kTogether * kCount;
   constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;
-  constexpr bool kHeld = kSize == 2;  // in registers between the two readings, so that the next round can be on its way; floats would take too many
+  constexpr bool kHeld = kSize == 2 && !kBackward;  // in registers between the two readings, so that the next round can be on its way; floats would take too many
   using Word = Vector<T, kColumns>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   double* const all_totals = reinterpret_cast<double*>(few_shared) + sub * kColumns;
   unsigned char* const here = few_shared + 2 * stretches * kFewColumns * 8 + warp * kRows * kRowBytes;
 
+  unsigned char* const saved_here = here + warps * kRows * kRowBytes;  // the saved output, one step on
   const unsigned char* const own_steps = here + lane / kLanes * kCount * kRowBytes + sub * kColumns * kSize;
   const int64_t outer = params.blocks == 1 ? blockIdx.x : blockIdx.x / static_cast<uint32_t>(params.blocks);
   const int64_t first_column = (blockIdx.x - outer * params.blocks) * kFewColumns;
@@ -48,15 +49,21 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   const bool exists = piece * 16 < columns * kSize;
   const T* const input = at_start(static_cast<const T*>(p.input), p.input_strides);
   const int64_t input_step = step_of(p.input_strides);
+  const auto bring = [&](unsigned char* to, const T* tensor, int64_t step, int64_t first) {
+    const char* from = reinterpret_cast<const char*>(tensor + first * step) + piece * 16;
+#pragma unroll
+    for (int r = 0; r < kRows; r += kEvery) {
+      copy_async<16>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
+      from += kEvery * step * kSize;
+    }
+  };
+  const T* saved = nullptr;
+  if constexpr (kBackward) saved = at_start(static_cast<const T*>(p.saved), p.saved_strides);
   const auto fetch = [&](int64_t round) {
     if (round < rounds) {
       const int64_t first = (round * warps + warp) * kRows + own_row;
-      const char* from = reinterpret_cast<const char*>(input + first * input_step) + piece * 16;
-#pragma unroll
-      for (int r = 0; r < kRows; r += kEvery) {
-        copy_async<16>(here + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
-        from += kEvery * input_step * kSize;
-      }
+      bring(here, input, input_step, first);
+      if constexpr (kBackward) bring(saved_here, saved, step_of(p.saved_strides), first + 1);
     }
     commit_copies();
   };
@@ -82,6 +89,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   };
   T* const output = at_start(static_cast<T*>(p.output), p.output_strides) + sub * kColumns;
   const int64_t output_step = step_of(p.output_strides);
+  double sums[kColumns] = {};
   __syncthreads();
 
   for (int64_t round = 0; round < rounds; ++round) {
@@ -142,6 +150,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
+    float sum[kColumns] = {};
     const auto emit = [&](int i) {
       float values[kColumns];
       unpack(kHeld ? x[kHeld ? i : 0] : read(i), values);
@@ -154,7 +163,16 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) values[c] = y[c] = starts ? values[c] : gate[c].step(values[c], y[c]);
       }
-      *reinterpret_cast<Word*>(to + i * output_step) = pack<float, T, kColumns>(values);
+      const Word result = pack<float, T, kColumns>(values);
+      *reinterpret_cast<Word*>(to + i * output_step) = result;
+      if constexpr (kBackward) {
+        // grad_gamma[t] = output[t] * saved[next(t)], which is 0 beyond the end.
+        float rounded[kColumns], after[kColumns];
+        unpack(result, rounded);
+        unpack(*reinterpret_cast<const Word*>(saved_here + (own_steps - here) + i * kRowBytes), after);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sum[c] = fmaf(rounded[c], after[c], sum[c]);
+      }
     };
     if (__all_sync(0xffffffffu, count == kCount)) {
 #pragma unroll
@@ -163,6 +181,10 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         if (i < count) emit(i);
+    }
+    if constexpr (kBackward) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sums[c] += sum[c];
     }
     if (round + 1 < rounds) {
       if constexpr (!kHeld) {
@@ -174,6 +196,21 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
       for (int s = stretch; s < stretches; ++s) take_in(s);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) into[c] = carry[c];
+    }
+  }
+  if constexpr (kBackward) {
+    // Those of a column's stretches one after the other.
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) all_totals[stretch * kFewColumns + c] = sums[c];
+    __syncthreads();
+    const int c = threadIdx.x;
+    if (c < columns) {
+      double whole = 0.0;
+      for (int s = 0; s < stretches; ++s) whole += reinterpret_cast<const double*>(few_shared)[s * kFewColumns + c];
+      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer + (first_column + c) * p.grad_gamma_strides.inner;
+      to[0] = static_cast<float>(whole);
+      for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
     }
   }
 }

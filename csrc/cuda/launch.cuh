@@ -200,13 +200,14 @@ void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stre
   else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
 }
 
-template <typename T>
+template <typename T, bool kBackward>
 void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns)};
-  const auto kernel = problem.reverse ? few_columns_kernel<T, true> : few_columns_kernel<T, false>;
-  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), sizeof(T));
+  const auto kernel = problem.reverse ? few_columns_kernel<T, kBackward, true> : few_columns_kernel<T, kBackward, false>;
+  constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
+  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   // Leave for the most that any call asks for, so that no call takes it from another.
-  if (shared > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, few_shared_bytes(kFewStretches, sizeof(T)));
+  if (shared > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, few_shared_bytes(kFewStretches, kBytes));
   kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
@@ -290,9 +291,9 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
         launch_walk<T, kStep, kBackward>(problem, plan, stream);
         return;
       }
-      if constexpr (!kStep && !kBackward) {
+      if constexpr (!kStep && (!kBackward || sizeof(T) == 2)) {
         if (plan.few) {
-          launch_few_columns<T>(problem, plan, stream);
+          launch_few_columns<T, kBackward>(problem, plan, stream);
           return;
         }
       }
