@@ -9,8 +9,12 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
-# One for each way through the kernels: a thread a row, packed rows, one tile, a chain of tiles, odd rows, columns.
-SHAPES = (((32, 8), 1), ((300, 16), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0))
+# One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
+# columns with blocks of their own, that warps walk along, few.
+SHAPES = (
+    ((32, 8), 1), ((300, 16), 1), ((300, 400), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0),
+    ((40, 15_000), 0), ((2100, 264), 0),
+)  # fmt: skip
 
 
 def problem(shape: tuple[int, int], dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -163,8 +167,13 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
 
 
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
-# one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several.
-MANY = ((5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901), (300, 130), (2100, 70))
+# one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several. Rows
+# of columns in whole vectors: as many as warps walk along, with 8 and with 4 bytes a lane, of fewer stretches than they
+# keep on their way and of more, with idle lanes; few of them, for a part of a round and for several.
+MANY = (
+    (5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901), (300, 130), (2100, 70), (3, 65_536),
+    (37, 60_008), (150, 60_000), (150, 30_008), (1024, 4096), (70, 4000), (2100, 72),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -205,6 +214,127 @@ def test_short_rows_of_steps(shape: tuple[int, int], dtype: torch.dtype, directi
     expected = discounted_cumsum(x.double().cpu(), gates.double().cpu(), direction=direction)
     eps = torch.finfo(dtype).eps
     assert (y.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
+
+
+# In vectors of 16 bytes: rows of which a warp's 32 hold one, several, or leave lanes idle; too few of them to be worth
+# it (19, 35); rows that a warp holds whole in two, three and four readings, the last one partly; that a block holds.
+VECTORS = (1, 2, 3, 8, 10, 19, 25, 32, 35, 50, 64, 90, 100, 128, 200, 999)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_rows_of_whole_vectors(vectors: int, dtype: torch.dtype, direction: str) -> None:
+    """Output, and the gradients of input and gamma, against float64: one gamma, one a row, of either sign and size."""
+    length, rows = vectors * 16 // dtype.itemsize, 333 if vectors < 128 else 37
+    x = torch.randn(rows, length, device="cuda").to(dtype)
+    each = torch.empty(rows, 1, device="cuda")
+    far = min(0.02, 3 / length)
+    gammas = [
+        torch.tensor(0.99, device="cuda", dtype=torch.float64), torch.tensor(-0.97, device="cuda"),
+        torch.tensor(1 + far, device="cuda"), each.uniform_(0.9, 1).clone(), each.to(torch.bfloat16),
+        each.uniform_(-1 - far, 1 + far).clone(), each.double().uniform_(0.99, 1), torch.zeros_like(each),
+    ]  # fmt: skip
+    for gamma in gammas:
+        leaves = [x.clone().requires_grad_(), gamma.clone().requires_grad_()]
+        on_cpu = [leaf.detach().double().cpu().requires_grad_() for leaf in leaves]
+        grad = torch.randn(x.shape, device="cuda").to(dtype)
+        y = discounted_cumsum(*leaves, direction=direction)
+        got = torch.autograd.grad(y, leaves, grad)
+        expected = discounted_cumsum(*on_cpu, direction=direction)
+        expected_grads = torch.autograd.grad(expected, on_cpu, grad.double().cpu())
+        eps = torch.finfo(dtype).eps + 1e-6
+        assert (y.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
+        assert (got[0].double().cpu() - expected_grads[0]).abs().max() <= eps * expected_grads[0].abs().max()
+        # A sum of n terms carries their roundings, each on its own, and gamma's dtype.
+        terms = length if gamma.dim() else length * rows
+        bound = 8 * eps * terms**0.5 * expected.abs().max() * expected_grads[0].abs().max()
+        bound = bound + torch.finfo(gamma.dtype).eps * expected_grads[1].abs().max()
+        assert (got[1].double().cpu() - expected_grads[1]).abs().max() <= bound
+        if gamma.dim() == 0:
+            by_number = discounted_cumsum(x, float(gamma), direction=direction)
+            assert (by_number - y).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(9, 64), (9, 104), (9, 256), (9, 400), (9, 1000), (9, 4096)], ids=str)
+def test_rows_with_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    x = torch.randn(shape, device="cuda").to(dtype)
+    first = 0 if direction == "left" else -1
+    bad = torch.full((shape[0], 1), 0.99, device="cuda")
+    bad[4] = float("nan")
+    y = discounted_cumsum(x, bad, direction=direction)
+    assert int(y.isnan().sum()) == shape[1] - 1
+    assert bool(y[4, first] == x[4, first])
+    x[1, shape[1] // 2], x[2, 3], x[3, shape[1] - 2] = float("inf"), float("nan"), float("-inf")
+    for gamma in (0.5, 0.95, torch.full((shape[0], 1), 0.9, device="cuda")):
+        y = discounted_cumsum(x, gamma, direction=direction).double().cpu()
+        on_cpu = gamma.double().cpu() if isinstance(gamma, torch.Tensor) else gamma
+        expected = discounted_cumsum(x.double().cpu(), on_cpu, direction=direction)
+        assert torch.equal(y.isnan(), expected.isnan())
+        assert torch.equal(y.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(90, 60_000), (300, 4096), (1100, 264)], ids=str)
+def test_columns_with_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """What is not finite stays in its column and goes as far as the recurrence takes it; the first gate has no part."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    first = 0 if direction == "left" else -1
+    gates = torch.full_like(x, 0.95)
+    gates[first] = float("nan")
+    assert not discounted_cumsum(x, gates, dim=0, direction=direction).isnan().any()
+    bad = torch.full((1, shape[1]), 0.99, device="cuda")
+    bad[0, 7] = float("nan")
+    y = discounted_cumsum(x, bad, dim=0, direction=direction)
+    assert int(y.isnan().sum()) == shape[0] - 1
+    assert bool(y[first, 7] == x[first, 7])
+    x[shape[0] // 2, 5], x[3, 70], x[-2, 33] = float("inf"), float("nan"), float("-inf")
+    y = discounted_cumsum(x, 0.95, dim=0, direction=direction).double().cpu()
+    expected = discounted_cumsum(x.double().cpu(), 0.95, dim=0, direction=direction)
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(90, 60_016), (300, 4112)], ids=str)
+def test_columns_of_a_view(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """Between other columns, aligned to vectors and not, with batches before time, and gates expanded over it."""
+    whole = torch.randn(shape, device="cuda").to(dtype)
+    columns = shape[1] - 16
+    gates = torch.rand(1, columns, device="cuda").to(dtype).expand(shape[0], columns)
+    eps = torch.finfo(dtype).eps + 1e-6
+    for start in (0, 3, 8):
+        x = whole[:, start : start + columns]
+        for gamma in (0.99, gates):
+            y = discounted_cumsum(x, gamma, dim=0, direction=direction).double().cpu()
+            on_cpu = gamma.double().cpu() if isinstance(gamma, torch.Tensor) else gamma
+            expected = discounted_cumsum(x.double().cpu(), on_cpu, dim=0, direction=direction)
+            assert (y - expected).abs().max() <= eps * expected.abs().max()
+    batches = whole[:, :columns].unflatten(0, (2, -1))
+    y = discounted_cumsum(batches, 0.99, dim=1, direction=direction).double().cpu()
+    expected = discounted_cumsum(batches.double().cpu(), 0.99, dim=1, direction=direction)
+    assert (y - expected).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_a_long_column_of_ones(direction: str) -> None:
+    """Nothing a carry in float alone would lose: sums of columns beyond what halves are carried in float for, and the
+    digits of a gamma near 1."""
+    for columns in (15_000, 256):
+        y = discounted_cumsum(torch.ones(5000, columns, device="cuda"), 0.999, dim=0, direction=direction)[:, ::50]
+        y = y if direction == "left" else y.flip(0)
+        expected = (1 - 0.999 ** torch.arange(1, 5001, dtype=torch.float64)) / (1 - 0.999)
+        assert (y.double().cpu() - expected.unsqueeze(1)).abs().max() <= 3e-4
+    for dtype in (torch.bfloat16, torch.float16):
+        for length in (4096, 5000):
+            x = torch.full((length, 30_016), 2.0**-4, dtype=dtype, device="cuda")
+            y = discounted_cumsum(x, 1.0, dim=0, direction=direction)
+            last = y[-1] if direction == "left" else y[0]
+            assert bool((last == torch.tensor(length * 2.0**-4).to(dtype).cuda()).all())
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])

@@ -8,11 +8,15 @@
 #include <utility>
 
 #include "columns.cuh"
+#include "few_columns.cuh"
 #include "plan.h"
 #include "ring.cuh"
 #include "rows.cuh"
+#include "short_rows.cuh"
 #include "stream.cuh"
 #include "tiny.cuh"
+#include "walk.cuh"
+#include "whole_rows.cuh"
 #include "window.cuh"
 
 namespace dcs {
@@ -71,6 +75,38 @@ void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, 
   if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
   else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
   else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kBackward>
+void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
+  ShortRowsParams params{};
+  params.problem = problem;
+  params.rows = problem.rows();
+  params.span = static_cast<int>(problem.length * sizeof(T) / 16);
+  params.together = 32 / params.span;
+  int reach = 1;  // the farthest shuffle
+  while (reach < params.span) reach *= 2;
+  params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
+  const auto blocks = static_cast<unsigned>(ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
+  const bool each = !has_one_gamma(problem);
+  const auto kernel = each ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
+                           : problem.reverse ? short_rows_kernel<T, false, kBackward, true> : short_rows_kernel<T, false, kBackward, false>;
+  kernel<<<blocks, kShortThreads, 0, stream>>>(params);
+}
+
+template <typename T, bool kBackward>
+void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
+  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
+  const auto launch = [&](auto chunks, auto alone) {
+    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()> : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
+    const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
+    kernel<<<static_cast<unsigned>(blocks), alone() ? kShortThreads : 32 * plan.warps, 0, stream>>>(params);
+  };
+  if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
+  else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
+  else if (plan.whole_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
+  else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
 }
 
 // As many blocks as run at once on the current device.
@@ -145,6 +181,34 @@ template <typename T, bool kStep, bool kBackward>
 void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   if (problem.reverse) launch_ring_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
   else launch_ring_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
+  const auto launch_over = [&](auto columns) {
+    constexpr int kStageBytes = kTensors * kWalkCount * 32 * columns() * static_cast<int>(sizeof(T));
+    static_assert(kStages * kStageBytes <= 48 << 10);
+    const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
+    // Few steps leave most of the stages unused.
+    const auto shared = static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
+    const auto kernel =
+        problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, shared, stream>>>(params);
+  };
+  if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
+  else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
+}
+
+template <typename T, bool kBackward>
+void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns)};
+  const auto kernel = problem.reverse ? few_columns_kernel<T, kBackward, true> : few_columns_kernel<T, kBackward, false>;
+  constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
+  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
+  // Leave for the most that any call asks for, so that no call takes it from another.
+  if (shared > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, few_shared_bytes(kFewStretches, kBytes));
+  kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
 template <typename T, bool kStep, bool kBackward, bool kPlain>
@@ -223,6 +287,16 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   if (plan.path == Path::kColumns) {
     const bool plain = !problem.reset && !problem.initial;
     if constexpr (sizeof(T) <= 4) {
+      if (plan.walk) {
+        launch_walk<T, kStep, kBackward>(problem, plan, stream);
+        return;
+      }
+      if constexpr (!kStep && (!kBackward || sizeof(T) == 2)) {
+        if (plan.few) {
+          launch_few_columns<T, kBackward>(problem, plan, stream);
+          return;
+        }
+      }
       if (plain) {
         launch_columns<T, kStep, kBackward, true>(problem, plan, stream);
         return;
@@ -244,11 +318,27 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
           launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
           return;
         }
+        if constexpr (!kStep) {
+          if (plan.whole_chunks > 0) {
+            launch_whole_rows<T, kBackward>(problem, plan, stream);
+            return;
+          }
+        }
         if (!plan.packed_rows) {
           launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
           return;
         }
-        if (problem.length % kFull == 0 && has_one_gamma(problem)) {
+        if (problem.length % kFull == 0) {
+          if constexpr (!kStep) {
+            if (plan.short_rows) {
+              launch_short_rows<T, kBackward>(problem, stream);
+              return;
+            }
+            if (!has_one_gamma(problem)) {
+              launch_rows<T, kStep, kBackward, Cuts::kPackedEach, kFull>(problem, plan, workspace, stream);
+              return;
+            }
+          }
           launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
           return;
         }

@@ -30,6 +30,10 @@ struct Plan {
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
   bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (ring.cuh)
+  bool short_rows = false;  // packed rows that lie within a warp's vectors
+  int whole_chunks = 0;     // rows that a warp holds whole, 32 vectors a chunk; kBlockChunks: a block does (whole_rows.cuh)
+  bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
+  bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
 };
 
@@ -38,6 +42,7 @@ constexpr int kPackedWarps = 2;  // of a block of packed rows, if that holds a r
 constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a stretch of time
 constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
+constexpr int kBlockChunks = 5;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
@@ -81,6 +86,21 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
 }
 constexpr double kMostRingGamma = 1.25;
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
+
+// Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
+constexpr int kWalkCount = 8;
+constexpr int walk_stages(int tensors, int64_t bytes) {
+  return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
+}
+constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
+
+// Few columns (few_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds in registers.
+constexpr int kFewColumns = 32;
+constexpr int kFewCount = 32;
+constexpr int kFewStretches = 32;
+constexpr int few_shared_bytes(int64_t stretches, int64_t bytes) {
+  return static_cast<int>(stretches) * kFewColumns * (2 * 8 + kFewCount * static_cast<int>(bytes));
+}
 
 struct DeviceLimits {
   int multiprocessors;
@@ -185,6 +205,10 @@ class Planner {
         if (plan.warps > kTileWarps) return false;
       }
       plan.tile_elements = stretch * plan.warps;
+      // As long as rows leave no more than a quarter of a warp's lanes idle.
+      const int64_t span = length / full;
+      plan.whole_chunks = plan.vec == full ? whole_chunks(false) : 0;
+      plan.short_rows = bytes <= 4 && plan.vec == full && length % full == 0 && span <= 32 && 32 / span * span >= 24 && !step && !p_.reset && !p_.initial;
       return true;
     }
     // A short strided row would leave most of its warp idle.
@@ -194,6 +218,7 @@ class Planner {
     if (length <= stretch * kTileWarps) {
       plan.warps = static_cast<int>(ceil_div(length, stretch));
       plan.tile_elements = stretch * plan.warps;
+      plan.whole_chunks = plan.vec == full ? whole_chunks(true) : 0;
       return true;
     }
     const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
@@ -236,6 +261,15 @@ class Planner {
     return true;
   }
 
+  // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
+  int whole_chunks(bool block) const {
+    const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
+    if (bytes > 4 || p_.length % full || p_.gamma_kind == GammaKind::kStep || p_.reset || p_.initial || vectors <= 32) return 0;
+    const int64_t chunks = ceil_div(vectors, 32);
+    if (chunks <= 4 && p_.rows() > 1) return 10 * vectors >= 7 * 32 * chunks ? static_cast<int>(chunks) : 0;
+    return block && bytes == 2 ? kBlockChunks : 0;
+  }
+
   // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.
   bool is_tiny() const {
     const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
@@ -244,8 +278,47 @@ class Planner {
         rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
+  // Whether a row of columns can be copied in pieces of 16 bytes.
+  bool has_wide_columns() const {
+    const int64_t bytes = bytes_of(p_.dtype), vec = 16 / bytes;
+    return bytes <= 4 && !p_.reset && !p_.initial && p_.inner % vec == 0 && all_operands([vec](const Full& f) {
+      const bool row = f.strides->time % vec == 0 && f.strides->outer % vec == 0 && f.strides->inner == 1;
+      return row && reinterpret_cast<uintptr_t>(f.pointer) % 16 == 0;
+    });
+  }
+
+  // Groups of so many columns, 0 where more than an eighth of their lanes would be idle.
+  int64_t column_groups(int64_t columns) const {
+    const int64_t across = ceil_div(p_.inner, columns);
+    return 8 * p_.inner >= 7 * across * columns ? p_.outer * across : 0;
+  }
+
+  bool plan_wide_columns(Plan& plan) const {
+    if (!has_wide_columns()) return false;
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    // Two tensors of floats are as fast with blocks of pairs.
+    if ((bytes == 4 || p_.length <= kLongestFloatWalk) && !(bytes == 4 && step && !p_.backward)) {
+      for (const int lane_bytes : {8, 4}) {
+        // A warp for each of a multiprocessor's four schedulers, or nearly.
+        if (2 * column_groups(32 * lane_bytes / bytes) < 7 * device_.multiprocessors) continue;
+        plan.walk = true;
+        plan.columns = static_cast<int>(lane_bytes / bytes);
+        return true;
+      }
+    }
+    const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
+    if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
+    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches);
+    plan.warps = static_cast<int>(ceil_div(stretches * bytes, 4));
+    plan.few = few_shared_bytes(plan.warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) <= device_.shared_bytes;
+    return plan.few;
+  }
+
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
+    if (plan_wide_columns(plan)) return;
+    plan = Plan{};
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.

@@ -31,7 +31,8 @@ struct RowsParams {
 enum class Cuts {
   kPlain,    // a row is one tile, or those of a cluster of blocks: its start
   kPacked,   // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
-  kGeneral,  // resets, initial values, short rows of any length, a gamma for each of them, unaligned rows
+  kPackedEach,  // the same with a gamma for each row
+  kGeneral,  // resets, initial values, short rows of any length, unaligned rows
 };
 
 // The general kernel reads its direction from the problem; in the others it is fixed, which saves a tenth of their instructions.
@@ -44,12 +45,14 @@ constexpr int kChunksOf = sizeof(T) > 8 ? 2 : 4;
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
 __global__ void __launch_bounds__(
     32 * (kCuts == Cuts::kPlain && !kStep && !kBackward ? kMaxWarps : kTileWarps),
-    sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward ? 3 : kCuts == Cuts::kPlain ? 2 : 4)
+    sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward || kCuts == Cuts::kPackedEach ? 3 : kCuts == Cuts::kPlain ? 2 : 4)
     rows_kernel(const __grid_constant__ RowsParams params) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   constexpr int kChunks = kChunksOf<T>;
-  constexpr bool kGeneral = kCuts == Cuts::kGeneral;
+  constexpr bool kGeneral = kCuts == Cuts::kGeneral, kPackedEach = kCuts == Cuts::kPackedEach;
+  constexpr bool kAtVectors = kCuts == Cuts::kPacked || kPackedEach;
+  constexpr bool kByChunk = kStep || kGeneral || kPackedEach;  // products of gates are not the same in all chunks
   const ScanProblem& p = params.problem;
   const uint32_t block = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -57,7 +60,7 @@ __global__ void __launch_bounds__(
   const int warps = blockDim.x / 32;
   const int extent = warps * kChunks * 32 * kVec;  // elements of the tile
   const bool reverse = kDirection == Direction::kEither ? p.reverse : kDirection == Direction::kRight;
-  const bool packed = kCuts == Cuts::kPacked || (kGeneral && params.packed_rows > 0);
+  const bool packed = kAtVectors || (kGeneral && params.packed_rows > 0);
   const bool has_reset = kGeneral && p.reset;
   const bool has_initial = kGeneral && p.initial;
 
@@ -169,7 +172,7 @@ __global__ void __launch_bounds__(
   };
 
   // Packed rows do not share a gamma when each has its own; their vectors do not cross rows then.
-  const bool one_gamma = !kGeneral || !packed || params.one_gamma;
+  const bool one_gamma = !kPackedEach && (!kGeneral || !packed || params.one_gamma);
   const auto gamma_at = [&](int s) -> Wide {
     if (p.gamma_kind == GammaKind::kNumber) return cast<Wide>(p.gamma_value);
     return load_gamma<Wide>(p.gamma, p.gamma_dtype, row_offset(row_of(s), p.gamma_strides), p.conjugate_gamma);
@@ -194,8 +197,30 @@ __global__ void __launch_bounds__(
   };
 
   // Packed rows of `span` vectors. Where they fill a warp's chunks evenly, none crosses into the next chunk.
-  const int span = kCuts == Cuts::kPacked ? time / kVec : 32;
-  const bool apart = kCuts == Cuts::kPacked && 32 % span == 0;
+  const int span = kAtVectors ? time / kVec : 32;
+  const bool apart = kAtVectors && 32 % span == 0;
+  const int rows_here = packed ? static_cast<int>(length) / time : 1;
+
+  // Each row's gamma, and its power over a vector.
+  Gate<Acc, kShort> own_gate[kPackedEach ? kChunks : 1];
+  Acc vector_power[kPackedEach ? kChunks : 1];
+  if constexpr (kPackedEach) {
+    const auto load_own = [&](const auto* gammas) {
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        const int r = min(position(k) / time, rows_here - 1);
+        const Wide own = cast<Wide>(gammas[row_offset(reverse ? row + rows_here - 1 - r : row + r, p.gamma_strides)]);
+        own_gate[k] = make_gate<Acc, kShort>(own);
+        vector_power[k] = static_cast<Acc>(power_of<kVec>(own));
+      }
+    };
+    switch (p.gamma_dtype) {
+      case ScalarType::Half: load_own(static_cast<const __half*>(p.gamma)); break;
+      case ScalarType::BFloat16: load_own(static_cast<const __nv_bfloat16*>(p.gamma)); break;
+      case ScalarType::Float: load_own(static_cast<const float*>(p.gamma)); break;
+      default: load_own(static_cast<const double*>(p.gamma));
+    }
+  }
 
   // Where rows start and resets cut.
   uint32_t cuts[kGeneral ? kChunks : 1] = {};    // bit i: the carry does not enter element i
@@ -205,7 +230,7 @@ __global__ void __launch_bounds__(
   uint32_t closed = 0;                           // bit k: and does not leave the chunk
   const auto is_cut = [&](int k, int i) {
     if constexpr (kGeneral) return (cuts[k] >> i & 1) != 0;
-    else if constexpr (kCuts == Cuts::kPacked) return i == 0 && !(open >> k & 1) && reach[k] == 0;
+    else if constexpr (kAtVectors) return i == 0 && !(open >> k & 1) && reach[k] == 0;
     else return k == 0 && tile == 0 && first_vector == 0 && i == pad;
   };
   // The value that a row's first step starts from.
@@ -223,7 +248,7 @@ __global__ void __launch_bounds__(
     if constexpr (kCuts == Cuts::kPlain) {
       reach[k] = lane;
       open |= 1u << k;
-    } else if constexpr (kCuts == Cuts::kPacked) {
+    } else if constexpr (kAtVectors) {
       const int before = static_cast<int>(static_cast<uint32_t>(position(k)) % static_cast<uint32_t>(time)) / kVec;  // vectors of its row before it
       reach[k] = min(lane, before);
       if (before > lane) open |= 1u << k;
@@ -289,8 +314,8 @@ __global__ void __launch_bounds__(
   using Held = std::conditional_t<kTwoScans, float, Wide>;
   Held carry_in[kChunks];  // from the lanes before in the chunk
   Held chunk_total[kChunks];
-  Wide lane_gates[kStep || kGeneral ? kChunks : 1];  // products of the gates of the lanes before
-  Wide chunk_gates[kStep || kGeneral ? kChunks : 1];
+  Wide lane_gates[kByChunk ? kChunks : 1];  // products of the gates of the lanes before
+  Wide chunk_gates[kByChunk ? kChunks : 1];
   Acc vector_total[kChunks];
   Wide own_gamma[kGeneral && !kStep ? kChunks : 1];  // packed rows with a gamma each
 #pragma unroll
@@ -299,6 +324,7 @@ __global__ void __launch_bounds__(
       if (!one_gamma) set_gamma(position(k));
       own_gamma[k] = gamma;
     }
+    if constexpr (kPackedEach) gate = own_gate[k];
     Acc values[kVec], factors[kVec];
     read(0, k, values);
     step_gates(k, factors);
@@ -345,7 +371,19 @@ __global__ void __launch_bounds__(
       narrow = bounded && fits;
     } else {
       const auto fits = [](double size) { return size > (kVec == 8 ? 0.77 : 0.6) && size <= 1.0; };  // size^(32 * kVec) >= 1e-30
-      narrow = fits(fabs(gamma));
+      if constexpr (kPackedEach) {
+        narrow = true;
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) {
+          Acc most = fabsf(vector_power[k]);
+          narrow = narrow && most <= 1.f;
+          for (int d = 1; d < 32 && d < span; d *= 2) most *= most;
+          narrow = narrow && most >= 1e-30f;
+        }
+        narrow = __all_sync(0xffffffffu, narrow);
+      } else {
+        narrow = fits(fabs(gamma));
+      }
       if (kGeneral && !one_gamma) {
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) narrow = narrow && fits(fabs(own_gamma[k]));
@@ -360,7 +398,7 @@ __global__ void __launch_bounds__(
   const auto scan_lanes = [&](auto kind) {
     using V = decltype(kind);
     V total[kChunks];
-    V across[kStep || kGeneral ? kChunks : 1];
+    V across[kByChunk ? kChunks : 1];
     Wide squared = cast<Wide>(1.0), lane_power = cast<Wide>(1.0);  // of one gamma
     const auto power_to = [&](Wide base) {  // base^kVec
 #pragma unroll
@@ -373,7 +411,7 @@ __global__ void __launch_bounds__(
       }
       return a * b;
     };
-    if constexpr (!kStep) {
+    if constexpr (!kStep && !kPackedEach) {
       squared = power_to(gamma);
     }
 #pragma unroll
@@ -388,16 +426,20 @@ __global__ void __launch_bounds__(
         across[k] = product;
       } else if constexpr (kGeneral) {
         across[k] = cast<V>(power_to(own_gamma[k]));
+      } else if constexpr (kPackedEach) {
+        if constexpr (std::is_same_v<V, Wide>) across[k] = power_to(whole_gamma(own_gate[k]));
+        else across[k] = vector_power[k];
+        lane_gates[k] = cast<Wide>(1.0);
       }
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-      if (kCuts == Cuts::kPacked && d >= span) break;  // no row reaches farther
+      if (kAtVectors && d >= span) break;  // no row reaches farther
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const V other = shuffle_up(total[k], d);
         V factor;
-        if constexpr (kStep || kGeneral) factor = across[k];
+        if constexpr (kByChunk) factor = across[k];
         else factor = cast<V>(squared);
         if (reach[k] >= d) total[k] = fold(total[k], factor, other);
         if constexpr (kStep) {
@@ -407,9 +449,12 @@ __global__ void __launch_bounds__(
           if (d == 1) lane_gates[k] = cast<Wide>(1.0);
           if (lane & d) lane_gates[k] = clamped_mul(lane_gates[k], cast<Wide>(across[k]));
           across[k] = times(across[k], across[k]);
+        } else if constexpr (kPackedEach) {
+          if (!apart && (lane & d)) lane_gates[k] = clamped_mul(lane_gates[k], cast<Wide>(across[k]));
+          across[k] = times(across[k], across[k]);
         }
       }
-      if constexpr (!kStep && !kGeneral) {
+      if constexpr (!kByChunk) {
         if (lane & d) lane_power = std::is_same_v<V, Wide> ? clamped_mul(lane_power, squared) : lane_power * squared;
         squared = std::is_same_v<V, Wide> ? clamped_mul(squared, squared) : squared * squared;
       }
@@ -430,11 +475,11 @@ __global__ void __launch_bounds__(
         const V previous_gates = shuffle_up(across[k], 1);
         lane_gates[k] = lane == 0 ? cast<Wide>(1.0) : cast<Wide>(previous_gates);
         chunk_gates[k] = cast<Wide>(shuffle(across[k], 31));
-      } else if constexpr (kGeneral) {
+      } else if constexpr (kGeneral || kPackedEach) {
         chunk_gates[k] = cast<Wide>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
       }
     }
-    if constexpr (!kStep && !kGeneral) {
+    if constexpr (!kByChunk) {
       lane_gates[0] = lane_power;
       chunk_gates[0] = squared;
     }
@@ -447,7 +492,7 @@ __global__ void __launch_bounds__(
   }
   const auto total_of = [&](int k) { return kTwoScans && !narrow ? wide_carries[2 * k + 1] : cast<Wide>(chunk_total[k]); };
   const auto carry_into = [&](int k) { return kTwoScans && !narrow ? wide_carries[2 * k] : cast<Wide>(carry_in[k]); };
-  const auto chunk_piece = [&](int k) -> Piece<Wide> { return {total_of(k), chunk_gates[kStep || kGeneral ? k : 0], (closed >> k & 1) != 0}; };
+  const auto chunk_piece = [&](int k) -> Piece<Wide> { return {total_of(k), chunk_gates[kByChunk ? k : 0], (closed >> k & 1) != 0}; };
 
   // Across the warps of the block.
   __shared__ Wide warp_totals[kMaxWarps];
@@ -458,17 +503,17 @@ __global__ void __launch_bounds__(
   Wide carry = cast<Wide>(0.0);
   if (warps > 1 && !apart) {
     Wide warp_power = cast<Wide>(1.0);
-    if constexpr (!kStep && !kGeneral) {
+    if constexpr (!kByChunk) {
       warp_power = chunk_gates[0];
 #pragma unroll
       for (int e = 1; e < kChunks; e *= 2) warp_power = narrow ? warp_power * warp_power : clamped_mul(warp_power, warp_power);
     }
     const auto warp_piece = [&](int w) {
       Wide factor;
-      if constexpr (kStep || kGeneral) factor = warp_gates[w];
+      if constexpr (kByChunk) factor = warp_gates[w];
       else factor = warp_power;
       bool stops = false;
-      if constexpr (kCuts == Cuts::kPacked || kGeneral) stops = warp_closed[w];
+      if constexpr (kCuts != Cuts::kPlain) stops = warp_closed[w];
       return Piece<Wide>{warp_totals[w], factor, stops};
     };
     Piece<Wide> mine = chunk_piece(0);
@@ -476,13 +521,13 @@ __global__ void __launch_bounds__(
     for (int k = 1; k < kChunks; ++k) {
       const Piece<Wide> next = chunk_piece(k);
       mine.total = after(next, mine.total);
-      if constexpr (kStep || kGeneral) mine.gates = clamped_mul(mine.gates, next.gates);
+      if constexpr (kByChunk) mine.gates = clamped_mul(mine.gates, next.gates);
       mine.closed = mine.closed || next.closed;
     }
     if (lane == 0) {
       warp_totals[warp] = mine.total;
-      if constexpr (kStep || kGeneral) warp_gates[warp] = mine.gates;
-      if constexpr (kCuts == Cuts::kPacked || kGeneral) warp_closed[warp] = mine.closed;
+      if constexpr (kByChunk) warp_gates[warp] = mine.gates;
+      if constexpr (kCuts != Cuts::kPlain) warp_closed[warp] = mine.closed;
     }
     __syncthreads();
     if constexpr (kCuts == Cuts::kPlain) {
@@ -544,7 +589,6 @@ __global__ void __launch_bounds__(
   }
 
   // The gradient of the gamma of a packed row, the r-th that the scan meets.
-  const int rows_here = packed ? static_cast<int>(length) / time : 1;
   const auto store_row_sum = [&](int r, Acc value) {
     Acc* to = static_cast<Acc*>(p.grad_gamma) + row_offset(reverse ? row + rows_here - 1 - r : row + r, p.grad_gamma_strides);
     for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? cast<Acc>(0.0) : value;
@@ -558,13 +602,14 @@ __global__ void __launch_bounds__(
   for (int k = 0; k < kChunks; ++k) {
     const int at = address(k);
     if constexpr (kGeneral && !kStep) gate = make_gate<Acc, kShort>(own_gamma[k]);
+    if constexpr (kPackedEach) gate = own_gate[k];
     // Halves stay packed between the two readings: as floats they would take twice the registers.
     if constexpr (sizeof(T) == 2 && kVec == 8) {
       Word& here = word(0, k);
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
     const bool entered = open >> k & 1;
-    Acc y = entered ? cast<Acc>(fold(carry_into(k), lane_gates[kStep || kGeneral ? k : 0], carry)) : cast<Acc>(carry_into(k));
+    Acc y = entered ? cast<Acc>(fold(carry_into(k), lane_gates[kByChunk ? k : 0], carry)) : cast<Acc>(carry_into(k));
     if (!apart) carry = after(chunk_piece(k), carry);
     Acc values[kVec], factors[kVec];
     read(0, k, values);

@@ -164,6 +164,10 @@ __device__ __forceinline__ Gate<Acc, kShort> make_gate(Wide gamma) {
   }
 }
 
+// The gamma of a gate again.
+__device__ __forceinline__ double whole_gamma(Gate<float, true> gate) { return static_cast<double>(gate.value); }
+__device__ __forceinline__ double whole_gamma(Gate<float, false> gate) { return static_cast<double>(gate.value) + static_cast<double>(gate.rest); }
+
 // The step of a gate read from memory: it has no more digits than the accumulator.
 __device__ __forceinline__ float plain_step(float x, float gate, float y) { return fmaf(gate, y, x); }
 __device__ __forceinline__ double plain_step(double x, double gate, double y) { return fma(gate, y, x); }
