@@ -14,7 +14,7 @@ from lce_oracle import assert_within_budget, gradients, leaf, oracle, relative_e
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
-from torch_dcs_ops.ops import _lce_filter
+from torch_dcs_ops.ops import _lce_filter, _lce_tails
 from torch_dcs_ops.ops._lce_filter import filter_steps
 from torch_dcs_ops.ops._lce_gradients import Upstream
 from torch_dcs_ops.ops._lce_plan import FilteredPlan, make_filtered_plan
@@ -115,7 +115,7 @@ def test_sizes(device: str, rows: int) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("segment", [1, 64, 100, 128])
 def test_segments(device: str, segment: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lce_filter, "SEGMENT_ROWS", segment)
+    monkeypatch.setattr(_lce_tails, "SEGMENT_ROWS", segment)
     for chunk in (32, 64, 96):
         compare(device, {"reduction": "mean", "label_smoothing": 0.1}, chunk=chunk, dtype=dtype)
 

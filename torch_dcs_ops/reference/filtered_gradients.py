@@ -6,7 +6,7 @@ column is alive, and its gradient kept, where any row has p > eps or its target.
 tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
 
 The steps follow one another on the same logits, which belong to them: `target_gradient`, `columns`, `keep`, `gather_`,
-then the products.
+then the products. After some chunks `share_tails` and the last product follow.
 Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
 the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
 """
@@ -64,20 +64,20 @@ def columns(
     softcap: float,
     logit_scale: float,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """(alive, q): uint8 (V,), where a valid row of logits (n, V) has p > eps or NaN; (n / 32, V) in logits' dtype.
+    q: Tensor,
+) -> Tensor:
+    """uint8 (V,): where a valid row of logits (n, V) has p > eps or NaN.
 
-    q is Σ p·s over the valid rows of each group of 32, of all columns. lse and valid are (n,). What is in `logits`
-    afterwards is for `gather_`.
+    q (n / 32, V) in logits' dtype becomes Σ p·s over the valid rows of each group of 32, of all columns. lse and valid
+    are (n,). What is in `logits` afterwards is for `gather_`.
     """
     rows, classes = logits.shape
     alive = torch.zeros(classes, dtype=torch.bool, device=logits.device)
-    q = logits.new_empty(-(-rows // GROUP_ROWS), classes)
     for part in _blocks(rows, classes):
         p, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
         alive |= ~(p.amax(0) <= eps)  # with a NaN as well: it stays in its own row, where the columns are kept
         _sum_groups(shares, q[part.start // GROUP_ROWS : -(-part.stop // GROUP_ROWS)])
-    return alive.to(torch.uint8), q
+    return alive.to(torch.uint8)
 
 
 def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,6 +134,39 @@ def gather_(
     which = valid.nonzero().squeeze(1)
     logits[which, slot[target[which]].long()] = own[which].to(logits.dtype)
     return tail
+
+
+def share_tails(
+    q: Tensor,
+    single: Tensor,
+    bounds: Tensor,
+    lse: Tensor,
+    valid: Tensor,
+    alive: Tensor,
+    chunk_groups: int,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+) -> Tensor:
+    """(G + S,): the sums of the tails that q (G, V) of groups, and `single` (S, V), logits of rows, become in place.
+
+    A tail has the columns that are not alive (C, V) in the group's chunk, one in `chunk_groups` groups. The rows
+    bounds[g]:bounds[g + 1] of `single` are of group g, whose q is without them then; lse and valid are theirs (S,), and
+    what is not valid is 0.
+    """
+    totals = lse.new_empty(q.size(0) + single.size(0))
+    for group, (first, last) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        tail_columns = alive[group // chunk_groups] == 0
+        rows = slice(first, last)
+        _, shares = _probabilities(single[rows], lse[rows], valid[rows], linear_bias, softcap, logit_scale)
+        single[rows] = torch.where(tail_columns, shares, 0)
+        others = q[group].to(shares.dtype)
+        if first < last:
+            others = (others - single[rows].sum(0, dtype=others.dtype)).clamp_(min=0)
+        q[group] = torch.where(tail_columns, others, 0)
+    torch.sum(q, 1, dtype=totals.dtype, out=totals[: q.size(0)])
+    torch.sum(single, 1, dtype=totals.dtype, out=totals[q.size(0) :])
+    return totals
 
 
 def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Tensor, out: Tensor) -> None:

@@ -1,0 +1,203 @@
+"""The tails of filtered gradients: what is left of the rows beside the kept columns, a segment of chunks at a time.
+
+A row's tail is m_i·q_g / Σ q_g: its own exact mass in the mean shape of its group of 32 rows. Of every segment, the
+rows of the largest masses, one in 64, make a group each instead: their tails are exact, and the others' shape is
+without them. That takes 1/32 of the exact gradient's products for the groups and 1/64 of all for the single rows.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..reference.cross_entropy_rows import row_dtype
+from ..reference.filtered_gradients import GROUP_ROWS
+from ..reference.linear_cross_entropy import Needs, Options
+from ._lce_ignored import ValidRows
+from ._lce_plan import FilteredPlan
+
+SEGMENT_ROWS = 8192  # whose tails are multiplied at a time: 256 groups
+APART = 64  # one row in so many has an exact tail
+_WIDE_BYTES = 32 << 20
+_SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weigh nothing
+
+
+class Tails:
+    """Takes q, the kept columns and the masses of one chunk of rows after another, and multiplies a segment's tails.
+
+    Chunks are multiples of 32 rows, so that groups never cross them; a segment is the chunks that fit into 8192 rows,
+    one at least. Held for it: q of its groups and of its single rows in input's dtype, and the kept columns of chunks.
+    """
+
+    def __init__(
+        self,
+        steps: ModuleType,
+        plan: FilteredPlan,
+        input: Tensor | ValidRows,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        class_weight: Tensor | None,
+        options: Options,
+        needs: Needs,
+    ) -> None:
+        """input (N, D); linear_bias and class_weight (V,) in the rows' dtype."""
+        self.steps, self.chunk, self.input, self.options, self.needs = steps, plan.rows, input, options, needs
+        self.linear_weight, self.linear_bias = linear_weight, linear_bias
+        count, (classes, features), wide = input.size(0), linear_weight.shape, row_dtype(input.dtype)
+        self.segment = max(SEGMENT_ROWS // plan.rows, 1) * plan.rows
+        held = min(self.segment, count)
+        self.start = self.stop = 0
+        # Label smoothing's group comes first: -e_i·w_j is of rank one, m = -e and q = w over all columns.
+        self.extra = int(options.label_smoothing > 0)
+        terms = self.extra + -(-held // GROUP_ROWS) + _apart(held)
+        self.q = input.new_empty(terms, plan.stride)[:, :classes]
+        self.sums = input.new_empty((terms, features) if needs.linear_weight else 0)
+        self.alive = linear_weight.new_empty((-(-held // plan.rows), classes), dtype=torch.uint8)
+        self.mass, self.lse = (input.new_empty(held, dtype=wide) for _ in range(2))
+        self.valid = linear_weight.new_empty(held, dtype=torch.bool)
+        self.evens = input.new_empty(held if self.extra else 0, dtype=wide)
+        if self.extra:
+            self.q[0] = 1 if class_weight is None else class_weight
+
+    def has_room(self, part: slice) -> bool:
+        """For the rows of another chunk in this segment."""
+        return part.stop - self.start <= self.segment
+
+    def begin(self, part: slice) -> None:
+        """The chunk `part` is the first of a segment."""
+        self.start = part.start
+
+    def place(self, part: slice) -> Tensor:
+        """Where q of the groups of a chunk belongs."""
+        first = self.extra + (part.start - self.start) // GROUP_ROWS
+        return self.q[first : first - (part.start - part.stop) // GROUP_ROWS]
+
+    def add(self, alive: Tensor, mass: Tensor, lse: Tensor, valid: Tensor, evens: Tensor | None, part: slice) -> None:
+        """Of a chunk whose q is in its place; `valid`: the rows that q is summed over; evens (n,): -e_i."""
+        rows = slice(part.start - self.start, part.stop - self.start)
+        self.stop = part.stop
+        self.alive[rows.start // self.chunk] = alive
+        self.mass[rows], self.lse[rows], self.valid[rows] = mass, lse, valid
+        if evens is not None:
+            self.evens[rows] = evens
+
+    def multiply(self, grad_input: Tensor, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the segment's tails to both; (q, sums), whose product qᵀ·sums is their part of linear_weight's."""
+        count = self.stop - self.start
+        groups, apart = -(-count // GROUP_ROWS), _apart(count)
+        rows, factors, single = self._share(count, groups, apart)
+        bounds = (self.extra, self.extra + groups, self.extra + groups + apart)
+        q, sums, evens = self.q[: bounds[2]], self.sums[: bounds[2]], self.evens[:count]
+        if self.needs.input:
+            table = _wide_product(q, self.linear_weight)
+            out = grad_input[self.start : self.stop]
+            _add_by_group(out, factors, table[bounds[0] : bounds[1]])
+            if apart:
+                exact = out.index_select(0, rows).to(table.dtype).addcmul_(single.unsqueeze(1), table[bounds[1] :])
+                out.index_copy_(0, rows, exact.to(out.dtype))
+            if self.extra:
+                out.addcmul_(evens.unsqueeze(1), table[:1])
+        if self.needs.linear_weight:
+            self._multiply_input(factors, rows, single, sums, bounds)
+        if self.needs.linear_bias:
+            masses = single.new_zeros(bounds[2])
+            padded = torch.nn.functional.pad(factors, (0, groups * GROUP_ROWS - count))
+            torch.sum(padded.view(-1, GROUP_ROWS), 1, out=masses[bounds[0] : bounds[1]])
+            masses[bounds[1] :] = single
+            if self.extra:
+                torch.sum(evens, 0, keepdim=True, out=masses[:1])
+            grad_bias += _wide_product(_halves(masses, q.dtype), q).sum(0)
+        return q, sums
+
+    def _share(self, count: int, groups: int, apart: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The single rows (S,), the factors (n,) of every row's group, 0 for these, and (S,) those of their own q."""
+        mass, options = self.mass[:count], self.options
+        # In their order, so that those of a group are neighbours. Equal masses are taken from the front.
+        rows = mass.abs().sort(descending=True, stable=True).indices[:apart].sort().values
+        bounds = torch.searchsorted(rows, torch.arange(0, GROUP_ROWS * groups + 1, GROUP_ROWS, device=rows.device))
+        q = self.q[self.extra : self.extra + groups]
+        single = self.q[self.extra + groups : self.extra + groups + apart]
+        if apart:
+            torch.mm(self.input[rows + self.start], self.linear_weight.t(), out=single)
+        totals = self.steps.share_tails(
+            q, single, bounds, self.lse.index_select(0, rows), self.valid.index_select(0, rows), self.alive,
+            -(-self.chunk // GROUP_ROWS), self.linear_bias, options.softcap or 0.0, options.logit_scale,
+        )  # fmt: skip
+        inverse = torch.where(totals <= _SMALLEST_SUM, 0, totals.reciprocal())
+        factors = mass * inverse[:groups].unsqueeze(1).expand(-1, GROUP_ROWS).reshape(-1)[:count]
+        return rows, factors.index_fill_(0, rows, 0), mass.index_select(0, rows) * inverse[groups:]
+
+    def _multiply_input(
+        self, factors: Tensor, rows: Tensor, single: Tensor, sums: Tensor, bounds: tuple[int, int, int]
+    ) -> None:
+        grouped = sums[bounds[0] : bounds[1]]
+        for start in range(0, factors.numel(), self.chunk):
+            part = slice(start, min(start + self.chunk, factors.numel()))
+            input = self.input[slice(self.start + part.start, self.start + part.stop)]
+            first = start // GROUP_ROWS
+            of_chunk = grouped[first : first - (part.start - part.stop) // GROUP_ROWS]
+            _group_products(factors[part].to(input.dtype), input, of_chunk)
+        if rows.numel():
+            sums[bounds[1] :] = self.input[rows + self.start] * single.unsqueeze(1)
+        if self.extra:
+            evens = _halves(self.evens[: factors.numel()], sums.dtype)
+            sums[0] = _wide_product(evens, self.input[self.start : self.stop]).sum(0)
+
+
+def _apart(rows: int) -> int:
+    """How many rows of a segment have an exact tail."""
+    return -(-rows // APART) if APART else 0
+
+
+def _group_products(factors: Tensor, input: Tensor, out: Tensor) -> None:
+    """out (n / 32, D) = Σ over each group of 32 rows of factors (n,) times input (n, D)."""
+    full = factors.numel() // GROUP_ROWS
+    rows = full * GROUP_ROWS
+    if full:
+        torch.bmm(
+            factors[:rows].view(full, 1, GROUP_ROWS),
+            input[:rows].unflatten(0, (full, GROUP_ROWS)),
+            out=out[:full].unsqueeze(1),
+        )
+    if full < out.size(0):
+        torch.mm(factors[rows:].unsqueeze(0), input[rows:], out=out[full:])
+
+
+def _add_by_group(out: Tensor, factors: Tensor, table: Tensor) -> None:
+    """out (n, D) += factors (n,) times every group's row of table (n / 32, D)."""
+    full = factors.numel() // GROUP_ROWS
+    rows = full * GROUP_ROWS
+    if full:
+        grouped = out[:rows].unflatten(0, (full, GROUP_ROWS))
+        each, shared = factors[:rows].view(full, GROUP_ROWS, 1), table[:full].unsqueeze(1)
+        if out.is_cuda:  # where a product with mixed dtypes is slow
+            grouped.baddbmm_(each.to(out.dtype), shared.to(out.dtype))
+        else:
+            grouped.addcmul_(each, shared)
+    if full < table.size(0):
+        out[rows:].addcmul_(factors[rows:].unsqueeze(1), table[full:])
+
+
+def _halves(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """(2, n) numbers of `dtype` whose sums are the float32 values, or (1, n) where one of them is enough."""
+    high = values.to(dtype)
+    if dtype == values.dtype:
+        return high.unsqueeze(0)
+    return torch.stack((high, (values - high).to(dtype)))
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """left (m, k) times right (k, n), half numbers with a float32 result."""
+    wide = row_dtype(left.dtype)
+    if left.dtype == wide:
+        return torch.mm(left, right)
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=wide)
+    out = left.new_zeros((left.size(0), right.size(1)), dtype=wide)
+    step = max(_WIDE_BYTES // (wide.itemsize * max(right.size(1), 1)), 1)
+    for start in range(0, left.size(1), step):
+        part = slice(start, start + step)
+        out.addmm_(left[:, part].to(wide), right[part].to(wide))
+    return out
