@@ -51,7 +51,7 @@ def compacts(
 
 
 class ValidRows:
-    """The rows of input (N, D) as they are run; slices of it are copies.
+    """The rows of input (N, D) as they are run; slices of it are copies, the last of which is kept.
 
     count: how many of all are valid, int32 (1,) on the device; None where there are no others.
     """
@@ -62,6 +62,7 @@ class ValidRows:
         through = valid.cumsum(0)
         self.rank = through - valid.to(through.dtype)
         self.count: Tensor | None = None
+        self.last: tuple[slice, Tensor] | None = None  # a chunk is wanted by two or three products
         if where == "host":
             self.index = valid.nonzero().squeeze(1)
             return
@@ -76,8 +77,14 @@ class ValidRows:
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Tensor:
         return self.input.new_empty(*size, dtype=dtype)
 
-    def __getitem__(self, part: slice) -> Tensor:
-        return self.input.index_select(0, self.index[part])
+    def __getitem__(self, part: slice | Tensor) -> Tensor:
+        """Rows by their place, or by a (n,) index of places."""
+        if isinstance(part, Tensor) or part.stop is None:
+            return self.input.index_select(0, self.index[part])
+        if self.last is None or self.last[0] != part:
+            self.last = None  # before there is another
+            self.last = part, self.input.index_select(0, self.index[part])
+        return self.last[1]
 
     @overload
     def gather(self, values: None) -> None: ...
