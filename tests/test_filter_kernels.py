@@ -1,4 +1,4 @@
-"""The Triton kernels of filtered gradients, step by step, against plain torch in float64.
+"""The Triton kernels of filtered gradients, step by step, against plain torch in float64; and of rows moved in place.
 
 On a GPU for real; without one in Triton's interpreter, which one test starts in a process of its own.
 """
@@ -497,6 +497,21 @@ def test_column_sums(steps: ModuleType, shape: tuple[int, int, int, int], dtype:
     expected[problem.kept_rows] = problem.left.sum(0)
     assert_close(sums, expected, 1e-6, float(shape[0]) ** 0.5)
     assert sums.dtype == torch.float32
+
+
+@kernel_test
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("step", [1, 7, 100])
+def test_rows_moved_apart(step: int, share: float) -> None:
+    rows, columns, dtype = 50, 2050, torch.bfloat16
+    wanted = torch.rand(rows) < share
+    source = wanted.cumsum(0) - wanted.long()
+    memory = torch.randn(rows, columns + 3).to(dtype)
+    expected = memory.clone()
+    expected[:, :columns] = torch.where(wanted[:, None], memory[source.clamp(max=rows - 1), :columns], 0)
+    place, source, wanted = on_device(memory, source, wanted)
+    load("moved_rows").restore_rows(place[:, :columns], source, wanted, step)
+    assert torch.equal(place.cpu(), expected)
 
 
 @kernel_test
