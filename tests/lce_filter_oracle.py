@@ -71,6 +71,7 @@ def dense(
     grad_loss: Tensor | float = 1.0,
     grad_lse: Tensor | float = 0.0,
     share: bool = True,
+    group_rows: int = GROUP,
 ) -> tuple[list[Tensor], list[float]]:
     """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
 
@@ -83,6 +84,7 @@ def dense(
             x[valid], w, target[valid], chunk, eps, linear_bias=linear_bias, weight=weight, reduction=reduction,
             ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, logit_scale=logit_scale,
             z_loss=z_loss, grad_loss=_of_rows(grad_loss, valid), grad_lse=_of_rows(grad_lse, valid), share=share,
+            group_rows=group_rows,
         )  # fmt: skip
         whole = x_gradient.new_zeros(x.shape)
         whole[valid] = x_gradient
@@ -115,7 +117,7 @@ def dense(
         parts.append(_Part(a, p * slope, tail, alive, y, mask, own))
     found = []
     for first in range(0, len(parts), max(_lce_tails.SEGMENT_ROWS // chunk, 1)):
-        found += _segment(parts[first : first + max(_lce_tails.SEGMENT_ROWS // chunk, 1)], share)
+        found += _segment(parts[first : first + max(_lce_tails.SEGMENT_ROWS // chunk, 1)], share, group_rows)
     g = torch.cat(found) * logit_scale if found else x.new_zeros(0, w.size(0), dtype=F64)
     return [g @ w.double(), g.t() @ x.double(), g.sum(0)], [float(part.alive.double().mean()) for part in parts]
 
@@ -132,7 +134,7 @@ class _Part(NamedTuple):
     own: tuple[Tensor, Tensor]
 
 
-def _segment(parts: list[_Part], share: bool) -> list[Tensor]:
+def _segment(parts: list[_Part], share: bool, group_rows: int) -> list[Tensor]:
     mass = torch.cat([(part.a * part.tail).sum(1) for part in parts])
     apart = mass.abs().sort(descending=True, stable=True).indices[: -(-mass.numel() // APART)]
     exact = torch.zeros_like(mass, dtype=torch.bool).index_fill_(0, apart, True) & share
@@ -141,8 +143,8 @@ def _segment(parts: list[_Part], share: bool) -> list[Tensor]:
         alone, exact = exact[: part.a.size(0), None], exact[part.a.size(0) :]
         rest = torch.where(alone, 0, part.tail)
         g = part.a * part.shares
-        for group in range(0, rest.size(0), GROUP):
-            rows = slice(group, group + GROUP)
+        for group in range(0, rest.size(0), group_rows):
+            rows = slice(group, group + group_rows)
             q = rest[rows].sum(0)
             shared = part.a[rows] * rest[rows].sum(1, keepdim=True) * (q / q.sum().clamp(min=1e-300))
             kept = part.alive | alone[rows]

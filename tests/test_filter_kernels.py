@@ -25,7 +25,7 @@ GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if GPU else "cpu"
 kernel_test = pytest.mark.skipif(not INTERPRETED and not GPU, reason="no GPU: runs in test_in_the_interpreter")
 DTYPES = [torch.bfloat16, torch.float32] + ([] if INTERPRETED else [torch.float16])
-GROUP_ROWS = 32
+GROUP_ROWS = 128
 EPS = 2.0**-10
 # rows, columns: one group and several, less than a block of columns and several, whole words and not.
 SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
@@ -137,7 +137,7 @@ class Problem:
     def columns(self, steps: ModuleType, eps: float = EPS) -> tuple[Tensor, Tensor]:
         bias, lse, valid = on_device(self.bias, self.lse, self.valid)
         q = place_of_groups(self.logits)
-        alive = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps, q)
+        alive = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps, q, GROUP_ROWS)
         return alive, q
 
     def keep(self, steps: ModuleType, alive: Tensor, most: int) -> tuple[Tensor, ...]:
@@ -288,7 +288,7 @@ def test_tails(steps: ModuleType, rows: int, columns: int, dtype: torch.dtype) -
 @kernel_test
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tails_with_options(steps: ModuleType, name: str) -> None:
-    check_tails(steps, Problem(70, 1100, torch.bfloat16, **OPTIONS[name]))
+    check_tails(steps, Problem(140, 1100, torch.bfloat16, **OPTIONS[name]))
 
 
 @kernel_test
@@ -520,7 +520,7 @@ def test_no_rows(steps: ModuleType) -> None:
     empty, none = problem.logits[:0], torch.empty(0, device=DEVICE)
     valid, target = none.bool(), none.long()
     q = place_of_groups(empty)
-    alive = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS, q)
+    alive = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
     assert steps.share_tails(q, q, target.new_zeros(1), none, valid, alive, 1, None, 0.0, 1.0).shape == (0,)
     alive, index, slot, count = steps.keep(alive, target, valid, 10)
     assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
@@ -539,7 +539,7 @@ def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, 
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
     q = place_of_groups(problem.logits)
     single, bounds = problem.logits[:8].clone(), torch.arange(9, device=DEVICE)
-    alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q)
+    alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
     alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
     tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
     shared = steps.share_tails(q, single, bounds, problem.lse[:8], problem.valid[:8], alive[None], 8, None, 0.0, 1.0)
@@ -590,7 +590,7 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
         return torch.cat((values.new_zeros(rows - 32), values)).to(DEVICE)
 
     lse, target, a, h = (extended(values) for values in (last.lse, last.target, last.a, last.h))
-    alive = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS, place_of_groups(whole))
+    alive = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS, place_of_groups(whole), GROUP_ROWS)
     expected_alive, _ = last.columns(steps)
     assert torch.equal(alive, expected_alive)
     alive, index, slot, count = steps.keep(alive, target, valid, columns)

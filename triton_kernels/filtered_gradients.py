@@ -2,7 +2,7 @@
 
 The products are in filtered_products.py; all steps are here by name.
 
-Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of 32 rows,
+Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of rows,
 `keep` numbers those columns, `gather_` makes the kept columns' gradient at the front of the rows' own memory. How many
 columns are kept is known on the device alone: nothing waits for it, so that all of it can be captured in a CUDA graph.
 No sum's order depends on a race.
@@ -30,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
-GROUP_ROWS = 32  # successive rows that share their tail
 COLUMNS_WARPS = 4
 GATHER_WARPS = 4
 GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
@@ -103,13 +102,14 @@ def columns(
     logit_scale: float,
     eps: float,
     q: Tensor,
+    group: int,
 ) -> Tensor:
     """alive (V,) uint8: p > eps, or NaN, in a valid row; q (groups, V) becomes the groups' sums of p·s.
 
-    The sums are over the valid rows and of all columns.
+    A group is `group` rows, a multiple of 8, the last one fewer. The sums are over the valid rows and of all columns.
     """
     rows, classes = logits.shape
-    groups = -(-rows // GROUP_ROWS)
+    groups = -(-rows // group)
     alive = torch.zeros(classes, dtype=torch.uint8, device=logits.device)
     block = COLUMNS_WARPS * 32 * WORD // logits.element_size()
     if rows == 0:
@@ -119,7 +119,7 @@ def columns(
         sum_groups[(triton.cdiv(classes, block), groups)](
             logits, stride, lse.contiguous(), valid.contiguous(), lse if linear_bias is None else linear_bias,
             alive, q, q.stride(0), rows, classes, softcap if softcap > 0 else 1.0, logit_scale, eps,
-            UNIT=unit, GROUP_ROWS=GROUP_ROWS, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
+            UNIT=unit, GROUP_ROWS=group, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
             SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=COLUMNS_WARPS,
         )  # fmt: skip
     return alive

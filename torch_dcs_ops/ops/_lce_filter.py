@@ -1,9 +1,9 @@
 """Filtered gradients (`grad_filter_eps`): of every chunk of rows only some columns of the logits' gradient are kept.
 
 A column is kept where any row of the chunk gives it a probability above eps, or has it for its target; the rest of a
-row's gradient, its tail, is shared by 32 rows (_lce_tails.py), but for the rows of the largest tails, which are exact.
-The kept columns need the products of the exact gradient, on as many columns as there are; a tail is of rank one a
-group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's constant part is exact.
+row's gradient, its tail, is shared by a group of rows (_lce_tails.py), but for the rows of the largest tails, which are
+exact. The kept columns need the products of the exact gradient, on as many columns as there are; a tail is of rank one
+a group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's constant part is exact.
 
 The steps on the logits are reference/filtered_gradients.py on a CPU, triton_kernels/filtered_gradients.py on a GPU.
 """
@@ -111,7 +111,9 @@ class FilteredGradients:
             valid = valid & ((a != 0) | (h != 0) | lse.isnan())
         own = steps.target_gradient(logits, lse, target, valid, a, h, self.linear_bias, softcap, scale)
         place = self.tails.place(part)
-        alive = steps.columns(logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps, place)
+        alive = steps.columns(
+            logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps, place, self.tails.group
+        )
         alive, index, slot, kept = steps.keep(alive, target, valid, int(steps.MOST * logits.size(1)))
         mass = a * steps.gather_(
             logits, lse, target, valid, a, h, own, self.linear_bias, softcap, scale, alive, index, slot, kept

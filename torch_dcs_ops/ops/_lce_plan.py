@@ -34,12 +34,13 @@ element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared
 tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more
 bytes than these saves that copy too.
 
-A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says. Its
-products add to the rows of a chunk's kept columns in the result. Where that would round a half result more than once,
-over several chunks and without the compact plan's name, the rest that its rounding leaves out is kept beside it in its
-own dtype: 2·V·D bytes. Beyond the logits it holds, for every 32 rows of a segment, V elements of input's dtype and D of
-them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A chunk has V elements
-for every 32 rows of its own, and a CPU copies what a chunk keeps of linear_weight.
+A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says, and
+on a GPU of 128 rows if so many fit: these are the groups that share their tails. Its products add to the rows of a
+chunk's kept columns in the result. Where that would round a half result more than once, over several chunks and without
+the compact plan's name, the rest that its rounding leaves out is kept beside it in its own dtype: 2·V·D bytes. Beyond
+the logits it holds, for every group and for every 64 rows of a segment, V elements of input's dtype and D of them for
+linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a chunk keeps
+of linear_weight.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-
-from ..reference.filtered_gradients import GROUP_ROWS
 
 Accumulation = Literal["direct", "shared", "float32", "compact"]
 
@@ -60,6 +59,9 @@ _MANY_CHUNKS = 8
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
 _LARGE_ROWS = 2048  # of a chunk on a GPU whose GEMMs have no larger sums beside it
+# The tails of 128 rows differ from their mean hardly more than those of 32, and a GPU's last products are half as long.
+_GROUP_ROWS = {"cpu": 32, "cuda": 128}
+_LEAST_GROUP_ROWS = 32
 _MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
 _SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
 _SINGLE_BYTES = 1.25  # times those of the other two: worth no copy
@@ -74,11 +76,15 @@ class Plan(NamedTuple):
 
 
 class FilteredPlan(NamedTuple):
-    """`rows` and `stride` as in `Plan`; `keeps_rest`: whether what linear_weight's gradient loses is kept beside it."""
+    """`rows` and `stride` as in `Plan`; `keeps_rest`: whether what linear_weight's gradient loses is kept beside it.
+
+    `group_rows`: so many successive rows share their tails; chunks are multiples of it, but for a single one.
+    """
 
     rows: int
     stride: int
     keeps_rest: bool
+    group_rows: int
 
 
 def make_plan(
@@ -140,11 +146,14 @@ def make_filtered_plan(
     """`make_plan` for a filtered gradient."""
     stride = _stride(classes, dtype)
     fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
-    fitting = min(max(fitting // GROUP_ROWS * GROUP_ROWS, GROUP_ROWS), _MOST_FILTERED_ROWS)
+    group = _GROUP_ROWS[device_type if device_type in _GROUP_ROWS else "cuda"]
+    if fitting < group:
+        group = _LEAST_GROUP_ROWS
+    fitting = min(max(fitting // group * group, group), _MOST_FILTERED_ROWS)
     if rows <= fitting:
-        return FilteredPlan(max(rows, 1), stride, False)
+        return FilteredPlan(max(rows, 1), stride, False, group)
     is_lossy = _accumulation(dtype, accumulate_dtype) == "float32"
-    return FilteredPlan(_even_chunks(rows, fitting, GROUP_ROWS), stride, is_lossy)
+    return FilteredPlan(_even_chunks(rows, fitting, group), stride, is_lossy, group)
 
 
 def _stride(classes: int, dtype: torch.dtype) -> int:

@@ -1,8 +1,8 @@
 """The tails of filtered gradients: what is left of the rows beside the kept columns, a segment of chunks at a time.
 
-A row's tail is m_i·q_g / Σ q_g: its own exact mass in the mean shape of its group of 32 rows. Of every segment, the
-rows of the largest masses, one in 64, make a group each instead: their tails are exact, and the others' shape is
-without them. That takes 1/32 of the exact gradient's products for the groups and 1/64 of all for the single rows.
+A row's tail is m_i·q_g / Σ q_g: its own exact mass in the mean shape of its group of rows, 128 on a GPU and 32 on a
+CPU. Of every segment, the rows of the largest masses, one in 64, make a group each instead: their tails are exact, and
+the others' shape is without them. A group and a single row each take the products of one row of the exact gradient.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from ..reference.cross_entropy_rows import row_dtype
-from ..reference.filtered_gradients import GROUP_ROWS
 from ..reference.linear_cross_entropy import Needs, Options
 from ._lce_ignored import ValidRows
 from ._lce_plan import FilteredPlan
 
-SEGMENT_ROWS = 8192  # whose tails are multiplied at a time: 256 groups
+SEGMENT_ROWS = 8192  # whose tails are multiplied at a time
 APART = 64  # one row in so many has an exact tail
 _WIDE_BYTES = 32 << 20
 _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weigh nothing
@@ -27,7 +26,7 @@ _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weig
 class Tails:
     """Takes q, the kept columns and the masses of one chunk of rows after another, and multiplies a segment's tails.
 
-    Chunks are multiples of 32 rows, so that groups never cross them; a segment is the chunks that fit into 8192 rows,
+    Chunks are multiples of groups, which never cross them; a segment is the chunks that fit into 8192 rows,
     one at least. Held for it: q of its groups and of its single rows in input's dtype, and the kept columns of chunks.
     """
 
@@ -43,7 +42,8 @@ class Tails:
         needs: Needs,
     ) -> None:
         """input (N, D); linear_bias and class_weight (V,) in the rows' dtype."""
-        self.steps, self.chunk, self.input, self.options, self.needs = steps, plan.rows, input, options, needs
+        self.steps, self.chunk, self.group = steps, plan.rows, plan.group_rows
+        self.input, self.options, self.needs = input, options, needs
         self.linear_weight, self.linear_bias = linear_weight, linear_bias
         count, (classes, features), wide = input.size(0), linear_weight.shape, row_dtype(input.dtype)
         self.segment = max(SEGMENT_ROWS // plan.rows, 1) * plan.rows
@@ -51,7 +51,7 @@ class Tails:
         self.start = self.stop = 0
         # Label smoothing's group comes first: -e_i·w_j is of rank one, m = -e and q = w over all columns.
         self.extra = int(options.label_smoothing > 0)
-        terms = self.extra + -(-held // GROUP_ROWS) + _apart(held)
+        terms = self.extra + -(-held // self.group) + _apart(held)
         self.q = input.new_empty(terms, plan.stride)[:, :classes]
         self.sums = input.new_empty((terms, features) if needs.linear_weight else 0)
         self.alive = linear_weight.new_empty((-(-held // plan.rows), classes), dtype=torch.uint8)
@@ -71,8 +71,8 @@ class Tails:
 
     def place(self, part: slice) -> Tensor:
         """Where q of the groups of a chunk belongs."""
-        first = self.extra + (part.start - self.start) // GROUP_ROWS
-        return self.q[first : first - (part.start - part.stop) // GROUP_ROWS]
+        first = self.extra + (part.start - self.start) // self.group
+        return self.q[first : first - (part.start - part.stop) // self.group]
 
     def add(self, alive: Tensor, mass: Tensor, lse: Tensor, valid: Tensor, evens: Tensor | None, part: slice) -> None:
         """Of a chunk whose q is in its place; `valid`: the rows that q is summed over; evens (n,): -e_i."""
@@ -86,14 +86,14 @@ class Tails:
     def multiply(self, grad_input: Tensor, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the segment's tails to both; (q, sums), whose product qᵀ·sums is their part of linear_weight's."""
         count = self.stop - self.start
-        groups, apart = -(-count // GROUP_ROWS), _apart(count)
+        groups, apart = -(-count // self.group), _apart(count)
         rows, factors, single = self._share(count, groups, apart)
         bounds = (self.extra, self.extra + groups, self.extra + groups + apart)
         q, sums, evens = self.q[: bounds[2]], self.sums[: bounds[2]], self.evens[:count]
         if self.needs.input:
             table = _wide_product(q, self.linear_weight)
             out = grad_input[self.start : self.stop]
-            _add_by_group(out, factors, table[bounds[0] : bounds[1]])
+            _add_by_group(self.group, out, factors, table[bounds[0] : bounds[1]])
             if apart:
                 exact = out.index_select(0, rows).to(table.dtype).addcmul_(single.unsqueeze(1), table[bounds[1] :])
                 out.index_copy_(0, rows, exact.to(out.dtype))
@@ -103,8 +103,8 @@ class Tails:
             self._multiply_input(factors, rows, single, sums, bounds)
         if self.needs.linear_bias:
             masses = single.new_zeros(bounds[2])
-            padded = torch.nn.functional.pad(factors, (0, groups * GROUP_ROWS - count))
-            torch.sum(padded.view(-1, GROUP_ROWS), 1, out=masses[bounds[0] : bounds[1]])
+            padded = torch.nn.functional.pad(factors, (0, groups * self.group - count))
+            torch.sum(padded.view(-1, self.group), 1, out=masses[bounds[0] : bounds[1]])
             masses[bounds[1] :] = single
             if self.extra:
                 torch.sum(evens, 0, keepdim=True, out=masses[:1])
@@ -116,17 +116,17 @@ class Tails:
         mass, options = self.mass[:count], self.options
         # In their order, so that those of a group are neighbours. Equal masses are taken from the front.
         rows = mass.abs().sort(descending=True, stable=True).indices[:apart].sort().values
-        bounds = torch.searchsorted(rows, torch.arange(0, GROUP_ROWS * groups + 1, GROUP_ROWS, device=rows.device))
+        bounds = torch.searchsorted(rows, torch.arange(0, self.group * groups + 1, self.group, device=rows.device))
         q = self.q[self.extra : self.extra + groups]
         single = self.q[self.extra + groups : self.extra + groups + apart]
         if apart:
             torch.mm(self.input[rows + self.start], self.linear_weight.t(), out=single)
         totals = self.steps.share_tails(
             q, single, bounds, self.lse.index_select(0, rows), self.valid.index_select(0, rows), self.alive,
-            -(-self.chunk // GROUP_ROWS), self.linear_bias, options.softcap or 0.0, options.logit_scale,
+            -(-self.chunk // self.group), self.linear_bias, options.softcap or 0.0, options.logit_scale,
         )  # fmt: skip
         inverse = torch.where(totals <= _SMALLEST_SUM, 0, totals.reciprocal())
-        factors = mass * inverse[:groups].unsqueeze(1).expand(-1, GROUP_ROWS).reshape(-1)[:count]
+        factors = mass * inverse[:groups].unsqueeze(1).expand(-1, self.group).reshape(-1)[:count]
         return rows, factors.index_fill_(0, rows, 0), mass.index_select(0, rows) * inverse[groups:]
 
     def _multiply_input(
@@ -136,9 +136,9 @@ class Tails:
         for start in range(0, factors.numel(), self.chunk):
             part = slice(start, min(start + self.chunk, factors.numel()))
             input = self.input[slice(self.start + part.start, self.start + part.stop)]
-            first = start // GROUP_ROWS
-            of_chunk = grouped[first : first - (part.start - part.stop) // GROUP_ROWS]
-            _group_products(factors[part].to(input.dtype), input, of_chunk)
+            first = start // self.group
+            of_chunk = grouped[first : first - (part.start - part.stop) // self.group]
+            _group_products(self.group, factors[part].to(input.dtype), input, of_chunk)
         if rows.numel():
             sums[bounds[1] :] = self.input[rows + self.start] * single.unsqueeze(1)
         if self.extra:
@@ -151,29 +151,29 @@ def _apart(rows: int) -> int:
     return -(-rows // APART) if APART else 0
 
 
-def _group_products(factors: Tensor, input: Tensor, out: Tensor) -> None:
-    """out (n / 32, D) = Σ over each group of 32 rows of factors (n,) times input (n, D)."""
-    full = factors.numel() // GROUP_ROWS
-    rows = full * GROUP_ROWS
+def _group_products(group: int, factors: Tensor, input: Tensor, out: Tensor) -> None:
+    """out (n / group, D) = Σ over each group of rows of factors (n,) times input (n, D)."""
+    full = factors.numel() // group
+    rows = full * group
     if full:
         torch.bmm(
-            factors[:rows].view(full, 1, GROUP_ROWS),
-            input[:rows].unflatten(0, (full, GROUP_ROWS)),
+            factors[:rows].view(full, 1, group),
+            input[:rows].unflatten(0, (full, group)),
             out=out[:full].unsqueeze(1),
         )
     if full < out.size(0):
         torch.mm(factors[rows:].unsqueeze(0), input[rows:], out=out[full:])
 
 
-def _add_by_group(out: Tensor, factors: Tensor, table: Tensor) -> None:
-    """out (n, D) += factors (n,) times every group's row of table (n / 32, D)."""
-    full = factors.numel() // GROUP_ROWS
-    rows = full * GROUP_ROWS
+def _add_by_group(group: int, out: Tensor, factors: Tensor, table: Tensor) -> None:
+    """out (n, D) += factors (n,) times every group's row of table (n / group, D)."""
+    full = factors.numel() // group
+    rows = full * group
     if full:
-        grouped = out[:rows].unflatten(0, (full, GROUP_ROWS))
-        each, shared = factors[:rows].view(full, GROUP_ROWS, 1), table[:full].unsqueeze(1)
+        grouped = out[:rows].unflatten(0, (full, group))
+        each, shared = factors[:rows].view(full, group, 1), table[:full].unsqueeze(1)
         if out.is_cuda:  # where a product with mixed dtypes is slow
-            grouped.baddbmm_(each.to(out.dtype), shared.to(out.dtype))
+            grouped.addcmul_(each.to(out.dtype), shared.to(out.dtype))
         else:
             grouped.addcmul_(each, shared)
     if full < table.size(0):

@@ -21,7 +21,6 @@ from torch import Tensor
 from .cross_entropy_rows import row_dtype
 
 MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
-GROUP_ROWS = 32
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
 _WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
 
@@ -65,18 +64,19 @@ def columns(
     logit_scale: float,
     eps: float,
     q: Tensor,
+    group: int,
 ) -> Tensor:
     """uint8 (V,): where a valid row of logits (n, V) has p > eps or NaN.
 
-    q (n / 32, V) in logits' dtype becomes Σ p·s over the valid rows of each group of 32, of all columns. lse and valid
-    are (n,). What is in `logits` afterwards is for `gather_`.
+    q (n / group, V) in logits' dtype becomes Σ p·s over the valid rows of each group of rows, of all columns. lse and
+    valid are (n,). What is in `logits` afterwards is for `gather_`.
     """
     rows, classes = logits.shape
     alive = torch.zeros(classes, dtype=torch.bool, device=logits.device)
-    for part in _blocks(rows, classes):
+    for part in _blocks(rows, classes, group):
         p, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
         alive |= ~(p.amax(0) <= eps)  # with a NaN as well: it stays in its own row, where the columns are kept
-        _sum_groups(shares, q[part.start // GROUP_ROWS : -(-part.stop // GROUP_ROWS)])
+        _sum_groups(shares, q[part.start // group : -(-part.stop // group)], group)
     return alive.to(torch.uint8)
 
 
@@ -122,7 +122,7 @@ def gather_(
     index = index[:kept].long()
     tail_columns = (alive == 0).to(row_dtype(logits.dtype))
     tail = torch.empty_like(lse)
-    for part in _blocks(rows, classes):
+    for part in _blocks(rows, classes, 1):
         if _holds_p(logits, softcap):
             shares = logits[part]
         else:
@@ -204,9 +204,9 @@ def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
     return sums
 
 
-def _blocks(rows: int, classes: int) -> Iterator[slice]:
+def _blocks(rows: int, classes: int, group: int) -> Iterator[slice]:
     """Of whole groups of rows, but for the last one."""
-    step = max(_BLOCK_ELEMENTS // (GROUP_ROWS * classes), 1) * GROUP_ROWS
+    step = max(_BLOCK_ELEMENTS // (group * classes), 1) * group
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -238,13 +238,13 @@ def _probabilities(
     return p, shares
 
 
-def _sum_groups(shares: Tensor, out: Tensor) -> None:
-    """out (n / 32, V) = the sums over groups of rows of `shares` (n, V)."""
-    full = shares.size(0) // GROUP_ROWS
+def _sum_groups(shares: Tensor, out: Tensor, group: int) -> None:
+    """out (n / group, V) = the sums over groups of rows of `shares` (n, V)."""
+    full = shares.size(0) // group
     if full:
-        out[:full] = shares[: full * GROUP_ROWS].unflatten(0, (full, GROUP_ROWS)).sum(1)
+        out[:full] = shares[: full * group].unflatten(0, (full, group)).sum(1)
     if full < out.size(0):
-        out[full] = shares[full * GROUP_ROWS :].sum(0)
+        out[full] = shares[full * group :].sum(0)
 
 
 def _add_product(
