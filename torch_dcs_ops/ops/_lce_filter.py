@@ -141,17 +141,23 @@ class FilteredGradients:
             grad if grad is None or grad.numel() == 1 else grad[part]
             for grad in (self.upstream.loss, self.upstream.lse)
         )
-        smooths = self.options.label_smoothing > 0
-        a = hit + self.spread * self.total_weight if smooths else hit
+        a, h, even = hit, hit, None
+        if self.options.label_smoothing > 0:
+            even = torch.full_like(hit, self.spread)
+            a = hit + self.spread * self.total_weight
         if self.options.z_loss:
             a = a + 2 * self.options.z_loss * lse
-        h, even = hit, torch.full_like(hit, self.spread)
-        if loss is not None:
-            a, h, even = a * loss, h * loss, even * loss
+
+        def scaled(values: Tensor, factor: float) -> Tensor:
+            values = values if loss is None else values * loss
+            return values if factor == 1 else values * factor
+
+        a, h = scaled(a, 1), scaled(h, scale)
         if grad_lse is not None:
             a = a + grad_lse
-        evens = torch.where(valid, even * -scale, 0) if smooths else None
-        return torch.where(valid, a * scale, 0), torch.where(valid, h * scale, 0), evens
+        a = a if scale == 1 else a * scale
+        evens = None if even is None else torch.where(valid, scaled(even, -scale), 0)
+        return torch.where(valid, a, 0), torch.where(valid, h, 0), evens
 
     def _finish_segment(self, *, is_last: bool) -> None:
         q, sums = self.tails.multiply(self.grad_input, self.grad_bias)

@@ -8,6 +8,7 @@ the others' shape is without them. A group and a single row each take the produc
 from __future__ import annotations
 
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,16 @@ SEGMENT_ROWS = 8192  # whose tails are multiplied at a time
 APART = 64  # one row in so many has an exact tail
 _WIDE_BYTES = 32 << 20
 _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weigh nothing
+
+
+class _Part(NamedTuple):
+    """What a chunk leaves: its kept columns (V,), and of its rows (n,) the masses, lse, validity and -e_i."""
+
+    alive: Tensor
+    mass: Tensor
+    lse: Tensor
+    valid: Tensor
+    evens: Tensor | None
 
 
 class Tails:
@@ -45,7 +56,7 @@ class Tails:
         self.steps, self.chunk, self.group = steps, plan.rows, plan.group_rows
         self.input, self.options, self.needs = input, options, needs
         self.linear_weight, self.linear_bias = linear_weight, linear_bias
-        count, (classes, features), wide = input.size(0), linear_weight.shape, row_dtype(input.dtype)
+        count, (classes, features) = input.size(0), linear_weight.shape
         self.segment = max(SEGMENT_ROWS // plan.rows, 1) * plan.rows
         held = min(self.segment, count)
         self.start = self.stop = 0
@@ -54,16 +65,13 @@ class Tails:
         terms = self.extra + -(-held // self.group) + _apart(held)
         self.q = input.new_empty(terms, plan.stride)[:, :classes]
         self.sums = input.new_empty((terms, features) if needs.linear_weight else 0)
-        self.alive = linear_weight.new_empty((-(-held // plan.rows), classes), dtype=torch.uint8)
-        self.mass, self.lse = (input.new_empty(held, dtype=wide) for _ in range(2))
-        self.valid = linear_weight.new_empty(held, dtype=torch.bool)
-        self.evens = input.new_empty(held if self.extra else 0, dtype=wide)
+        self.parts: list[_Part] = []
         if self.extra:
             self.q[0] = 1 if class_weight is None else class_weight
 
     def has_room(self, part: slice) -> bool:
         """For the rows of another chunk in this segment."""
-        return part.stop - self.start <= self.segment
+        return bool(part.stop - self.start <= self.segment)
 
     def begin(self, part: slice) -> None:
         """The chunk `part` is the first of a segment."""
@@ -76,20 +84,18 @@ class Tails:
 
     def add(self, alive: Tensor, mass: Tensor, lse: Tensor, valid: Tensor, evens: Tensor | None, part: slice) -> None:
         """Of a chunk whose q is in its place; `valid`: the rows that q is summed over; evens (n,): -e_i."""
-        rows = slice(part.start - self.start, part.stop - self.start)
         self.stop = part.stop
-        self.alive[rows.start // self.chunk] = alive
-        self.mass[rows], self.lse[rows], self.valid[rows] = mass, lse, valid
-        if evens is not None:
-            self.evens[rows] = evens
+        self.parts.append(_Part(alive, mass, lse, valid, evens))
 
     def multiply(self, grad_input: Tensor, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the segment's tails to both; (q, sums), whose product qᵀ·sums is their part of linear_weight's."""
         count = self.stop - self.start
         groups, apart = -(-count // self.group), _apart(count)
         rows, factors, single = self._share(count, groups, apart)
+        evens = torch.cat([part.evens for part in self.parts if part.evens is not None]) if self.extra else None
+        self.parts.clear()
         bounds = (self.extra, self.extra + groups, self.extra + groups + apart)
-        q, sums, evens = self.q[: bounds[2]], self.sums[: bounds[2]], self.evens[:count]
+        q, sums = self.q[: bounds[2]], self.sums[: bounds[2]]
         if self.needs.input:
             table = _wide_product(q, self.linear_weight)
             out = grad_input[self.start : self.stop]
@@ -97,23 +103,26 @@ class Tails:
             if apart:
                 exact = out.index_select(0, rows).to(table.dtype).addcmul_(single.unsqueeze(1), table[bounds[1] :])
                 out.index_copy_(0, rows, exact.to(out.dtype))
-            if self.extra:
+            if evens is not None:
                 out.addcmul_(evens.unsqueeze(1), table[:1])
         if self.needs.linear_weight:
-            self._multiply_input(factors, rows, single, sums, bounds)
+            self._multiply_input(factors, rows, single, evens, sums, bounds)
         if self.needs.linear_bias:
             masses = single.new_zeros(bounds[2])
             padded = torch.nn.functional.pad(factors, (0, groups * self.group - count))
             torch.sum(padded.view(-1, self.group), 1, out=masses[bounds[0] : bounds[1]])
             masses[bounds[1] :] = single
-            if self.extra:
+            if evens is not None:
                 torch.sum(evens, 0, keepdim=True, out=masses[:1])
             grad_bias += _wide_product(_halves(masses, q.dtype), q).sum(0)
         return q, sums
 
     def _share(self, count: int, groups: int, apart: int) -> tuple[Tensor, Tensor, Tensor]:
         """The single rows (S,), the factors (n,) of every row's group, 0 for these, and (S,) those of their own q."""
-        mass, options = self.mass[:count], self.options
+        mass, lse, valid = (
+            torch.cat([getattr(part, name) for part in self.parts]) for name in ("mass", "lse", "valid")
+        )
+        alive, options = torch.stack([part.alive for part in self.parts]), self.options
         # In their order, so that those of a group are neighbours. Equal masses are taken from the front.
         rows = mass.abs().sort(descending=True, stable=True).indices[:apart].sort().values
         bounds = torch.searchsorted(rows, torch.arange(0, self.group * groups + 1, self.group, device=rows.device))
@@ -122,7 +131,7 @@ class Tails:
         if apart:
             torch.mm(self.input[rows + self.start], self.linear_weight.t(), out=single)
         totals = self.steps.share_tails(
-            q, single, bounds, self.lse.index_select(0, rows), self.valid.index_select(0, rows), self.alive,
+            q, single, bounds, lse.index_select(0, rows), valid.index_select(0, rows), alive,
             -(-self.chunk // self.group), self.linear_bias, options.softcap or 0.0, options.logit_scale,
         )  # fmt: skip
         inverse = torch.where(totals <= _SMALLEST_SUM, 0, totals.reciprocal())
@@ -130,7 +139,13 @@ class Tails:
         return rows, factors.index_fill_(0, rows, 0), mass.index_select(0, rows) * inverse[groups:]
 
     def _multiply_input(
-        self, factors: Tensor, rows: Tensor, single: Tensor, sums: Tensor, bounds: tuple[int, int, int]
+        self,
+        factors: Tensor,
+        rows: Tensor,
+        single: Tensor,
+        evens: Tensor | None,
+        sums: Tensor,
+        bounds: tuple[int, int, int],
     ) -> None:
         grouped = sums[bounds[0] : bounds[1]]
         for start in range(0, factors.numel(), self.chunk):
@@ -141,9 +156,8 @@ class Tails:
             _group_products(self.group, factors[part].to(input.dtype), input, of_chunk)
         if rows.numel():
             sums[bounds[1] :] = self.input[rows + self.start] * single.unsqueeze(1)
-        if self.extra:
-            evens = _halves(self.evens[: factors.numel()], sums.dtype)
-            sums[0] = _wide_product(evens, self.input[self.start : self.stop]).sum(0)
+        if evens is not None:
+            sums[0] = _wide_product(_halves(evens, sums.dtype), self.input[self.start : self.stop]).sum(0)
 
 
 def _apart(rows: int) -> int:
