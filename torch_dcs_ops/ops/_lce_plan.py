@@ -9,8 +9,8 @@ as much, so that the logits take no more than the result. So many rows has a for
 holds nothing else. The float32 sum does so in
 four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
 but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and three
-quarters of that where there are more than eight of them, as input's gradient is large then too: for D = 4096 0.13 GiB
-less, for 3 % of the GEMMs' time.
+quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 0.13 GiB
+less, for 1 to 3 % of the GEMMs' time.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -55,7 +55,7 @@ _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
 _SUMMED_ROWS = 6144  # on a GPU: 1.5 GiB at 128256 classes
-_MANY_CHUNKS = 8
+_MANY_CHUNKS = 4
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
 _TILE_ROWS = 128
 _LARGE_ROWS = 2048  # of a chunk on a GPU whose GEMMs have no larger sums beside it
