@@ -136,7 +136,8 @@ class _Part(NamedTuple):
 
 def _segment(parts: list[_Part], share: bool, group_rows: int) -> list[Tensor]:
     mass = torch.cat([(part.a * part.tail).sum(1) for part in parts])
-    apart = mass.abs().sort(descending=True, stable=True).indices[: -(-mass.numel() // APART)]
+    count = int(torch.cat([part.valid for part in parts]).sum())
+    apart = mass.abs().sort(descending=True, stable=True).indices[: -(-count // APART)]
     exact = torch.zeros_like(mass, dtype=torch.bool).index_fill_(0, apart, True) & share
     found = []
     for part in parts:

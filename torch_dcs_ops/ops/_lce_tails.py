@@ -123,20 +123,23 @@ class Tails:
             torch.cat([getattr(part, name) for part in self.parts]) for name in ("mass", "lse", "valid")
         )
         alive, options = torch.stack([part.alive for part in self.parts]), self.options
-        # In their order, so that those of a group are neighbours. Equal masses are taken from the front.
-        rows = mass.abs().sort(descending=True, stable=True).indices[:apart].sort().values
+        # In their order, so that those of a group are neighbours. Equal masses are taken from the front. Rows that have
+        # no gradient do not count: with or without them the same rows are chosen.
+        rows, rank = mass.abs().sort(descending=True, stable=True).indices[:apart].sort()
+        chosen = rank * APART < valid.sum()
         bounds = torch.searchsorted(rows, torch.arange(0, self.group * groups + 1, self.group, device=rows.device))
         q = self.q[self.extra : self.extra + groups]
         single = self.q[self.extra + groups : self.extra + groups + apart]
         if apart:
             torch.mm(self.input[rows + self.start], self.linear_weight.t(), out=single)
         totals = self.steps.share_tails(
-            q, single, bounds, lse.index_select(0, rows), valid.index_select(0, rows), alive,
+            q, single, bounds, lse.index_select(0, rows), valid.index_select(0, rows) & chosen, alive,
             -(-self.chunk // self.group), self.linear_bias, options.softcap or 0.0, options.logit_scale,
         )  # fmt: skip
         inverse = torch.where(totals <= _SMALLEST_SUM, 0, totals.reciprocal())
         factors = mass * inverse[:groups].unsqueeze(1).expand(-1, self.group).reshape(-1)[:count]
-        return rows, factors.index_fill_(0, rows, 0), mass.index_select(0, rows) * inverse[groups:]
+        factors.index_copy_(0, rows, torch.where(chosen, 0, factors.index_select(0, rows)))
+        return rows, factors, mass.index_select(0, rows) * inverse[groups:]
 
     def _multiply_input(
         self,
