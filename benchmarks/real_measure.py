@@ -25,7 +25,7 @@ from torch_dcs_ops.ops import _lce_tails
 TARGET_EPS = 2**-12  # of which the targets speak
 REAL_TARGET = 1 / 0.5  # torch.compile's time over that of the filtered step
 FLAT_TARGET = 1 / 1.25  # the exact op's time over that of the filtered step
-SHARES = (0, 128, 32, 16)  # beside the op's own: one row in so many has an exact tail, 0 for none
+SHARES = (0, 128, 64, 16)  # beside the op's own: one row in so many has an exact tail, 0 for none
 EXACT = "dcs"
 
 

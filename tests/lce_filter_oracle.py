@@ -15,7 +15,7 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 EPS = 2**-6
 CLASSES, FEATURES = 501, 16
 GROUP = 32
-APART = 64
+APART = 32
 
 
 def operands(rows: int = 150, dtype: torch.dtype = F32, device: str = "cpu", *, seed: int = 0) -> list[Tensor]:
@@ -76,7 +76,7 @@ def dense(
     """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
 
     Logits are those of the operands' own dtype. `share` False drops the tail. On a CPU chunks are of valid rows. One
-    row in 64 of every segment of chunks, those of the largest tails, is exact.
+    row in 32 of every segment of chunks, those of the largest tails, is exact.
     """
     valid = target != ignore_index
     if not x.is_cuda and not bool(valid.all()):

@@ -538,11 +538,11 @@ def test_no_rows(steps: ModuleType) -> None:
 def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, total: Tensor, rest: Tensor) -> Any:
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
     q = place_of_groups(problem.logits)
-    single, bounds = problem.logits[:8].clone(), torch.arange(9, device=DEVICE)
+    single, bounds = problem.logits[:8].clone(), torch.tensor([0, 5, 8], device=DEVICE)
     alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
     alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
     tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
-    shared = steps.share_tails(q, single, bounds, problem.lse[:8], problem.valid[:8], alive[None], 8, None, 0.0, 1.0)
+    shared = steps.share_tails(q, single, bounds, problem.lse[:8], problem.valid[:8], alive[None], 2, None, 0.0, 1.0)
     touched = torch.zeros_like(alive)
     steps.input_gradient(problem.logits, index, count, product.weight, out)
     steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, touched)

@@ -82,6 +82,7 @@ class FilteredGradients:
             hit = weight[self.target.clamp(0, classes - 1)]
         # What the row's losses have of z at the target, and at every column for each unit of its class weight.
         self.hit = torch.where(self.valid, hit, 0).to(wide) * (1 - options.label_smoothing)
+        self.zero = self.hit.new_zeros(())  # a number makes one with every use
         self.spread = options.label_smoothing / classes
         per_row = (grad is not None and grad.numel() > 1 for grad in (upstream.loss, upstream.lse))
         self.has_zero_rows = weight is not None or any(per_row)
@@ -141,7 +142,8 @@ class FilteredGradients:
             grad if grad is None or grad.numel() == 1 else grad[part]
             for grad in (self.upstream.loss, self.upstream.lse)
         )
-        a, h, even = hit, hit, None
+        even = None
+        a = h = hit
         if self.options.label_smoothing > 0:
             even = torch.full_like(hit, self.spread)
             a = hit + self.spread * self.total_weight
@@ -152,12 +154,15 @@ class FilteredGradients:
             values = values if loss is None else values * loss
             return values if factor == 1 else values * factor
 
-        a, h = scaled(a, 1), scaled(h, scale)
+        is_one = a is h and grad_lse is None
+        h = torch.where(valid, scaled(h, scale), self.zero)
+        if is_one:
+            return h, h, None
+        a = scaled(a, 1)
         if grad_lse is not None:
             a = a + grad_lse
-        a = a if scale == 1 else a * scale
-        evens = None if even is None else torch.where(valid, scaled(even, -scale), 0)
-        return torch.where(valid, a, 0), torch.where(valid, h, 0), evens
+        a = torch.where(valid, a if scale == 1 else a * scale, self.zero)
+        return a, h, None if even is None else torch.where(valid, scaled(even, -scale), self.zero)
 
     def _finish_segment(self, *, is_last: bool) -> None:
         q, sums = self.tails.multiply(self.grad_input, self.grad_bias)

@@ -1,7 +1,7 @@
 """The tails of filtered gradients: what is left of the rows beside the kept columns, a segment of chunks at a time.
 
 A row's tail is m_i·q_g / Σ q_g: its own exact mass in the mean shape of its group of rows, 128 on a GPU and 32 on a
-CPU. Of every segment, the rows of the largest masses, one in 64, make a group each instead: their tails are exact, and
+CPU. Of every segment, the rows of the largest masses, one in 32, make a group each instead: their tails are exact, and
 the others' shape is without them. A group and a single row each take the products of one row of the exact gradient.
 """
 
@@ -19,7 +19,7 @@ from ._lce_ignored import ValidRows
 from ._lce_plan import FilteredPlan
 
 SEGMENT_ROWS = 8192  # whose tails are multiplied at a time
-APART = 64  # one row in so many has an exact tail
+APART = 32  # one row in so many has an exact tail
 _WIDE_BYTES = 32 << 20
 _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weigh nothing
 
