@@ -538,7 +538,7 @@ def test_no_rows(steps: ModuleType) -> None:
 def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, total: Tensor, rest: Tensor) -> Any:
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
     q = place_of_groups(problem.logits)
-    single, bounds = problem.logits[:8].clone(), torch.tensor([0, 5, 8], device=DEVICE)
+    single, bounds = problem.logits[:8].clone(), 4 * torch.arange(3, device=DEVICE)
     alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
     alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
     tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
