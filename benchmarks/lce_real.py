@@ -56,7 +56,7 @@ def measure(options: argparse.Namespace) -> None:
     snapshot = Snapshot.load(options.model, _device(options))
     facts = environment(options.commit)
     result = real_measure.measure(
-        snapshot, options.eps, with_peers=options.peers, with_worst_rows=options.worst_rows, seed=options.seed
+        snapshot, options.eps, with_peers=options.peers, with_shares=options.shares, seed=options.seed
     )
     print(f"{facts['gpu'] or facts['cpu']}, torch {facts['torch']}, triton {facts['triton']}")
     real_measure.print_measurement(result, snapshot.record)
@@ -149,7 +149,7 @@ def parse() -> argparse.Namespace:
     sub.add_argument("--output", type=Path, required=True, help="JSON file to write")
     sub.add_argument("--eps", type=power, nargs="+", default=FILTERS, help="of grad_filter_eps, such as 2**-12")
     sub.add_argument("--peers", action="store_true", help="other packages too, where they are installed")
-    sub.add_argument("--worst-rows", action="store_true", help="errors with the rows of the largest tail mass exact")
+    sub.add_argument("--shares", action="store_true", help="other shares of rows with an exact tail too")
     sub.add_argument("--seed", type=int, default=0, help="of the flat input")
     sub.add_argument("--commit", help="the commit measured, where git cannot tell")
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch_dcs_ops.ops._backends import launchers
 from torch_dcs_ops.ops._lce_plan import make_filtered_plan
 from torch_dcs_ops.reference import filtered_gradients as reference
-from torch_dcs_ops.reference.filtered_gradients import GROUP_ROWS
 
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -40,15 +39,6 @@ class Sparsity:
     kept_most: float
     tail_mean: float
     tail_quantiles: dict[float, float]
-
-
-@dataclass(frozen=True)
-class WorstRows:
-    """The shared tail's errors where `percent` of a block's rows, those of the largest tail mass, are exact."""
-
-    eps: float
-    percent: float
-    errors: Errors
 
 
 @dataclass(frozen=True)
@@ -139,38 +129,3 @@ def sparsity(x: Tensor, w: Tensor, y: Tensor, filters: Sequence[float]) -> list[
 def kept_fraction(x: Tensor, w: Tensor, y: Tensor, eps: float) -> float:
     """The mean over blocks."""
     return sparsity(x, w, y, [eps])[0].kept
-
-
-def worst_rows(
-    x: Tensor, w: Tensor, y: Tensor, exact: Gradients, filters: Sequence[float], percents: Sequence[float]
-) -> list[WorstRows]:
-    """What sharing the tail does to the gradients in float32, some rows apart."""
-    return [
-        WorstRows(eps, percent, _shared_tail_errors(x, w, y, exact, eps, percent))
-        for eps in filters
-        for percent in percents
-    ]
-
-
-def _shared_tail_errors(x: Tensor, w: Tensor, y: Tensor, exact: Gradients, eps: float, percent: float) -> Errors:
-    wide = w.float()
-    input_square = torch.zeros((), dtype=torch.float64, device=x.device)
-    weight_error = torch.zeros_like(wide)
-    for part, p in _blocks(x, w, block_rows(x, w)):
-        p.masked_fill_(_alive(p, y[part], eps), 0)
-        error = _shared_minus_own(p, percent).div_(y.numel())
-        input_square += (error @ wide).double().square().sum()
-        weight_error.addmm_(error.t(), x[part].float())
-    return Errors(float(input_square.sqrt()) / _norm(exact.input), _norm(weight_error) / _norm(exact.linear_weight))
-
-
-def _shared_minus_own(tail: Tensor, percent: float) -> Tensor:
-    """m_i·q_g / Σ q_g - tail (n, V), q_g over the rows of the group that are not exact themselves; 0 for those."""
-    mass = tail.sum(1)
-    apart = mass.topk(round(percent / 100 * mass.numel())).indices
-    rest = tail.index_fill(0, apart, 0)
-    shared = torch.empty_like(rest)
-    for rows, out in zip(rest.split(GROUP_ROWS), shared.split(GROUP_ROWS), strict=True):
-        q = rows.sum(0)
-        torch.outer(rows.sum(1), q / q.sum().clamp_min(1e-30), out=out)
-    return shared.sub_(rest)

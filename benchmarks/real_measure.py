@@ -6,6 +6,7 @@ torch.compile's. The same on flat random input, which no filter is meant for: th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,14 +15,17 @@ from typing import Any
 import torch
 from harness import CpuTimer, CudaTimer, Function, Row, Skipped, print_rows
 from lce_functions import Loss, eager, own, peak_gibibytes, peers, step
-from real_gradients import Errors, Gradients, Sparsity, WorstRows, exact_gradients, power_name, sparsity, worst_rows
+from real_gradients import Errors, Gradients, Sparsity, exact_gradients, power_name, sparsity
 from real_model import Snapshot
 from torch import Tensor
+
+from torch_dcs_ops import linear_cross_entropy
+from torch_dcs_ops.ops import _lce_tails
 
 TARGET_EPS = 2**-12  # of which the targets speak
 REAL_TARGET = 1 / 0.5  # torch.compile's time over that of the filtered step
 FLAT_TARGET = 1 / 1.25  # the exact op's time over that of the filtered step
-WORST_PERCENTS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+SHARES = (0, 128, 64, 16)  # beside the op's own: one row in so many has an exact tail, 0 for none
 EXACT = "dcs"
 
 
@@ -39,14 +43,12 @@ class Measurement:
     skipped: list[Skipped]
     outcomes: list[Outcome]
     sparsity: dict[str, list[Sparsity]]  # "real" and "flat"
-    worst_rows: list[WorstRows]
 
     def report(self) -> dict[str, Any]:
         """What the JSON has beside the rows."""
         return {
             "gradients": [asdict(outcome) for outcome in self.outcomes],
             "sparsity": {name: [asdict(entry) for entry in entries] for name, entries in self.sparsity.items()},
-            "worst_rows": [asdict(entry) for entry in self.worst_rows],
         }
 
 
@@ -56,6 +58,22 @@ def filter_name(eps: float) -> str:
 
 def _own_losses(filters: Sequence[float]) -> list[tuple[str, Loss]]:
     return [(EXACT, own()), *((filter_name(eps), own(grad_filter_eps=eps)) for eps in filters)]
+
+
+def _with_shares(filters: Sequence[float]) -> Iterator[tuple[str, Loss]]:
+    for eps, share in itertools.product(filters, SHARES):
+        yield f"{filter_name(eps)}, {f'1/{share}' if share else 'no'} row exact", _with_share(eps, share)
+
+
+def _with_share(eps: float, share: int) -> Loss:
+    def loss(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        before, _lce_tails.APART = _lce_tails.APART, share
+        try:  # a mean's gradients are formed here
+            return linear_cross_entropy(x, w, y, grad_filter_eps=eps)
+        finally:
+            _lce_tails.APART = before
+
+    return loss
 
 
 def _others(device: torch.device, with_peers: bool) -> Iterator[tuple[str, Loss]]:
@@ -69,18 +87,16 @@ def _others(device: torch.device, with_peers: bool) -> Iterator[tuple[str, Loss]
 
 
 def measure(
-    snapshot: Snapshot, filters: Sequence[float], *, with_peers: bool, with_worst_rows: bool, seed: int
+    snapshot: Snapshot, filters: Sequence[float], *, with_peers: bool, with_shares: bool, seed: int
 ) -> Measurement:
     """`seed` is the flat input's."""
     torch.set_float32_matmul_precision("highest")  # the reference's GEMMs: no TF32
     x, w, y = snapshot.hidden.requires_grad_(), snapshot.head.requires_grad_(), snapshot.target
-    result = Measurement([], [], [], {}, [])
+    result = Measurement([], [], [], {})
     losses = _own_losses(filters)
     others = list(_others(x.device, with_peers))
-    _measure_case(result, "real", (x, w, y), [*others, *losses], filters, REAL_TARGET)
-    if with_worst_rows:
-        with torch.no_grad():
-            result.worst_rows = worst_rows(x, w, y, exact_gradients(x, w, y), filters, WORST_PERCENTS)
+    shares = list(_with_shares(filters)) if with_shares else []
+    _measure_case(result, "real", (x, w, y), [*others, *losses, *shares], filters, REAL_TARGET)
     _measure_case(result, "flat", _flat(*x.shape, w.size(0), x.device, seed), losses, filters, FLAT_TARGET)
     return result
 
@@ -164,8 +180,3 @@ def print_measurement(result: Measurement, record: dict[str, Any]) -> None:
                 f"{entry.kept_most:>9.2%}{entry.tail_mean:>12.3%}"
                 f"{entry.tail_quantiles[0.9]:>9.2%}{entry.tail_quantiles[0.99]:>9.2%}"
             )
-    if result.worst_rows:
-        print(f"\n{'worst rows exact':<16}{'eps':>8}{'percent':>9}{'dX':>10}{'dW':>10}")
-    for entry in result.worst_rows:
-        errors = f"{entry.errors.input:>10.1e}{entry.errors.linear_weight:>10.1e}"
-        print(f"{'':<16}{power_name(entry.eps):>8}{entry.percent:>9g}{errors}")

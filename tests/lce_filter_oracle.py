@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.ops import _lce_tails
 from torch_dcs_ops.ops._backends import launchers
 from torch_dcs_ops.reference import filtered_gradients as reference
 
@@ -12,6 +15,7 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 EPS = 2**-6
 CLASSES, FEATURES = 501, 16
 GROUP = 32
+APART = 32
 
 
 def operands(rows: int = 150, dtype: torch.dtype = F32, device: str = "cpu", *, seed: int = 0) -> list[Tensor]:
@@ -67,10 +71,12 @@ def dense(
     grad_loss: Tensor | float = 1.0,
     grad_lse: Tensor | float = 0.0,
     share: bool = True,
+    group_rows: int = GROUP,
 ) -> tuple[list[Tensor], list[float]]:
     """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
 
-    Logits are those of the operands' own dtype. `share` False drops the tail. On a CPU chunks are of valid rows.
+    Logits are those of the operands' own dtype. `share` False drops the tail. On a CPU chunks are of valid rows. One
+    row in 32 of every segment of chunks, those of the largest tails, is exact.
     """
     valid = target != ignore_index
     if not x.is_cuda and not bool(valid.all()):
@@ -78,6 +84,7 @@ def dense(
             x[valid], w, target[valid], chunk, eps, linear_bias=linear_bias, weight=weight, reduction=reduction,
             ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, logit_scale=logit_scale,
             z_loss=z_loss, grad_loss=_of_rows(grad_loss, valid), grad_lse=_of_rows(grad_lse, valid), share=share,
+            group_rows=group_rows,
         )  # fmt: skip
         whole = x_gradient.new_zeros(x.shape)
         whole[valid] = x_gradient
@@ -86,8 +93,7 @@ def dense(
     class_weight = x.new_ones(w.size(0), dtype=F64) if weight is None else weight.double()
     own = torch.where(valid, class_weight[at], 0)
     upstream = torch.where(valid, grad_loss, 0).double() / (own.sum() if reduction == "mean" else 1)
-    found = []
-    kept = []
+    parts = []
     for start in range(0, x.size(0), chunk):
         rows = slice(start, min(start + chunk, x.size(0)))
         u, y, mask = upstream[rows, None], at[rows, None], valid[rows, None]
@@ -104,21 +110,49 @@ def dense(
         a = a + torch.where(mask, grad_lse if isinstance(grad_lse, float) else grad_lse[rows, None].double(), 0)
         alive = ((p > eps) & mask).any(0)
         alive[y[mask]] = True
-        kept.append(float(alive.double().mean()))
         if alive.sum() > int(most_alive(x) * w.size(0)):
             alive[:] = True
-        g = a * p * slope
         tail = torch.where(alive | ~mask, 0, p * slope)
-        for group in range(0, tail.size(0), GROUP):
-            part = slice(group, group + GROUP)
-            q = tail[part].sum(0)
-            shape = q / q.sum().clamp(min=1e-300)
-            shared = (a[part] * tail[part].sum(1, keepdim=True)) * shape
-            g[part] = torch.where(alive, g[part], shared if share else 0)
-        g = g.scatter_add(1, y, -hit * slope.gather(1, y)) - even * class_weight * slope
-        found.append(torch.where(mask, g, 0) * logit_scale)
-    g = torch.cat(found) if found else x.new_zeros(0, w.size(0), dtype=F64)
-    return [g @ w.double(), g.t() @ x.double(), g.sum(0)], kept
+        own = (-hit * slope.gather(1, y), even * class_weight * slope)
+        parts.append(_Part(a, p * slope, tail, alive, y, mask, own))
+    found = []
+    for first in range(0, len(parts), max(_lce_tails.SEGMENT_ROWS // chunk, 1)):
+        found += _segment(parts[first : first + max(_lce_tails.SEGMENT_ROWS // chunk, 1)], share, group_rows)
+    g = torch.cat(found) * logit_scale if found else x.new_zeros(0, w.size(0), dtype=F64)
+    return [g @ w.double(), g.t() @ x.double(), g.sum(0)], [float(part.alive.double().mean()) for part in parts]
+
+
+class _Part(NamedTuple):
+    """A chunk: a·p·s is its gradient, and its tail's without a, but for what `own` adds at targets and takes away."""
+
+    a: Tensor
+    shares: Tensor
+    tail: Tensor
+    alive: Tensor
+    target: Tensor
+    valid: Tensor
+    own: tuple[Tensor, Tensor]
+
+
+def _segment(parts: list[_Part], share: bool, group_rows: int) -> list[Tensor]:
+    mass = torch.cat([(part.a * part.tail).sum(1) for part in parts])
+    count = int(torch.cat([part.valid for part in parts]).sum())
+    apart = mass.abs().sort(descending=True, stable=True).indices[: -(-count // APART)]
+    exact = torch.zeros_like(mass, dtype=torch.bool).index_fill_(0, apart, True) & share
+    found = []
+    for part in parts:
+        alone, exact = exact[: part.a.size(0), None], exact[part.a.size(0) :]
+        rest = torch.where(alone, 0, part.tail)
+        g = part.a * part.shares
+        for group in range(0, rest.size(0), group_rows):
+            rows = slice(group, group + group_rows)
+            q = rest[rows].sum(0)
+            shared = part.a[rows] * rest[rows].sum(1, keepdim=True) * (q / q.sum().clamp(min=1e-300))
+            kept = part.alive | alone[rows]
+            g[rows] = torch.where(kept, g[rows], shared if share else 0)
+        g = g.scatter_add(1, part.target, part.own[0]) - part.own[1]
+        found.append(torch.where(part.valid, g, 0))
+    return found
 
 
 def _of_rows(grad: Tensor | float, valid: Tensor) -> Tensor | float:

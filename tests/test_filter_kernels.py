@@ -1,4 +1,4 @@
-"""The Triton kernels of filtered gradients, step by step, against plain torch in float64.
+"""The Triton kernels of filtered gradients, step by step, against plain torch in float64; and of rows moved in place.
 
 On a GPU for real; without one in Triton's interpreter, which one test starts in a process of its own.
 """
@@ -25,7 +25,7 @@ GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if GPU else "cpu"
 kernel_test = pytest.mark.skipif(not INTERPRETED and not GPU, reason="no GPU: runs in test_in_the_interpreter")
 DTYPES = [torch.bfloat16, torch.float32] + ([] if INTERPRETED else [torch.float16])
-GROUP_ROWS = 32
+GROUP_ROWS = 128
 EPS = 2.0**-10
 # rows, columns: one group and several, less than a block of columns and several, whole words and not.
 SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
@@ -136,7 +136,8 @@ class Problem:
 
     def columns(self, steps: ModuleType, eps: float = EPS) -> tuple[Tensor, Tensor]:
         bias, lse, valid = on_device(self.bias, self.lse, self.valid)
-        alive, q = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps)
+        q = place_of_groups(self.logits)
+        alive = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps, q, GROUP_ROWS)
         return alive, q
 
     def keep(self, steps: ModuleType, alive: Tensor, most: int) -> tuple[Tensor, ...]:
@@ -154,6 +155,13 @@ class Problem:
         a, h = self.a.double()[:, None], self.h.double()[:, None]
         exact = torch.where(hot, h * log_p.expm1() + (a - h) * self.p, a * self.p) * self.slope
         return torch.where(self.valid[:, None], exact, 0)
+
+
+def place_of_groups(logits: Tensor) -> Tensor:
+    """For q: rows of whole words of 16 bytes, and NaN before."""
+    words = 16 // logits.element_size()
+    stride = -(-logits.size(1) // words) * words
+    return logits.new_full((-(-len(logits) // GROUP_ROWS), stride), math.nan)[:, : logits.size(1)]
 
 
 def on_device(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -237,6 +245,68 @@ def test_keep(steps: ModuleType, columns: int, share: float, most: float) -> Non
     assert torch.equal(slot[kept].long(), torch.arange(len(kept)))
     assert index.sort().values.tolist() == list(range(columns))
     assert [value.dtype for value in (index, slot, count)] == [torch.int32] * 3
+
+
+def check_tails(steps: ModuleType, problem: Problem) -> None:
+    """Rows 1 and 3, and the last, apart from their groups."""
+    rows, columns = problem.logits.shape
+    _, q = problem.columns(steps)
+    alive = (torch.rand(2, columns) < 0.2).to(torch.uint8)
+    apart = torch.tensor(sorted({row % rows for row in (1, 3, rows - 1)}))
+    chunk_groups = max((q.size(0) + 1) // 2, 1)
+    bounds = torch.searchsorted(apart, torch.arange(0, GROUP_ROWS * q.size(0) + 1, GROUP_ROWS))
+    single = torch.full((len(apart), problem.logits.stride(0)), 77.0, dtype=q.dtype, device=DEVICE)[:, :columns]
+    single.copy_(problem.logits[apart])
+    totals = steps.share_tails(
+        q, single, *on_device(bounds, problem.lse[apart], problem.valid[apart], alive), chunk_groups,
+        *on_device(problem.bias), problem.softcap, problem.scale,
+    ).cpu()  # fmt: skip
+    chunk = torch.arange(rows) // (GROUP_ROWS * chunk_groups)
+    tails = torch.where(alive[chunk] == 0, problem.p * problem.slope, 0)
+    expected = tails[apart]
+    # What the subtraction leaves is as exact as what it starts from.
+    whole = torch.nn.functional.pad(tails, (0, 0, 0, -rows % GROUP_ROWS)).view(-1, GROUP_ROWS, columns).sum(1)
+    others = tails.index_fill(0, apart, 0)
+    others = torch.nn.functional.pad(others, (0, 0, 0, -rows % GROUP_ROWS)).view(-1, GROUP_ROWS, columns).sum(1)
+    floor = 1e-4 if q.dtype == torch.float16 else 1e-20
+    budget = unit(q.dtype) + 2e-5
+    assert_close(single, expected, budget, floor)
+    assert bool((q.cpu() >= 0).all())
+    assert bool(((q.cpu().double() - others).abs() <= 3 * budget * (whole + floor)).all())
+    # Sums of what is there, after its rounding.
+    assert_close(totals, torch.cat((q, single)).cpu().double().sum(1), 1e-5, 1e-20)
+    assert single.untyped_storage().nbytes() == 0 or bool((single._base.cpu()[:, columns:] == 77).all())
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_tails(steps: ModuleType, rows: int, columns: int, dtype: torch.dtype) -> None:
+    check_tails(steps, Problem(rows, columns, dtype))
+
+
+@kernel_test
+@pytest.mark.parametrize("name", OPTIONS)
+def test_tails_with_options(steps: ModuleType, name: str) -> None:
+    check_tails(steps, Problem(140, 1100, torch.bfloat16, **OPTIONS[name]))
+
+
+@kernel_test
+def test_tails_of_nan(steps: ModuleType) -> None:
+    """Rows that are not valid, and columns that are kept, hold anything."""
+    problem = Problem(40, 300, torch.float32)
+    problem.valid[:3] = torch.tensor([True, False, True])
+    problem.settle()
+    problem.logits[1], problem.logits[2, 7] = math.nan, math.nan
+    alive, q = problem.columns(steps)
+    alive[7] = 1
+    single, bounds = problem.logits[:3].clone(), torch.tensor([0, 3, 3])
+    totals = steps.share_tails(
+        q, single, *on_device(bounds, problem.lse[:3], problem.valid[:3], alive[None]), 2, None, 0.0, 1.0
+    )
+    assert bool(torch.cat((q, single)).isfinite().all() & totals.isfinite().all())
+    assert not bool(single[1].any() | single[:, 7].any() | q[:, 7].any())
+    assert bool(single[[0, 2]].any(1).all())
 
 
 def check_gather(steps: ModuleType, problem: Problem, most: int) -> None:
@@ -430,11 +500,28 @@ def test_column_sums(steps: ModuleType, shape: tuple[int, int, int, int], dtype:
 
 
 @kernel_test
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("step", [1, 7, 100])
+def test_rows_moved_apart(step: int, share: float) -> None:
+    rows, columns, dtype = 50, 2050, torch.bfloat16
+    wanted = torch.rand(rows) < share
+    source = wanted.cumsum(0) - wanted.long()
+    memory = torch.randn(rows, columns + 3).to(dtype)
+    expected = memory.clone()
+    expected[:, :columns] = torch.where(wanted[:, None], memory[source.clamp(max=rows - 1), :columns], 0)
+    place, source, wanted = on_device(memory, source, wanted)
+    load("moved_rows").restore_rows(place[:, :columns], source, wanted, step)
+    assert torch.equal(place.cpu(), expected)
+
+
+@kernel_test
 def test_no_rows(steps: ModuleType) -> None:
     problem = Problem(1, 20, torch.float32)
     empty, none = problem.logits[:0], torch.empty(0, device=DEVICE)
     valid, target = none.bool(), none.long()
-    alive, q = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS)
+    q = place_of_groups(empty)
+    alive = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
+    assert steps.share_tails(q, q, target.new_zeros(1), none, valid, alive, 1, None, 0.0, 1.0).shape == (0,)
     alive, index, slot, count = steps.keep(alive, target, valid, 10)
     assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
     assert steps.gather_(
@@ -450,14 +537,17 @@ def test_no_rows(steps: ModuleType) -> None:
 
 def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, total: Tensor, rest: Tensor) -> Any:
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
-    alive, q = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS)
+    q = place_of_groups(problem.logits)
+    single, bounds = problem.logits[:8].clone(), 4 * torch.arange(3, device=DEVICE)
+    alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
     alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
     tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
+    shared = steps.share_tails(q, single, bounds, problem.lse[:8], problem.valid[:8], alive[None], 2, None, 0.0, 1.0)
     touched = torch.zeros_like(alive)
     steps.input_gradient(problem.logits, index, count, product.weight, out)
     steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, touched)
     steps.finish_weight_gradient(q, product.input[: q.size(0)], total, rest, alive, False)
-    return tail, count, steps.column_sums(problem.logits, index, count)
+    return tail, shared, single, count, steps.column_sums(problem.logits, index, count)
 
 
 @pytest.mark.skipif(not GPU, reason="there is no CUDA device")
@@ -500,7 +590,7 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
         return torch.cat((values.new_zeros(rows - 32), values)).to(DEVICE)
 
     lse, target, a, h = (extended(values) for values in (last.lse, last.target, last.a, last.h))
-    alive, _ = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS)
+    alive = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS, place_of_groups(whole), GROUP_ROWS)
     expected_alive, _ = last.columns(steps)
     assert torch.equal(alive, expected_alive)
     alive, index, slot, count = steps.keep(alive, target, valid, columns)

@@ -14,7 +14,7 @@ from lce_oracle import assert_within_budget, gradients, leaf, oracle, relative_e
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
-from torch_dcs_ops.ops import _lce_filter
+from torch_dcs_ops.ops import _lce_filter, _lce_plan, _lce_tails
 from torch_dcs_ops.ops._lce_filter import filter_steps
 from torch_dcs_ops.ops._lce_gradients import Upstream
 from torch_dcs_ops.ops._lce_plan import FilteredPlan, make_filtered_plan
@@ -37,6 +37,7 @@ def compare(
     factor: float = 1.5,
     seed: int = 0,
     sharpness: float = 1.0,
+    eps: float = EPS,
 ) -> None:
     """The op's filtered gradients against `dense`; the budget is what torch makes of the exact ones."""
     x, w, target, bias, weight = operands(rows, dtype, device, seed=seed)
@@ -60,11 +61,13 @@ def compare(
         grad = torch.randn(loss.shape, dtype=F64).to(loss)
         return grad, gradients(loss, *leaves, grad=grad)
 
-    grad, got = run(linear_cross_entropy, dtype, grad_filter_eps=EPS, memory_budget=budget_of(chunk, dtype))
+    grad, got = run(linear_cross_entropy, dtype, grad_filter_eps=eps, memory_budget=budget_of(chunk, dtype))
     _, eager = run(oracle, dtype)
     _, exact = run(oracle, F64)
     settings = {k: v for k, v in options.items() if k != "linear_bias"}
-    expected, kept = dense(x, w, target, plan.rows, EPS, linear_bias=bias, grad_loss=grad, **settings)
+    expected, kept = dense(
+        x, w, target, plan.rows, eps, linear_bias=bias, grad_loss=grad, group_rows=plan.group_rows, **settings
+    )
     assert all(0 < part < 0.5 for part in kept), kept
     # What torch makes of the exact ones, and the rounding of an lse, relative to which the probabilities are.
     lse = linear_cross_entropy(x, w, target, return_lse=True, **options)[1]
@@ -115,9 +118,21 @@ def test_sizes(device: str, rows: int) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("segment", [1, 64, 100, 128])
 def test_segments(device: str, segment: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lce_filter, "SEGMENT_ROWS", segment)
+    monkeypatch.setattr(_lce_tails, "SEGMENT_ROWS", segment)
     for chunk in (32, 64, 96):
         compare(device, {"reduction": "mean", "label_smoothing": 0.1}, chunk=chunk, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize(("rows", "chunk"), [(100, 128), (150, 128), (500, 200)])
+def test_groups_of_a_gpu(
+    device: str, rows: int, chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 128 rows, on a CPU too."""
+    monkeypatch.setitem(_lce_plan._GROUP_ROWS, "cpu", 128)
+    monkeypatch.setattr(_lce_tails, "SEGMENT_ROWS", 300)
+    for options in ({"label_smoothing": 0.1, "ignore_index": 3}, {"softcap": 30.0}):
+        compare(device, {"reduction": "none", **options}, rows=rows, chunk=chunk, dtype=dtype, eps=0.5)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
@@ -237,6 +252,27 @@ def test_a_shared_tail_is_closer_than_none(device: str, rows_alike: bool) -> Non
         error = relative_error(gradient, exact[index])
         assert error == pytest.approx(relative_error(shared[index], exact[index]), rel=1e-2)
         assert error < relative_error(dropped[index], exact[index]) / 2
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 30.0}, {"label_smoothing": 0.1}], ids=str)
+def test_rows_of_the_largest_tails_are_exact(device: str, options: dict[str, Any]) -> None:
+    """One in 32: here of 128 rows, two of them of one group and all but one of one chunk."""
+    x, w, target, _, _ = operands(128, device=device)
+    target = target.clamp(min=0)
+    flat = torch.tensor([3, 17, 40, 100], device=device)
+    x[flat] *= 0.2
+    found = []
+    for eps in (None, EPS):
+        leaf_x = leaf(x)
+        linear_cross_entropy(
+            leaf_x, w, target, reduction="sum", grad_filter_eps=eps, memory_budget=budget_of(64), **options
+        ).backward()
+        found.append(leaf_x.grad)
+    errors = (found[1] - found[0]).norm(dim=1) / found[0].norm(dim=1)
+    # float32's rounding of a row; the others differ from their groups.
+    assert float(errors[flat].max()) < 1e-5
+    others = torch.ones(128, dtype=torch.bool, device=device).index_fill_(0, flat, False)
+    assert float(errors[others].median()) > 1e-3
 
 
 def test_eps_of_zero_is_exact(device: str) -> None:
@@ -364,15 +400,16 @@ def test_plans() -> None:
     def plan(rows: int, dtype: torch.dtype = BF16, **more: Any) -> Any:
         return make_filtered_plan(rows, 128256, dtype, "cuda", **more)
 
-    assert plan(8192) == FilteredPlan(1024, 128256, True)
-    assert plan(8192, accumulate_dtype=BF16) == (1024, 128256, False)
-    assert plan(8192, F32) == (1024, 128256, False)
-    assert plan(1000) == (1000, 128256, False)
+    assert plan(8192) == FilteredPlan(1024, 128256, True, 128)
+    assert plan(8192, accumulate_dtype=BF16) == (1024, 128256, False, 128)
+    assert plan(8192, F32) == (1024, 128256, False, 128)
+    assert plan(1000) == (1000, 128256, False, 128)
     assert plan(0).rows == 1
     for budget in (1, 50 * 2 * 128256, 100 * 2 * 128256, 1000 * 2 * 128256):
         for rows in (33, 100, 150, 1025, 5000):
-            chunk = plan(rows, memory_budget=budget).rows
-            assert chunk >= rows or chunk % GROUP == 0
+            chunk, _, _, group = plan(rows, memory_budget=budget)
+            assert chunk >= rows or chunk % group == 0
+            assert group == (128 if budget >= 128 * 2 * 128256 else GROUP)
             assert min(chunk, rows) <= max(budget // (2 * 128256), GROUP)
 
 

@@ -212,6 +212,7 @@ def test_order(mask: str, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = torch.where(valid.view(-1, *(1,) * (values.dim() - 1)), values, 0)
         assert torch.equal(place, expected)
     counts = [row_count(rows, slice(start, min(start + 40, ROWS))) for start in range(0, ROWS, 40)]
+    assert row_count(rows, slice(0, ROWS // 4)) is None
     if where == "host":
         assert counts == [None] * 4
     else:

@@ -2,7 +2,7 @@
 
 The products are in filtered_products.py; all steps are here by name.
 
-Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of 32 rows,
+Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of rows,
 `keep` numbers those columns, `gather_` makes the kept columns' gradient at the front of the rows' own memory. How many
 columns are kept is known on the device alone: nothing waits for it, so that all of it can be captured in a CUDA graph.
 No sum's order depends on a race.
@@ -21,41 +21,21 @@ from torch import Tensor
 
 from .cross_entropy_rows import capped
 from .filtered_products import add_weight_gradient, finish_weight_gradient, input_gradient
-from .launch import WORD, on_device, padded, readable, units
+from .filtered_tails import probabilities, share_tails
+from .launch import WORD, on_device, readable, units
 
 __all__ = [
     "add_weight_gradient", "column_sums", "columns", "finish_weight_gradient", "gather_", "input_gradient", "keep",
-    "target_gradient",
+    "share_tails", "target_gradient",
 ]  # fmt: skip
 
 MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
-GROUP_ROWS = 32  # successive rows that share their tail
 COLUMNS_WARPS = 4
 GATHER_WARPS = 4
 GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
 PACK_WARPS = 8
 NUMBER_BLOCK = 1024  # columns, or rows, that a program of `keep` numbers
 SUM_BLOCK = 64  # columns of a program of `column_sums`
-
-
-@triton.jit
-def probabilities(
-    logits, bias, lse, scale, softcap, BIAS: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr
-):  # fmt: skip
-    """p and p·s."""
-    z = logits.to(tl.float32)
-    if BIAS:
-        z += bias
-    if SCALED:
-        z *= scale
-    slope = 1.0
-    if CAPPED:
-        z, slope = capped(z, softcap, tl.float32)
-    p = tl.exp(z - lse)
-    sloped = p
-    if CAPPED:
-        sloped = p * slope
-    return p, sloped
 
 
 @triton.jit
@@ -121,27 +101,28 @@ def columns(
     softcap: float,
     logit_scale: float,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """alive (V,) uint8: p > eps, or NaN, in a valid row; q (groups, V) in the logits' dtype: the groups' sums of p·s.
+    q: Tensor,
+    group: int,
+) -> Tensor:
+    """alive (V,) uint8: p > eps, or NaN, in a valid row; q (groups, V) becomes the groups' sums of p·s.
 
-    The sums are over the valid rows and of all columns. The rows of q are padded to 16 bytes.
+    A group is `group` rows, a multiple of 8, the last one fewer. The sums are over the valid rows and of all columns.
     """
     rows, classes = logits.shape
-    groups = -(-rows // GROUP_ROWS)
+    groups = -(-rows // group)
     alive = torch.zeros(classes, dtype=torch.uint8, device=logits.device)
-    q = padded(groups, classes, logits)
     block = COLUMNS_WARPS * 32 * WORD // logits.element_size()
     if rows == 0:
-        return alive, q
+        return alive
     stride, unit = units(logits.stride(0))
     with on_device(logits):
         sum_groups[(triton.cdiv(classes, block), groups)](
             logits, stride, lse.contiguous(), valid.contiguous(), lse if linear_bias is None else linear_bias,
             alive, q, q.stride(0), rows, classes, softcap if softcap > 0 else 1.0, logit_scale, eps,
-            UNIT=unit, GROUP_ROWS=GROUP_ROWS, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
+            UNIT=unit, GROUP_ROWS=group, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
             SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=COLUMNS_WARPS,
         )  # fmt: skip
-    return alive, q
+    return alive
 
 
 @triton.jit(do_not_specialize=["n", "target_stride"])

@@ -169,6 +169,12 @@ def add_products(
         down, across = tile_at(number, tiles_down, tiles_across, BAND)
         slot = down * ROWS + tl.arange(0, ROWS)
         column = across * COLUMNS + tl.arange(0, COLUMNS)
+        # Before the sums: behind them what total holds is waited for alone.
+        inside_slots = slot < count
+        place = slot
+        if PACKED:
+            place = tl.load(index_ptr + slot, mask=inside_slots, other=0)
+        touched = tl.load(touched_ptr + place, mask=inside_slots, other=0) != 0
         left = left_ptr + term.to(tl.int64)[:, None] * (left_stride * UNIT) + slot[None, :]
         right = right_ptr + term.to(tl.int64)[:, None] * right_stride + column[None, :]
         sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
@@ -181,16 +187,11 @@ def add_products(
             left += DEPTH * (left_stride * UNIT)
             right += DEPTH * right_stride
 
-        inside = slot < count
-        place = slot
-        if PACKED:
-            place = tl.load(index_ptr + slot, mask=inside, other=0)
-        touched = tl.load(touched_ptr + place, mask=inside, other=0) != 0
         offset = place.to(tl.int64) * total_stride
         # By parts: what is loaded has to fit into the registers beside the sums.
         store_parts(
-            sums, total_ptr, rest_ptr, offset, across * COLUMNS, inside, touched, D, COLUMNS, PARTS, EVEN, HAS_REST,
-            KEEP_REST,
+            sums, total_ptr, rest_ptr, offset, across * COLUMNS, inside_slots, touched, D, COLUMNS, PARTS, EVEN,
+            HAS_REST, KEEP_REST,
         )  # fmt: skip
 
 

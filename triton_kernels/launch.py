@@ -48,11 +48,6 @@ def float_bits(number: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
-def padded(rows: int, columns: int, like: Tensor) -> Tensor:
-    """A matrix of like's dtype, uninitialised, whose rows start at multiples of 16 bytes."""
-    return like.new_empty(rows, _whole_words(columns, like))[:, :columns]
-
-
 def readable(matrix: Tensor) -> int:
     """How many columns may be read: the padding of rows of whole words too, where the memory has it."""
     rows, columns = matrix.shape

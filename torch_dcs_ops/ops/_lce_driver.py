@@ -16,7 +16,7 @@ from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options, normaliser
 from ._lce_filter import FilteredGradients, filter_steps
 from ._lce_gradients import ExactGradients, Gradients, Upstream
-from ._lce_ignored import ValidRows, compacts, multiprocessors, row_count, valid_rows
+from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
 from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
 
 _HALF_BOOST = 1024.0
@@ -157,7 +157,6 @@ def _run(
     plan: Plan | FilteredPlan
     gradients: ExactGradients | FilteredGradients
     if steps is None:
-        places = multiprocessors(input.device) if needs.input and input.device.type == "cuda" else None
         plan = make_plan(
             count,
             features,
@@ -167,7 +166,7 @@ def _run(
             input.device.type,
             needs.linear_weight,
             *limits,
-            places,
+            is_forward=not any(needs),
         )
         gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
     else:
@@ -214,12 +213,14 @@ class _Logits:
     def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor) -> None:
         self.input, self.linear_weight = input, linear_weight
         classes = linear_weight.size(0)
-        # grouped_mm makes its own result, of the same size.
-        rows = 0 if row_count(input) is not None else min(plan.rows, input.size(0))
-        self.buffer = input.new_empty(rows, plan.stride)[:, :classes]
+        # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
+        self.buffer: Tensor | None = None
+        if isinstance(input, Tensor) or input.count is None:
+            self.buffer = input.new_empty(min(plan.rows, input.size(0)), plan.stride)[:, :classes]
 
     def __call__(self, part: slice) -> Tensor:
         count = row_count(self.input, part)
         if count is not None:
             return functional.grouped_mm(self.input[part], self.linear_weight.t()[None], offs=count)
-        return torch.mm(self.input[part], self.linear_weight.t(), out=self.buffer[: part.stop - part.start])
+        out = None if self.buffer is None else self.buffer[: part.stop - part.start]
+        return torch.mm(self.input[part], self.linear_weight.t(), out=out)

@@ -2,7 +2,8 @@
 
 They keep their order, and come before the ignored ones. On a CPU their number is read, and nothing is run for the rest.
 On CUDA nothing may wait for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
-from it how many rows of a chunk it multiplies. What it leaves out is not initialised, and nothing of it is kept. That
+from it how many rows of a chunk it multiplies, but in the first chunks, up to a quarter of the rows, which a plain GEMM
+takes. What grouped_mm leaves out is not initialised, and nothing of it is kept. That
 costs copies whether or not any row is ignored: of input's rows, as they are multiplied, and of its gradient.
 linear_weight's gradient is summed over all rows: grouped_mm takes a tenth longer than a GEMM to sum over the rows.
 """
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import _native
+from ._backends import launchers
+
 _BLOCK_BYTES = 32 << 20  # of rows on their way back
 LEAST_PRODUCT = 1 << 40  # N·V·D from which on the copies are small beside the GEMMs
 _GROUPED_CAPABILITIES = (9, 10)  # of grouped_mm's kernel; elsewhere it is a loop that waits for the number
 _ALIGNMENT = 16  # bytes, of the rows that it reads
 _GROUPED_TILE = (128, 256)
 _LEAST_FILLING = 0.85
+_PLAIN_PART = 0.25  # of the rows, the first ones
 
 
 def compacts(
@@ -51,7 +56,7 @@ def compacts(
 
 
 class ValidRows:
-    """The rows of input (N, D) as they are run; slices of it are copies.
+    """The rows of input (N, D) as they are run; slices of it are copies, the last of which is kept.
 
     count: how many of all are valid, int32 (1,) on the device; None where there are no others.
     """
@@ -62,6 +67,9 @@ class ValidRows:
         through = valid.cumsum(0)
         self.rank = through - valid.to(through.dtype)
         self.count: Tensor | None = None
+        # A chunk is wanted by two or three products.
+        self.last_rows: tuple[slice, Tensor] | None = None
+        self.last_count: tuple[slice, Tensor] | None = None
         if where == "host":
             self.index = valid.nonzero().squeeze(1)
             return
@@ -70,14 +78,27 @@ class ValidRows:
         place = torch.where(valid, self.rank, through[-1:] + every - self.rank)
         self.index = torch.empty_like(every).scatter_(0, place, every)
 
+    def valid_rows_of(self, part: slice) -> Tensor:
+        """How many valid rows a chunk has, int32 (1,) on the device."""
+        assert self.count is not None
+        if self.last_count is None or self.last_count[0] != part:
+            self.last_count = part, (self.count - part.start).clamp_(0, part.stop - part.start)
+        return self.last_count[1]
+
     def size(self, dim: int) -> int:
         return self.index.numel() if dim == 0 else self.input.size(dim)
 
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Tensor:
         return self.input.new_empty(*size, dtype=dtype)
 
-    def __getitem__(self, part: slice) -> Tensor:
-        return self.input.index_select(0, self.index[part])
+    def __getitem__(self, part: slice | Tensor) -> Tensor:
+        """Rows by their place, or by a (n,) index of places."""
+        if isinstance(part, Tensor) or part.stop is None:
+            return self.input.index_select(0, self.index[part])
+        if self.last_rows is None or self.last_rows[0] != part:
+            self.last_rows = None  # before there is another
+            self.last_rows = part, self.input.index_select(0, self.index[part])
+        return self.last_rows[1]
 
     @overload
     def gather(self, values: None) -> None: ...
@@ -96,6 +117,11 @@ class ValidRows:
         """
         rows = values.size(0)
         step = max(_BLOCK_BYTES // max(values[:1].nbytes, 1), 1)
+        mover = launchers("moved_rows") if values.is_cuda and _native.CUDA.kind != "reference" else None
+        if mover is not None and values.dim() == 2 and values.stride(1) == 1:
+            # Where no row is ignored nothing moves: 0.15 ms less than two copies of 8192 rows of 4096 on an H200.
+            mover.restore_rows(values, self.rank, self.valid, step)
+            return
         zero = values.new_zeros(())
         for stop in range(rows, 0, -step):
             part = slice(max(stop - step, 0), stop)
@@ -103,11 +129,15 @@ class ValidRows:
             torch.where(valid, values.index_select(0, self.rank[part]), zero, out=values[part])
 
 
-def row_count(input: Tensor | ValidRows, part: slice | None = None) -> Tensor | None:
-    """How many rows of input, or of a chunk of it, are valid: `offs` for grouped_mm; None for all of them."""
-    if isinstance(input, Tensor) or input.count is None:
+def row_count(input: Tensor | ValidRows, part: slice) -> Tensor | None:
+    """How many rows of a chunk of input are valid: `offs` for grouped_mm; None where a GEMM takes all of them.
+
+    It does in the first quarter of the rows on CUDA too. Wherever a quarter of the rows is valid, these are, and a GEMM
+    is the faster one, by 2 to 5 % (1024 or 2048 rows on an H200, D = 4096 or 2304).
+    """
+    if isinstance(input, Tensor) or input.count is None or part.stop <= _PLAIN_PART * input.size(0):
         return None
-    return input.count if part is None else (input.count - part.start).clamp_(0, part.stop - part.start)
+    return input.valid_rows_of(part)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -4,11 +4,13 @@ The memory of a call, beyond its results, is the logits' buffer (rows · V eleme
 the logits takes their place) and what the sum over the chunks needs. `memory_budget` is the size of that buffer in
 bytes; as many rows as fit into it are taken at a time, one at least. The default is 256 MiB on a GPU, and 1024 rows if
 those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed. The compact sum, which
-needs nothing beside the result and reads and writes it with every chunk, has twice that. The float32 sum does so in
+needs nothing beside the result and reads and writes it with every chunk, has twice that, and on a GPU 2048 rows if D is
+as much, so that the logits take no more than the result. So many rows has a forward without gradients on a GPU, which
+holds nothing else. The float32 sum does so in
 four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
 but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and three
-quarters of that where there are more than eight of them, as input's gradient is large then too: for D = 4096 0.13 GiB
-less, for 3 % of the GEMMs' time.
+quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 0.13 GiB
+less, for 1 to 3 % of the GEMMs' time.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -32,12 +34,13 @@ element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared
 tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more
 bytes than these saves that copy too.
 
-A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says. Its
-products add to the rows of a chunk's kept columns in the result. Where that would round a half result more than once,
-over several chunks and without the compact plan's name, the rest that its rounding leaves out is kept beside it in its
-own dtype: 2·V·D bytes. Beyond the logits it holds, for every 32 rows of a segment, V elements of input's dtype and D of
-them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A chunk has V elements
-for every 32 rows of its own, and a CPU copies what a chunk keeps of linear_weight.
+A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says, and
+on a GPU of 128 rows if so many fit: these are the groups that share their tails. Its products add to the rows of a
+chunk's kept columns in the result. Where that would round a half result more than once, over several chunks and without
+the compact plan's name, the rest that its rounding leaves out is kept beside it in its own dtype: 2·V·D bytes. Beyond
+the logits it holds, for every group and for every 32 rows of a segment, V elements of input's dtype and D of them for
+linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a chunk keeps
+of linear_weight.
 """
 
 from __future__ import annotations
@@ -46,17 +49,19 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..reference.filtered_gradients import GROUP_ROWS
-
 Accumulation = Literal["direct", "shared", "float32", "compact"]
 
 _DEFAULT_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 1024}
 _COMPACT_TIMES = 2
 _SUMMED_ROWS = 6144  # on a GPU: 1.5 GiB at 128256 classes
-_MANY_CHUNKS = 8
+_MANY_CHUNKS = 4
 _ROW_ALIGNMENT = 16  # bytes: cuBLAS takes its fast kernels for rows that start at multiples of it
-_TILE_ROWS, _TILE_FEATURES = 128, 256
+_TILE_ROWS = 128
+_LARGE_ROWS = 2048  # of a chunk on a GPU whose GEMMs have no larger sums beside it
+# Sharing by 128 rows errs by 15 % more than by 32, which exact tails for more rows make up for at less cost on a GPU.
+_GROUP_ROWS = {"cpu": 32, "cuda": 128}
+_LEAST_GROUP_ROWS = 32
 _MOST_FILTERED_ROWS = 1 << 20  # groups of them are a dimension of a grid
 _SHARED_BYTES = 1.1  # times those of "float32": worth its traffic
 _SINGLE_BYTES = 1.25  # times those of the other two: worth no copy
@@ -71,11 +76,15 @@ class Plan(NamedTuple):
 
 
 class FilteredPlan(NamedTuple):
-    """`rows` and `stride` as in `Plan`; `keeps_rest`: whether what linear_weight's gradient loses is kept beside it."""
+    """`rows` and `stride` as in `Plan`; `keeps_rest`: whether what linear_weight's gradient loses is kept beside it.
+
+    `group_rows`: so many successive rows share their tails; chunks are multiples of it, but for a single one.
+    """
 
     rows: int
     stride: int
     keeps_rest: bool
+    group_rows: int
 
 
 def make_plan(
@@ -88,23 +97,25 @@ def make_plan(
     need_weight_grad: bool,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
-    multiprocessors: int | None = None,
+    is_forward: bool = False,
 ) -> Plan:
     """The plan for (rows, features) input and (classes, features) linear_weight, both of `dtype`.
 
     `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalised, else `dtype`;
-    `multiprocessors` are those of the GPU.
+    `is_forward`: no gradient is wanted.
     """
     stride = _stride(classes, dtype)
     single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
     accumulation = _accumulation(dtype, accumulate_dtype) if need_weight_grad else "direct"
-    times = _COMPACT_TIMES if accumulation == "compact" else 1
-    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type, times)
+    times, least = 1, 0
+    if accumulation == "compact":
+        times, least = _COMPACT_TIMES, min(_LARGE_ROWS, features)
+    elif is_forward:
+        least = _LARGE_ROWS
+    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type, times, least)
     if rows <= fitting:
         return Plan(max(rows, 1), stride, single)
     chunk = _even_chunks(rows, fitting)
-    if accumulation == "compact" and multiprocessors is not None:
-        chunk = _filling_chunks(rows, fitting, features, multiprocessors)
     if accumulation == "float32":
         # In rows of logits, each as much as 1/D of a half result.
         result = features * gradient_dtype.itemsize // dtype.itemsize
@@ -135,11 +146,14 @@ def make_filtered_plan(
     """`make_plan` for a filtered gradient."""
     stride = _stride(classes, dtype)
     fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type)
-    fitting = min(max(fitting // GROUP_ROWS * GROUP_ROWS, GROUP_ROWS), _MOST_FILTERED_ROWS)
+    group = _GROUP_ROWS[device_type if device_type in _GROUP_ROWS else "cuda"]
+    if fitting < group:
+        group = _LEAST_GROUP_ROWS
+    fitting = min(max(fitting // group * group, group), _MOST_FILTERED_ROWS)
     if rows <= fitting:
-        return FilteredPlan(max(rows, 1), stride, False)
+        return FilteredPlan(max(rows, 1), stride, False, group)
     is_lossy = _accumulation(dtype, accumulate_dtype) == "float32"
-    return FilteredPlan(_even_chunks(rows, fitting, GROUP_ROWS), stride, is_lossy)
+    return FilteredPlan(_even_chunks(rows, fitting, group), stride, is_lossy, group)
 
 
 def _stride(classes: int, dtype: torch.dtype) -> int:
@@ -147,36 +161,17 @@ def _stride(classes: int, dtype: torch.dtype) -> int:
     return -(-classes // elements) * elements
 
 
-def _rows_within(memory_budget: int | None, row_bytes: int, device_type: str, times: int = 1) -> int:
+def _rows_within(
+    memory_budget: int | None, row_bytes: int, device_type: str, times: int = 1, least_on_gpu: int = 0
+) -> int:
     """`times`: of the default."""
     if memory_budget is not None:
         fitting = max(memory_budget // row_bytes, 1)
     else:
         device_type = device_type if device_type in _DEFAULT_BYTES else "cuda"
-        fitting = max(times * _DEFAULT_BYTES[device_type] // row_bytes, _DEFAULT_ROWS[device_type])
+        least = _DEFAULT_ROWS[device_type] if device_type == "cpu" else max(_DEFAULT_ROWS[device_type], least_on_gpu)
+        fitting = max(times * _DEFAULT_BYTES[device_type] // row_bytes, least)
     return fitting // _TILE_ROWS * _TILE_ROWS if fitting > _TILE_ROWS else fitting
-
-
-def _filling_chunks(rows: int, fitting: int, features: int, multiprocessors: int) -> int:
-    """Rows of a chunk, of at most `fitting`, for the GEMM of input's gradient to be quick.
-
-    It has few tiles of the result and sums over all classes in each, so that it takes as long as whole waves of tiles
-    do: for D = 2304 on 132 multiprocessors 2048 rows take two waves, and 1792 one. Chunks with a float32 sum are better
-    off being even.
-    """
-    if fitting % _TILE_ROWS:
-        return _even_chunks(rows, fitting)
-
-    def waves(chunk: int) -> int:
-        tiles = -(-chunk // _TILE_ROWS) * -(-features // _TILE_FEATURES)
-        return -(-tiles // multiprocessors)
-
-    def waves_in_all(chunk: int) -> int:
-        return rows // chunk * waves(chunk) + waves(rows % chunk)
-
-    best = min(range(fitting, fitting // 2, -_TILE_ROWS), key=lambda chunk: waves(chunk) / chunk)
-    even = _even_chunks(rows, best)
-    return even if waves_in_all(even) <= waves_in_all(best) else best
 
 
 def _even_chunks(rows: int, fitting: int, multiple: int = 1) -> int:

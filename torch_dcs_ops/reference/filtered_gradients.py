@@ -6,7 +6,7 @@ column is alive, and its gradient kept, where any row has p > eps or its target.
 tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
 
 The steps follow one another on the same logits, which belong to them: `target_gradient`, `columns`, `keep`, `gather_`,
-then the products.
+then the products. After some chunks `share_tails` and the last product follow.
 Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
 the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
 """
@@ -21,7 +21,6 @@ from torch import Tensor
 from .cross_entropy_rows import row_dtype
 
 MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
-GROUP_ROWS = 32
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
 _WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
 
@@ -64,20 +63,21 @@ def columns(
     softcap: float,
     logit_scale: float,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """(alive, q): uint8 (V,), where a valid row of logits (n, V) has p > eps or NaN; (n / 32, V) in logits' dtype.
+    q: Tensor,
+    group: int,
+) -> Tensor:
+    """uint8 (V,): where a valid row of logits (n, V) has p > eps or NaN.
 
-    q is Σ p·s over the valid rows of each group of 32, of all columns. lse and valid are (n,). What is in `logits`
-    afterwards is for `gather_`.
+    q (n / group, V) in logits' dtype becomes Σ p·s over the valid rows of each group of rows, of all columns. lse and
+    valid are (n,). What is in `logits` afterwards is for `gather_`.
     """
     rows, classes = logits.shape
     alive = torch.zeros(classes, dtype=torch.bool, device=logits.device)
-    q = logits.new_empty(-(-rows // GROUP_ROWS), classes)
-    for part in _blocks(rows, classes):
+    for part in _blocks(rows, classes, group):
         p, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
         alive |= ~(p.amax(0) <= eps)  # with a NaN as well: it stays in its own row, where the columns are kept
-        _sum_groups(shares, q[part.start // GROUP_ROWS : -(-part.stop // GROUP_ROWS)])
-    return alive.to(torch.uint8), q
+        _sum_groups(shares, q[part.start // group : -(-part.stop // group)], group)
+    return alive.to(torch.uint8)
 
 
 def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -122,7 +122,7 @@ def gather_(
     index = index[:kept].long()
     tail_columns = (alive == 0).to(row_dtype(logits.dtype))
     tail = torch.empty_like(lse)
-    for part in _blocks(rows, classes):
+    for part in _blocks(rows, classes, 1):
         if _holds_p(logits, softcap):
             shares = logits[part]
         else:
@@ -134,6 +134,39 @@ def gather_(
     which = valid.nonzero().squeeze(1)
     logits[which, slot[target[which]].long()] = own[which].to(logits.dtype)
     return tail
+
+
+def share_tails(
+    q: Tensor,
+    single: Tensor,
+    bounds: Tensor,
+    lse: Tensor,
+    valid: Tensor,
+    alive: Tensor,
+    chunk_groups: int,
+    linear_bias: Tensor | None,
+    softcap: float,
+    logit_scale: float,
+) -> Tensor:
+    """(G + S,): the sums of the tails that q (G, V) of groups, and `single` (S, V), logits of rows, become in place.
+
+    A tail has the columns that are not alive (C, V) in the group's chunk, one in `chunk_groups` groups. The rows
+    bounds[g]:bounds[g + 1] of `single` are of group g, whose q is without them then; lse and valid are theirs (S,), and
+    what is not valid is 0.
+    """
+    totals = lse.new_empty(q.size(0) + single.size(0))
+    for group, (first, last) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        tail_columns = alive[group // chunk_groups] == 0
+        rows = slice(first, last)
+        _, shares = _probabilities(single[rows], lse[rows], valid[rows], linear_bias, softcap, logit_scale)
+        single[rows] = torch.where(tail_columns, shares, 0)
+        others = q[group].to(shares.dtype)
+        if first < last:
+            others = (others - single[rows].sum(0, dtype=others.dtype)).clamp_(min=0)
+        q[group] = torch.where(tail_columns, others, 0)
+    torch.sum(q, 1, dtype=totals.dtype, out=totals[: q.size(0)])
+    torch.sum(single, 1, dtype=totals.dtype, out=totals[q.size(0) :])
+    return totals
 
 
 def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Tensor, out: Tensor) -> None:
@@ -171,9 +204,9 @@ def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
     return sums
 
 
-def _blocks(rows: int, classes: int) -> Iterator[slice]:
+def _blocks(rows: int, classes: int, group: int) -> Iterator[slice]:
     """Of whole groups of rows, but for the last one."""
-    step = max(_BLOCK_ELEMENTS // (GROUP_ROWS * classes), 1) * GROUP_ROWS
+    step = max(_BLOCK_ELEMENTS // (group * classes), 1) * group
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -205,13 +238,13 @@ def _probabilities(
     return p, shares
 
 
-def _sum_groups(shares: Tensor, out: Tensor) -> None:
-    """out (n / 32, V) = the sums over groups of rows of `shares` (n, V)."""
-    full = shares.size(0) // GROUP_ROWS
+def _sum_groups(shares: Tensor, out: Tensor, group: int) -> None:
+    """out (n / group, V) = the sums over groups of rows of `shares` (n, V)."""
+    full = shares.size(0) // group
     if full:
-        out[:full] = shares[: full * GROUP_ROWS].unflatten(0, (full, GROUP_ROWS)).sum(1)
+        out[:full] = shares[: full * group].unflatten(0, (full, group)).sum(1)
     if full < out.size(0):
-        out[full] = shares[full * GROUP_ROWS :].sum(0)
+        out[full] = shares[full * group :].sum(0)
 
 
 def _add_product(
