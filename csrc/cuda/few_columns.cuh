@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     const volatile uint32_t* const flag = &flags[lane];
     while (!__all_sync(0xffffffffu, lane >= count || *flag > round)) {
     }
+    __syncwarp();  // a vote orders no memory
     __threadfence_block();
   };
   T* const output = at_start(static_cast<T*>(p.output), p.output_strides) + sub * kColumns;
@@ -156,7 +157,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
       unpack(kHeld ? x[kHeld ? i : 0] : read(i), values);
       const bool starts = i == 0 && first == 0;
       if constexpr (kSize == 4) {
-        const float small = fmaf(gate[0].value, lost, fmaf(gate[0].rest, y[0], values[0])), next = fmaf(gate[0].value, y[0], small);
+        const float rested = fmaf(gate[0].rest, y[0], values[0]), small = lost == 0.f ? rested : fmaf(gate[0].value, lost, rested);  // inf * 0 is a NaN
+        const float next = fmaf(gate[0].value, y[0], small);
         lost = fabsf(next) <= FLT_MAX && !starts ? small + fmaf(gate[0].value, y[0], -next) : 0.f;
         values[0] = y[0] = starts ? values[0] : next;
       } else {

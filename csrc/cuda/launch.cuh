@@ -206,8 +206,11 @@ void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream
   const auto kernel = problem.reverse ? few_columns_kernel<T, kBackward, true> : few_columns_kernel<T, kBackward, false>;
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
-  // Leave for the most that any call asks for, so that no call takes it from another.
-  if (shared > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, few_shared_bytes(kFewStretches, kBytes));
+  Device device;
+  int index = 0;
+  cudaGetDevice(&index);
+  cudaDeviceGetAttribute(&device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  allow_shared(kernel, shared, device);
   kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 

@@ -311,7 +311,7 @@ class Planner {
     if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
     const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches);
     plan.warps = static_cast<int>(ceil_div(stretches * bytes, 4));
-    plan.few = few_shared_bytes(plan.warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) <= device_.shared_bytes;
+    plan.few = few_shared_bytes(plan.warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes <= device_.shared_bytes;
     return plan.few;
   }
 

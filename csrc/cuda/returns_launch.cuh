@@ -174,7 +174,7 @@ class ReturnsLaunch {
     call.rhos = p_.rhos.data;
     call.columns = static_cast<int>(p_.rows());
     call.length = static_cast<int>(p_.length);
-    call.bootstrap_stride = static_cast<int>(bootstrap_stride());
+    call.bootstrap_stride = bootstrap_stride();
     const Rates<Acc> rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
     call.gamma = rates.gamma;
     call.rest = rates.rest;

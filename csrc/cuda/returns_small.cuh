@@ -104,7 +104,8 @@ struct ReturnsFewCall {
   const uint8_t* terminated;
   void *advantages, *targets;
   const void* next_values;  // or bootstrap
-  int columns, length, bootstrap_stride;
+  int columns, length;
+  int64_t bootstrap_stride;
   Acc gamma, rest;
   Gate<Acc> gate;
   const void* rhos;

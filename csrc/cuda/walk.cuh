@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
         for (int c = 0; c < kColumns; ++c) total[c] = i == 0 ? values[c] : gate[c].step(values[c], total[c]);
       }
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) carry[c] = fold(static_cast<double>(total[c]), power[c], carry[c]);
+      for (int c = 0; c < kColumns; ++c) carry[c] = stretch == 0 ? total[c] : fold(static_cast<double>(total[c]), power[c], carry[c]);
     }
     const int count = inside ? static_cast<int>(min(length - stretch * kCount, static_cast<int64_t>(kCount))) : 0;
     float sums[kColumns] = {};

@@ -81,9 +81,9 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
     if (lane == 0) warp_totals[warp] = own;
     __syncthreads();
     if constexpr (kReverse) {
-      for (int w = warps - 1; w > warp; --w) carry = fold(warp_totals[w], power, carry);
+      for (int w = warps - 1; w > warp; --w) carry = w == warps - 1 ? warp_totals[w] : fold(warp_totals[w], power, carry);
     } else {
-      for (int w = 0; w < warp; ++w) carry = fold(warp_totals[w], power, carry);
+      for (int w = 0; w < warp; ++w) carry = w == 0 ? warp_totals[w] : fold(warp_totals[w], power, carry);
     }
     return carry;
   };
