@@ -103,16 +103,20 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
     # value that was loaded thus decides, and the compiler takes the carry into the layout of what is loaded, once. It
     # leaves the carry in the scan's layout otherwise, and takes each of the V products with it through shared memory.
     carry = tl.where(totals[0] != totals[0], totals[0], carried.to(tl.float32))
-    # An infinite carry times a rest of the other sign would make a NaN of it.
+    # An infinite carry times a rest of the other sign, or a power that is 0 in float32, would make a NaN of it: what is not
+    # finite meets powers of gamma's sign instead.
     finite_carry = tl.where(carry - carry == 0, carry, 0)
+    other_carry = tl.where(carry - carry == 0, 0, carry)
+    SIGN: tl.constexpr = (GAMMA > 0) - (GAMMA < 0)
     results = ()
     for i in tl.static_range(V):
-        carry = tl.where(gate[i] != gate[i], 0, carry)
         finite_carry = tl.where(gate[i] != gate[i], 0, finite_carry)
+        other_carry = tl.where(gate[i] != gate[i], 0, other_carry)
         power = tl.full((P, J), GAMMA ** (i + 1), tl.float64)
         nearest = power.to(tl.float32)
         rest = (power - nearest.to(tl.float64)).to(tl.float32)
-        results = results + (totals[i] + (nearest * carry + rest * finite_carry),)
+        carried_here = nearest * finite_carry + (rest * finite_carry + SIGN ** (i + 1) * other_carry)
+        results = results + (totals[i] + carried_here,)
     return tile_of(results, V).to(values.dtype)
 
 
