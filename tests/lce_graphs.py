@@ -209,6 +209,10 @@ REFUSED: dict[str, tuple[Callable[[Operands, Tensor, Tensor], Any], str]] = {
     "scale before bias": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x) * 2 + o.b), y.flatten()), "before their"),
     "bias after tanh": (lambda o, x, y: F.cross_entropy(rows(o.no_bias(x).tanh() + o.b), y.flatten()), "after their"),
     "two biases": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.b), y.flatten()), "two biases"),
+    "wider bias": (
+        lambda o, x, y: F.cross_entropy(rows(x.float() @ o.w.float().T + o.b), y.flatten()),
+        "a bias converts to torch.float64",
+    ),
     "two tanh": (lambda o, x, y: F.cross_entropy(rows(o.head(x).tanh().tanh()), y.flatten()), "two tanh"),
     "plus a number": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + 1.0), y.flatten()), "plus a number"),
     "residual": (lambda o, x, y: F.cross_entropy(rows(o.head(x) + o.no_bias(x)), y.flatten()), "something else than"),

@@ -272,6 +272,33 @@ def test_operands_that_change(device: str, name: str, caplog: pytest.LogCaptureF
     assert "may change what its logits were made of" in caplog.text
 
 
+def test_logits_in_a_tensor_of_the_user(device: str) -> None:
+    """What `out` has given a linear map is to be there afterwards."""
+    buffer = torch.zeros(B * T, V, device=device, dtype=torch.float64)
+
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(rows(x), o.w, o.b, out=buffer), y.flatten())
+
+    o = Operands(device)
+    with torch.no_grad():
+        record = rewritten(function)
+        torch.testing.assert_close(record.run(o, o.x, o.y), function(o, o.x, o.y))
+    assert record.fused == 0
+
+
+def test_a_matrix_that_is_turned_after_its_transpose(device: str) -> None:
+    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
+        matrix = o.w[:D] * 1
+        transposed = matrix.T
+        matrix.t_()
+        return F.cross_entropy(rows(x @ transposed), y.flatten() % D)
+
+    o = Operands(device)
+    with torch.no_grad():
+        record = rewritten(function)
+        torch.testing.assert_close(record.run(o, o.x, o.y), function(o, o.x, o.y))
+
+
 def test_other_uses_of_the_operands(device: str) -> None:
     """They only read, and what they change is something else."""
 

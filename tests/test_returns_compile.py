@@ -15,7 +15,7 @@ from test_returns_transforms import FUNCTIONS, of_leaves, operands
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from torch_dcs_ops import returns
+from torch_dcs_ops import discounted_cumsum, returns
 from torch_dcs_ops.compile import _hook, known_discounts
 from torch_dcs_ops.compile.returns_alone import mark_returns_alone
 from torch_dcs_ops.ops.temporal_difference import STAYS_A_CALL
@@ -163,6 +163,40 @@ def test_returns_with_nothing_around_them_stay_a_call() -> None:
     }
     for name, function in around.items():
         assert _marked(function, r, v, b, done)[0] == 0, name
+
+
+def _written(x: Tensor, other: Tensor) -> Tensor:
+    gamma = torch.ones((), dtype=torch.float64) * 0.5
+    gamma.mul_(1.8)
+    return discounted_cumsum(x, gamma)
+
+
+def _written_before(x: Tensor, other: Tensor) -> Tensor:
+    ones = torch.ones((), dtype=torch.float64)
+    gamma = ones * 0.5
+    ones.add_(gamma)
+    return discounted_cumsum(x, gamma) * ones
+
+
+def _copied(x: Tensor, other: Tensor) -> Tensor:
+    gamma = torch.ones((), dtype=torch.float64) * 0.5
+    view = gamma.to(torch.float64)
+    view.copy_(other)
+    return discounted_cumsum(x, gamma)
+
+
+def _rounded(x: Tensor, other: Tensor) -> Tensor:
+    return discounted_cumsum(x, torch.ones((), dtype=torch.bfloat16) * 0.99)
+
+
+@pytest.mark.parametrize("function", [_written, _written_before, _copied, _rounded])
+def test_tensors_that_look_like_numbers(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A user's own tensor may be made as the one of a number is, and then be written to, or be of few digits."""
+    x, other = torch.randn(2, 40, requires_grad=True), torch.tensor(0.25, dtype=torch.float64)
+    expected, got = function(x, other), torch.compile(function, fullgraph=True, backend="dcs")(x, other)
+    torch.testing.assert_close(got, expected)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (got, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("failing", [1, 2])

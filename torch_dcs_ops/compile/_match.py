@@ -181,6 +181,7 @@ def _gathered(loss: fx.Node) -> tuple[Any, list[fx.Node], fx.Node, dict[str, Any
     is_plain = not arguments.get("sparse_grad") and "out" not in arguments
     if not (is_plain and is_tensor(index) and isinstance(arguments["dim"], int)):
         raise Refusal("gathers in a form that is not known")
+    check_sole_user(log_probs, loss)  # before the sizes, whose comparison is a guard
     before, taken = value_of(log_probs), value_of(index)
     last = before.dim() - 1
     # Indices may be fewer than rows. That dynamic sizes are equal is a guard of the graph then.
@@ -189,7 +190,6 @@ def _gathered(loss: fx.Node) -> tuple[Any, list[fx.Node], fx.Node, dict[str, Any
     )
     if arguments["dim"] % before.dim() != last or not sizes_are_same or not is_same(taken.shape[-1], 1):
         raise Refusal("gathers something else than one class of every row")
-    check_sole_user(log_probs, loss)
     return (
         _input_of_log_softmax(log_probs, last),
         [loss, log_probs],
@@ -229,6 +229,8 @@ def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool]:
         *biases, input, matrix = linear.args
         bias = biases[0] if biases else None
         weight, is_transposed = _transposed(matrix)
+        if not is_transposed and first_writer([linear, matrix], [weight]) is not None:
+            weight, is_transposed = matrix, True  # W.T was taken before W was given other strides
     values = [value_of(node) for node in (input, weight, bias) if node is not None]
     if not all(isinstance(value, Tensor) for value in values):
         raise Refusal("takes logits of a linear map of something else than tensors")

@@ -59,9 +59,10 @@ class Steps:
             check_sole_user(node, user)
             chain.append(node)
             name = name_of(node) or ""
-            if name in ends:
+            is_known = "out" not in node.kwargs
+            if is_known and name in ends:
                 return chain
-            if name not in steps or "out" in node.kwargs:
+            if not is_known or name not in steps:
                 raise Refusal(f"takes logits that come {through(node)}, not from {NAMES_OF_ENDS[ends[0]]}")
             user, node = node, steps[name](self, node)
 
@@ -200,6 +201,8 @@ class Steps:
         source, bias = (first, second) if value_of(first).dim() > 1 else (second, first)
         if value_of(bias).dim() != 1 or not is_same(value_of(bias).shape[0], value_of(source).shape[-1]):
             raise Refusal("takes logits plus something else than a bias of one entry a class")
+        if value_of(node).dtype not in (value_of(source).dtype, torch.float32):
+            raise Refusal(f"takes logits that a bias converts to {value_of(node).dtype}")
         if self.bias is not None:
             raise Refusal("takes logits with two biases")
         self.bias = bias

@@ -17,6 +17,9 @@ from torch import fx
 
 from .. import _registry
 
+# What may take a discount: none of them writes to it, or gives it another name.
+_READERS = (_registry.discounted_cumsum_tensor, _registry.temporal_difference_scan)
+
 # Positions of the discounts of `_temporal_difference_scan`; behind each is its number.
 _DISCOUNTS = (6, 8)
 
@@ -49,9 +52,15 @@ def has_numbers(node: fx.Node) -> bool:
 
 
 def number_of(rate: Any) -> float | None:
-    """A number that the graph makes a discount of, as number_as_tensor makes it (ops/discounted_cumsum.py)."""
+    """A number that the graph makes a discount of, as number_as_tensor makes it (ops/discounted_cumsum.py).
+
+    A user's own tensor may look like that, be rounded to another dtype, and be written to: then it is no such number.
+    """
     if not isinstance(rate, fx.Node) or rate.target is not operator.mul or len(rate.args) != 2:
         return None
     ones, factor = rate.args
     is_one = isinstance(ones, fx.Node) and ones.target is torch.ones and ones.args == ((),)
-    return factor if is_one and isinstance(factor, float) else None
+    if not (is_one and isinstance(factor, float)) or ones.kwargs.get("dtype") != torch.float64:
+        return None
+    is_read_alone = set(ones.users) == {rate} and all(user.target in _READERS for user in rate.users)
+    return factor if is_read_alone else None
