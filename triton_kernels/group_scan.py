@@ -103,8 +103,8 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
     # value that was loaded thus decides, and the compiler takes the carry into the layout of what is loaded, once. It
     # leaves the carry in the scan's layout otherwise, and takes each of the V products with it through shared memory.
     carry = tl.where(totals[0] != totals[0], totals[0], carried.to(tl.float32))
-    # An infinite carry times a rest of the other sign, or a power that is 0 in float32, would make a NaN of it: what is not
-    # finite meets powers of gamma's sign instead.
+    # An infinite carry times a rest of the other sign, or a power that is 0 in float32, would make a NaN of it: what is
+    # not finite meets powers of gamma's sign instead.
     finite_carry = tl.where(carry - carry == 0, carry, 0)
     other_carry = tl.where(carry - carry == 0, 0, carry)
     SIGN: tl.constexpr = (GAMMA > 0) - (GAMMA < 0)
