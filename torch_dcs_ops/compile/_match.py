@@ -229,7 +229,7 @@ def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool]:
         *biases, input, matrix = linear.args
         bias = biases[0] if biases else None
         weight, is_transposed = _transposed(matrix)
-        if not is_transposed and first_writer([linear, matrix], [weight]) is not None:
+        if not is_transposed and isinstance(matrix, fx.Node) and first_writer([linear, matrix], [weight]) is not None:
             weight, is_transposed = matrix, True  # W.T was taken before W was given other strides
     values = [value_of(node) for node in (input, weight, bias) if node is not None]
     if not all(isinstance(value, Tensor) for value in values):

@@ -59,8 +59,8 @@ def number_of(rate: Any) -> float | None:
     if not isinstance(rate, fx.Node) or rate.target is not operator.mul or len(rate.args) != 2:
         return None
     ones, factor = rate.args
-    is_one = isinstance(ones, fx.Node) and ones.target is torch.ones and ones.args == ((),)
-    if not (is_one and isinstance(factor, float)) or ones.kwargs.get("dtype") != torch.float64:
+    if not (isinstance(ones, fx.Node) and isinstance(factor, float)):
         return None
+    is_one = ones.target is torch.ones and ones.args == ((),) and ones.kwargs.get("dtype") == torch.float64
     is_read_alone = set(ones.users) == {rate} and all(user.target in _READERS for user in rate.users)
-    return factor if is_read_alone else None
+    return factor if is_one and is_read_alone else None
