@@ -91,7 +91,7 @@ class Tails:
         """Adds the segment's tails to both; (q, sums), whose product qᵀ·sums is their part of linear_weight's."""
         count = self.stop - self.start
         groups, apart = -(-count // self.group), _apart(count)
-        rows, factors, single = self._share(count, groups, apart)
+        rows, own, factors, single = self._share(count, groups, apart)
         evens = torch.cat([part.evens for part in self.parts if part.evens is not None]) if self.extra else None
         self.parts.clear()
         bounds = (self.extra, self.extra + groups, self.extra + groups + apart)
@@ -106,7 +106,7 @@ class Tails:
             if evens is not None:
                 out.addcmul_(evens.unsqueeze(1), table[:1])
         if self.needs.linear_weight:
-            self._multiply_input(factors, rows, single, evens, sums, bounds)
+            self._multiply_input(factors, own, single, evens, sums, bounds)
         if self.needs.linear_bias:
             masses = single.new_zeros(bounds[2])
             padded = torch.nn.functional.pad(factors, (0, groups * self.group - count))
@@ -117,8 +117,9 @@ class Tails:
             grad_bias += _wide_product(_halves(masses, q.dtype), q).sum(0)
         return q, sums
 
-    def _share(self, count: int, groups: int, apart: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The single rows (S,), the factors (n,) of every row's group, 0 for these, and (S,) those of their own q."""
+    def _share(self, count: int, groups: int, apart: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The single rows (S,), their input (S, D), the factors (n,) of every row's group, 0 for these, and (S,) those
+        of their own q."""
         mass, lse, valid = (
             torch.cat([getattr(part, name) for part in self.parts]) for name in ("mass", "lse", "valid")
         )
@@ -130,8 +131,9 @@ class Tails:
         bounds = torch.searchsorted(rows, torch.arange(0, self.group * groups + 1, self.group, device=rows.device))
         q = self.q[self.extra : self.extra + groups]
         single = self.q[self.extra + groups : self.extra + groups + apart]
+        own = self.input[rows + self.start]
         if apart:
-            torch.mm(self.input[rows + self.start], self.linear_weight.t(), out=single)
+            torch.mm(own, self.linear_weight.t(), out=single)
         totals = self.steps.share_tails(
             q, single, bounds, lse.index_select(0, rows), valid.index_select(0, rows) & chosen, alive,
             -(-self.chunk // self.group), self.linear_bias, options.softcap or 0.0, options.logit_scale,
@@ -139,12 +141,12 @@ class Tails:
         inverse = torch.where(totals <= _SMALLEST_SUM, 0, totals.reciprocal())
         factors = mass * inverse[:groups].unsqueeze(1).expand(-1, self.group).reshape(-1)[:count]
         factors.index_copy_(0, rows, torch.where(chosen, 0, factors.index_select(0, rows)))
-        return rows, factors, mass.index_select(0, rows) * inverse[groups:]
+        return rows, own, factors, mass.index_select(0, rows) * inverse[groups:]
 
     def _multiply_input(
         self,
         factors: Tensor,
-        rows: Tensor,
+        own: Tensor,
         single: Tensor,
         evens: Tensor | None,
         sums: Tensor,
@@ -157,8 +159,8 @@ class Tails:
             first = start // self.group
             of_chunk = grouped[first : first - (part.start - part.stop) // self.group]
             _group_products(self.group, factors[part].to(input.dtype), input, of_chunk)
-        if rows.numel():
-            sums[bounds[1] :] = self.input[rows + self.start] * single.unsqueeze(1)
+        if own.size(0):
+            sums[bounds[1] :] = own * single.unsqueeze(1)
         if evens is not None:
             sums[0] = _wide_product(_halves(evens, sums.dtype), self.input[self.start : self.stop]).sum(0)
 
