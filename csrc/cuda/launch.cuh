@@ -10,6 +10,7 @@
 #include "columns.cuh"
 #include "few_columns.cuh"
 #include "plan.h"
+#include "reread.cuh"
 #include "ring.cuh"
 #include "rows.cuh"
 #include "short_rows.cuh"
@@ -107,6 +108,29 @@ void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_
   else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
   else if (plan.whole_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
   else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
+}
+
+template <typename T>
+void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  RereadParams params{};
+  params.input = problem.input;
+  params.output = problem.output;
+  params.input_outer = problem.input_strides.outer;
+  params.input_inner = problem.input_strides.inner;
+  params.output_outer = problem.output_strides.outer;
+  params.output_inner = problem.output_strides.inner;
+  params.inner = problem.inner;
+  params.length = static_cast<int>(problem.length);
+  params.clusters = plan.reread;
+  set_powers(params, problem.gamma_value, plan.vec, plan.warps);
+  const auto kernel = problem.reverse ? reread_kernel<T, true> : reread_kernel<T, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  launch_with(kernel, params, problem.rows() * plan.reread * kMaxCluster, 32 * plan.warps, 0, stream, *attributes, 2);
 }
 
 // As many blocks as run at once on the current device.
@@ -311,6 +335,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   } else {
     if constexpr (sizeof(T) <= 4) {
       if (!problem.reset && !problem.initial) {
+        if constexpr (!kStep && !kBackward) {
+          if (plan.reread) {
+            launch_reread<T>(problem, plan, stream);
+            return;
+          }
+        }
         if constexpr (sizeof(T) == 4 || !kStep || kBackward) {
           if (plan.ring) {
             launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);

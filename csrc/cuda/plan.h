@@ -35,6 +35,7 @@ struct Plan {
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
+  int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh)
 };
 
 constexpr int kTileWarps = 8;
@@ -43,6 +44,10 @@ constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a str
 constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int kBlockChunks = 5;
+
+// Few rows that wait for nobody (reread.cuh): clusters of a row, warps of a block.
+constexpr int kRereadClusters = 8;
+constexpr int kRereadWarps = 8;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
@@ -224,6 +229,7 @@ class Planner {
     const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
     // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the stream does not.
     const bool few = rows * device_.cluster <= device_.multiprocessors;
+    if (plain && few && plan_reread(plan)) return true;
     const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
     const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
     if (plain && few && length <= cluster_tile * device_.cluster) {
@@ -258,6 +264,19 @@ class Planner {
     plan.groups = ceil_div(plan.tiles, 32);
     const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
     plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
+    return true;
+  }
+
+  // Rows of one number gamma that fit a few clusters, a vector a thread. Not gammas above 1, whose powers could leave float where their sums cancel; nor
+  // gammas in memory and their gradients, which stay with a cluster a row.
+  bool plan_reread(Plan& plan) const {
+    if (device_.cluster < kMaxCluster || p_.gamma_kind != GammaKind::kNumber || !(std::abs(p_.gamma_value) <= 1.0) || p_.backward) return false;
+    const int64_t vectors = ceil_div(p_.length, plan.vec), most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
+    // As few clusters as can be, for each has to read what lies before it.
+    const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);
+    if (clusters > most) return false;
+    plan.reread = static_cast<int>(clusters);
+    plan.warps = static_cast<int>(ceil_div(vectors, clusters * kMaxCluster * 32));
     return true;
   }
 

@@ -4,6 +4,7 @@
 // lambda, and every product of ratios: there it costs a few more roundings a row, and saves a fifth of the instructions.
 #pragma once
 
+#include "early.cuh"
 #include "returns_known.cuh"
 #include "vector.cuh"
 
@@ -19,15 +20,6 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
 };
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
-
-
-// Waits until the launches before this one have ended and their results can be read. Launched with leave to begin as they end (ReturnsLaunch::launch_early),
-// a kernel has its blocks in place and its parameters read by then, which hides 0.3 us; without, this does nothing.
-__device__ __forceinline__ void wait_for_launches_before() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 constexpr int kShortRowThreads = 128;
 

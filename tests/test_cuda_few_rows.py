@@ -1,0 +1,127 @@
+"""Few rows of one number gamma: clusters of blocks that read again what lies before them, launches that begin early."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_dcs_ops import cumsum, discounted_cumsum
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+# Rows of one cluster of blocks and of several, of as many as there can be; with a last vector that is not whole, where
+# there is but one row; rows that are too long.
+SHAPES = (
+    (1, 4100), (1, 8192), (1, 9998), (8, 16_384), (1, 16_390), (1, 32_768), (3, 20_008), (4, 33_000), (2, 40_008),
+    (1, 60_001), (1, 100_000), (1, 100_001), (1, 131_072), (1, 131_080), (1, 262_144), (1, 262_152),
+)  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def expected_of(x: torch.Tensor, gamma: float, direction: str) -> torch.Tensor:
+    return discounted_cumsum(x.double().cpu(), gamma, direction=direction)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """Gammas whose powers fade within a vector, within a warp, within a block, and not at all; 1; and one beyond 1."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    eps = torch.finfo(dtype).eps
+    for gamma in (0.99, 0.999, 1.0, 0.9999, -0.97, 0.3, -1e-3, 1e-30, 0.0, 1.00001):
+        y = discounted_cumsum(x, gamma, direction=direction)
+        expected = expected_of(x, gamma, direction)
+        scale = expected.abs().amax(1, keepdim=True)
+        error = ((y.double().cpu() - expected).abs() / scale).max()
+        assert error <= (eps if dtype != torch.float32 else 0) + 1e-6, f"gamma {gamma}: {error}"
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_ones(direction: str) -> None:
+    """Sums that grow to 1000 stay within five of the last digits of 1000."""
+    x = torch.ones(1, 10_000, device="cuda")
+    y = discounted_cumsum(x, 0.999, direction=direction)
+    assert (y.double().cpu() - expected_of(x, 0.999, direction)).abs().max() <= 3e-4
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 9000), (1, 100_001), (3, 40_008)], ids=str)
+def test_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """What is not finite goes as far as the recurrence takes it, through powers that no float holds, and no farther."""
+    length = shape[1]
+    for at in (0, 5, 127, 4095, length // 2, length - 3, length - 1):
+        for value in (float("inf"), float("-inf"), float("nan")):
+            x = torch.randn(shape, device="cuda").to(dtype)
+            x[0, at] = value
+            for gamma in (0.99, 0.5, -0.9, 1.0, 1e-20, -1e-4):
+                y = discounted_cumsum(x, gamma, direction=direction).double().cpu()
+                expected = expected_of(x, gamma, direction)
+                assert torch.equal(y.isnan(), expected.isnan()), (at, value, gamma)
+                assert torch.equal(y.isposinf(), expected.isposinf()), (at, value, gamma)
+                assert torch.equal(y.isneginf(), expected.isneginf()), (at, value, gamma)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_strided_and_unaligned_rows(direction: str) -> None:
+    storage = torch.randn(4, 50_000, device="cuda")
+    for x in (storage[::2, :40_000], storage[:, 4:20_004], storage[:, 1:20_001], storage[1, 3:30_000].unsqueeze(0)):
+        y = discounted_cumsum(x, 0.99, direction=direction)
+        expected = expected_of(x, 0.99, direction)
+        assert (y.double().cpu() - expected).abs().max() <= 1.1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(1, 9000), (1, 100_000), (4, 30_000)], ids=str)
+def test_launches_one_behind_the_other(shape: tuple[int, int]) -> None:
+    """Each reads what the one before it has written, other kernels between them too, in a graph as in a stream."""
+    x = torch.randn(shape, device="cuda")
+
+    def chain(wait: bool) -> torch.Tensor:
+        y = x
+        for i in range(30):
+            y = discounted_cumsum(y, 0.5, direction="left" if i % 2 else "right")
+            if wait:
+                torch.cuda.synchronize()
+            if i % 3 == 2:
+                y = y * 0.25
+        return y
+
+    expected = chain(True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            assert torch.equal(chain(False), expected)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(False)
+    for _ in range(20):
+        x.normal_()
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, chain(True))
+
+
+@pytest.mark.parametrize("shape", [(1, 9000), (1, 100_001), (4, 30_000)], ids=str)
+def test_gradients_and_bits(shape: tuple[int, int]) -> None:
+    x, grad = torch.randn(shape, device="cuda", requires_grad=True), torch.randn(shape, device="cuda")
+    first = None
+    for _ in range(50):
+        y = discounted_cumsum(x, 0.98, direction="left")
+        (grad_x,) = torch.autograd.grad(y, x, grad)
+        if first is None:
+            first = y, grad_x
+        assert torch.equal(y, first[0])
+        assert torch.equal(grad_x, first[1])
+    expected = expected_of(grad, 0.98, "right")
+    assert (grad_x.double().cpu() - expected).abs().max() <= 1.1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cumsum(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 50_000, device="cuda").to(dtype)
+    expected = x.double().cpu().cumsum(1)
+    error = (cumsum(x, 1).double().cpu() - expected).abs().max()
+    assert error <= (torch.finfo(dtype).eps + 1e-6) * expected.abs().max()
