@@ -321,10 +321,41 @@ def test_columns_of_a_view(shape: tuple[int, int], dtype: torch.dtype, direction
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("gamma", [float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((9, 24), 1),
+        ((9, 104), 1),
+        ((9, 4096), 1),
+        ((12, 60_000), 1),
+        ((2, 50_001), 1),
+        ((300, 4096), 0),
+        ((90, 257), 0),
+    ],
+    ids=str,
+)
+def test_an_infinite_gamma(shape: tuple[int, int], dim: int, dtype: torch.dtype, gamma: float, direction: str) -> None:
+    """It multiplies step after step: NaN from where it meets a 0 on, else infinite from the second step on."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    x[x == 0] = 1
+    x.select(dim, 0 if direction == "left" else -1)[-1] = 0
+    y = discounted_cumsum(x, gamma, dim=dim, direction=direction)
+    rows, scanned = (x, y) if dim == 1 else (x.t(), y.t())
+    if direction == "right":
+        rows, scanned = rows.flip(1), scanned.flip(1)
+    assert torch.equal(scanned[:, 0], rows[:, 0])
+    assert bool(scanned[-1, 1:].isnan().all())
+    signs = rows[:-1, :1].double() * gamma ** torch.arange(1, rows.shape[1], device="cuda", dtype=torch.float64)
+    assert torch.equal(scanned[:-1, 1:].double(), signs)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_column_of_ones(direction: str) -> None:
     """Nothing a carry in float alone would lose: sums of columns beyond what halves are carried in float for, and the
     digits of a gamma near 1."""
-    for columns in (15_000, 256):
+    for columns in (15_000, 256, 17_001, 17_002, 255):  # walked along, shared by few warps, and of any alignment
         y = discounted_cumsum(torch.ones(5000, columns, device="cuda"), 0.999, dim=0, direction=direction)[:, ::50]
         y = y if direction == "left" else y.flip(0)
         expected = (1 - 0.999 ** torch.arange(1, 5001, dtype=torch.float64)) / (1 - 0.999)
@@ -384,7 +415,26 @@ def test_side_stream() -> None:
     torch.testing.assert_close(output, 2 * expected)
 
 
-@pytest.mark.slow
+def test_a_green_context() -> None:
+    """With fewer multiprocessors than the device has, blocks that have to run together find no room there."""
+    green_contexts = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
+    problems: list[tuple[torch.Tensor, float | torch.Tensor]] = []
+    for shape in ((12, 200_000), (1, 100_000), (9, 70_000)):  # the streaming kernels and a cluster's
+        x, rates = torch.randn(shape, device="cuda"), torch.full(shape, 0.99, device="cuda")
+        problems += [(x, 0.99), (x, rates[:, :1].contiguous()), (x, rates)]
+    torch.cuda.synchronize()
+    context = green_contexts.GreenContext.create(num_sms=16, device_id=torch.cuda.current_device())
+    context.set_context()
+    try:
+        results = [discounted_cumsum(x, gamma) for x, gamma in problems]
+        torch.cuda.synchronize()
+    finally:
+        context.pop_context()
+    for (x, gamma), y in zip(problems, results, strict=True):
+        expected = discounted_cumsum(x, gamma)
+        assert (y - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("shape", [(2**31 + 40,), (2**31 // 8 + 5, 8), (2**31 // 64 + 5, 64), (3, 2**30 + 8)])
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_addresses_past_two_to_the_31(shape: tuple[int, ...], direction: str) -> None:

@@ -254,13 +254,31 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
+    // A float's steps keep what rounding takes from them: 32 would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4. With a gamma a step they are fewer,
+    // and it would cost a twentieth of the time; backward a fortieth.
+    constexpr bool kCareful = std::is_same_v<T, float> && !kStep && !kBackward;
     Acc y[kColumns];
+    float lost[kCareful ? kColumns : 1] = {};
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) y[c] = cast<Acc>(mine[c]);
+    for (int c = 0; c < kColumns; ++c) {
+      y[c] = cast<Acc>(mine[c]);
+      if constexpr (kCareful) lost[c] = lost_in(mine[c], y[c]);
+    }
     T* to = output + first * output_step;
     const auto emit = [&](int i) {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) y[c] = next(i, c, y[c]);
+      for (int c = 0; c < kColumns; ++c) {
+        if constexpr (kCareful) {
+          if ((i == 0 && starts) || (!kPlain && (cuts[c] >> i & 1))) {
+            y[c] = next(i, c, y[c]);
+            lost[c] = 0.f;
+          } else {
+            y[c] = careful_step(fmaf(gate[c].rest, y[c], x[i].get(c)), gate[c].value, y[c], lost[c]);
+          }
+        } else {
+          y[c] = next(i, c, y[c]);
+        }
+      }
       const Word rounded = pack<Acc, T, kColumns>(y);
       *reinterpret_cast<Word*>(to + i * output_step) = rounded;
       if constexpr (kBackward) {

@@ -25,7 +25,7 @@ namespace dcs {
 constexpr int kMaxDevices = 64;  // whose facts are kept; beyond, they are asked for at every call
 
 template <typename Kernel, typename Params>
-void launch_with(Kernel kernel, const Params& params, int64_t blocks, int threads, size_t shared, cudaStream_t stream, cudaLaunchAttribute& attribute, unsigned attributes) {
+cudaError_t launch_with(Kernel kernel, const Params& params, int64_t blocks, int threads, size_t shared, cudaStream_t stream, cudaLaunchAttribute& attribute, unsigned attributes) {
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = static_cast<unsigned>(threads);
@@ -33,7 +33,7 @@ void launch_with(Kernel kernel, const Params& params, int64_t blocks, int thread
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = attributes;
-  cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
@@ -170,11 +170,15 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
     if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
   }
   const int64_t tiles = static_cast<int64_t>(params.rows) * params.tiles;
-  const int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
+  int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
-  launch_with(kKernel, params, blocks, threads, shared, stream, cooperative, params.alone ? 0 : 1);
+  // A green context has fewer multiprocessors than its device: any number of blocks will do.
+  while (launch_with(kKernel, params, blocks, threads, shared, stream, cooperative, params.alone ? 0 : 1) == cudaErrorCooperativeLaunchTooLarge && blocks > 1) {
+    cudaGetLastError();
+    blocks = (blocks + 1) / 2;
+  }
 }
 
 template <typename T, bool kStep, bool kBackward, bool kReverse>
@@ -231,9 +235,7 @@ void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   Device device;
-  int index = 0;
-  cudaGetDevice(&index);
-  cudaDeviceGetAttribute(&device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  device.shared_per_block = plan.most_shared;
   allow_shared(kernel, shared, device);
   kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }

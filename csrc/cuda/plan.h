@@ -36,6 +36,9 @@ struct Plan {
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
   int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh)
+  int most_shared = 0;      // bytes that one block can have
+
+  bool needs_room() const { return cluster || (stream && !alone); }  // for blocks that run together
 };
 
 constexpr int kTileWarps = 8;
@@ -124,16 +127,25 @@ class Planner {
   Planner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
 
   Plan plan() const {
-    Plan plan;
+    Plan plan = fresh();
     const int64_t beyond = p_.initial && !p_.backward ? 1 : 0;
     if (p_.window > 0 && p_.window < p_.length + beyond) {
       plan_window(plan);
+    } else if (p_.gamma_kind == GammaKind::kNumber && std::isinf(p_.gamma_value)) {
+      plan.path = Path::kColumns;  // step after step: the powers of such a gamma times a carry of 0, which stands for none, would be NaNs
     } else if (time_is_contiguous() && plan_rows(plan) && !too_many_partials(plan)) {
       plan.path = is_tiny() ? Path::kTiny : Path::kRows;
     } else {
-      plan = Plan{};
+      plan = fresh();
       plan_columns(plan);
     }
+    return plan;
+  }
+
+  // Where the device has no room for blocks that have to run together: the column kernel's ask nothing of each other.
+  Plan plan_apart() const {
+    Plan plan = fresh();
+    plan_narrow_columns(plan);
     return plan;
   }
 
@@ -141,6 +153,12 @@ class Planner {
   // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the column kernel needs one.
   bool too_many_partials(const Plan& plan) const {
     return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.tiles > p_.partials;
+  }
+
+  Plan fresh() const {
+    Plan plan;
+    plan.most_shared = device_.shared_bytes;
+    return plan;
   }
 
   struct Full {
@@ -312,6 +330,7 @@ class Planner {
     return 8 * p_.inner >= 7 * across * columns ? p_.outer * across : 0;
   }
 
+  // Columns of 16 bytes: leaves the plan as it is where no kernel takes them.
   bool plan_wide_columns(Plan& plan) const {
     if (!has_wide_columns()) return false;
     const int64_t bytes = bytes_of(p_.dtype);
@@ -328,16 +347,21 @@ class Planner {
     }
     const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
     if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
-    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches);
-    plan.warps = static_cast<int>(ceil_div(stretches * bytes, 4));
-    plan.few = few_shared_bytes(plan.warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes <= device_.shared_bytes;
-    return plan.few;
+    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches), warps = ceil_div(stretches * bytes, 4);
+    if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes) return false;
+    plan.few = true;
+    plan.warps = static_cast<int>(warps);
+    return true;
   }
 
   void plan_columns(Plan& plan) const {
     plan.path = Path::kColumns;
-    if (plan_wide_columns(plan)) return;
-    plan = Plan{};
+    if (!plan_wide_columns(plan)) plan_narrow_columns(plan);
+  }
+
+  // Any columns.
+  void plan_narrow_columns(Plan& plan) const {
+    plan.path = Path::kColumns;
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, plain = bytes <= 4 && !p_.reset && !p_.initial && !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.

@@ -34,7 +34,8 @@ struct Cuda {
     const int32_t device = input.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     const cudaStream_t stream = current_stream(device);
-    const Plan plan = Planner(problem, limits_of(device)).plan();
+    const Planner planner(problem, limits_of(device));
+    const Plan plan = planner.plan();
     Tensor workspace;
     void* memory = nullptr;
     if (plan.workspace_bytes > 0) {
@@ -44,7 +45,12 @@ struct Cuda {
       if (plan.zeroed_bytes > 0) check(cudaMemsetAsync(memory, 0, plan.zeroed_bytes, stream), "clearing the workspace");
     }
     launcher(problem.dtype)(problem, plan, memory, stream);
-    check(cudaGetLastError(), "launching the kernel");
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess && plan.needs_room()) {  // a green context or an instance of a part of the GPU may not have it
+      launcher(problem.dtype)(problem, planner.plan_apart(), nullptr, stream);
+      error = cudaGetLastError();
+    }
+    check(error, "launching the kernel");
   }
 };
 

@@ -204,6 +204,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     };
     if (!kStep || __all_sync(0xffffffffu, fabs(gates) <= 1.0)) scan_lanes([](double a, double b) { return a * b; });
     else scan_lanes([](double a, double b) { return clamped_mul(a, b); });
+    // Finishing writes the gradient over gates: the lanes have read their neighbours', the first lane those of the warp before.
+    if constexpr (kStep && kBackward) {
+      __syncwarp();
+      if (lane == 0) arrive(&shared.totals_ready[turn]);
+    }
     if (lane == 31) {
       shared.totals[turn][warp] = total;
       if constexpr (kStep) shared.gates[turn][warp] = gates;

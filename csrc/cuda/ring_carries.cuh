@@ -186,9 +186,11 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     }
     if (params.alone) carry_in = shuffle(fold(warps.total, kStep ? warps.gates : warps.tile_power, carry), kWarps - 1);
     const double earlier = shuffle_up(warps.total, 1), earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
-    if (lane < kWarps) shared.carries[turn][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
-    __syncwarp();
-    if (lane == 0) arrive(&shared.carries_ready[turn]);
+    __syncwarp();  // all lanes have read what this arrival lets the warps write over
+    if (lane < kWarps) {
+      shared.carries[turn][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
+      arrive(&shared.carries_ready[turn]);  // each for what it wrote
+    }
     if (++turn == kTurns) turn = 0, phase ^= 1;
   }
   if constexpr (kBackward && !kStep) {

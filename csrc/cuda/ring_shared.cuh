@@ -44,8 +44,8 @@ struct RingShared {
 
   __device__ __forceinline__ void init(bool alone) {
     for (int i = 0; i < kTurns; ++i) {
-      init_barrier(&totals_ready[i], Shape::kWarps);
-      init_barrier(&carries_ready[i], alone ? 1 : 2);  // whoever reads the totals arrives
+      init_barrier(&totals_ready[i], Shape::kWarps * (Shape::kTensors == 3 ? 2 : 1));  // a warp's last lane arrives; with gates to be written over, its first too
+      init_barrier(&carries_ready[i], Shape::kWarps + (alone ? 0 : 1));  // who leaves a carry arrives, and who publishes the totals, for they are read
     }
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&full[i], 1);

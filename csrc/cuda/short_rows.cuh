@@ -44,6 +44,33 @@ __device__ __forceinline__ Gate<float, kShort> gate_of(G gamma) {
   }
 }
 
+// The recurrence over a vector from the carry into it or, where a row `starts`, from its first value.
+template <bool kReverse, typename T, int kVec, typename G>
+__device__ __forceinline__ Vector<T, kVec> scan_vector(Vector<T, kVec>& x, const G& gate, float carry, bool starts) {
+  // Halves stay packed between the two readings: as floats they would take twice the registers.
+  if constexpr (sizeof(T) == 2) asm volatile("" : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3]));
+  float values[kVec];
+  unpack_in_order<kReverse>(x, values);
+  float y = starts ? values[0] : gate.step(values[0], carry);
+  values[0] = y;
+#pragma unroll
+  for (int i = 1; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
+  return pack_in_order<kReverse, T>(values);
+}
+
+// A vector's part of gamma's gradient: grad_gamma[t] = output[t] * saved[next(t)]. What follows the vector is the next lane's, but for the `last`: `beyond`.
+template <bool kReverse, typename T, int kVec>
+__device__ __forceinline__ float gamma_terms(const Vector<T, kVec>& output, const Vector<T, kVec>& saved, bool last, float beyond) {
+  float rounded[kVec], after[kVec];
+  unpack_in_order<kReverse>(output, rounded);
+  unpack_in_order<kReverse>(saved, after);
+  const float next = kReverse ? __shfl_up_sync(0xffffffffu, after[0], 1) : __shfl_down_sync(0xffffffffu, after[0], 1);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i + 1 < kVec; ++i) sum = fmaf(after[i + 1], rounded[i], sum);
+  return fmaf(last ? beyond : next, rounded[kVec - 1], sum);
+}
+
 // kEach: a gamma for each row.
 template <typename T, bool kEach, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
@@ -168,26 +195,10 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
   T* const output = static_cast<T*>(p.output);
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    // Halves stay packed between the two readings: as floats they would take twice the registers.
-    if constexpr (kShort) asm volatile("" : "+r"(x[k].words[0]), "+r"(x[k].words[1]), "+r"(x[k].words[2]), "+r"(x[k].words[3]));
-    float values[kVec];
-    unpack_in_order<kReverse>(x[k], values);
-    float y = order == 0 ? values[0] : gate_at(k).step(values[0], total[k]);
-    values[0] = y;
-#pragma unroll
-    for (int i = 1; i < kVec; ++i) values[i] = y = gate_at(k).step(values[i], y);
-    const Word result = pack_in_order<kReverse, T>(values);
+    const Word result = scan_vector<kReverse>(x[k], gate_at(k), total[k], order == 0);
     if (inside[k]) reinterpret_cast<Word*>(output)[first + k * apart] = result;
     if constexpr (kBackward) {
-      // grad_gamma[t] = output[t] * saved[next(t)], and nothing is saved after the last step.
-      float rounded[kVec], after[kVec];
-      unpack_in_order<kReverse>(result, rounded);
-      unpack_in_order<kReverse>(saved[k], after);
-      const float next = kReverse ? __shfl_up_sync(kAll, after[0], 1) : __shfl_down_sync(kAll, after[0], 1);
-      float sum = 0.f;
-#pragma unroll
-      for (int i = 0; i + 1 < kVec; ++i) sum = fmaf(after[i + 1], rounded[i], sum);
-      sum = fmaf(order == span - 1 ? 0.f : next, rounded[kVec - 1], sum);
+      float sum = gamma_terms<kReverse>(result, saved[k], order == span - 1, 0.f);  // nothing is saved after the last step
       // Those of a row's lanes in a fixed tree: sums of as many neighbours as there are, up to the next power of two.
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {

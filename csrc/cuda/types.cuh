@@ -145,7 +145,7 @@ __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
   if (!(fabs(rest) <= FLT_MAX)) {
     // Beyond float's range: a y of 0 stays 0, any other goes to infinity within a step or two.
     if (fabs(gamma) <= DBL_MAX) return {copysignf(FLT_MAX, value), copysignf(FLT_MAX, value)};
-    return {static_cast<float>(gamma), 0.f};
+    return {static_cast<float>(gamma), static_cast<float>(gamma)};  // 0 would make a NaN of an infinite y
   }
   return {value, rest == 0.0 ? value * 0x1p-60f : static_cast<float>(rest)};
 }
@@ -176,6 +176,17 @@ __device__ __forceinline__ Complex<T> plain_step(Complex<T> x, Complex<T> gate, 
   return x + gate * y;
 }
 __device__ __forceinline__ int64_t plain_step(int64_t x, int64_t, int64_t y) { return x + y; }
+
+// The same step of a float y of which rounding has taken `lost`: that goes along, and what this step's rounding takes is left there.
+__device__ __forceinline__ float careful_step(float x, float gate, float y, float& lost) {
+  const float small = lost == 0.f ? x : fmaf(gate, lost, x);  // inf * 0 is a NaN
+  const float next = fmaf(gate, y, small);
+  lost = fabsf(next) <= FLT_MAX ? small + fmaf(gate, y, -next) : 0.f;
+  return next;
+}
+__device__ __forceinline__ float lost_in(double whole, float rounded) {
+  return fabsf(rounded) <= FLT_MAX ? static_cast<float>(whole - static_cast<double>(rounded)) : 0.f;
+}
 
 // A row gamma of any floating dtype.
 template <typename Wide>

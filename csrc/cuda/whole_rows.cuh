@@ -164,26 +164,10 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
   Word* const output = reinterpret_cast<Word*>(static_cast<T*>(p.output) + offset(p.output_strides)) + first;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    // Halves stay packed between the two readings: as floats they would take twice the registers.
-    if constexpr (kShort) asm volatile("" : "+r"(x[k].words[0]), "+r"(x[k].words[1]), "+r"(x[k].words[2]), "+r"(x[k].words[3]));
-    float values[kVec];
-    unpack_in_order<kReverse>(x[k], values);
-    float y = order(k) == 0 ? values[0] : gate.step(values[0], total[k]);
-    values[0] = y;
-#pragma unroll
-    for (int i = 1; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
-    const Word result = pack_in_order<kReverse, T>(values);
+    const Word result = scan_vector<kReverse>(x[k], gate, total[k], order(k) == 0);
     if (inside(k)) output[32 * k] = result;
     if constexpr (kBackward) {
-      // grad_gamma[t] = output[t] * saved[next(t)], and nothing is saved after the last step.
-      float rounded[kVec], after[kVec];
-      unpack_in_order<kReverse>(result, rounded);
-      unpack_in_order<kReverse>(saved[k], after);
-      const float next = kReverse ? __shfl_up_sync(kAll, after[0], 1) : __shfl_down_sync(kAll, after[0], 1);
-      float part = 0.f;
-#pragma unroll
-      for (int i = 0; i + 1 < kVec; ++i) part = fmaf(after[i + 1], rounded[i], part);
-      part = fmaf(lane_order == 31 ? saved_after[k] : next, rounded[kVec - 1], part);
+      const float part = gamma_terms<kReverse>(result, saved[k], lane_order == 31, saved_after[k]);
       if (inside(k)) sum += part;
     }
   }
