@@ -150,15 +150,18 @@ def store_parts(
             tl.store(rest_ptr + place, (sums - rounded.to(tl.float32)).to(rest_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "chunk"])
 def add_products(
-    left_ptr, left_stride, limit, index_ptr, count_ptr, right_ptr, right_stride, total_ptr, rest_ptr, touched_ptr,
-    total_stride, n, V, D,
+    left_ptr, left_stride, limit, index_ptr, count_ptr, right_ptr, right_stride, total_ptr, rest_ptr, since_ptr,
+    chunk, total_stride, n, V, D,
     UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
     HAS_REST: tl.constexpr, KEEP_REST: tl.constexpr,
 ):  # fmt: skip
-    """total's rows += leftᵀ @ right; PACKED: column k of left is of row index[k] of total."""
+    """total's rows += leftᵀ @ right; PACKED: column k of left is of row index[k] of total.
+
+    Rows that have been written are those `since` a chunk before `chunk`.
+    """
     count = V
     if PACKED:
         count = tl.load(count_ptr)
@@ -174,7 +177,7 @@ def add_products(
         place = slot
         if PACKED:
             place = tl.load(index_ptr + slot, mask=inside_slots, other=0)
-        touched = tl.load(touched_ptr + place, mask=inside_slots, other=0) != 0
+        touched = inside_slots & (tl.load(since_ptr + place, mask=inside_slots, other=0) < chunk)
         left = left_ptr + term.to(tl.int64)[:, None] * (left_stride * UNIT) + slot[None, :]
         right = right_ptr + term.to(tl.int64)[:, None] * right_stride + column[None, :]
         sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
@@ -196,26 +199,27 @@ def add_products(
 
 
 def add_weight_gradient(
-    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor
-) -> None:
+    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, since: Tensor,
+    number: int,
+) -> None:  # fmt: skip
     """total[index[:count]] (+)= kept[:, :count]ᵀ @ input, summed in float32.
 
-    Rows whose `touched` is 0 are written, not added to: total and rest may be uninitialised. `rest` (None: there is
-    none) holds what the rounding of total lost.
+    Rows whose `since` (V,) int32 is not below `number` are written, not added to: total and rest may be uninitialised.
+    `rest` (None: there is none) holds what the rounding of total lost.
     """
-    _add_products(kept, index, count, input, total, rest, touched, keep_rest=rest is not None)
+    _add_products(kept, index, count, input, total, rest, since, number, keep_rest=rest is not None)
 
 
 def finish_weight_gradient(
-    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor, keep_rest: bool
+    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, since: Tensor, number: int, keep_rest: bool
 ) -> None:
-    """Every row of total becomes qᵀ @ sums, plus total + rest where it is touched; rest too with keep_rest."""
-    _add_products(q, None, None, sums, total, rest, touched, keep_rest)
+    """Every row of total becomes qᵀ @ sums, plus total + rest where `since` is below `number`; rest with keep_rest."""
+    _add_products(q, None, None, sums, total, rest, since, number, keep_rest)
 
 
 def _add_products(
     left: Tensor, index: Tensor | None, count: Tensor | None, right: Tensor, total: Tensor, rest: Tensor | None,
-    touched: Tensor, keep_rest: bool,
+    since: Tensor, number: int, keep_rest: bool,
 ) -> None:  # fmt: skip
     terms, classes = left.shape
     features = total.size(1)
@@ -227,8 +231,9 @@ def _add_products(
     programs = min(tile.programs * device_of(left).multiprocessors, _tiles(tile, classes, features))
     with on_device(left):
         add_products[(programs,)](
-            left, stride, limit, touched if index is None else index, touched if count is None else count, right,
-            right.stride(0), total, total if rest is None else rest, touched, total.stride(0), terms, classes, features,
+            left, stride, limit, since if index is None else index, since if count is None else count, right,
+            right.stride(0), total, total if rest is None else rest, since, number, total.stride(0), terms, classes,
+            features,
             UNIT=unit, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND,
             EVEN=features % tile.columns == 0, PRECISION=_precision(left), PACKED=index is not None,
             PARTS=tile.columns // 32, HAS_REST=rest is not None, KEEP_REST=keep_rest, num_warps=tile.warps,

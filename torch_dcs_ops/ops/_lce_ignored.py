@@ -69,7 +69,7 @@ class ValidRows:
         self.count: Tensor | None = None
         # A chunk is wanted by two or three products.
         self.last_rows: tuple[slice, Tensor] | None = None
-        self.last_count: tuple[slice, Tensor] | None = None
+        self.counts: tuple[int, int, Tensor] | None = None
         if where == "host":
             self.index = valid.nonzero().squeeze(1)
             return
@@ -81,9 +81,15 @@ class ValidRows:
     def valid_rows_of(self, part: slice) -> Tensor:
         """How many valid rows a chunk has, int32 (1,) on the device."""
         assert self.count is not None
-        if self.last_count is None or self.last_count[0] != part:
-            self.last_count = part, (self.count - part.start).clamp_(0, part.stop - part.start)
-        return self.last_count[1]
+        # Of all chunks at once, as long as they have one size: three launches a call and not two a chunk.
+        first, step, counts = self.counts or (0, 0, self.count)
+        if step == 0 or (part.start - first) % step or not first <= part.start or part.stop - part.start > step:
+            first, step = part.start, part.stop - part.start
+            starts = torch.arange(first, self.size(0), step, dtype=torch.int32, device=self.count.device)
+            counts = (self.count - starts).clamp_(0, step)
+            self.counts = first, step, counts
+        place = (part.start - first) // step
+        return counts[place : place + 1]
 
     def size(self, dim: int) -> int:
         return self.index.numel() if dim == 0 else self.input.size(dim)
