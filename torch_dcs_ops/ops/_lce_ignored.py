@@ -114,7 +114,7 @@ class ValidRows:
 
     def gather(self, values: Tensor | None) -> Tensor | None:
         """The values of these rows; None, and one for all, as it is."""
-        return values if values is None or values.size(0) != self.valid.size(0) else values.index_select(0, self.index)
+        return values if values is None or values.size(0) != self.valid.size(0) else _take(values, self.index)
 
     def restore_(self, values: Tensor) -> None:
         """Puts values (N, ...), the first of them in the order of these rows, in their places, and 0 in the others'.
@@ -132,7 +132,12 @@ class ValidRows:
         for stop in range(rows, 0, -step):
             part = slice(max(stop - step, 0), stop)
             valid = self.valid[part].view(-1, *(1,) * (values.dim() - 1))
-            torch.where(valid, values.index_select(0, self.rank[part]), zero, out=values[part])
+            torch.where(valid, _take(values, self.rank[part]), zero, out=values[part])
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of values by their number; of 8192 numbers on a GPU index_select takes 8 us, this 2."""
+    return values[index] if values.dim() == 1 else values.index_select(0, index)
 
 
 def row_count(input: Tensor | ValidRows, part: slice) -> Tensor | None:

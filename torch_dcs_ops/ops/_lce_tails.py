@@ -117,8 +117,7 @@ class Tails:
             out = grad_input[self.start : self.stop]
             self.steps.add_tails(out, factors, single, chosen.slot, evens, table, self.group)
         if evens is not None and self.needs.linear_weight:
-            rows = self.input[slice(self.start, self.stop)]
-            sums[0] = _wide_product(_halves(evens, sums.dtype), rows).sum(0)
+            sums[0] = self._sum_of_input(evens)
         if self.needs.linear_bias:
             padded = torch.nn.functional.pad(factors, (0, groups * self.group - count))
             masses = [padded.view(-1, self.group).sum(1), single]
@@ -126,6 +125,15 @@ class Tails:
                 masses.insert(0, evens.sum(0, keepdim=True))
             grad_bias += _wide_product(_halves(torch.cat(masses), q.dtype), q).sum(0)
         return q, sums
+
+    def _sum_of_input(self, evens: Tensor) -> Tensor:
+        """Σ evens_i·input_i over the segment's rows, by chunks: where rows are left out, slices are copies."""
+        total = evens.new_zeros(self.linear_weight.size(1))
+        for start in range(self.start, self.stop, self.chunk):
+            part = slice(start, min(start + self.chunk, self.stop))
+            halves = _halves(evens[part.start - self.start : part.stop - self.start], self.q.dtype)
+            total += _wide_product(halves, self.input[part]).sum(0)
+        return total
 
 
 def _apart(rows: int) -> int:

@@ -1,7 +1,7 @@
 """What a segment of chunks with filtered gradients ends with, in plain PyTorch: its tails, shared and single.
 
 `choose_rows` says which rows are single, `share_tails` makes the tails, `weigh_tails` what rows have of them and the
-rows of input that they are multiplied with, `add_tails` adds their products with linear_weight to the gradient of input.
+rows of input that they are multiplied with, `add_tails` adds their products with linear_weight to input's gradient.
 """
 
 from __future__ import annotations
