@@ -28,7 +28,7 @@ DTYPES = [torch.bfloat16, torch.float32] + ([] if INTERPRETED else [torch.float1
 GROUP_ROWS = 128
 EPS = 2.0**-10
 # rows, columns: one group and several, less than a block of columns and several, whole words and not.
-SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
+SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048), (130, 1030)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
 
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
@@ -431,6 +431,8 @@ class Product:
 
 # rows, columns, features, count: tiles that are full, and that are not in each direction.
 PRODUCTS = [(1, 3, 5, 3), (64, 320, 128, 256), (131, 300, 133, 70), (70, 140, 64, 0)]
+BULK_PRODUCTS = [(70, 136, 264, 0), (131, 304, 512, 300), (64, 400, 304, 400)]
+PRODUCTS += BULK_PRODUCTS[1:]
 PRODUCTS += [(1000, 30_000, 1024, 2500), (1024, 50_257, 4096, 3001)] if GPU else []
 
 
@@ -511,6 +513,28 @@ def test_weight_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dt
 
 
 @kernel_test
+@pytest.mark.parametrize("shape", BULK_PRODUCTS)
+def test_products_in_bulk(steps: ModuleType, shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels of a device that has the shared memory for them, and so few multiprocessors that it fills."""
+    products = sys.modules[steps.input_gradient.__module__]
+    if GPU and products.device_of(torch.empty(0, device=DEVICE)).shared_memory < products.BULK_BYTES:
+        pytest.skip("the device has less shared memory")
+    monkeypatch.setattr(products, "device_of", lambda tensor: load("launch").Device(2, products.BULK_BYTES))
+    made = []
+    describe = products.descriptor
+
+    def counted(*arguments: Any) -> Any:
+        made.append(describe(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(products, "descriptor", counted)
+    test_input_gradient(steps, shape, torch.bfloat16)
+    test_weight_gradient(steps, shape, torch.bfloat16)
+    assert len(made) >= 11
+    assert all(one is not None for one in made)
+
+
+@kernel_test
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", PRODUCTS)
 def test_column_sums(steps: ModuleType, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
@@ -535,6 +559,19 @@ def test_rows_moved_apart(step: int, share: float) -> None:
     place, source, wanted = on_device(memory, source, wanted)
     load("moved_rows").restore_rows(place[:, :columns], source, wanted, step)
     assert torch.equal(place.cpu(), expected)
+
+
+@kernel_test
+@pytest.mark.parametrize("rows", [1, 50, 5000])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_order_of_rows(rows: int, share: float) -> None:
+    target = torch.where(torch.rand(rows) < share, torch.randint(1000, (rows,)), -7)
+    for place in (target, torch.stack((target, target), 1)[:, 0]):
+        index, rank, valid, count = (value.cpu() for value in load("moved_rows").order_rows(place.to(DEVICE), -7))
+        assert torch.equal(valid, target != -7)
+        assert count.tolist() == [int(valid.sum())]
+        assert torch.equal(rank, valid.cumsum(0) - valid.long())
+        assert torch.equal(index, torch.cat((valid.nonzero().squeeze(1), (~valid).nonzero().squeeze(1))))
 
 
 @kernel_test
@@ -777,6 +814,9 @@ PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128
         ("filtered_gradients", "gather_rows", {"ROWS": 2, "WORD": 8}),
         ("filtered_gradients", "pack_rows", {"ROWS": 1}),
         ("filtered_gradients", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
+        ("moved_rows", "order_targets", {}),
+        ("filtered_bulk", "multiply_kept_in_bulk", PRODUCT_OPTIONS | {"ROWS": 256, "STAGES": 4}),
+        ("filtered_bulk", "add_products_in_bulk", PRODUCT_OPTIONS | {"COLUMNS": 256, "PARTS": 2, "STAGES": 3}),
         ("filtered_products", "multiply_kept", PRODUCT_OPTIONS),
         ("filtered_products", "add_products", PRODUCT_OPTIONS),
     ],
@@ -799,6 +839,9 @@ def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> 
     def kind(argument: str) -> str:
         if argument in constants:
             return "constexpr"
+        if argument in ("kept", "left", "right"):
+            block = {"kept": ("ROWS", "DEPTH"), "left": ("DEPTH", "ROWS"), "right": ("DEPTH", "COLUMNS")}[argument]
+            return "tensordesc<bf16[{}, {}]>".format(*(constants[name] for name in block))
         pointer = argument.endswith("_ptr")
         return ("*" if pointer else "") + kinds.get(argument, "bf16" if pointer else "i32")
 

@@ -77,9 +77,9 @@ class FilteredGradients:
             linear_weight = linear_weight.contiguous()  # once; the kernels read whole rows
         self.input, self.linear_weight, self.linear_bias = input, linear_weight, linear_bias
         (classes, features), wide = linear_weight.shape, row_dtype(input.dtype)
-        self.valid = target != options.ignore_index
-        self.target = torch.where(self.valid, target, 0)
-        self.coefficients = _coefficients(self.valid, self.target, weight, classes, upstream, options, wide)
+        # Rows that are left out come last, where they are there.
+        self.valid, self.target = target != options.ignore_index, target
+        self.coefficients = _coefficients(self.valid, target, weight, classes, upstream, options, wide)
         per_row = (grad is not None and grad.numel() > 1 for grad in (upstream.loss, upstream.lse))
         self.active: Tensor | None = None
         if weight is not None or any(per_row):
@@ -177,22 +177,24 @@ def _coefficients(
         torch.zeros((), dtype=dtype, device=valid.device),
     )
 
-    def of_rows(values: Tensor, factor: float) -> Tensor:
+    def of_rows(values: Tensor | float, factor: float) -> Tensor:
         """Of what a row's loss has for each unit."""
-        values = values if upstream.loss is None else values * upstream.loss
-        return torch.where(valid, values if factor == 1 else values * factor, zero)
+        values = values * factor if isinstance(values, float) or factor != 1 else values
+        if upstream.loss is not None:
+            values = upstream.loss if isinstance(values, float) and values == 1 else upstream.loss * values
+        return torch.where(valid, values, zero)
 
     # What the row's loss has of z at the target, and at every column for each unit of its class weight.
-    hit = zero.new_ones(()) if weight is None else weight[target.clamp(0, classes - 1)]
+    hit: Tensor | float = 1.0 if weight is None else weight[target.clamp(0, classes - 1)]
     hit = hit if smoothing == 0 else hit * (1 - smoothing)
     h = of_rows(hit, scale)
     a, of_lse, evens = h, None, None
     if smoothing > 0:
         spread = smoothing / classes
         a = of_rows(hit + spread * (float(classes) if weight is None else weight.sum()), scale)
-        evens = of_rows(zero.new_full((), spread), -scale)
+        evens = of_rows(spread, -scale)
     if upstream.lse is not None:
         a = a + torch.where(valid, upstream.lse if scale == 1 else upstream.lse * scale, zero)
     if options.z_loss:
-        of_lse = of_rows(zero.new_full((), 2 * options.z_loss), scale)
+        of_lse = of_rows(2 * options.z_loss, scale)
     return _Coefficients(a, h, of_lse, evens)
