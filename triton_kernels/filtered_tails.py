@@ -19,10 +19,10 @@ from .launch import WORD, on_device, units
 
 WARPS = 4
 MOST_RANKED = 1 << 15  # rows, each of which is compared with all
-RANK_ROWS, RANK_BLOCK = 16, 512
+RANK_ROWS, RANK_BLOCK = 16, 256
 TAKE_BLOCK = 2048
 TAKE_WARPS = 8
-PRODUCT_ROWS, PRODUCT_BLOCK = 32, 128
+PRODUCT_ROWS, PRODUCT_BLOCK = 16, 256
 ADD_ROWS, ADD_BLOCK = 8, 512
 SMALLEST_SUM = 1e-30  # of a tail: its inverse is finite, and less weighs nothing
 
@@ -74,9 +74,12 @@ def rank_rows(mass_ptr, rank_ptr, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = first + tl.arange(0, ROWS)
     mine = magnitude(tl.load(mass_ptr + row, mask=row < n, other=0))[:, None]
     before = tl.full((ROWS, BLOCK), 0, tl.int32)
+    lanes = tl.arange(0, BLOCK)
+    mass = tl.load(mass_ptr + lanes, mask=lanes < n, other=0)
     for start in range(0, n, BLOCK):
-        other = start + tl.arange(0, BLOCK)
-        theirs = tl.where(other < n, magnitude(tl.load(mass_ptr + other, mask=other < n, other=0)), -1)[None, :]
+        other = start + lanes
+        theirs = tl.where(other < n, magnitude(mass), -1)[None, :]
+        mass = tl.load(mass_ptr + BLOCK + other, mask=BLOCK + other < n, other=0)
         # A block that comes before as a whole counts equal masses, one behind does not: one comparison.
         least = mine - (start + BLOCK <= first).to(tl.int32)
         is_before = theirs > least
