@@ -226,6 +226,8 @@ def weigh_rows(
     place = input_ptr + column.to(tl.int64) * column_stride
     sums = tl.full((BLOCK,), 0.0, tl.float32)
     if term < G:
+        # Summed over the ROWS at the end alone: they lie in several warps.
+        products = tl.full((ROWS, BLOCK), 0.0, tl.float32)
         for start in range(0, GROUP_ROWS, ROWS):
             row = term * GROUP_ROWS + start + tl.arange(0, ROWS)
             mass = tl.load(mass_ptr + row, mask=row < n, other=0)
@@ -239,7 +241,8 @@ def weigh_rows(
                     source = tl.load(index_ptr + source, mask=row < n, other=0)
                 mask = (row < n)[:, None] & inside[None, :]
                 values = tl.load(place[None, :] + source[:, None] * input_stride, mask=mask, other=0)
-                sums += tl.sum(factor[:, None] * values.to(tl.float32), 0)
+                products += factor[:, None] * values.to(tl.float32)
+        sums = tl.sum(products, 0)
     else:
         row = tl.load(rows_ptr + term - G)
         factor = tl.load(mass_ptr + row) * inverse
