@@ -137,17 +137,18 @@ class Problem:
     def columns(self, steps: ModuleType, eps: float = EPS) -> tuple[Tensor, Tensor]:
         bias, lse, valid = on_device(self.bias, self.lse, self.valid)
         q = place_of_groups(self.logits)
-        alive = steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps, q, GROUP_ROWS)
+        alive = torch.zeros(self.logits.size(1), dtype=torch.uint8, device=DEVICE)
+        steps.columns(self.logits, lse, valid, bias, self.softcap, self.scale, eps, q, GROUP_ROWS, alive)
         return alive, q
 
     def keep(self, steps: ModuleType, alive: Tensor, most: int) -> tuple[Tensor, ...]:
-        kept: tuple[Tensor, ...] = steps.keep(alive.to(DEVICE), *on_device(self.target, self.valid), most)
-        return kept
+        return keep(steps, alive.to(DEVICE), *on_device(self.target, self.valid), most)
 
     def gather(self, steps: ModuleType, alive: Tensor, index: Tensor, slot: Tensor, count: Tensor) -> Tensor:
         rows = on_device(self.lse, self.target, self.valid, self.a, self.h, None, self.bias)
-        tail: Tensor = steps.gather_(self.logits, *rows, self.softcap, self.scale, alive, index, slot, count)
-        return tail
+        mass = torch.full((len(self.lse),), math.nan, device=DEVICE)
+        steps.gather_(self.logits, *rows, self.softcap, self.scale, alive, index, slot, count, mass)
+        return mass
 
     def gradient(self) -> Tensor:
         log_p = torch.where(self.valid[:, None], self.transformed()[0] - self.lse[:, None].double(), 0)
@@ -155,6 +156,15 @@ class Problem:
         a, h = self.a.double()[:, None], self.h.double()[:, None]
         exact = torch.where(hot, h * log_p.expm1() + (a - h) * self.p, a * self.p) * self.slope
         return torch.where(self.valid[:, None], exact, 0)
+
+
+def keep(steps: ModuleType, alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, ...]:
+    """(alive, index, slot, count) of one chunk, which is the first one."""
+    steps.mark_targets(alive[None], target, valid, max(len(target), 1))
+    since = torch.full_like(alive, 5, dtype=torch.int32)
+    kept = steps.keep(alive, since, 3, most, steps.new_places(alive, len(alive)))
+    assert torch.equal(since, 5 - 2 * alive.int())
+    return alive, *kept
 
 
 def place_of_groups(logits: Tensor) -> Tensor:
@@ -202,6 +212,19 @@ def test_columns(steps: ModuleType, rows: int, columns: int, dtype: torch.dtype)
 
 
 @kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("all_valid", [False, True])
+def test_columns_of_a_full_group(steps: ModuleType, dtype: torch.dtype, all_valid: bool) -> None:
+    """Which is read without masks, and the rows of the second one, none of which is valid, not at all."""
+    problem = Problem(2 * GROUP_ROWS, 1030, dtype)
+    problem.valid[:GROUP_ROWS] |= all_valid
+    problem.valid[GROUP_ROWS:] = False
+    problem.logits[~problem.valid] = math.inf
+    problem.settle()
+    check_columns(steps, problem)
+
+
+@kernel_test
 @pytest.mark.parametrize("name", OPTIONS)
 def test_columns_with_options(steps: ModuleType, name: str) -> None:
     check_columns(steps, Problem(34, 1100, torch.bfloat16, **OPTIONS[name]))
@@ -236,7 +259,7 @@ def test_keep(steps: ModuleType, columns: int, share: float, most: float) -> Non
     if int(expected.sum()) > limit:
         expected[:] = True
     final, index, slot, count = (
-        value.cpu() for value in steps.keep(*on_device(alive.clone(), target, valid), limit)
+        value.cpu() for value in keep(steps, *on_device(alive.clone(), target, valid), limit)
     )  # fmt: skip
     kept = expected.nonzero().flatten()
     assert torch.equal(final, expected.to(torch.uint8))
@@ -247,6 +270,18 @@ def test_keep(steps: ModuleType, columns: int, share: float, most: float) -> Non
     assert [value.dtype for value in (index, slot, count)] == [torch.int32] * 3
 
 
+def choice(steps: ModuleType, problem: Problem, apart: Tensor, groups: int) -> Any:
+    """As `choose_rows` makes it of rows of which `apart` have the largest masses."""
+    mass = torch.rand(len(problem.lse)).index_add(0, apart, torch.full((len(apart),), -3.0))
+    lse, valid = on_device(problem.lse, problem.valid)
+    chosen = steps.choose_rows(mass.to(DEVICE), lse, valid, GROUP_ROWS, len(apart), 1)
+    assert torch.equal(chosen.rows.cpu(), apart)
+    bounds = torch.searchsorted(apart, torch.arange(0, GROUP_ROWS * groups + 1, GROUP_ROWS))
+    assert torch.equal(chosen.bounds.cpu().long(), bounds)
+    # Of fewer valid rows than are chosen the last ones are none of them.
+    return chosen._replace(valid=problem.valid[apart].to(DEVICE))
+
+
 def check_tails(steps: ModuleType, problem: Problem) -> None:
     """Rows 1 and 3, and the last, apart from their groups."""
     rows, columns = problem.logits.shape
@@ -254,13 +289,12 @@ def check_tails(steps: ModuleType, problem: Problem) -> None:
     alive = (torch.rand(2, columns) < 0.2).to(torch.uint8)
     apart = torch.tensor(sorted({row % rows for row in (1, 3, rows - 1)}))
     chunk_groups = max((q.size(0) + 1) // 2, 1)
-    bounds = torch.searchsorted(apart, torch.arange(0, GROUP_ROWS * q.size(0) + 1, GROUP_ROWS))
+    chosen = choice(steps, problem, apart, q.size(0))
     single = torch.full((len(apart), problem.logits.stride(0)), 77.0, dtype=q.dtype, device=DEVICE)[:, :columns]
     single.copy_(problem.logits[apart])
     totals = steps.share_tails(
-        q, single, *on_device(bounds, problem.lse[apart], problem.valid[apart], alive), chunk_groups,
-        *on_device(problem.bias), problem.softcap, problem.scale,
-    ).cpu()  # fmt: skip
+        q, single, chosen, *on_device(alive), chunk_groups, *on_device(problem.bias), problem.softcap, problem.scale
+    ).cpu().sum(1)  # fmt: skip
     chunk = torch.arange(rows) // (GROUP_ROWS * chunk_groups)
     tails = torch.where(alive[chunk] == 0, problem.p * problem.slope, 0)
     expected = tails[apart]
@@ -300,10 +334,8 @@ def test_tails_of_nan(steps: ModuleType) -> None:
     problem.logits[1], problem.logits[2, 7] = math.nan, math.nan
     alive, q = problem.columns(steps)
     alive[7] = 1
-    single, bounds = problem.logits[:3].clone(), torch.tensor([0, 3, 3])
-    totals = steps.share_tails(
-        q, single, *on_device(bounds, problem.lse[:3], problem.valid[:3], alive[None]), 2, None, 0.0, 1.0
-    )
+    single, chosen = problem.logits[:3].clone(), choice(steps, problem, torch.arange(3), 1)
+    totals = steps.share_tails(q, single, chosen, alive[None], 2, None, 0.0, 1.0)
     assert bool(torch.cat((q, single)).isfinite().all() & totals.isfinite().all())
     assert not bool(single[1].any() | single[:, 7].any() | q[:, 7].any())
     assert bool(single[[0, 2]].any(1).all())
@@ -313,7 +345,7 @@ def check_gather(steps: ModuleType, problem: Problem, most: int) -> None:
     alive, _ = problem.columns(steps)
     alive, index, slot, count = problem.keep(steps, alive, most)
     exact = problem.gradient()
-    tail = problem.gather(steps, alive, index, slot, count).cpu()
+    mass = problem.gather(steps, alive, index, slot, count).cpu()
     kept = index[: int(count)].cpu().long()
     sizes = (problem.a + problem.h)[:, None].double() * problem.p * problem.slope
     budget = unit(problem.logits.dtype) + 2e-5
@@ -322,7 +354,7 @@ def check_gather(steps: ModuleType, problem: Problem, most: int) -> None:
     assert_close(problem.logits[:, : int(count)], exact[:, kept], budget, 1e-2 * sizes[:, kept] + floor + 1e-30)
     dead = alive.cpu() == 0
     # Without a softcap what the kept columns leave of 1, to within float32.
-    assert_close(tail, (problem.p * problem.slope)[:, dead].sum(1), 2e-5, 1e-30 if problem.softcap else 0.1)
+    assert_close(mass / problem.a, (problem.p * problem.slope)[:, dead].sum(1), 2e-5, 1e-30 if problem.softcap else 0.1)
     assert bool((problem.memory.cpu()[problem.outside] == 77).all())
 
 
@@ -344,8 +376,8 @@ def test_more_than_most_are_all_and_exact(steps: ModuleType) -> None:
     problem = Problem(6, 3000, torch.float32)
     alive, index, slot, count = problem.keep(steps, problem.columns(steps)[0], 10)
     exact = problem.gradient()
-    tail = problem.gather(steps, alive, index, slot, count)
-    assert (int(count), float(tail.abs().max())) == (3000, 0.0)
+    mass = problem.gather(steps, alive, index, slot, count)
+    assert (int(count), float(mass.abs().max())) == (3000, 0.0)
     assert torch.equal(index.cpu(), torch.arange(3000, dtype=torch.int32))
     assert error(problem.logits, exact) < 1e-6
 
@@ -379,11 +411,11 @@ def test_gather_of_nan_and_inf(steps: ModuleType) -> None:
     problem.lse[2] = math.nan
     problem.lse[3] = problem.logits[3].cpu().logsumexp(0)
     alive, index, slot, count = problem.keep(steps, torch.ones(1500, dtype=torch.uint8), 700)
-    tail = problem.gather(steps, alive, index, slot, count)
+    mass = problem.gather(steps, alive, index, slot, count)
     gradient = problem.logits.cpu()
     assert gradient.isnan().any(1).tolist() == [False, False, True, False, False, False]
     assert gradient[2].isnan().all()
-    assert not bool(gradient[[1, 4]].any() | gradient[3, 1200:].any() | tail.any())
+    assert not bool(gradient[[1, 4]].any() | gradient[3, 1200:].any() | mass.any())
     assert torch.equal(index.cpu(), torch.arange(1500, dtype=torch.int32))
 
 
@@ -412,7 +444,8 @@ class Product:
 
 # rows, columns, features, count: tiles that are full, and that are not in each direction.
 PRODUCTS = [(1, 3, 5, 3), (64, 320, 128, 256), (131, 300, 133, 70), (70, 140, 64, 0)]
-PRODUCTS += [(1000, 30_000, 1024, 2500), (1024, 50_257, 4096, 3001)] if GPU else []
+BULK_PRODUCTS = [(70, 136, 264, 0), (131, 304, 512, 300), (64, 400, 304, 400)]
+PRODUCTS += [*BULK_PRODUCTS, (1000, 30_000, 1024, 2500), (1024, 50_257, 4096, 3001)] if GPU else []
 
 
 @kernel_test
@@ -430,6 +463,10 @@ def test_input_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dty
         assert bool((whole == 77).all())
 
 
+def never(columns: int) -> Tensor:
+    return torch.full((columns,), 2**31 - 1, dtype=torch.int32, device=DEVICE)
+
+
 @kernel_test
 def test_operands_of_any_stride(steps: ModuleType) -> None:
     for stride in (301, 304, 320):
@@ -440,9 +477,9 @@ def test_operands_of_any_stride(steps: ModuleType) -> None:
         steps.input_gradient(problem.kept, problem.on_device_index, problem.count, weight, out)
         assert error(out, expected) <= 1e-6
         total = torch.empty(300, 48, device=DEVICE)
-        flags = torch.zeros(300, dtype=torch.uint8, device=DEVICE)
+        since = never(300)
         arguments = (problem.kept, problem.on_device_index, problem.count, problem.input.t().contiguous().t())
-        steps.add_weight_gradient(*arguments, total, None, flags)
+        steps.add_weight_gradient(*arguments, total, None, since, 0)
         assert error(total[problem.kept_rows], problem.left.t() @ problem.input.cpu().double()) <= 1e-6
 
 
@@ -459,15 +496,15 @@ def test_weight_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dt
         wide = torch.float32 if kind == "float32" else dtype
         total = torch.full((columns, features), math.nan, dtype=wide, device=DEVICE)
         rest = torch.full_like(total, math.nan) if kind == "hi and lo" else None
-        touched = torch.zeros(columns, dtype=torch.uint8, device=DEVICE)
+        since = never(columns)
         expected = torch.zeros(columns, features, dtype=torch.float64)
-        for chunk in chunks:
+        for number, chunk in enumerate(chunks):
+            since[chunk.kept_rows] = since[chunk.kept_rows].clamp(max=number)
             steps.add_weight_gradient(
-                chunk.kept, chunk.on_device_index, chunk.count, chunk.input, total, rest, touched
+                chunk.kept, chunk.on_device_index, chunk.count, chunk.input, total, rest, since, number
             )  # fmt: skip
-            touched[chunk.kept_rows] = 1
             expected[chunk.kept_rows] += chunk.left.t() @ chunk.input.cpu().double()
-        known = touched.cpu().bool()
+        known = since.cpu() < 2
         assert not known.any() or not bool(total.cpu()[known].isnan().any())
         assert bool(total.cpu()[~known].isnan().all())
         sums_error = sum_error(shape[0])
@@ -479,12 +516,34 @@ def test_weight_gradient(steps: ModuleType, shape: tuple[int, int, int, int], dt
         else:
             assert error(total.cpu()[known], expected[known]) <= budget
         for keep_rest in (True, False) if rest is not None else (False,):
-            steps.finish_weight_gradient(q, sums, total, rest, touched, keep_rest)
-            touched.fill_(1)
+            steps.finish_weight_gradient(q, sums, total, rest, since, 2, keep_rest)
+            since.zero_()
             expected += q.cpu().double().t() @ sums.cpu().double()
             if keep_rest and rest is not None:
                 assert error(total.double() + rest.double(), expected) <= budget
         assert error(total, expected) <= (budget if kind != "hi and lo" else unit(dtype) + 1e-6)
+
+
+@kernel_test
+@pytest.mark.parametrize("shape", BULK_PRODUCTS)
+def test_products_in_bulk(steps: ModuleType, shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels of a device that has the shared memory for them, and so few multiprocessors that it fills."""
+    products = sys.modules[steps.input_gradient.__module__]
+    if GPU and products.device_of(torch.empty(0, device=DEVICE)).shared_memory < products.BULK_BYTES:
+        pytest.skip("the device has less shared memory")
+    monkeypatch.setattr(products, "device_of", lambda tensor: load("launch").Device(2, products.BULK_BYTES))
+    made = []
+    describe = products.descriptor
+
+    def counted(*arguments: Any) -> Any:
+        made.append(describe(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(products, "descriptor", counted)
+    test_input_gradient(steps, shape, torch.bfloat16)
+    test_weight_gradient(steps, shape, torch.bfloat16)
+    assert len(made) >= 11
+    assert all(one is not None for one in made)
 
 
 @kernel_test
@@ -515,39 +574,149 @@ def test_rows_moved_apart(step: int, share: float) -> None:
 
 
 @kernel_test
+@pytest.mark.parametrize("rows", [1, 50, 2500])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_order_of_rows(rows: int, share: float) -> None:
+    target = torch.where(torch.rand(rows) < share, torch.randint(1000, (rows,)), -7)
+    for place in (target, torch.stack((target, target), 1)[:, 0]):
+        index, rank, valid, count = (value.cpu() for value in load("moved_rows").order_rows(place.to(DEVICE), -7))
+        assert torch.equal(valid, target != -7)
+        assert count.tolist() == [int(valid.sum())]
+        assert torch.equal(rank, valid.cumsum(0) - valid.long())
+        assert torch.equal(index, torch.cat((valid.nonzero().squeeze(1), (~valid).nonzero().squeeze(1))))
+
+
+@kernel_test
 def test_no_rows(steps: ModuleType) -> None:
     problem = Problem(1, 20, torch.float32)
     empty, none = problem.logits[:0], torch.empty(0, device=DEVICE)
     valid, target = none.bool(), none.long()
     q = place_of_groups(empty)
-    alive = steps.columns(empty, none, valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
-    assert steps.share_tails(q, q, target.new_zeros(1), none, valid, alive, 1, None, 0.0, 1.0).shape == (0,)
-    alive, index, slot, count = steps.keep(alive, target, valid, 10)
+    alive = torch.zeros(20, dtype=torch.uint8, device=DEVICE)
+    steps.columns(empty, none, valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS, alive)
+    chosen = steps.choose_rows(none, none, valid, GROUP_ROWS, 0, 32)
+    parts = steps.share_tails(q, q, chosen, alive[None], 1, None, 0.0, 1.0)
+    assert parts.size(0) == 0
+    factors, single = steps.weigh_tails(none, parts, chosen, GROUP_ROWS, none.view(0, 3), None, 0, none.view(0, 3))
+    assert factors.shape == single.shape == (0,)
+    steps.add_tails(none.view(0, 3), factors, single, chosen.slot, None, none.view(0, 3), GROUP_ROWS)
+    alive, index, slot, count = keep(steps, alive, target, valid, 10)
     assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
-    assert steps.gather_(
-        empty, none, target, valid, none, none, None, None, 0.0, 1.0, alive, index, slot, count
-    ).shape == (0,)
+    steps.gather_(empty, none, target, valid, none, none, None, None, 0.0, 1.0, alive, index, slot, count, none)
     steps.input_gradient(empty, index, count, torch.ones(20, 3, device=DEVICE), none.view(0, 3))
     total = torch.full((20, 3), 5.0, device=DEVICE)
-    steps.add_weight_gradient(empty, index, count, none.view(0, 3), total, None, alive)
+    steps.add_weight_gradient(empty, index, count, none.view(0, 3), total, None, never(20), 0)
     assert bool((total == 5).all())
-    steps.finish_weight_gradient(q, none.view(0, 3), total, None, alive, False)
+    steps.finish_weight_gradient(q, none.view(0, 3), total, None, never(20), 1, False)
     assert not bool(total.any() | steps.column_sums(empty, index, count).any())
+
+
+# Rows, each of how many, and what sets masses apart: nothing, ties, NaN.
+CHOICES = [(1, 32), (33, 32), (700, 1), (1100, 7), (700, 4000)]
+
+
+def check_choice(steps: ModuleType, rows: int, each: int, kind: str) -> None:
+    mass, lse, valid = torch.randn(rows), torch.randn(rows), torch.rand(rows) < 0.6
+    if kind == "ties":
+        mass = mass.round()
+    if kind == "nan":
+        mass[::5] = torch.tensor(math.nan).copysign(mass[::5])
+        mass[1::5] = math.inf
+    apart = -(-rows // each)
+    order = mass.abs().nan_to_num(nan=math.inf, posinf=1e30).sort(descending=True, stable=True).indices
+    chosen = steps.choose_rows(*on_device(mass, lse, valid), GROUP_ROWS, apart, each)
+    found = [value.cpu().long() for value in (chosen.rows, chosen.valid, chosen.slot, chosen.bounds)]
+    expected = order[:apart].sort().values
+    assert torch.equal(found[0], expected)
+    counted = torch.zeros(rows, dtype=torch.bool)
+    counted[order[: -(-int(valid.sum()) // each)]] = True
+    assert torch.equal(found[1].bool(), (counted & valid)[expected])
+    slot = torch.full((rows,), -1)
+    slot[expected] = torch.where(found[1].bool(), torch.arange(apart), -1)
+    assert torch.equal(found[2], slot)
+    starts = torch.arange(0, rows + GROUP_ROWS, GROUP_ROWS)
+    assert torch.equal(found[3], torch.searchsorted(expected, starts))
+    assert torch.equal(chosen.lse.cpu(), lse[expected])
+
+
+@kernel_test
+@pytest.mark.parametrize("kind", ["random", "ties", "nan"])
+@pytest.mark.parametrize(("rows", "each"), CHOICES)
+def test_choose_rows(steps: ModuleType, rows: int, each: int, kind: str) -> None:
+    check_choice(steps, rows, each, kind)
+
+
+@kernel_test
+def test_choose_of_many_rows(steps: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sort ranks them."""
+    monkeypatch.setattr(sys.modules[steps.choose_rows.__module__], "MOST_RANKED", 100)
+    check_choice(steps, 700, 32, "ties")
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "features"), [(1, 1), (300, 70), (260, 1030)])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_weigh_and_add_tails(steps: ModuleType, rows: int, features: int, indexed: bool, dtype: torch.dtype) -> None:
+    start, each = 2, 16
+    mass, lse, valid = torch.randn(rows), torch.randn(rows), torch.rand(rows) < 0.8
+    chosen = steps.choose_rows(*on_device(mass, lse, valid), GROUP_ROWS, -(-rows // each), each)
+    groups, singles = -(-rows // GROUP_ROWS), len(chosen.rows)
+    parts = torch.rand(groups + singles, 3)
+    parts[0] = 0.0
+    input = torch.randn(rows + 9, features).to(dtype)
+    index = torch.randperm(rows + 9) if indexed else None
+    memory = torch.full((groups + singles, features), math.nan, dtype=dtype, device=DEVICE)
+    factors, single = steps.weigh_tails(
+        *on_device(mass, parts), chosen, GROUP_ROWS, *on_device(input, index), start, memory
+    )
+    slot, wide = chosen.slot.cpu().long(), torch.float64
+    inverse = 1 / parts.to(wide).sum(1)
+    inverse[0] = 0
+    own_group = torch.arange(rows) // GROUP_ROWS
+    assert_close(factors, torch.where(slot < 0, mass.to(wide) * inverse[own_group], 0), 1e-6)
+    assert_close(single, mass[chosen.rows.cpu()].to(wide) * inverse[groups:], 1e-6)
+    taken = input[start : start + rows] if index is None else input[index[start : start + rows]]
+    sums = torch.zeros(groups + singles, features, dtype=wide)
+    sums.index_add_(0, own_group, factors.cpu().to(wide)[:, None] * taken.to(wide))
+    sums[groups:] = single.cpu().to(wide)[:, None] * taken.to(wide)[chosen.rows.cpu()]
+    assert error(memory, sums) <= unit(dtype) + 1e-6
+
+    for evens in (None, torch.randn(rows)):
+        extra = int(evens is not None)
+        table, before = torch.randn(extra + groups + singles, features), torch.randn(rows, features).to(dtype)
+        whole = torch.full((rows + 1, features + 3), 77.0, dtype=dtype, device=DEVICE)
+        whole[:-1, :-3] = before
+        expected = before.to(wide)
+        expected += (factors.cpu()[:, None] * table[extra + own_group]).to(wide)
+        own = slot >= 0
+        expected[own] += (single.cpu()[slot[own], None] * table[extra + groups + slot[own]]).to(wide)
+        if evens is not None:
+            expected += (evens[:, None] * table[:1]).to(wide)
+        steps.add_tails(whole[:-1, :-3], factors, single, chosen.slot, *on_device(evens, table), GROUP_ROWS)
+        assert error(whole[:-1, :-3], expected) <= unit(dtype) + 1e-6
+        assert bool((whole[-1] == 77).all() & (whole[:, -3:] == 77).all())
 
 
 def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, total: Tensor, rest: Tensor) -> Any:
     rows = (problem.lse, problem.target, problem.valid, problem.a, problem.h)
     q = place_of_groups(problem.logits)
-    single, bounds = problem.logits[:8].clone(), 4 * torch.arange(3, device=DEVICE)
-    alive = steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS)
-    alive, index, slot, count = steps.keep(alive, problem.target, problem.valid, 20_000)
-    tail = steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive, index, slot, count)
-    shared = steps.share_tails(q, single, bounds, problem.lse[:8], problem.valid[:8], alive[None], 2, None, 0.0, 1.0)
-    touched = torch.zeros_like(alive)
+    single = problem.logits[:8].clone()
+    alive = torch.zeros(1, problem.logits.size(1), dtype=torch.uint8, device=DEVICE)
+    since, mass = never(alive.size(1)), torch.empty_like(problem.lse)
+    steps.mark_targets(alive, problem.target, problem.valid, 256)
+    steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS, alive[0])
+    index, slot, count = steps.keep(alive[0], since, 0, 20_000, steps.new_places(alive, alive.size(1)))
+    steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive[0], index, slot, count, mass)
+    chosen = steps.choose_rows(mass, problem.lse, problem.valid, GROUP_ROWS, 8, 32)
+    parts = steps.share_tails(q, single, chosen, alive, 2, None, 0.0, 1.0)
+    sums = torch.empty(q.size(0) + 8, 512, dtype=q.dtype, device=DEVICE)
+    factors, own = steps.weigh_tails(mass, parts, chosen, GROUP_ROWS, product.input, None, 0, sums)
     steps.input_gradient(problem.logits, index, count, product.weight, out)
-    steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, touched)
-    steps.finish_weight_gradient(q, product.input[: q.size(0)], total, rest, alive, False)
-    return tail, shared, single, count, steps.column_sums(problem.logits, index, count)
+    steps.add_tails(out, factors, own, chosen.slot, None, sums.float(), GROUP_ROWS)
+    steps.add_weight_gradient(problem.logits, index, count, product.input, total, rest, since, 0)
+    steps.finish_weight_gradient(q, sums[: q.size(0)], total, rest, since, 1, False)
+    return mass, parts, single, count, steps.column_sums(problem.logits, index, count)
 
 
 @pytest.mark.skipif(not GPU, reason="there is no CUDA device")
@@ -590,12 +759,14 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
         return torch.cat((values.new_zeros(rows - 32), values)).to(DEVICE)
 
     lse, target, a, h = (extended(values) for values in (last.lse, last.target, last.a, last.h))
-    alive = steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS, place_of_groups(whole), GROUP_ROWS)
+    alive = torch.zeros(columns, dtype=torch.uint8, device=DEVICE)
+    steps.columns(whole, lse, valid, None, 0.0, 1.0, EPS, place_of_groups(whole), GROUP_ROWS, alive)
     expected_alive, _ = last.columns(steps)
     assert torch.equal(alive, expected_alive)
-    alive, index, slot, count = steps.keep(alive, target, valid, columns)
-    tail = steps.gather_(whole, lse, target, valid, a, h, None, None, 0.0, 1.0, alive, index, slot, count)
-    assert torch.equal(tail[-32:], last.gather(steps, alive, index, slot, count))
+    alive, index, slot, count = keep(steps, alive, target, valid, columns)
+    mass = torch.empty(rows, device=DEVICE)
+    steps.gather_(whole, lse, target, valid, a, h, None, None, 0.0, 1.0, alive, index, slot, count, mass)
+    assert torch.equal(mass[-32:], last.gather(steps, alive, index, slot, count))
     assert torch.equal(whole[-32:], last.logits)
     weight = torch.randn(columns, 256, dtype=torch.bfloat16, device=DEVICE)
     out = torch.empty(rows, 256, dtype=torch.bfloat16, device=DEVICE)
@@ -604,7 +775,7 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
     assert error(out[-32:], last.logits[:, : len(kept)].double() @ weight[kept].double()) < 4e-3
     input = torch.randn(rows, 256, dtype=torch.bfloat16, device=DEVICE)
     total = torch.zeros(columns, 256, device=DEVICE)
-    steps.add_weight_gradient(whole, index, count, input, total, None, torch.zeros_like(alive))
+    steps.add_weight_gradient(whole, index, count, input, total, None, never(columns), 0)
     expected = last.logits[:, : len(kept)].double().t() @ input[-32:].double()
     assert error(total[kept], expected) < 1e-5
     sums = steps.column_sums(whole, index, count)
@@ -614,10 +785,27 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
 # Beside the pointers to half numbers: what the kernels' arguments are.
 KINDS = {
     "i1": ["valid_ptr"],
-    "u8": ["alive_ptr", "touched_ptr"],
-    "i32": ["slot_ptr", "index_ptr", "count_ptr", "counts_ptr"],
-    "i64": ["target_ptr"],
-    "fp32": ["lse_ptr", "bias_ptr", "a_ptr", "h_ptr", "tail_ptr", "sums_ptr", "softcap", "scale", "eps"],
+    "u8": ["alive_ptr", "own_valid_ptr"],
+    "i32": ["slot_ptr", "index_ptr", "count_ptr", "counts_ptr", "since_ptr", "rank_ptr", "bounds_ptr"],
+    "i64": ["target_ptr", "rows_ptr"],
+    "fp32": [
+        "lse_ptr",
+        "own_lse_ptr",
+        "bias_ptr",
+        "a_ptr",
+        "h_ptr",
+        "mass_ptr",
+        "sums_ptr",
+        "parts_ptr",
+        "factors_ptr",
+        "single_ptr",
+        "evens_ptr",
+        "table_ptr",
+        "softcap",
+        "scale",
+        "eps",
+        "smallest",
+    ],
 }
 PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128, "BAND": 8, "PARTS": 4, "EVEN": False}
 
@@ -626,13 +814,21 @@ PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128
 @pytest.mark.parametrize(
     ("module", "name", "options"),
     [
-        ("filtered_gradients", "sum_groups", {"ROWS": 8}),
-        ("filtered_gradients", "mark_targets", {}),
-        ("filtered_gradients", "count_alive", {}),
-        ("filtered_gradients", "place_columns", {}),
+        ("filtered_columns", "sum_groups", {"ROWS": 4}),
+        ("filtered_columns", "mark_rows", {}),
+        ("filtered_columns", "count_alive", {}),
+        ("filtered_columns", "place_columns", {}),
+        ("filtered_tails", "rank_rows", {"ROWS": 16, "BLOCK": 512}),
+        ("filtered_tails", "take_rows", {"BLOCK": 2048, "EACH": 32}),
+        ("filtered_tails", "part_group", {"kinds": {"single_ptr": "bf16", "valid_ptr": "u8"}}),
+        ("filtered_tails", "weigh_rows", {"ROWS": 8, "BLOCK": 512, "kinds": {"index_ptr": "i64", "sums_ptr": "bf16"}}),
+        ("filtered_tails", "add_rows", {"ROWS": 8, "BLOCK": 512}),
         ("filtered_gradients", "gather_rows", {"ROWS": 2, "WORD": 8}),
         ("filtered_gradients", "pack_rows", {"ROWS": 1}),
         ("filtered_gradients", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
+        ("moved_rows", "order_targets", {}),
+        ("filtered_bulk", "multiply_kept_in_bulk", PRODUCT_OPTIONS | {"ROWS": 256, "STAGES": 4}),
+        ("filtered_bulk", "add_products_in_bulk", PRODUCT_OPTIONS | {"COLUMNS": 256, "PARTS": 2, "STAGES": 3}),
         ("filtered_products", "multiply_kept", PRODUCT_OPTIONS),
         ("filtered_products", "add_products", PRODUCT_OPTIONS),
     ],
@@ -643,16 +839,21 @@ def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    options = dict(options)
     kernel = getattr(load(module), name)
     names: list[str] = kernel.arg_names
+    changed = options.pop("kinds", {})
     known = {"UNIT": 8, "GROUP_ROWS": GROUP_ROWS, "BLOCK": 1024, "BLOCKS": 128, **options}
     constants = {argument: known.get(argument, True) for argument in names if argument == argument.upper()}
-    constants = {argument: value for argument, value in constants.items() if argument not in ("V", "D")}
-    kinds = {argument: kind for kind, arguments in KINDS.items() for argument in arguments}
+    constants = {argument: value for argument, value in constants.items() if argument not in ("V", "D", "G", "K")}
+    kinds = {argument: kind for kind, arguments in KINDS.items() for argument in arguments} | changed
 
     def kind(argument: str) -> str:
         if argument in constants:
             return "constexpr"
+        if argument in ("kept", "left", "right"):
+            block = {"kept": ("ROWS", "DEPTH"), "left": ("DEPTH", "ROWS"), "right": ("DEPTH", "COLUMNS")}[argument]
+            return "tensordesc<bf16[{}, {}]>".format(*(constants[name] for name in block))
         pointer = argument.endswith("_ptr")
         return ("*" if pointer else "") + kinds.get(argument, "bf16" if pointer else "i32")
 

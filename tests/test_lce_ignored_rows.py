@@ -201,7 +201,7 @@ def test_order(mask: str, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """There and back by blocks of a few rows."""
     monkeypatch.setattr(_lce_ignored, "_BLOCK_BYTES", 7 * 3 * 4)
     x, valid = torch.randn(ROWS, 3), ~MASKS[mask](ROWS)
-    rows = ValidRows(x, valid, where)
+    rows = ValidRows(x, torch.where(valid, 5, -3), -3, where)
     count = int(valid.sum())
     assert rows.size(0) == (count if where == "host" else ROWS)
     assert torch.equal(rows[0:ROWS], torch.cat((x[valid], x[~valid]))[: rows.size(0)])

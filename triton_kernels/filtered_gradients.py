@@ -1,10 +1,12 @@
-"""Filtered gradients of linear cross entropy on the GPU: the passes over the logits.
+"""Filtered gradients of linear cross entropy on the GPU: the pass that packs the kept columns' gradient.
 
-The products are in filtered_products.py; all steps are here by name.
+All steps are here by name; what comes before is in filtered_columns.py, the products in filtered_products.py, and what
+a segment of chunks ends with in filtered_tails.py.
 
 Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of rows,
-`keep` numbers those columns, `gather_` makes the kept columns' gradient at the front of the rows' own memory. How many
-columns are kept is known on the device alone: nothing waits for it, so that all of it can be captured in a CUDA graph.
+`keep` numbers those columns with the targets', `gather_` makes the kept columns' gradient at the front of the rows' own
+memory. How many columns are kept is known on the device alone: nothing waits for it, so that all of it can be captured
+in a CUDA graph.
 No sum's order depends on a race.
 
 z, p and s of a logit: z = softcap·tanh(u / softcap) of u = logit_scale·(logit + bias), p = exp(z - lse) and s = dz/du.
@@ -20,171 +22,21 @@ import triton.language as tl
 from torch import Tensor
 
 from .cross_entropy_rows import capped
+from .filtered_columns import columns, keep, mark_targets, new_places
 from .filtered_products import add_weight_gradient, finish_weight_gradient, input_gradient
-from .filtered_tails import probabilities, share_tails
+from .filtered_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
 from .launch import WORD, on_device, readable, units
 
 __all__ = [
-    "add_weight_gradient", "column_sums", "columns", "finish_weight_gradient", "gather_", "input_gradient", "keep",
-    "share_tails", "target_gradient",
+    "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",
+    "input_gradient", "keep", "mark_targets", "new_places", "share_tails", "target_gradient", "weigh_tails",
 ]  # fmt: skip
 
 MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
-COLUMNS_WARPS = 4
 GATHER_WARPS = 4
 GATHER_ROWS = 2  # of a program: they share the reads of alive and slot, 5 bytes a column from L2
 PACK_WARPS = 8
-NUMBER_BLOCK = 1024  # columns, or rows, that a program of `keep` numbers
 SUM_BLOCK = 64  # columns of a program of `column_sums`
-
-
-@triton.jit
-def sum_block(
-    logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps, index,
-    UNIT: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
-    SCALED: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """One group of rows; MASKED: some of the columns `index` lie beyond the last."""
-    group = tl.program_id(1)
-    bias = 0.0
-    if BIAS:
-        bias = tl.load(bias_ptr + index, mask=index < V, other=0)[None, :]
-    largest = tl.full((BLOCK,), 0.0, tl.float32)
-    total = tl.full((BLOCK,), 0.0, tl.float32)
-    for first in range(0, GROUP_ROWS, ROWS):
-        row = group * GROUP_ROWS + first + tl.arange(0, ROWS)
-        valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
-        lse = tl.load(lse_ptr + row, mask=valid, other=0)
-        mask = valid[:, None]
-        if MASKED:
-            mask = mask & (index < V)[None, :]
-        logits = tl.load(logits_ptr + row.to(tl.int64)[:, None] * (stride * UNIT) + index[None, :], mask=mask, other=0)
-        p, sloped = probabilities(logits, bias, lse[:, None], scale, softcap, BIAS, SCALED, CAPPED)
-        largest = tl.maximum(largest, tl.max(tl.where(valid[:, None], p, 0.0), 0))
-        total += tl.sum(tl.where(valid[:, None], sloped, 0.0), 0)
-    # A maximum passes over a NaN, the sum does not. A column with one is alive, so that it stays in its own row.
-    alive = (largest > eps) | (total != total)
-    tl.store(alive_ptr + index, tl.full((BLOCK,), 1, tl.uint8), mask=alive & (index < V))
-    q = q_ptr + group.to(tl.int64) * q_stride + index
-    if MASKED:
-        tl.store(q, total.to(q_ptr.dtype.element_ty), mask=index < V)
-    else:
-        tl.store(q, total.to(q_ptr.dtype.element_ty))
-
-
-@triton.jit(do_not_specialize=["n"])
-def sum_groups(
-    logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
-    UNIT: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
-    SCALED: tl.constexpr, CAPPED: tl.constexpr,
-):  # fmt: skip
-    start = tl.program_id(0) * BLOCK
-    index = start + tl.arange(0, BLOCK)
-    # Without a mask words are loaded whatever V is a multiple of.
-    if start + BLOCK <= V:
-        sum_block(
-            logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
-            index, UNIT, GROUP_ROWS, ROWS, BLOCK, BIAS, SCALED, CAPPED, False,
-        )  # fmt: skip
-    else:
-        sum_block(
-            logits_ptr, stride, lse_ptr, valid_ptr, bias_ptr, alive_ptr, q_ptr, q_stride, n, V, softcap, scale, eps,
-            index, UNIT, GROUP_ROWS, ROWS, BLOCK, BIAS, SCALED, CAPPED, True,
-        )  # fmt: skip
-
-
-def columns(
-    logits: Tensor,
-    lse: Tensor,
-    valid: Tensor,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-    eps: float,
-    q: Tensor,
-    group: int,
-) -> Tensor:
-    """alive (V,) uint8: p > eps, or NaN, in a valid row; q (groups, V) becomes the groups' sums of p·s.
-
-    A group is `group` rows, a multiple of 8, the last one fewer. The sums are over the valid rows and of all columns.
-    """
-    rows, classes = logits.shape
-    groups = -(-rows // group)
-    alive = torch.zeros(classes, dtype=torch.uint8, device=logits.device)
-    block = COLUMNS_WARPS * 32 * WORD // logits.element_size()
-    if rows == 0:
-        return alive
-    stride, unit = units(logits.stride(0))
-    with on_device(logits):
-        sum_groups[(triton.cdiv(classes, block), groups)](
-            logits, stride, lse.contiguous(), valid.contiguous(), lse if linear_bias is None else linear_bias,
-            alive, q, q.stride(0), rows, classes, softcap if softcap > 0 else 1.0, logit_scale, eps,
-            UNIT=unit, GROUP_ROWS=group, ROWS=8, BLOCK=block, BIAS=linear_bias is not None,
-            SCALED=logit_scale != 1.0, CAPPED=softcap > 0, num_warps=COLUMNS_WARPS,
-        )  # fmt: skip
-    return alive
-
-
-@triton.jit(do_not_specialize=["n", "target_stride"])
-def mark_targets(target_ptr, target_stride, valid_ptr, alive_ptr, n, V, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
-    target = tl.load(target_ptr + row.to(tl.int64) * target_stride, mask=valid, other=-1)
-    tl.store(alive_ptr + target, tl.full((BLOCK,), 1, tl.uint8), mask=(target >= 0) & (target < V))
-
-
-@triton.jit
-def count_alive(alive_ptr, counts_ptr, V, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    alive = tl.load(alive_ptr + index, mask=index < V, other=0) != 0
-    tl.store(counts_ptr + tl.program_id(0), tl.sum(alive.to(tl.int32), 0))
-
-
-@triton.jit(do_not_specialize=["most"])
-def place_columns(
-    alive_ptr, counts_ptr, index_ptr, slot_ptr, count_ptr, V, most, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
-    """Alive columns first, then the others, both ascending; every block sums the counts of those before it itself."""
-    this = tl.program_id(0)
-    blocks = tl.arange(0, BLOCKS)
-    counts = tl.load(counts_ptr + blocks, mask=blocks < tl.num_programs(0), other=0)
-    total = tl.sum(counts, 0)
-    before = tl.sum(tl.where(blocks < this, counts, 0), 0)
-    index = this * BLOCK + tl.arange(0, BLOCK)
-    inside = index < V
-    alive = (tl.load(alive_ptr + index, mask=inside, other=0) != 0).to(tl.int32)
-    slot = before + tl.cumsum(alive, 0) - alive
-    slot = tl.where(alive != 0, slot, total + index - slot)
-    # A scalar condition beside a whole block: all or none.
-    flat = total > most
-    slot = tl.where(flat, index, slot)
-    tl.store(alive_ptr + index, tl.where(flat, 1, alive).to(tl.uint8), mask=inside)
-    tl.store(slot_ptr + index, slot, mask=inside)
-    tl.store(index_ptr + slot, index, mask=inside)
-    if this == 0:
-        tl.store(count_ptr, tl.where(flat, V, total))
-
-
-def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(alive, index, slot, count): the columns that are kept, `alive` and the valid rows' targets.
-
-    More than `most` of them are all. `alive` is changed in place. `index` (V,) int32: the kept columns, ascending, then
-    the others; slot[index] = 0, 1, ...; `count` (1,) int32. Targets outside [0, V) mark nothing.
-    """
-    classes, rows = alive.numel(), target.numel()
-    blocks = triton.cdiv(classes, NUMBER_BLOCK)
-    index, slot, count, counts = (alive.new_empty(size, dtype=torch.int32) for size in (classes, classes, 1, blocks))
-    with on_device(alive):
-        if rows:
-            mark_targets[(triton.cdiv(rows, NUMBER_BLOCK),)](
-                target, target.stride(0), valid.contiguous(), alive, rows, classes, BLOCK=NUMBER_BLOCK
-            )
-        count_alive[(blocks,)](alive, counts, classes, BLOCK=NUMBER_BLOCK)
-        place_columns[(blocks,)](
-            alive, counts, index, slot, count, classes, most,
-            BLOCK=NUMBER_BLOCK, BLOCKS=triton.next_power_of_2(blocks),
-        )  # fmt: skip
-    return alive, index, slot, count
 
 
 def target_gradient(*_: Any) -> None:
@@ -263,7 +115,7 @@ def row_facts(
 @triton.jit(do_not_specialize=["n", "target_stride"])
 def gather_rows(
     logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, alive_ptr, slot_ptr,
-    tail_ptr, n, V, softcap, scale,
+    mass_ptr, n, V, softcap, scale,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WORD: tl.constexpr, BIAS: tl.constexpr,
     SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -293,7 +145,7 @@ def gather_rows(
             logits, row_ptr, full + lanes, inside, valid, lse, target, at_target, a, bias_ptr, alive_ptr, slot_ptr, V,
             softcap, scale, BIAS, SCALED, CAPPED, WORD, True,
         )  # fmt: skip
-    tl.store(tail_ptr + row, tl.sum(tail, 1), mask=row < n)
+    tl.store(mass_ptr + row, tl.reshape(a, (ROWS,)) * tl.sum(tail, 1), mask=row < n)
 
 
 @triton.jit
@@ -306,7 +158,7 @@ def load_kept(row_ptr, index_ptr, slot, count, valid):
 @triton.jit(do_not_specialize=["n", "target_stride"])
 def pack_rows(
     logits_ptr, stride, lse_ptr, target_ptr, target_stride, valid_ptr, a_ptr, h_ptr, bias_ptr, index_ptr, count_ptr,
-    tail_ptr, n, V, softcap, scale,
+    mass_ptr, n, V, softcap, scale,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     row, inside, valid, lse, a, target, at_target, others = row_facts(
@@ -336,7 +188,7 @@ def pack_rows(
         tl.store(row_ptr + (start + lanes)[None, :], gradient, mask=inside & here)
         logits, index = later, later_index
     tail = tl.where(valid, others - tl.sum(kept, 1)[:, None], 0.0)
-    tl.store(tail_ptr + row[:, None], tl.where(count == V, 0.0, tail), mask=inside)
+    tl.store(mass_ptr + row[:, None], a * tl.where(count == V, 0.0, tail), mask=inside)
 
 
 def gather_(
@@ -354,17 +206,16 @@ def gather_(
     index: Tensor,
     slot: Tensor,
     count: Tensor,
-) -> Tensor:
+    mass: Tensor,
+) -> None:
     """Makes logits[:, :count] the kept columns' gradient, (a·p - h·[target])·s, 0 in rows that are not valid.
 
-    `own` is what `target_gradient` returns.
-
-    Returns the tail (n,) float32: the sum of p·s over the columns that are not alive.
+    `own` is what `target_gradient` returns. mass (n,) float32 becomes a times the sum of p·s over the columns that are
+    not alive.
     """
     rows, classes = logits.shape
-    tail = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows == 0:
-        return tail
+        return
     stride, unit = units(logits.stride(0))
     word = WORD // logits.element_size()
     rows_of = (
@@ -376,16 +227,15 @@ def gather_(
         if softcap > 0:
             # What the rows' sums of p·s are is known only here.
             gather_rows[(triton.cdiv(rows, GATHER_ROWS),)](
-                *rows_of, alive, slot, tail, rows, classes, softcap, logit_scale,
+                *rows_of, alive, slot, mass, rows, classes, softcap, logit_scale,
                 UNIT=unit, ROWS=GATHER_ROWS, BLOCK=GATHER_WARPS * 32 * word, WORD=word, BIAS=is_biased,
                 SCALED=is_scaled, CAPPED=True, num_warps=GATHER_WARPS,
             )  # fmt: skip
         else:
             pack_rows[(rows,)](
-                *rows_of, index, count, tail, rows, classes, 1.0, logit_scale,
+                *rows_of, index, count, mass, rows, classes, 1.0, logit_scale,
                 UNIT=unit, ROWS=1, BLOCK=PACK_WARPS * 32 * word, BIAS=is_biased, SCALED=is_scaled, num_warps=PACK_WARPS,
             )  # fmt: skip
-    return tail
 
 
 @triton.jit(do_not_specialize=["n"])

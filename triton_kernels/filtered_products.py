@@ -2,60 +2,32 @@
 
 How many columns are kept is read on the device. `input_gradient` launches a program a tile, whose sum is that long;
 `add_weight_gradient` and `finish_weight_gradient` a fixed number of programs, which take tiles until there are no more.
+Where operands are aligned for it, the kernels of filtered_bulk.py do all that.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .filtered_bulk import add_products_in_bulk, descriptor, multiply_kept_in_bulk
+from .filtered_tiles import (
+    BAND,
+    BULK_BYTES,
+    BULK_KEPT_TILE,
+    BULK_TILE,
+    FLOAT32_TILES,
+    HALF_TILES,
+    WIDE,
+    Tile,
+    load_rows,
+    load_weights,
+    store_parts,
+    tile_at,
+)  # fmt: skip
 from .launch import device_of, on_device, readable, units
-
-
-class Tile(NamedTuple):
-    """rows × columns of a product, summed `depth` terms at a time, `stages` of which are under way."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    programs: int  # on a multiprocessor
-
-
-# By the shared memory of a program that they need, largest first: an H200 has 227 KB of it, an A100 163, others 99.
-WIDE = Tile(128, 256, 64, 8, 4, 1)
-HALF_TILES = ((200 << 10, Tile(128, 128, 64, 4, 3, 2)), (0, Tile(128, 128, 32, 4, 3, 1)))
-FLOAT32_TILES = ((0, Tile(64, 64, 32, 4, 2, 2)),)
-BAND = 8  # tiles of successive programs: 8 rows of them share their other operand's columns in L2
-
-
-@triton.jit
-def tile_at(number, tiles_down, tiles_across, BAND: tl.constexpr):
-    """Row and column of a tile: column by column through BAND rows of tiles, then the next ones."""
-    group = number // (BAND * tiles_across)
-    height = min(tiles_down - group * BAND, BAND)
-    place = number % (BAND * tiles_across)
-    return group * BAND + place % height, place // height
-
-
-@triton.jit
-def load_rows(pointers, rows, columns, D, EVEN: tl.constexpr):
-    """Of a matrix of D columns, 0 where `rows` is false; EVEN: no column lies beyond the last."""
-    if EVEN:
-        return tl.load(pointers, mask=rows[:, None], other=0)
-    return tl.load(pointers, mask=rows[:, None] & (columns < D)[None, :], other=0)
-
-
-@triton.jit
-def load_weights(pointers, columns, D, EVEN: tl.constexpr):
-    if EVEN:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=(columns < D)[None, :], other=0)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -110,7 +82,16 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
         tile = WIDE
     stride, unit = units(kept.stride(0))
     linear_weight = _with_rows(linear_weight)
+    bulk = BULK_KEPT_TILE
+    place = descriptor(kept, bulk.rows, bulk.depth) if tile is WIDE and _takes_bulk(kept) else None
     with on_device(kept):
+        if place is not None:
+            multiply_kept_in_bulk[(_tiles(bulk, rows, features),)](
+                place, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows, features,
+                ROWS=bulk.rows, COLUMNS=bulk.columns, DEPTH=bulk.depth, BAND=BAND, EVEN=features % bulk.columns == 0,
+                STAGES=bulk.stages, num_warps=bulk.warps,
+            )  # fmt: skip
+            return
         multiply_kept[(_tiles(tile, rows, features),)](
             kept, stride, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows,
             linear_weight.size(0), features,
@@ -119,46 +100,18 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
         )  # fmt: skip
 
 
-@triton.jit
-def store_parts(
-    sums, total_ptr, rest_ptr, offset, first, inside, touched, D, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    EVEN: tl.constexpr, HAS_REST: tl.constexpr, KEEP_REST: tl.constexpr,
-):  # fmt: skip
-    """Stores total + rest + sums at the rows' `offset` and the columns from `first` on."""
-    if PARTS > 1:
-        HALF: tl.constexpr = COLUMNS // 2
-        left, right = tl.reshape(sums, (sums.shape[0], 2, HALF)).permute(0, 2, 1).split()
-        store_parts(
-            left, total_ptr, rest_ptr, offset, first, inside, touched, D, HALF, PARTS // 2, EVEN, HAS_REST, KEEP_REST
-        )
-        store_parts(
-            right, total_ptr, rest_ptr, offset, first + HALF, inside, touched, D, HALF, PARTS // 2, EVEN, HAS_REST,
-            KEEP_REST,
-        )  # fmt: skip
-    else:
-        column = first + tl.arange(0, COLUMNS)
-        place = offset[:, None] + column[None, :]
-        sums += load_rows(total_ptr + place, touched, column, D, EVEN).to(tl.float32)
-        if HAS_REST:
-            sums += load_rows(rest_ptr + place, touched, column, D, EVEN).to(tl.float32)
-        rounded = sums.to(total_ptr.dtype.element_ty)
-        mask = inside[:, None]
-        if not EVEN:
-            mask = mask & (column < D)[None, :]
-        tl.store(total_ptr + place, rounded, mask=mask)
-        if KEEP_REST:
-            tl.store(rest_ptr + place, (sums - rounded.to(tl.float32)).to(rest_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "chunk"])
 def add_products(
-    left_ptr, left_stride, limit, index_ptr, count_ptr, right_ptr, right_stride, total_ptr, rest_ptr, touched_ptr,
-    total_stride, n, V, D,
+    left_ptr, left_stride, limit, index_ptr, count_ptr, right_ptr, right_stride, total_ptr, rest_ptr, since_ptr,
+    chunk, total_stride, n, V, D,
     UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
     HAS_REST: tl.constexpr, KEEP_REST: tl.constexpr,
 ):  # fmt: skip
-    """total's rows += leftᵀ @ right; PACKED: column k of left is of row index[k] of total."""
+    """total's rows += leftᵀ @ right; PACKED: column k of left is of row index[k] of total.
+
+    Rows that have been written are those `since` a chunk before `chunk`.
+    """
     count = V
     if PACKED:
         count = tl.load(count_ptr)
@@ -174,7 +127,7 @@ def add_products(
         place = slot
         if PACKED:
             place = tl.load(index_ptr + slot, mask=inside_slots, other=0)
-        touched = tl.load(touched_ptr + place, mask=inside_slots, other=0) != 0
+        touched = inside_slots & (tl.load(since_ptr + place, mask=inside_slots, other=0) < chunk)
         left = left_ptr + term.to(tl.int64)[:, None] * (left_stride * UNIT) + slot[None, :]
         right = right_ptr + term.to(tl.int64)[:, None] * right_stride + column[None, :]
         sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
@@ -196,26 +149,27 @@ def add_products(
 
 
 def add_weight_gradient(
-    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor
-) -> None:
+    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, since: Tensor,
+    number: int,
+) -> None:  # fmt: skip
     """total[index[:count]] (+)= kept[:, :count]ᵀ @ input, summed in float32.
 
-    Rows whose `touched` is 0 are written, not added to: total and rest may be uninitialised. `rest` (None: there is
-    none) holds what the rounding of total lost.
+    Rows whose `since` (V,) int32 is not below `number` are written, not added to: total and rest may be uninitialised.
+    `rest` (None: there is none) holds what the rounding of total lost.
     """
-    _add_products(kept, index, count, input, total, rest, touched, keep_rest=rest is not None)
+    _add_products(kept, index, count, input, total, rest, since, number, keep_rest=rest is not None)
 
 
 def finish_weight_gradient(
-    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor, keep_rest: bool
+    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, since: Tensor, number: int, keep_rest: bool
 ) -> None:
-    """Every row of total becomes qᵀ @ sums, plus total + rest where it is touched; rest too with keep_rest."""
-    _add_products(q, None, None, sums, total, rest, touched, keep_rest)
+    """Every row of total becomes qᵀ @ sums, plus total + rest where `since` is below `number`; rest with keep_rest."""
+    _add_products(q, None, None, sums, total, rest, since, number, keep_rest)
 
 
 def _add_products(
     left: Tensor, index: Tensor | None, count: Tensor | None, right: Tensor, total: Tensor, rest: Tensor | None,
-    touched: Tensor, keep_rest: bool,
+    since: Tensor, chunk: int, keep_rest: bool,
 ) -> None:  # fmt: skip
     terms, classes = left.shape
     features = total.size(1)
@@ -223,12 +177,28 @@ def _add_products(
         return
     tile = _tile(left)
     right = _with_rows(right)
+    left_place = right_place = None
+    if terms and features >= BULK_TILE.columns and _takes_bulk(left):
+        left_place = descriptor(left, BULK_TILE.depth, BULK_TILE.rows)
+        right_place = descriptor(right, BULK_TILE.depth, BULK_TILE.columns)
+    if left_place is not None and right_place is not None:
+        tile = BULK_TILE
+        with on_device(left):
+            add_products_in_bulk[(min(device_of(left).multiprocessors, _tiles(tile, classes, features)),)](
+                left_place, right_place, since if index is None else index, since if count is None else count, total,
+                total if rest is None else rest, since, chunk, total.stride(0), terms, classes, features,
+                ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND, EVEN=features % tile.columns == 0,
+                PACKED=index is not None, PARTS=2, HAS_REST=rest is not None, KEEP_REST=keep_rest, STAGES=tile.stages,
+                num_warps=tile.warps,
+            )  # fmt: skip
+        return
     stride, limit, unit = units(left.stride(0), readable(left))
     programs = min(tile.programs * device_of(left).multiprocessors, _tiles(tile, classes, features))
     with on_device(left):
         add_products[(programs,)](
-            left, stride, limit, touched if index is None else index, touched if count is None else count, right,
-            right.stride(0), total, total if rest is None else rest, touched, total.stride(0), terms, classes, features,
+            left, stride, limit, since if index is None else index, since if count is None else count, right,
+            right.stride(0), total, total if rest is None else rest, since, chunk, total.stride(0), terms, classes,
+            features,
             UNIT=unit, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND,
             EVEN=features % tile.columns == 0, PRECISION=_precision(left), PACKED=index is not None,
             PARTS=tile.columns // 32, HAS_REST=rest is not None, KEEP_REST=keep_rest, num_warps=tile.warps,
@@ -240,6 +210,10 @@ def _tile(operand: Tensor) -> Tile:
     tiles = FLOAT32_TILES if operand.dtype == torch.float32 else HALF_TILES
     shared_memory = device_of(operand).shared_memory
     return next(tile for least, tile in tiles if shared_memory >= least)
+
+
+def _takes_bulk(operand: Tensor) -> bool:
+    return operand.dtype != torch.float32 and device_of(operand).shared_memory >= BULK_BYTES
 
 
 def _tiles(tile: Tile, rows: int, columns: int) -> int:

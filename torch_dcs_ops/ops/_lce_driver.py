@@ -175,6 +175,7 @@ def _run(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
     make_logits = _Logits(plan, operand, linear_weight)
+    pieces: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
         logits = make_logits(part)
@@ -194,12 +195,13 @@ def _run(
             need_entropy,
             *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
         )
-        for whole, piece in zip(rows, results, strict=True):
-            if piece.numel():
-                whole[part] = piece
-        gradients.add(logits, part, rows.lse[part])
+        pieces.append(results)
+        gradients.add(logits, part, results[1])
         del logits
     del make_logits  # its memory is room for the sums' last steps
+    for whole, found_rows in zip(rows, zip(*pieces, strict=True), strict=True) if pieces else ():
+        if whole.numel():
+            torch.cat(found_rows, out=whole[:count])  # one launch, not one a chunk
     found = gradients.result()
     if chosen is not None:
         for values in (*rows, found.input):

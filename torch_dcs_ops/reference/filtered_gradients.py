@@ -6,7 +6,8 @@ column is alive, and its gradient kept, where any row has p > eps or its target.
 tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
 
 The steps follow one another on the same logits, which belong to them: `target_gradient`, `columns`, `keep`, `gather_`,
-then the products. After some chunks `share_tails` and the last product follow.
+then the products. `mark_targets` comes before some chunks; after these, the steps of filtered_tails.py and the last
+product.
 Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
 the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
 """
@@ -19,6 +20,12 @@ import torch
 from torch import Tensor
 
 from .cross_entropy_rows import row_dtype
+from .filtered_tails import add_tails, choose_rows, holds_p, probabilities, share_tails, weigh_tails
+
+__all__ = [
+    "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",
+    "input_gradient", "keep", "mark_targets", "new_places", "share_tails", "target_gradient", "weigh_tails",
+]  # fmt: skip
 
 MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
@@ -65,36 +72,44 @@ def columns(
     eps: float,
     q: Tensor,
     group: int,
-) -> Tensor:
-    """uint8 (V,): where a valid row of logits (n, V) has p > eps or NaN.
+    alive: Tensor,
+) -> None:
+    """alive (V,) uint8 becomes 1 where a valid row of logits (n, V) has p > eps or NaN.
 
     q (n / group, V) in logits' dtype becomes Σ p·s over the valid rows of each group of rows, of all columns. lse and
     valid are (n,). What is in `logits` afterwards is for `gather_`.
     """
     rows, classes = logits.shape
-    alive = torch.zeros(classes, dtype=torch.bool, device=logits.device)
     for part in _blocks(rows, classes, group):
-        p, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
+        p, shares = probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
         alive |= ~(p.amax(0) <= eps)  # with a NaN as well: it stays in its own row, where the columns are kept
         _sum_groups(shares, q[part.start // group : -(-part.stop // group)], group)
-    return alive.to(torch.uint8)
 
 
-def keep(alive: Tensor, target: Tensor, valid: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(alive, index, slot, count): with the targets, and all columns where more than `most` would be alive.
+def mark_targets(alive: Tensor, target: Tensor, valid: Tensor, chunk: int) -> None:
+    """alive (chunks, V) uint8 becomes 1 at the targets of the valid rows (n,), `chunk` of which are of one chunk."""
+    rows = valid.nonzero().squeeze(1)
+    alive[rows // chunk, target[rows]] = 1
+
+
+def new_places(like: Tensor, classes: int) -> None:
+    """`keep` makes its results anew."""
+
+
+def keep(alive: Tensor, since: Tensor, number: int, most: int, places: None) -> tuple[Tensor, Tensor, Tensor]:
+    """(index, slot, count) of the alive columns (V,) of chunk `number`; more than `most` of them become all.
 
     index (V,) int32: the kept columns in ascending order, then any; slot (V,) int32: the place of a kept column in it;
-    count (1,) int32: how many there are.
+    count (1,) int32: how many there are. since (V,) int32 becomes the least number of a chunk that keeps a column.
     """
-    alive = alive.clone()
-    alive[target[valid]] = 1
     if int(alive.sum()) > most:
         alive.fill_(1)
+    since[alive != 0] = since[alive != 0].clamp_(max=number)
     kept = alive.nonzero().squeeze(1)
     index = torch.full_like(alive, alive.numel() - 1, dtype=torch.int32)
     index[: kept.numel()] = kept
     slot = (alive.cumsum(0) - 1).clamp_(min=0).to(torch.int32)
-    return alive, index, slot, index.new_full((1,), kept.numel())
+    return index, slot, index.new_full((1,), kept.numel())
 
 
 def gather_(
@@ -112,61 +127,28 @@ def gather_(
     index: Tensor,
     slot: Tensor,
     count: Tensor,
-) -> Tensor:
-    """Σ p·s of every row's tail, (n,). The first `count` columns of logits become the kept columns' gradient.
+    mass: Tensor,
+) -> None:
+    """mass (n,) becomes a·Σ p·s of every row's tail, the first `count` columns of logits the kept columns' gradient.
 
-    Arguments as in `columns`, of `target_gradient` and of `keep`; a and h (n,) are 0 for rows that are not valid.
+    Other arguments as in `columns`, of `target_gradient` and of `keep`; a and h (n,) are 0 for rows that are not valid.
     """
     rows, classes = logits.shape
     kept = int(count)
     index = index[:kept].long()
     tail_columns = (alive == 0).to(row_dtype(logits.dtype))
-    tail = torch.empty_like(lse)
     for part in _blocks(rows, classes, 1):
-        if _holds_p(logits, softcap):
+        if holds_p(logits, softcap):
             shares = logits[part]
         else:
-            _, shares = _probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
-        torch.mv(shares, tail_columns, out=tail[part])
+            _, shares = probabilities(logits[part], lse[part], valid[part], linear_bias, softcap, logit_scale)
+        torch.mv(shares, tail_columns, out=mass[part])
         if kept < classes:
             shares = shares.gather(1, index.expand(shares.size(0), -1))
         logits[part, :kept] = shares.mul_(a[part].unsqueeze(1))
     which = valid.nonzero().squeeze(1)
     logits[which, slot[target[which]].long()] = own[which].to(logits.dtype)
-    return tail
-
-
-def share_tails(
-    q: Tensor,
-    single: Tensor,
-    bounds: Tensor,
-    lse: Tensor,
-    valid: Tensor,
-    alive: Tensor,
-    chunk_groups: int,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-) -> Tensor:
-    """(G + S,): the sums of the tails that q (G, V) of groups, and `single` (S, V), logits of rows, become in place.
-
-    A tail has the columns that are not alive (C, V) in the group's chunk, one in `chunk_groups` groups. The rows
-    bounds[g]:bounds[g + 1] of `single` are of group g, whose q is without them then; lse and valid are theirs (S,), and
-    what is not valid is 0.
-    """
-    totals = lse.new_empty(q.size(0) + single.size(0))
-    for group, (first, last) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        tail_columns = alive[group // chunk_groups] == 0
-        rows = slice(first, last)
-        _, shares = _probabilities(single[rows], lse[rows], valid[rows], linear_bias, softcap, logit_scale)
-        single[rows] = torch.where(tail_columns, shares, 0)
-        others = q[group].to(shares.dtype)
-        if first < last:
-            others = (others - single[rows].sum(0, dtype=others.dtype)).clamp_(min=0)
-        q[group] = torch.where(tail_columns, others, 0)
-    torch.sum(q, 1, dtype=totals.dtype, out=totals[: q.size(0)])
-    torch.sum(single, 1, dtype=totals.dtype, out=totals[q.size(0) :])
-    return totals
+    mass.mul_(a)
 
 
 def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Tensor, out: Tensor) -> None:
@@ -178,22 +160,23 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
 
 
 def add_weight_gradient(
-    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor
-) -> None:
+    kept: Tensor, index: Tensor, count: Tensor, input: Tensor, total: Tensor, rest: Tensor | None, since: Tensor,
+    number: int,
+) -> None:  # fmt: skip
     """total[index] (V, D) += keptᵀ·input in float32; `rest`, of total's dtype, is what total's rounding leaves out.
 
-    A row of total whose `touched` (V,) uint8 is 0 has not been written yet.
+    A row of total whose `since` (V,) is not below `number` has not been written yet.
     """
     used = int(count)
     rows = None if used == total.size(0) else index[:used].long()
-    _add_product(kept[:, :used], rows, input, total, rest, touched, keep_rest=True)
+    _add_product(kept[:, :used], rows, input, total, rest, since, number, keep_rest=True)
 
 
 def finish_weight_gradient(
-    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, touched: Tensor, keep_rest: bool
+    q: Tensor, sums: Tensor, total: Tensor, rest: Tensor | None, since: Tensor, number: int, keep_rest: bool
 ) -> None:
     """total += rest + qᵀ·sums for q (G, V) and sums (G, D), every row of it; rest only with `keep_rest`."""
-    _add_product(q, None, sums, total, rest, touched, keep_rest)
+    _add_product(q, None, sums, total, rest, since, number, keep_rest)
 
 
 def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
@@ -208,34 +191,6 @@ def _blocks(rows: int, classes: int, group: int) -> Iterator[slice]:
     """Of whole groups of rows, but for the last one."""
     step = max(_BLOCK_ELEMENTS // (group * classes), 1) * group
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
-
-
-def _holds_p(logits: Tensor, softcap: float) -> bool:
-    """Whether `columns` leaves p in the logits: where nothing is rounded by that, and p·s is p."""
-    return logits.dtype == row_dtype(logits.dtype) and not softcap > 0
-
-
-def _probabilities(
-    logits: Tensor, lse: Tensor, valid: Tensor, linear_bias: Tensor | None, softcap: float, logit_scale: float
-) -> tuple[Tensor, Tensor]:
-    """p and p·s, 0 in rows that are not valid; in the logits' place where they may be."""
-    z = logits if _holds_p(logits, softcap) else logits.to(row_dtype(logits.dtype), copy=True)
-    if linear_bias is not None:
-        z.add_(linear_bias)
-    if logit_scale != 1.0:
-        z.mul_(logit_scale)
-    slope = None
-    if softcap > 0:
-        slope = z.div_(softcap).tanh_()
-        z = slope * softcap
-        slope.square_().neg_().add_(1)
-    p = z.sub_(lse.unsqueeze(1)).exp_()
-    shares = p if slope is None else slope.mul_(p)
-    ignored = (~valid).nonzero().squeeze(1)
-    if ignored.numel():
-        p.index_fill_(0, ignored, 0)
-        shares.index_fill_(0, ignored, 0)
-    return p, shares
 
 
 def _sum_groups(shares: Tensor, out: Tensor, group: int) -> None:
@@ -253,7 +208,8 @@ def _add_product(
     right: Tensor,
     total: Tensor,
     rest: Tensor | None,
-    touched: Tensor,
+    since: Tensor,
+    number: int,
     keep_rest: bool,
 ) -> None:
     """total[rows] += leftᵀ·right, rows None for all of them; by slices, so that float32 sums stay small."""
@@ -267,7 +223,7 @@ def _add_product(
         sums = total[place].to(wide)
         if rest is not None:
             sums.add_(rest[place])
-        fresh = (touched[place] == 0).nonzero().squeeze(1)
+        fresh = (since[place] >= number).nonzero().squeeze(1)
         if fresh.numel():
             sums.index_fill_(0, fresh, 0)
         sums.addmm_(left[:, part].t().to(wide), right)
