@@ -70,6 +70,35 @@ struct KnownSteps {
     return {static_cast<Wide>(y), gates, cuts != 0};
   }
 
+#if TV & 1
+  Acc partials[kCount], gates[kCount];
+  __device__ __forceinline__ Piece<float> pieces(const ReturnsKnown<Acc>& call) {
+    const Acc gate = call.rates.gate.value + call.rates.gate.rest;
+    Acc y = 0, product = 1;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const Acc own = kHasRhos ? clipped(rhos[i], call.clip_c) * gate : gate;
+      const Acc delta = kHasRhos ? clipped(rhos[i], call.clip_rho) * differences[i] : differences[i];
+      y = cuts >> i & 1 ? delta : fold(delta, own, y);
+      product *= own;
+      partials[i] = y, gates[i] = product;
+    }
+    return {y, product, cuts != 0};
+  }
+  template <typename Store>
+  __device__ __forceinline__ void joined_results(const ReturnsKnown<Acc>& call, Acc carry, const Store& store) const {
+    Acc before = carry;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const Acc y = cuts & ((2u << i) - 1) ? partials[i] : fold(partials[i], gates[i], carry);
+      Acc pg = 0;
+      if constexpr (kHasRhos) pg = clipped(rhos[i], call.clip_pg) * (cuts >> i & 1 ? differences[i] : call.rates.gate.step(differences[i], before));
+      store(i, y, kHasValues ? y + values[i] : y, pg);
+      before = y;
+    }
+  }
+#endif
+
   // `store(i, advantage, target, pg_advantage)` for every step; the carry after them.
   template <typename Store>
   __device__ __forceinline__ Acc results(const ReturnsKnown<Acc>& call, Acc carry, const Store& store) const {

@@ -152,13 +152,19 @@ struct FewLeft<double, true> {
 
 // The carry into a lane's steps; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
+__device__ __forceinline__ bool few_columns_carry(Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
   constexpr bool kGates = Steps::kHasRhos;
   constexpr int kColumns = kFewColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
   call.power = static_cast<double>(lane_power);
+#if TV & 1
+  Piece<Wide> piece;
+  if constexpr (sizeof(Wide) == 4) piece = steps.pieces(call);
+  else piece = steps.template total<Wide>(call);
+#else
   const auto piece = steps.template total<Wide>(call);
+#endif
   Wide total = piece.total, gates = piece.gates;
   // The nearest lane at or before this one in its column that a carry does not pass.
   const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
@@ -193,12 +199,27 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
   for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) reload(each[w].total);
+#if TV & 2
+  Piece<Wide> tree[kWarps - 1];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) tree[w] = w < warp ? Piece<Wide>{each[w].total, each[w].gate(power), each[w].closed()} : Piece<Wide>{0, 1, false};
+#pragma unroll
+  for (int d = 1; d < kWarps - 1; d *= 2) {
+#pragma unroll
+    for (int w = 0; w + d < kWarps - 1; w += 2 * d) {
+      const Piece<Wide> a = tree[w], b = tree[w + d];
+      tree[w] = {b.closed ? b.total : fold(b.total, b.gates, a.total), times(a.gates, b.gates), a.closed || b.closed};
+    }
+  }
+  const Wide carried = tree[0].total;
+#else
   Wide carried = 0;
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) {
     const Wide next = each[w].closed() ? each[w].total : fold(each[w].total, each[w].gate(power), carried);
     carried = w < warp ? next : carried;
   }
+#endif
   carry = static_cast<Acc>(stopped ? entering : fold(entering, entering_gates, carried));
   return true;
 }
@@ -215,6 +236,9 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   const int first = warp * kFewWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
   const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
+#if TV & 8
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
   wait_for_launches_before();
   Steps steps;
 
@@ -235,7 +259,7 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   if constexpr (!Steps::kHasNext) {
     const T* from = static_cast<const T*>(call.values) + (at + columns);
     if (first == 0) from = static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
-    if (place == 0 && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
+    if (((TV & 4 && kEven) || place == 0) && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
   uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
   const auto load_flags = [&](const uint8_t* data, uint8_t(&to)[kSteps]) {
@@ -257,14 +281,25 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   known.rates.gamma = call.gamma, known.rates.rest = call.rest, known.rates.gate = call.gate;
   Acc behind = 0;
   if constexpr (!Steps::kHasNext) {
-    behind = shuffle_up(steps.values[kSteps - 1], kColumns);
-    if (place == 0) behind = cast<Acc>(bootstrap);
+    if (!(TV & 4 && kEven)) behind = shuffle_up(steps.values[kSteps - 1], kColumns);
+    if ((TV & 4 && kEven) || place == 0) behind = cast<Acc>(bootstrap);
   }
   steps.make_differences(known, behind, first == 0);
   T* const advantages = static_cast<T*>(call.advantages) + at;
   T* const targets = static_cast<T*>(call.targets) + at;
   T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
-  const auto finish = [&](Acc carry) {
+  const auto finish = [&](Acc carry, auto joined) {
+#if TV & 1
+    if constexpr (joined()) {
+      steps.joined_results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
+        if (!kEven && i >= count) return;
+        if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) advantages[-i * columns] = cast<T>(advantage);
+        if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
+        if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
+      });
+      return;
+    }
+#endif
     steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
       if (!kEven && i >= count) return;
       if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) advantages[-i * columns] = cast<T>(advantage);
@@ -282,14 +317,14 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
         // To its own end: the common way's instructions stay together.
         __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
         few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), wide_left, carry);
-        finish(carry);
+        finish(carry, std::false_type{});
         return;
       }
     }
   } else {
     few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), left, carry);
   }
-  finish(carry);
+  finish(carry, std::bool_constant<sizeof(Wide) == 4>{});
 }
 
 }  // namespace dcs
