@@ -88,9 +88,9 @@ DCS_INLINE void finish(L, const Options& options, const Line<T>& lines, const St
 }
 
 template <bool kValues, bool kRhos, bool kNumbers, typename T>
-DCS_INLINE void column_step(const Options options, const Line<T> lines, double* carries, T* advantages, T* targets, T* pg_advantages,
-                            bool is_last, int64_t count) {
-  for_lanes(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+DCS_INLINE void column_steps(const Options options, const Line<T> lines, double* carries, T* advantages, T* targets, T* pg_advantages,
+                             bool is_last, int64_t begin, int64_t count) {
+  for_lanes(begin, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
     const Step<L> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, L::always(is_last));
     const auto after = L::load(carries + j);
@@ -99,6 +99,26 @@ DCS_INLINE void column_step(const Options options, const Line<T> lines, double* 
     finish<kValues, kRhos>(lanes, options, lines, step, carry, after, j, advantages, targets, pg_advantages);
   });
 }
+
+#if defined(__AVX512F__)
+// Differences of floats 16 in a vector, carries double: half the instructions.
+template <bool kValues>
+DCS_INLINE void column_step_of_floats(const Options options, const Line<float> lines, double* carries, float* advantages, float* targets,
+                                      float* pg_advantages, bool is_last, int64_t count) {
+  const int64_t whole = count / Floats::kCount * Floats::kCount;
+  const Vector gate = splat(options.gamma * options.trace);
+  for (int64_t j = 0; j < whole; j += Floats::kCount) {
+    const Step<Floats> step = step_at<kValues, false, true>(Floats{}, options, lines, j, Floats::always(is_last));
+    const auto pass = static_cast<uint16_t>(~step.ends);
+    const Vector low = _mm512_mask3_fmadd_pd(gate, load(carries + j), Floats::low(step.delta), static_cast<__mmask8>(pass));
+    const Vector high = _mm512_mask3_fmadd_pd(gate, load(carries + j + 8), Floats::high(step.delta), static_cast<__mmask8>(pass >> 8));
+    store(carries + j, low), store(carries + j + 8, high);
+    const auto own = Floats::join(low, high);
+    finish<kValues, false>(Floats{}, options, lines, step, own, own, j, advantages, targets, pg_advantages);
+  }
+  column_steps<kValues, false, true>(options, lines, carries, advantages, targets, pg_advantages, is_last, whole, count);
+}
+#endif
 
 template <typename T, bool kValues, bool kRhos, bool kNumbers>
 void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {
@@ -113,7 +133,15 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
     const Place place{outer, t, inner, count};
     lines.read(problem, place);
     outputs.point(problem, place, false);
-    column_step<kValues, kRhos, kNumbers>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], t == problem.length - 1, count);
+    const bool is_last = t == problem.length - 1;
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
+      column_step_of_floats<kValues>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, count);
+      outputs.scatter(problem, place, false);
+      continue;
+    }
+#endif
+    column_steps<kValues, kRhos, kNumbers>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, 0, count);
     outputs.scatter(problem, place, false);
   }
 }
@@ -222,7 +250,7 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
       const Line<T> line = lines;
       double *const to = totals + (t - begin) * count, *const gates_to = gates + (t - begin) * count;
       const bool is_first = t == begin + n - 2, is_last = t == last;
-      for_lanes(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+      for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
         using L = decltype(lanes);
         const Step<L> step = step_at<false, false, false>(lanes, options, line, j, L::always(is_last));
         const auto own = L::select(step.ends, L::splat(0.0), step.gate);
@@ -244,7 +272,7 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
       outputs.point(problem, place, false);
       T* const targets = outputs.to[1];
       const double *const from = totals + (t - begin) * count, *const gates_from = gates + (t - begin) * count;
-      for_lanes(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
+      for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
         using L = decltype(lanes);
         auto after = L::load(total + j);
         if (is_inside) {

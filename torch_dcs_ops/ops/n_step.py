@@ -71,7 +71,7 @@ def _fake(*args: Any) -> Tensor:
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
     if tracked(*args):
         return n_step_formulas(*_with_dim(args, _check(*args)))
-    targets: Tensor = below(_OP, keyset, *args)
+    targets: Tensor = below(_op, keyset, *args)
     return targets
 
 
