@@ -50,7 +50,7 @@ __device__ __forceinline__ int64_t divided(int64_t a, int64_t b) {
   return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = NSBATCH, kNStepColumns = 2;
+constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
 
 // Contiguous time: a thread takes kVec results, in rows of whole kVec.
 template <typename T, int kN, bool kNext, int kVec>
@@ -145,7 +145,7 @@ __device__ __forceinline__ void load_nothing(Whole (&to)[kCount]) {
 
 // Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, walking back with the kN results that a step is part of.
 template <typename T, int kN, bool kNext>
-__global__ void __launch_bounds__(kNStepThreads, NSB) n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+__global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kColumns = kNStepColumns, kBatch = kNStepBatch;
   using Word = Vector<T, kColumns>;
@@ -304,7 +304,7 @@ class NStepLaunch {
   NStepLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {}
 
   cudaError_t run() {
-    constexpr int kOut = NOUT;
+    constexpr int kOut = 8;
     const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep && p_.terminated_is_bool &&
         p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
     if constexpr (sizeof(T) <= 4) {
@@ -367,7 +367,7 @@ class NStepLaunch {
   void rows() {
     constexpr int kVec = 16 / sizeof(T);
     // Of many steps each more is read again: by half as many threads where they take two vectors each.
-    if constexpr (sizeof(T) == 4 && kN >= NWIDE) {
+    if constexpr (sizeof(T) == 4 && kN >= 3) {
       if (time_is_in_vectors(2 * kVec)) return launch_rows<kN, kNext, 2 * kVec>();
     }
     launch_rows<kN, kNext, kVec>();

@@ -32,8 +32,8 @@ whose factor is 0 (lambda 1) is not read.
     G[n]_t = G[1]_t where end_t and at the last step, else
              r_t + gamma_t·((1 - lambda_t)·v'_t + lambda_t·G[n-1]_{t+1})
 
-With lambda 1 this is the n-step return (Sutton and Barto, 2nd edition, section 7.1). A v'_t or G[n-1]_{t+1} whose factor
-is 0 is not read.
+With lambda 1 this is the n-step return (Sutton and Barto, 2nd edition, section 7.1). A v'_t or G[n-1]_{t+1} whose
+factor is 0 is not read.
 
 gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
 against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
