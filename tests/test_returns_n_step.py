@@ -1,4 +1,4 @@
-"""`_n_step_returns`: its kernels against the reference (test_returns.py holds that against a definition), and the op."""
+"""`_n_step_returns`: its kernels against the reference, itself held by test_returns.py; and the op."""
 
 from __future__ import annotations
 
