@@ -307,7 +307,8 @@ class NStepLaunch {
     constexpr int kOut = 8;
     const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep && p_.terminated_is_bool &&
         p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
-    if constexpr (sizeof(T) <= 4) {
+    // The types that these are worth their code for.
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
       const bool few = plain && p_.steps <= kMostSteps;
       if (few && time_is_in_vectors(16 / sizeof(T))) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
