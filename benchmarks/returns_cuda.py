@@ -1,8 +1,8 @@
 """Returns on a GPU in float32, eager and compiled, as fractions of a copy of the bytes that cannot be done without.
 
 A step of GAE reads rewards and values (4 bytes each) and done (1), and writes advantages and returns: 17 bytes.
-V-trace reads the ratios too, 21; TD(lambda) reads rewards and next values and writes one tensor, 13. A copy of half as
-many bytes moves as many.
+V-trace reads the ratios too, 21; TD(lambda) reads rewards and next values, five-step returns rewards and values, and
+both write one tensor, 13. A copy of half as many bytes moves as many.
 """
 
 from __future__ import annotations

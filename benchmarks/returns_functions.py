@@ -60,6 +60,12 @@ def td_lambda(x: Rollout) -> Any:
     )
 
 
+def n_step(x: Rollout) -> Any:
+    return returns.n_step_returns(
+        x.rewards, x.values, n=5, bootstrap_value=x.bootstrap_value, terminated=x.done, gamma=GAMMA, time_dim=x.dim
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
     """`bytes`: what a step reads and writes in float32, done being bool."""
@@ -74,6 +80,7 @@ KINDS = (
     Kind("gae", gae, 17, {}),
     Kind("vtrace", vtrace, 21, {"rhos": True}),
     Kind("td_lambda", td_lambda, 13, {"next_values": True}),
+    Kind("n_step", n_step, 13, {}),
 )
 
 

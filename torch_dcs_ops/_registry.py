@@ -80,6 +80,10 @@ _SCHEMAS = (
     "Tensor? terminated, Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, "
     "Tensor? rhos, float clip_rho, float clip_c, float clip_pg, int dim, bool need_advantages, bool need_targets, "
     "bool need_pg) -> (Tensor, Tensor, Tensor)",
+    # Returns over n steps and then a value, in one pass (reference/returns.py). n beyond the data: all of it.
+    "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
+    "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
+    "-> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
     "softmax(Tensor input, int dim=-1) -> Tensor",
@@ -110,6 +114,7 @@ log_bmm_product = torch.ops.dcs._log_bmm_product.default
 max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
+n_step_returns = torch.ops.dcs._n_step_returns.default
 scale = torch.ops.dcs._scale.default
 softmax = torch.ops.dcs.softmax.default
 softmax_backward = torch.ops.dcs._softmax_backward.default

@@ -36,11 +36,11 @@ from torch import Tensor
 
 from . import _registry
 from .ops._autocast import widened
-from .ops._returns_call import autocast_operands, discount, fused_returns, threshold
-from .ops._temporal_difference_formulas import n_step_formulas, next_step, one_step_errors, times
-from .ops._validate import fail
+from .ops._returns_call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
+from .ops._temporal_difference_formulas import next_step, one_step_errors, times
 from .ops._validate_returns import (
     check_given,
+    check_n,
     check_one_bootstrap,
     check_return_types,
     check_returns,
@@ -206,31 +206,19 @@ def n_step_returns(
     Raises:
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
 
-    It is a scan over a window of n steps between pointwise operations, in eager mode a kernel each. Values are
-    subtracted before the scan and added after it, so an infinite or NaN value is seen by all steps that reach its own.
+    A value is read by the steps whose n steps end with it, and by those on the way where lambda_ is below 1. With
+    gradients recorded, and from n = the number of steps on, values are subtracted before a scan and added after it: an
+    infinite or NaN value is then seen by all steps that reach its own.
     """
     op = "n_step_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
     if isinstance(n, bool) or not isinstance(n, int | torch.SymInt):
         raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
-    if n < 1:
-        fail(op, f"n must be at least 1, got {n}")
-    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
-    values = None if next_values is not None else values
-    check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
-                       terminated=terminated, truncated=truncated)  # fmt: skip
-    rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
-        rewards, values, next_values, bootstrap_value, terminated, truncated
-    )
-    dim = check_returns(
-        op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, trace, None, time_dim,
-        False,
-    )  # fmt: skip
-    return n_step_formulas(
-        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, gamma_value, trace,
-        trace_value, dim, n,
+    check_n(op, n)
+    return fused_n_step_returns(
+        op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
+        gamma, lambda_, time_dim, n, check_discounts,
     )  # fmt: skip
 
 

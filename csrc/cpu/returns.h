@@ -16,6 +16,8 @@ struct ReturnsKernels {
   void (*columns)(const ReturnsProblem&, int64_t outer, int64_t inner, int64_t count);
   // Whole rows [begin, end), numbered outer * problem.inner + inner.
   void (*rows)(const ReturnsProblem&, int64_t begin, int64_t end);
+  // `_n_step_returns` of such columns; problem.steps * count doubles each in `totals` and `gates`.
+  void (*n_step)(const ReturnsProblem&, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates);
 };
 
 extern const ReturnsKernels kReturnsDefault;

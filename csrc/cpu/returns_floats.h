@@ -1,5 +1,6 @@
 // Steps of float side by side in float, 16 in a vector: a third of the instructions that 8 in double take, conversions left out. Only within a vector: what
-// is carried from one to the next stays double, so that no rounding adds up along a row. Of calls whose discounts are numbers that float holds the powers of.
+// is carried from one to the next stays double, so that no rounding adds up along a row. Of calls whose discounts are numbers; along rows, that float holds
+// the powers of.
 #pragma once
 
 #include <type_traits>
@@ -33,6 +34,12 @@ struct Floats {
   static DCS_INLINE Mask is_zero(Number value) { return _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_EQ_OQ); }
   static DCS_INLINE Number add(Number a, Number b) { return _mm512_add_ps(a, b); }
   static DCS_INLINE Number subtract(Number a, Number b) { return _mm512_sub_ps(a, b); }
+
+  static DCS_INLINE Vector low(Number value) { return _mm512_cvtps_pd(_mm512_castps512_ps256(value)); }
+  static DCS_INLINE Vector high(Number value) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1)); }
+  static DCS_INLINE Number join(Vector low, Vector high) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+  }
 };
 
 template <>

@@ -200,10 +200,10 @@ struct CallGates {
   DCS_INLINE const SameGates<L>& of(L) const { return wides; }
 };
 
-// run(lanes, j) over [0, count): Wide while there are enough left, then Single.
+// run(lanes, j) over [begin, count): Wide while there are enough left, then Single.
 template <typename Run>
-DCS_INLINE void for_lanes(int64_t count, const Run& run) {
-  int64_t j = 0;
+DCS_INLINE void for_lanes(int64_t begin, int64_t count, const Run& run) {
+  int64_t j = begin;
   for (; j + Wide::kCount <= count; j += Wide::kCount) run(Wide{}, j);
   for (; j < count; ++j) run(Single{}, j);
 }

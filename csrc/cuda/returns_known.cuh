@@ -21,6 +21,12 @@ ReturnsKnown<Acc> known_of(const ReturnsProblem& p, int steps) {
   return known;
 }
 
+// What a lane's steps up to each one make of a carry: y = total + gates * carry, in float.
+template <int kCount>
+struct Prefixes {
+  float totals[kCount], gates[kCount];
+};
+
 // A lane's steps, in the order of the scan: step 0 is the latest.
 template <typename Acc, int kForm, int kCount>
 struct KnownSteps {
@@ -68,6 +74,36 @@ struct KnownSteps {
       gates = clamped_mul(gates, call.power);
     }
     return {static_cast<Wide>(y), gates, cuts != 0};
+  }
+
+  // The same in float, and all the way there.
+  __device__ __forceinline__ Piece<float> total(const ReturnsKnown<Acc>& call, Prefixes<kCount>& prefixes) const {
+    const float gate = call.rates.gate.value + call.rates.gate.rest;
+    float y = 0, product = 1;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float own = kHasRhos ? clipped(rhos[i], call.clip_c) * gate : gate;
+      const float delta = kHasRhos ? clipped(rhos[i], call.clip_rho) * differences[i] : differences[i];
+      y = cuts >> i & 1 ? delta : fold(delta, own, y);
+      product *= own;
+      prefixes.totals[i] = y, prefixes.gates[i] = product;
+    }
+    return {y, product, cuts != 0};
+  }
+
+  // The results of all steps side by side, each from the carry itself.
+  template <typename Store>
+  __device__ __forceinline__ void results(const ReturnsKnown<Acc>& call, const Prefixes<kCount>& prefixes, float carry, const Store& store) const {
+    const float gate = call.rates.gate.value;
+    float before = carry;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float y = cuts & ((2u << i) - 1) ? prefixes.totals[i] : fold(prefixes.totals[i], prefixes.gates[i], carry);
+      float pg = 0;
+      if constexpr (kHasRhos) pg = clipped(rhos[i], call.clip_pg) * (cuts >> i & 1 ? differences[i] : fold(differences[i], gate, before));
+      store(i, y, kHasValues ? y + values[i] : y, pg);
+      before = y;
+    }
   }
 
   // `store(i, advantage, target, pg_advantage)` for every step; the carry after them.

@@ -11,6 +11,7 @@
 #include "cluster.cuh"
 #include "returns.h"
 #include "returns_columns.cuh"
+#include "returns_n_step.cuh"
 #include "returns_rows.cuh"
 #include "returns_small.cuh"
 #include "returns_walk.cuh"
@@ -375,6 +376,7 @@ class ReturnsLaunch {
 
 template <typename T>
 cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
+  if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }
 

@@ -107,6 +107,17 @@ struct ReturnsFewCall {
   double carried;  // gamma * lambda
 };
 
+// False. To find out, a thread reads the call's lines of parameters, and makes the addresses: put before a wait, it has them by then, which a compiler that moves
+// instructions behind the wait cannot undo (0.04 us).
+template <typename Acc>
+__device__ __forceinline__ bool all_of_call_is_zero(const ReturnsFewCall<Acc>& call, int at) {
+  uint32_t bits = at | call.columns;
+  const auto look = [&](const void* pointer) { bits |= static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer)); };
+  look(call.rewards), look(call.values), look(call.terminated), look(call.targets), look(call.next_values), look(call.rhos), look(call.pg_advantages);
+  for (const Acc number : {call.gamma, call.gate.value, call.clip_c, call.clip_pg}) bits |= __float_as_uint(number);
+  return bits == 0;
+}
+
 // base^kExponent for a power of two.
 template <int kExponent, typename Wide>
 __device__ __forceinline__ Wide static_power(Wide base) {
@@ -142,15 +153,13 @@ struct FewLeft<double, true> {
   __device__ __forceinline__ double gate(double) const { return gates; }
 };
 
-// The carry into a lane's steps; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
+// The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKnown<Acc> call, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
-  constexpr bool kGates = Steps::kHasRhos;
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
+  constexpr bool kGates = Steps::kHasRhos, kChecks = kGates && sizeof(Wide) == 4;
   constexpr int kColumns = kFewColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
-  call.power = static_cast<double>(lane_power);
-  const auto piece = steps.template total<Wide>(call);
   Wide total = piece.total, gates = piece.gates;
   // The nearest lane at or before this one in its column that a carry does not pass.
   const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
@@ -168,23 +177,29 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, ReturnsKno
       power = times(power, power);
     }
   }
-  if (lane >= 32 - kColumns) left[warp][group] = Left(total, gates, stops != 0);
+  // A product that float does not hold is told to all as one that is NaN: a barrier that reduces (__syncthreads_or) took 0.14 us more.
+  bool lost = false;
+  if constexpr (kChecks) lost = __any_sync(0xffffffffu, stops == 0 && !in_range(gates));
+  if (lane >= 32 - kColumns) left[warp][group] = Left(total, lost ? Wide(NAN) : gates, stops != 0 && !lost);
   // Into this lane: what lies before it in the warp, and in the warps before.
   Wide entering = shuffle_up(total, kColumns);
   if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
   if (place == 0) entering = 0, entering_gates = 1;
   const bool stopped = (stops & ~(1u << lane)) != 0;
-  if constexpr (kGates && sizeof(Wide) == 4) {
-    if (__syncthreads_or(stops == 0 && !in_range(gates))) return false;
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   // All are read before the first is used, those of no warp as well.
-  Left each[kWarps - 1];
+  Left each[kWarps];
 #pragma unroll
-  for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
+  for (int w = 0; w < kWarps; ++w) each[w] = left[w][group];
 #pragma unroll
-  for (int w = 0; w < kWarps - 1; ++w) reload(each[w].total);
+  for (int w = 0; w < kWarps; ++w) reload(each[w].total);
+  if constexpr (kChecks) {
+    // All warps find the same.
+    bool any = false;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) any = any || (w < static_cast<int>(blockDim.x) / 32 && each[w].gates != each[w].gates);
+    if (__any_sync(0xffffffffu, any)) return false;
+  }
   Wide carried = 0;
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) {
@@ -207,15 +222,18 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   const int first = warp * kFewWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
   const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
+  let_next_launch_begin();
+  if (all_of_call_is_zero(call, at + 1)) return;
   wait_for_launches_before();
   Steps steps;
 
+  // A base that is the same for all, and 32 bits.
+  const auto step_of = [&](auto* data, int i) { return data + static_cast<uint32_t>(at - i * columns); };
   const auto load = [&](const void* data, Acc(&to)[kSteps]) {
-    const T* from = static_cast<const T*>(data) + at;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i, from -= columns) {
+    for (int i = 0; i < kSteps; ++i) {
       T value = cast<T>(Acc(0));
-      if (kEven || i < count) value = *from;
+      if (kEven || i < count) value = *step_of(static_cast<const T*>(data), i);
       to[i] = cast<Acc>(value);
     }
   };
@@ -227,15 +245,15 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   if constexpr (!Steps::kHasNext) {
     const T* from = static_cast<const T*>(call.values) + (at + columns);
     if (first == 0) from = static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
-    if (place == 0 && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
+    // Where the common call reads it for every lane: a shuffle's time is saved, and the line is there.
+    if ((kEven || place == 0) && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
   uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
   const auto load_flags = [&](const uint8_t* data, uint8_t(&to)[kSteps]) {
     const int flags = kEven || data ? count : 0;
-    const uint8_t* from = data + at;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i, from -= columns)
-      if (kEven || i < flags) to[i] = *from;
+    for (int i = 0; i < kSteps; ++i)
+      if (kEven || i < flags) to[i] = *step_of(data, i);
   };
   load_flags(call.terminated, terminated);
   if constexpr (!kEven) load_flags(call.truncated, truncated);
@@ -249,39 +267,41 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   known.rates.gamma = call.gamma, known.rates.rest = call.rest, known.rates.gate = call.gate;
   Acc behind = 0;
   if constexpr (!Steps::kHasNext) {
-    behind = shuffle_up(steps.values[kSteps - 1], kColumns);
-    if (place == 0) behind = cast<Acc>(bootstrap);
+    if constexpr (!kEven) behind = shuffle_up(steps.values[kSteps - 1], kColumns);
+    if (kEven || place == 0) behind = cast<Acc>(bootstrap);
   }
   steps.make_differences(known, behind, first == 0);
-  T* const advantages = static_cast<T*>(call.advantages) + at;
-  T* const targets = static_cast<T*>(call.targets) + at;
-  T* const pg_advantages = static_cast<T*>(call.pg_advantages) + at;
-  const auto finish = [&](Acc carry) {
-    steps.results(known, carry, [&](int i, Acc advantage, Acc target, Acc pg) {
-      if (!kEven && i >= count) return;
-      if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) advantages[-i * columns] = cast<T>(advantage);
-      if (kEven || call.targets) targets[-i * columns] = cast<T>(target);
-      if (Steps::kHasRhos && (kEven || call.pg_advantages)) pg_advantages[-i * columns] = cast<T>(pg);
-    });
+  const auto store = [&](int i, Acc advantage, Acc target, Acc pg) {
+    if (!kEven && i >= count) return;
+    if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) *step_of(static_cast<T*>(call.advantages), i) = cast<T>(advantage);
+    if (kEven || call.targets) *step_of(static_cast<T*>(call.targets), i) = cast<T>(target);
+    if (Steps::kHasRhos && (kEven || call.pg_advantages)) *step_of(static_cast<T*>(call.pg_advantages), i) = cast<T>(pg);
+  };
+  const auto in_double = [&](auto& left) {
+    const double power = static_power<kSteps>(call.carried);
+    known.power = power;
+    Acc carry;
+    few_columns_carry<double>(steps, steps.template total<double>(known), power, left, carry);
+    steps.results(known, carry, store);
   };
   __shared__ FewLeft<Wide, Steps::kHasRhos> left[kWarps][kColumns];
-  Acc carry;
-  if constexpr (sizeof(Wide) == 4) {
-    const float power = static_power<kSteps>(call.gate.value + call.gate.rest);
-    const bool held = few_columns_carry<float>(steps, known, power, left, carry);
+  if constexpr (sizeof(Wide) == 8) {
+    in_double(left);
+  } else {
+    Prefixes<kSteps> prefixes;
+    const auto piece = steps.total(known, prefixes);
+    float carry;
+    const bool held = few_columns_carry<float>(steps, piece, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
     if constexpr (Steps::kHasRhos) {
       if (__builtin_expect(!held, 0)) {
         // To its own end: the common way's instructions stay together.
         __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
-        few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), wide_left, carry);
-        finish(carry);
+        in_double(wide_left);
         return;
       }
     }
-  } else {
-    few_columns_carry<double>(steps, known, static_power<kSteps>(call.carried), left, carry);
+    steps.results(known, prefixes, carry, store);
   }
-  finish(carry);
 }
 
 }  // namespace dcs

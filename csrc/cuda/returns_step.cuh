@@ -78,6 +78,12 @@ inline double finite_power(double base, int exponent) {
 // A minimum that keeps a NaN.
 template <typename Acc>
 __device__ __forceinline__ Acc clipped(Acc rho, Acc most) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<Acc, float>) {
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(rho) : "f"(rho), "f"(most));
+    return rho;
+  }
+#endif
   return rho > most ? most : rho;
 }
 

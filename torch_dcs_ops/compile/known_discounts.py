@@ -18,9 +18,10 @@ from torch import fx
 from .. import _registry
 
 # What may take a discount: none of them writes to it, or gives it another name.
-_READERS = (_registry.discounted_cumsum_tensor, _registry.temporal_difference_scan)
+_RETURNS = (_registry.temporal_difference_scan, _registry.n_step_returns)
+_READERS = (_registry.discounted_cumsum_tensor, *_RETURNS)
 
-# Positions of the discounts of `_temporal_difference_scan`; behind each is its number.
+# Positions of the discounts of both of `_RETURNS`; behind each is its number.
 _DISCOUNTS = (6, 8)
 
 
@@ -31,7 +32,7 @@ def give_numbers(graph: fx.Graph) -> int:
         number = number_of(node.args[1]) if len(node.args) == 2 else None
         if number is not None:
             changes.append((node, _registry.discounted_cumsum_number, (node.args[0], number)))
-    for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan):
+    for node in (node for op in _RETURNS for node in graph.find_nodes(op="call_function", target=op)):
         args = list(node.args)
         for place in _DISCOUNTS:
             number = number_of(args[place])

@@ -3,6 +3,7 @@
 from . import scan as _scan  # isort: skip  # The private family that the others are fronts of.
 from . import cross_entropy_rows as _cross_entropy_rows  # isort: skip
 from . import temporal_difference as _temporal_difference  # isort: skip
+from . import n_step as _n_step  # isort: skip
 from .cumsum import cumsum
 from .discounted_cumsum import discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
 from .linear_cross_entropy import linear_cross_entropy

@@ -17,6 +17,7 @@ from ._validate_returns import check_return_types, check_returns
 from .discounted_cumsum import as_number, number_as_tensor
 
 _scan = _registry.temporal_difference_scan
+_n_step = _registry.n_step_returns
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -76,25 +77,53 @@ def fused_returns(
         rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
         rhos, *clips, time_dim, *needs,
     )  # fmt: skip
-    results: tuple[Tensor, Tensor, Tensor]
+    results: tuple[Tensor, Tensor, Tensor] = _call(_scan, args, op, needs[0] or needs[2], lambda_name)
+    return results
+
+
+def fused_n_step_returns(
+    op: str,
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Any,
+    lambda_: Any,
+    time_dim: int,
+    n: int,
+    check_discounts: bool,
+) -> Tensor:
+    """The same for returns over n steps."""
+    gamma, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
+    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
+    args = (
+        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
+        time_dim, n,
+    )  # fmt: skip
+    targets: Tensor = _call(_n_step, args, op, False, "lambda_")
+    return targets
+
+
+def _call(fused: Any, args: tuple[Any, ...], op: str, wants_more_than_targets: bool, lambda_name: str) -> Any:
     if is_compiling():
-        results = _scan(*args)
-        return results
+        return fused(*args)
+    rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, _, trace = args[:9]
+    rhos, time_dim = (args[10], args[14]) if fused is _scan else (None, args[10])
     try:
         if _is_observed(rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos):
-            results = _scan(*args)
-        else:
-            # Nothing to record: past the Python kernel at the Autograd key.
-            with _below_autograd():
-                results = _scan(*args)
-        return results
+            return fused(*args)
+        # Nothing to record: past the Python kernel at the Autograd key.
+        with _below_autograd():
+            return fused(*args)
     except (IndexError, RuntimeError, TypeError):
         tensors = {"values": values, "next_values": next_values, "bootstrap_value": bootstrap_value,
                    "terminated": terminated, "truncated": truncated, "rhos": rhos}  # fmt: skip
         check_return_types(op, rewards, time_dim, **tensors)
         check_returns(
             op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos, time_dim,
-            needs[0] or needs[2], lambda_name=lambda_name,
+            wants_more_than_targets, lambda_name=lambda_name,
         )  # fmt: skip
         raise
 

@@ -80,6 +80,11 @@ def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed:
         fail(op, "next_values or bootstrap_value must be given, got neither")
 
 
+def check_n(op: str, n: Any) -> None:
+    if known(n < 1):
+        fail(op, f"n must be at least 1, got {n}")
+
+
 def check_given(op: str, name: str, tensor: Any) -> None:
     if tensor is None:
         fail(op, f"{name} must be given, got None")

@@ -103,20 +103,23 @@ _ROW = (3,)
 _DISCOUNTS = (6, 8)
 
 
+def batched_operands(args: tuple[Any, ...]) -> tuple[ScanBatch, list[Any]]:
+    """The arguments up to rhos, or to the ones before, with the batch in front of every tensor."""
+    ndim = args[0].dim()
+    batch = ScanBatch(*[arg if isinstance(arg, Tensor) else None for arg in args])
+    operands = list(args)
+    for places, placed in ((_FULL, batch.full), (_ROW, batch.row), (_DISCOUNTS, batch.gamma)):
+        for index in places:
+            if index < len(args):
+                operands[index] = placed(index, ndim)
+    return batch, operands
+
+
 def _vmap(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
     dim = _check(*args)
-    ndim = args[0].dim()
-    batch = ScanBatch(*[arg if isinstance(arg, Tensor) else None for arg in args[:11]])
-    operands = list(args)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
-        for index in _FULL:
-            operands[index] = batch.full(index, ndim)
-        for index in _ROW:
-            operands[index] = batch.row(index, ndim)
-        for index in _DISCOUNTS:
-            operands[index] = batch.gamma(index, ndim)
-        operands[14] = dim + 1
-        results = _op(*operands)
+        batch, operands = batched_operands(args[:11])
+        results = _op(*operands, *args[11:14], dim + 1, *args[15:])
         needs = args[15:]
         a, b, c = (
             batch.wrap(result if need else result.new_empty(batch.size, 0))

@@ -26,6 +26,15 @@ and Barto, 2nd edition, equation 12.18)
 with v'_t = next_values_t, or (without next_values) 0, at the last step bootstrap_value, and 0 where truncated_t. A v'_t
 whose factor is 0 (lambda 1) is not read.
 
+`dcs::_n_step_returns`: with v' as there (without next_values: of values_{t+1}),
+
+    G[1]_t = r_t + gamma_t·v'_t, without v' where terminated_t
+    G[n]_t = G[1]_t where end_t and at the last step, else
+             r_t + gamma_t·((1 - lambda_t)·v'_t + lambda_t·G[n-1]_{t+1})
+
+With lambda 1 this is the n-step return (Sutton and Barto, 2nd edition, section 7.1). A v'_t or G[n-1]_{t+1} whose
+factor is 0 is not read.
+
 gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
 against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
 NaN; without rhos every ratio is 1, and no bound is read. A NaN or an infinity reaches every step that the recurrence
@@ -103,6 +112,50 @@ def temporal_difference_scan(
     results = zip((advantages, targets, pg_advantages), (need_advantages, need_targets, need_pg), strict=True)
     a, b, c = (_stack(steps, rewards, dim) if need else rewards.new_empty(0) for steps, need in results)
     return a, b, c
+
+
+def n_step_returns(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> Tensor:
+    """G[n] of every step; min(n, steps) passes over the data. Arguments are validated already."""
+    length = rewards.size(dim)
+    if rewards.numel() == 0:
+        return torch.empty_like(rewards)
+    r = rewards.to(torch.float64)
+    no = torch.zeros_like(rewards, dtype=torch.bool)
+    terminates, truncates = (no if flag is None else flag != 0 for flag in (terminated, truncated))
+    if next_values is not None:
+        after = next_values.to(torch.float64)
+    else:
+        rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
+        last = r.new_zeros(rows) if bootstrap_value is None else bootstrap_value.to(torch.float64).expand(rows)
+        following = torch.zeros_like(r) if values is None else values.to(torch.float64)
+        after = torch.cat((following.narrow(dim, 1, length - 1), last.unsqueeze(dim)), dim)
+        after = after.masked_fill(truncates, 0.0)
+    gammas = wide_gates(rewards, gamma, gamma_value, dim)
+    rates = gammas * wide_gates(rewards, trace, trace_value, dim)
+    ends = (terminates | truncates).index_fill(dim, torch.tensor([length - 1], device=rewards.device), True)
+
+    def plus_after(factors: Tensor) -> Tensor:
+        return r + torch.where(terminates | (factors == 0), 0.0, factors * after)
+
+    own, mixed = plus_after(gammas), plus_after(gammas - rates)
+    targets = own
+    for _ in range(min(n, length) - 1):
+        targets = torch.where(ends | (rates == 0), own, mixed + rates * targets.roll(-1, dim))
+    output = torch.empty_like(rewards)
+    return output.copy_(targets)
 
 
 def _steps(tensor: Tensor, dim: int) -> tuple[Tensor, ...]:

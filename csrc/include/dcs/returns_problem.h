@@ -45,6 +45,7 @@ struct ReturnsProblem {
   bool terminated_is_bool = true, truncated_is_bool = true;  // else in `dtype`
   ReturnsDiscount gamma, trace;
   double clip_rho = 1.0, clip_c = 1.0, clip_pg = 1.0;
+  int64_t steps = 0;  // `_n_step_returns` over so many, fewer than `length`, into `targets`; values are v' of the step before. 0: the scan
 
   ReturnsOutput advantages, targets, pg_advantages;  // without values, `targets` alone
 

@@ -1,0 +1,164 @@
+"""Returns over n steps: `n_step_returns`, with the meaning of the private op `_n_step_returns`.
+
+A program takes a block of results, neighbours in memory, and goes through their windows from the last step back: n
+reads of every step, all but the first of them from caches. In float64, as in the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import on_device
+from .problem import Layout, Operand, read_gates
+from .tile import load_gamma
+
+BLOCK = 256
+
+
+@triton.jit
+def rate_at(row, offset, row_rate, valid, GATES: tl.constexpr):
+    """gamma, or the trace, of a step, in float64."""
+    if GATES == "step":
+        return tl.load(row + offset, mask=valid, other=0).to(tl.float64)
+    else:
+        return row_rate
+
+
+@triton.jit
+def row_rate_of(row, bits, valid, BLOCK: tl.constexpr, GATES: tl.constexpr):
+    ones = tl.full((BLOCK,), 1.0, tl.float64)
+    if GATES == "row":
+        return tl.load(row, mask=valid, other=0).to(tl.float64)
+    elif GATES == "step":
+        return ones
+    else:
+        return ones * load_gamma(row, bits, "scalar")
+
+
+@triton.jit(do_not_specialize=["gamma_bits", "trace_bits", "n"])
+def n_step(
+    reward_ptr, value_ptr, next_ptr, bootstrap_ptr, terminated_ptr, truncated_ptr, gamma_ptr, trace_ptr, target_ptr,
+    gamma_bits: tl.int64, trace_bits: tl.int64, n: tl.int64,
+    T, outer_size, inner_size,
+    reward_outer, reward_time, reward_inner, value_outer, value_time, value_inner, next_outer, next_time, next_inner,
+    bootstrap_outer, bootstrap_inner, terminated_outer, terminated_time, terminated_inner,
+    truncated_outer, truncated_time, truncated_inner, gamma_outer, gamma_time, gamma_inner,
+    trace_outer, trace_time, trace_inner, target_outer, target_time, target_inner,
+    BLOCK: tl.constexpr, VALUES: tl.constexpr, NEXT: tl.constexpr, BOOTSTRAP: tl.constexpr, TERMINATED: tl.constexpr,
+    TRUNCATED: tl.constexpr, GAMMA: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK results in the order (outer, time, inner). Strides are in elements; GAMMA, TRACE: tile.py's
+    gates."""
+    # Not from float64 to bfloat16 in one: the interpreter does not know how.
+    RESULT: tl.constexpr = tl.float32 if reward_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.float64
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    steps = tl.zeros((), tl.int64) + T
+    inside = index < steps * outer_size * inner_size
+    inner = index % inner_size
+    first = index // inner_size % steps
+    outer = index // inner_size // steps
+    reward_row = reward_ptr + outer * reward_outer + inner * reward_inner
+    value_row = value_ptr + outer * value_outer + inner * value_inner
+    next_row = next_ptr + outer * next_outer + inner * next_inner
+    terminated_row = terminated_ptr + outer * terminated_outer + inner * terminated_inner
+    truncated_row = truncated_ptr + outer * truncated_outer + inner * truncated_inner
+    gamma_row = gamma_ptr + outer * gamma_outer + inner * gamma_inner
+    trace_row = trace_ptr + outer * trace_outer + inner * trace_inner
+    row_gamma = row_rate_of(gamma_row, gamma_bits, inside, BLOCK, GAMMA)
+    row_trace = row_rate_of(trace_row, trace_bits, inside, BLOCK, TRACE)
+    bootstrap = tl.zeros((BLOCK,), tl.float64)
+    if BOOTSTRAP:
+        bootstrap_row = bootstrap_ptr + outer * bootstrap_outer + inner * bootstrap_inner
+        bootstrap = tl.load(bootstrap_row, mask=inside, other=0).to(tl.float64)
+
+    result = tl.zeros((BLOCK,), tl.float64)
+    back = n * 0
+    while back < n:
+        t = first + (n - 1 - back)
+        valid = inside & (t < steps)
+        last = t == steps - 1
+        reward = tl.load(reward_row + t * reward_time, mask=valid, other=0).to(tl.float64)
+        after = tl.zeros((BLOCK,), tl.float64)
+        if NEXT:
+            after = tl.load(next_row + t * next_time, mask=valid, other=0).to(tl.float64)
+        elif VALUES:
+            after = tl.load(value_row + (t + 1) * value_time, mask=valid & (t + 1 < steps), other=0).to(tl.float64)
+        terminal = last & False
+        truncation = last & False
+        if TERMINATED:
+            terminal = tl.load(terminated_row + t * terminated_time, mask=valid, other=0) != 0
+        if TRUNCATED:
+            truncation = tl.load(truncated_row + t * truncated_time, mask=valid, other=0) != 0
+        if not NEXT:
+            after = tl.where(last, bootstrap, after)
+            after = tl.where(truncation, 0.0, after)
+        gamma = rate_at(gamma_row, t * gamma_time, row_gamma, valid, GAMMA)
+        rate = gamma * rate_at(trace_row, t * trace_time, row_trace, valid, TRACE)
+        closes = (back == 0) | last | terminal | truncation | (rate == 0)
+        weight = tl.where(closes, gamma, gamma - rate)
+        own = reward + tl.where(terminal | (weight == 0), 0.0, weight * after)
+        # Steps beyond the data are in no window.
+        result = tl.where(valid, tl.where(closes, own, own + rate * result), result)
+        back += 1
+    target_row = target_ptr + outer * target_outer + inner * target_inner
+    tl.store(target_row + first * target_time, result.to(RESULT).to(target_ptr.dtype.element_ty), mask=inside)
+
+
+def n_step_returns(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> Tensor:
+    """Targets like `rewards`, in one launch.
+
+    The meaning of ``dcs::_n_step_returns`` (reference/returns.py), whose arguments are validated already; any strides,
+    float16 to float64.
+    """
+    targets = torch.empty_like(rewards)
+    if rewards.numel() == 0:
+        return targets
+    layout = Layout(targets, dim)
+    gammas = read_gates(gamma, gamma_value, rewards, dim)
+    traces = read_gates(trace, trace_value, rewards, dim)
+    rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
+
+    def flags(tensor: Tensor | None) -> Operand:
+        return layout.steps(tensor.view(torch.uint8) if tensor is not None and tensor.dtype == torch.bool else tensor)
+
+    def rates(kind: str, tensor: Tensor | None) -> Operand:
+        return layout.steps(tensor) if kind == "step" else layout.row_values(tensor)
+
+    bootstrap = layout.row_values(None if bootstrap_value is None else bootstrap_value.expand(rows))
+    full = [layout.steps(tensor) for tensor in (rewards, values, next_values)]
+    ends = [flags(terminated), flags(truncated)]
+    discounts = [rates(gammas.kind, gammas.tensor), rates(traces.kind, traces.tensor)]
+    result = layout.steps(targets)
+
+    def pointer(operand: Operand) -> Tensor:
+        # Where a flag says that there is none, any tensor stands for it.
+        return rewards if operand.tensor is None else operand.tensor
+
+    def strides(*operands: Operand) -> list[int]:
+        return [stride for o in operands for stride in (o.outer, o.time, o.inner)]
+
+    with on_device(rewards):
+        n_step[(triton.cdiv(rewards.numel(), BLOCK),)](
+            *map(pointer, (*full, bootstrap, *ends, *discounts, result)), gammas.bits, traces.bits,
+            min(n, layout.length), layout.length, layout.outer, layout.inner,
+            *strides(*full), bootstrap.outer, bootstrap.inner, *strides(*ends, *discounts, result),
+            BLOCK=BLOCK, VALUES=values is not None, NEXT=next_values is not None, BOOTSTRAP=bootstrap_value is not None,
+            TERMINATED=terminated is not None, TRUNCATED=truncated is not None, GAMMA=gammas.kind, TRACE=traces.kind,
+        )  # fmt: skip
+    return targets
