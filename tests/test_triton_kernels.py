@@ -259,7 +259,7 @@ def test_columns_held(
 ) -> None:
     """Whole columns, and long ones in parts of 128 steps."""
     monkeypatch.setattr(launchers, "BUSY_PROGRAMS", 4)
-    monkeypatch.setattr(launchers, "COLUMN_STEPS", (64, 128))
+    monkeypatch.setattr(launchers, "COLUMN_STEPS", (64, 64, 128))
     taken: list[object] = []
     run_columns = launchers._Problem.run_columns
     monkeypatch.setattr(
