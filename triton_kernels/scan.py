@@ -329,7 +329,7 @@ class _Problem:
         fitting = triton.next_power_of_2(triton.cdiv(COLUMN_VALUES, rows))
         steps = min(triton.next_power_of_2(length), max(middle, min(most, fitting)))
         columns = min(64, max(16, 32 * most // steps), triton.next_power_of_2(self.layout.inner))
-        while columns > 16 and rows < columns * BUSY_PROGRAMS // 2:
+        while columns > 16 and rows < columns * (2 * BUSY_PROGRAMS // 5):
             columns //= 2
         if length > steps and rows < columns * BUSY_PROGRAMS // 4:
             return None
