@@ -144,6 +144,15 @@ class Case:
         assert output.stride() == torch.empty_like(self.x).stride()
         assert_close(output, expected, scale)
 
+    def check_non_finite(self, launchers: ModuleType, reverse: bool) -> None:
+        """Infinities and NaNs are where the recurrence has them, and nowhere else."""
+        arguments = (self.value, self.dim, reverse, False)
+        output = launchers.scan(*on_device(self.x, self.gamma), *arguments, *on_device(self.initial, self.reset), None)
+        gates = expanded(self.gamma, self.value, self.x, self.dim)
+        initial = None if self.initial is None else self.initial.double()
+        expected = recurrence(self.x.double(), gates.double(), self.dim, reverse, False, initial, self.reset)
+        assert torch.equal(output.cpu().isfinite(), expected.isfinite())
+
     def check_backward(self, launchers: ModuleType, reverse: bool) -> None:
         gates = expanded(self.gamma, self.value, self.x, self.dim)
         wide_initial = None if self.initial is None else self.initial.double()
@@ -239,6 +248,29 @@ def test_long_rows(launchers: ModuleType, long: int, dim: int, started: bool, re
         case = Case(shape, dim, gates=gates, value=0.999, started=started, resets=resets)
         case.check(launchers, reverse)
         case.check_backward(launchers, reverse)
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", [1.0, -0.7, 0.0, pytest.param(0.999, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 70, 9), (257, 16), pytest.param((300, 70), marks=pytest.mark.slow)])
+def test_columns_held(
+    launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], value: float, dtype: torch.dtype
+) -> None:
+    """Whole columns, and long ones in parts of 128 steps."""
+    monkeypatch.setattr(launchers, "BUSY_PROGRAMS", 4)
+    monkeypatch.setattr(launchers, "COLUMN_STEPS", (64, 64, 128))
+    taken: list[object] = []
+    run_columns = launchers._Problem.run_columns
+    monkeypatch.setattr(
+        launchers._Problem, "run_columns", lambda self, block: (taken.append(block), run_columns(self, block))
+    )
+    for reverse in (False, True):
+        case = Case(shape, len(shape) - 2, dtype, "sum" if value == 1 else "scalar", value, started=reverse)
+        case.check(launchers, reverse)
+    case.x.select(case.dim, 40)[..., 0] = float("inf")
+    case.check_non_finite(launchers, True)
+    assert len(taken) == 3
 
 
 @kernel_test

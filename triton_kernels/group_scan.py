@@ -13,7 +13,7 @@ And scans along whole columns, for rows whose steps lie apart in memory: a threa
 import triton
 import triton.language as tl
 
-from .tile import backwards, discounted, pack, split_gamma, unpack
+from .tile import backwards, discounted, pack, power_of_two_power, split_gamma, unpack
 
 
 @triton.jit
@@ -74,18 +74,20 @@ def _join_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, valu
 
 
 @triton.jit
-def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
+def discounted_columns(gates, values, gamma, V: tl.constexpr):
     """The recurrence over whole columns with one gamma: a tile (P, R) in `column_order`, of the dtype of `values`.
 
-    A gate of NaN is a reset. A group's sums from a carry of zero are float32, and every step adds its power of gamma
-    times the carry; what is carried from group to group is float64. Where the recurrence runs on from the carry,
-    rounded at every step, the error for gamma = 0.999 and ones is three times that.
+    gamma: a number of at most 1 in magnitude, taken as float64. A gate of NaN is a reset. A group's sums from a carry
+    of zero are float32, and every step adds its power of gamma times the carry; what is carried from group to group is
+    float64. Where the recurrence runs on from the carry, rounded at every step, the error for gamma = 0.999 and ones is
+    three times that.
     """
     P: tl.constexpr = values.shape[0]
     J: tl.constexpr = values.shape[1] // V
     gate = steps_of(gates, V)
     value = steps_of(values, V)
-    nearest, rest = split_gamma(tl.full((P, J), GAMMA, tl.float64))
+    gamma = tl.full((), gamma, tl.float64)
+    nearest, rest = split_gamma(gamma)
     total = value[0].to(tl.float32)
     cut = gate[0] != gate[0]
     totals = (total,)
@@ -95,7 +97,7 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
         step = value[i].to(tl.float32)
         total = tl.where(reset, step, discounted(step, total, nearest, rest, "scalar"))
         totals = totals + (total,)
-    product = tl.where(cut, float("nan"), tl.full((P, J), GAMMA**V, tl.float64))
+    product = tl.where(cut, float("nan"), power_of_two_power(gamma, V, False))
     one = tl.full((P, J), 1, tl.float64)
     zero = tl.full((P, J), 0, tl.float64)
     _, _, _, carried = tl.associative_scan((product, total.to(tl.float64), one, zero), 1, _join_exclusive)
@@ -107,16 +109,19 @@ def discounted_columns(gates, values, GAMMA: tl.constexpr, V: tl.constexpr):
     # not finite meets powers of gamma's sign instead.
     finite_carry = tl.where(carry - carry == 0, carry, 0)
     other_carry = tl.where(carry - carry == 0, 0, carry)
-    SIGN: tl.constexpr = (GAMMA > 0) - (GAMMA < 0)
+    sign = tl.where(gamma > 0, 1.0, tl.where(gamma < 0, -1.0, 0.0))
+    power = gamma
+    sign_power = sign
     results = ()
     for i in tl.static_range(V):
         finite_carry = tl.where(gate[i] != gate[i], 0, finite_carry)
         other_carry = tl.where(gate[i] != gate[i], 0, other_carry)
-        power = tl.full((P, J), GAMMA ** (i + 1), tl.float64)
         nearest = power.to(tl.float32)
         rest = (power - nearest.to(tl.float64)).to(tl.float32)
-        carried_here = nearest * finite_carry + (rest * finite_carry + SIGN ** (i + 1) * other_carry)
+        carried_here = nearest * finite_carry + (rest * finite_carry + sign_power * other_carry)
         results = results + (totals[i] + carried_here,)
+        power *= gamma
+        sign_power *= sign
     return tile_of(results, V).to(values.dtype)
 
 
