@@ -25,7 +25,7 @@ __device__ __forceinline__ W* copy_of_pieces(W* words, const StreamParams& param
   return words + static_cast<int64_t>(copy) * params.rows * params.tiles;
 }
 
-// Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp's loads were of whole lines; those
+// Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp reads whole lines; those
 // from `window` on do not exist. Every lane gets the total of all and the product of their gates.
 template <int kWindow>
 __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&gates)[kWindow], uint32_t window, double& sum, double& product) {
