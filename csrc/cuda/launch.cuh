@@ -198,9 +198,9 @@ void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
-  constexpr RingSize kSize = ring_size(kTensors, sizeof(T));
+  constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep);
   using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
-  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T)));
+  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep));
   launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow,
                                                                       stream_params<T>(problem, plan, workspace), stream);
 }

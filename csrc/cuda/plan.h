@@ -82,16 +82,19 @@ constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stage
 struct RingSize {
   int warps, vectors, stages, ahead;
 };
-constexpr RingSize ring_size(int tensors, int64_t bytes) {
+// With a gamma a step, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the totals late.
+constexpr RingSize ring_size(int tensors, int64_t bytes, bool step) {
   if (tensors == 1) return {16, 5, 5, 2};
-  if (tensors == 3) return {16, 3, 3, 1};
+  if (tensors == 3) return {9, 3, 5, 2};
+  if (step) return bytes == 2 ? RingSize{14, 3, 5, 2} : RingSize{8, 5, 5, 2};
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
-constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
-  const RingSize size = ring_size(tensors, bytes);
+constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step) {
+  const RingSize size = ring_size(tensors, bytes, step);
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
+constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (step_window.cuh)
 constexpr double kMostRingGamma = 1.25;
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
@@ -265,17 +268,16 @@ class Planner {
       // Rows in nearly full waves of blocks need no block to wait for another.
       const int64_t wave = 2 * device_.multiprocessors;
       plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
-      // A gamma a step for halves, forward, stays with the first form: 16 rows of 1048576 take 44 us there, 49 in a ring.
-      const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes;
+      const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
       // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
-      plan.ring = has_ring && folds && !plan.alone && (bytes == 4 || !step || p_.backward);
+      plan.ring = has_ring && folds && !plan.alone;
       if (plan.ring) {
-        const RingSize size = ring_size(tensors, bytes);
+        const RingSize size = ring_size(tensors, bytes, step);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }
       plan.tiles = ceil_div(length, plan.tile_elements);
-      if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
+      if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (!step ? 16 : plan.ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
       return true;
     }
     plan.tiles = ceil_div(length, plan.tile_elements);

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   using Layout = RingLayout<T, kStep, kReverse, Shape>;
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages, kSlice = Shape::kSlice;
   constexpr int kTileVectors = Shape::kTile, kAhead = Shape::kAhead, kTurns = kAhead + 1;
-  static_assert((kWarps & (kWarps - 1)) == 0 && kWarps <= 16 && kVectors % 2 == 1 && kStages >= kAhead + 2);
+  static_assert((kStep || (kWarps & (kWarps - 1)) == 0) && kWarps <= 16 && kVectors % 2 == 1 && kStages >= kAhead + 2);
   static_assert(Shape::kTensors == 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0));
   constexpr bool kShort = sizeof(T) == 2;
   using Chunk = Vector<T, kVec>;

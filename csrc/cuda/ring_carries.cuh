@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ring_shared.cuh"
+#include "step_window.cuh"
 
 namespace dcs {
 
@@ -60,7 +61,6 @@ struct WarpTotals {
 
 template <bool kStep, int kVec, typename Shape>
 __device__ __forceinline__ void publish_totals(const StreamParams& params, RingShared<kStep, Shape>& shared) {
-  constexpr int kWords = kStep ? 2 : 1;
   Word* const words = static_cast<Word*>(params.statuses);
   WarpTotals<kStep, kVec, Shape> warps(params);
   uint32_t index = blockIdx.x, phase = 0;
@@ -69,9 +69,11 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
     warps.set_row(now.row);
     wait(&shared.totals_ready[turn], phase);
     warps.fold_warps(shared, turn);
-    if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
-      if constexpr (kStep) store_word(words + kWords * static_cast<int64_t>(index) + 1, __double_as_longlong(warps.gates), 1);
-      store_word(words + kWords * static_cast<int64_t>(index), __double_as_longlong(warps.total), 1);
+    if constexpr (kStep) {
+      const double total = shuffle(warps.total, Shape::kWarps - 1), gates = shuffle(warps.gates, Shape::kWarps - 1);
+      if (warps.lane < kStepCopies && now.tile + 1 < params.tiles) store_piece(copy_of_pieces(words, params, warps.lane) + index, total, gates);
+    } else if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
+      store_word(words + index, __double_as_longlong(warps.total), 1);
     }
     __syncwarp();
     if (warps.lane == 0) arrive(&shared.carries_ready[turn]);  // the totals have been read
@@ -82,56 +84,42 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
 // The tiles before the one of this index, `window` of them: their total and the product of their gates, in all lanes.
 template <bool kStep, typename Shape>
 struct Window {
-  static constexpr int kWindow = Shape::kWindow, kWords = kStep ? 2 : 1;
+  static constexpr int kWindow = Shape::kWindow;
   double sum = 0.0, product = 1.0;
 
   // `far_power`: of one gamma over 32 tiles; `lane_weight`: over `lane` of them.
   __device__ __forceinline__ void collect(const Word* words, uint32_t index, uint32_t window, double far_power, double lane_weight) {
     const int lane = threadIdx.x % 32;
-    // Lane l reads the tiles l, l + 32, ... before the nearest; with a gamma a step, the kWindow tiles from l * kWindow on.
-    Word read[kWindow * kWords];
-    const auto distance = [&](int j) { return kStep ? static_cast<uint32_t>(lane * kWindow + j) : static_cast<uint32_t>(lane + 32 * j); };
+    // Lane l reads the tiles l, l + 32, ... before the nearest.
+    Word read[kWindow];
+    const auto distance = [&](int j) { return static_cast<uint32_t>(lane + 32 * j); };
     uint32_t missing = 0;
 #pragma unroll
-    for (int j = 0; j < kWindow * kWords; ++j) {
+    for (int j = 0; j < kWindow; ++j) {
       read[j] = {0, 0};
-      if (distance(j / kWords) < window) missing |= 1u << j;
+      if (distance(j) < window) missing |= 1u << j;
     }
-    const Word* const nearest = words + kWords * (static_cast<int64_t>(index) - 1);
+    const Word* const nearest = words + (static_cast<int64_t>(index) - 1);
     while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
 #pragma unroll
-      for (int j = 0; j < kWindow * kWords; ++j)
-        if (missing >> j & 1) read[j] = load_word(nearest - kWords * static_cast<int64_t>(distance(j / kWords)) + j % kWords);
+      for (int j = 0; j < kWindow; ++j)
+        if (missing >> j & 1) read[j] = load_word(nearest - static_cast<int64_t>(distance(j)));
 #pragma unroll
-      for (int j = 0; j < kWindow * kWords; ++j)
+      for (int j = 0; j < kWindow; ++j)
         if (read[j].state != 0) missing &= ~(1u << j);
     }
-#pragma unroll
-    for (int j = kWindow - 1; j >= 0; --j) {
-      if (distance(j) < window) {
-        const double here = __longlong_as_double(read[j * kWords].value);
-        if constexpr (kStep) {
-          const double here_gates = __longlong_as_double(read[j * kWords + kWords - 1].value);
-          sum = fold(here, here_gates, sum);
-          product = clamped_mul(product, here_gates);
-        } else {
-          sum = fold(here, far_power, sum);
-        }
-      }
-    }
     if constexpr (kStep) {
-      const bool bounded = __all_sync(0xffffffffu, fabs(product) <= 1.0);
+      double totals[kWindow], gates[kWindow];
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const double farther = __shfl_down_sync(0xffffffffu, sum, d), farther_gates = __shfl_down_sync(0xffffffffu, product, d);
-        if (lane + d < 32) {
-          sum = fold(sum, product, farther);
-          product = bounded ? product * farther_gates : clamped_mul(product, farther_gates);
-        }
+      for (int j = 0; j < kWindow; ++j) {
+        totals[j] = __longlong_as_double(read[j].value);
+        gates[j] = gates_of(read[j].state);
       }
-      sum = shuffle(sum, 0);
-      product = shuffle(product, 0);
+      fold_pieces(totals, gates, window, sum, product);
     } else {
+#pragma unroll
+      for (int j = kWindow - 1; j >= 0; --j)
+        if (distance(j) < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
       sum *= lane_weight;
 #pragma unroll
       for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
@@ -143,7 +131,8 @@ template <typename T, bool kStep, bool kBackward, typename Shape>
 __device__ __forceinline__ void collect_carries(const StreamParams& params, RingShared<kStep, Shape>& shared) {
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = RingShared<kStep, Shape>::kTurns;
   const ScanProblem& p = params.problem;
-  const Word* const words = static_cast<const Word*>(params.statuses);
+  const Word* const statuses = static_cast<const Word*>(params.statuses);
+  const Word* const words = kStep ? copy_of_pieces(statuses, params, blockIdx.x % kStepCopies) : statuses;
   const uint32_t blocks = gridDim.x;
   WarpTotals<kStep, kVec, Shape> warps(params);
   const int lane = warps.lane;
@@ -170,6 +159,8 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       far_power = power_of<32>(warps.tile_power);
       if (params.tiles > blocks) base_weight = whole_power(warps.tile_power, blocks);
     }
+    wait(&shared.totals_ready[turn], phase);
+    warps.fold_warps(shared, turn);
     double carry = 0.0;
     if (params.alone) {
       if (now.tile > 0) carry = carry_in;
@@ -179,8 +170,6 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       carry = now.tile > blocks ? fold(before.sum, kStep ? before.product : base_weight, carry_in) : before.sum;
     }
     carry_in = carry;
-    wait(&shared.totals_ready[turn], phase);
-    warps.fold_warps(shared, turn);
     if constexpr (kBackward && !kStep) {
       if (++rounds > kTurns) store_sum(turn);
     }
