@@ -18,6 +18,7 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
   int64_t rows, bootstrap_stride;
   int length, lanes;  // steps and lanes of a row
 };
+
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
 
