@@ -157,7 +157,7 @@ struct FewLeft<double, true> {
 // The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
 __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
-  constexpr bool kGates = Steps::kHasRhos, kChecks = kGates && sizeof(Wide) == 4;
+  constexpr bool kGates = Steps::kHasRhos;
   constexpr int kColumns = kFewColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
@@ -178,29 +178,23 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piec
       power = times(power, power);
     }
   }
-  // A product that float does not hold is told to all as one that is NaN: a barrier that reduces (__syncthreads_or) took 0.14 us more.
-  bool lost = false;
-  if constexpr (kChecks) lost = __any_sync(0xffffffffu, stops == 0 && !in_range(gates));
-  if (lane >= 32 - kColumns) left[warp][group] = Left(total, lost ? Wide(NAN) : gates, stops != 0 && !lost);
+  if (lane >= 32 - kColumns) left[warp][group] = Left(total, gates, stops != 0);
   // Into this lane: what lies before it in the warp, and in the warps before.
   Wide entering = shuffle_up(total, kColumns);
   if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
   if (place == 0) entering = 0, entering_gates = 1;
   const bool stopped = (stops & ~(1u << lane)) != 0;
-  __syncthreads();
-  // All are read before the first is used, those of no warp as well.
-  Left each[kWarps];
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) each[w] = left[w][group];
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) reload(each[w].total);
-  if constexpr (kChecks) {
-    // All warps find the same.
-    bool any = false;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) any = any || (w < static_cast<int>(blockDim.x) / 32 && each[w].gates != each[w].gates);
-    if (__any_sync(0xffffffffu, any)) return false;
+  if constexpr (kGates && sizeof(Wide) == 4) {
+    if (__syncthreads_or(stops == 0 && !in_range(gates))) return false;
+  } else {
+    __syncthreads();
   }
+  // All are read before the first is used, those of no warp as well.
+  Left each[kWarps - 1];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) each[w] = left[w][group];
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w) reload(each[w].total);
   Wide carried = 0;
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) {
