@@ -26,12 +26,12 @@ struct RereadParams {
   int clusters;  // of a row, each of kMaxCluster blocks
   // Powers of gamma, of at most 1 in size.
   Gate<float> gate;
-  float steps[8];            // 1 .. 8 steps
-  float doubled_lanes[5];    // 1, 2, 4, 8, 16 vectors
-  float warp;                // a warp's 32
-  float blocks[2 * kMaxCluster - 1];  // 0 .. blocks
-  double lanes[32];          // 0 .. vectors
-  double warps[kRereadWarps];  // 0 .. warps
+  float steps[8];                           // 1 .. 8 steps
+  float doubled_lanes[5];                   // 1, 2, 4, 8, 16 vectors
+  float warp;                               // a warp's 32
+  float blocks[2 * kMaxCluster - 1];        // 0 .. blocks
+  double lanes[32];                         // 0 .. vectors
+  double warps[kRereadWarps];               // 0 .. warps
   double clusters_of[kRereadClusters - 1];  // 0 .. clusters
 };
 
@@ -43,18 +43,25 @@ __host__ __device__ inline float rounded(double power) {
 
 inline void set_powers(RereadParams& params, double gamma, int vec, int warps) {
   // As above, and so that the product of three stays in range.
-  const auto power = [&](int64_t exponent) {
-    const double value = std::pow(gamma, static_cast<double>(exponent));
-    return gamma == 0.0 || std::abs(value) >= 1e-100 ? value : std::copysign(1e-100, value);
+  const auto times = [&](double a, double b) {
+    const double product = a * b;
+    return gamma == 0.0 || std::abs(product) >= 1e-100 ? product : std::copysign(1e-100, product);
   };
   params.gate = split_gamma(gamma);
-  for (int i = 0; i < 8; ++i) params.steps[i] = rounded(power(i + 1));
-  for (int i = 0; i < 5; ++i) params.doubled_lanes[i] = rounded(power(vec << i));
-  params.warp = rounded(power(32 * vec));
-  for (int i = 0; i < 2 * kMaxCluster - 1; ++i) params.blocks[i] = rounded(power(int64_t{32} * vec * warps * i));
-  for (int i = 0; i < 32; ++i) params.lanes[i] = power(vec * i);
-  for (int i = 0; i < kRereadWarps; ++i) params.warps[i] = power(32 * vec * i);
-  for (int i = 0; i < kRereadClusters - 1; ++i) params.clusters_of[i] = power(int64_t{32} * vec * warps * kMaxCluster * i);
+  double power = gamma;  // of a step, a vector, a warp, a block, a cluster
+  for (int i = 0; i < 8; ++i, power = times(power, gamma)) params.steps[i] = rounded(power);
+  power = gamma;
+  for (int i = 1; i < vec; i *= 2) power = times(power, power);
+  params.lanes[0] = params.warps[0] = params.clusters_of[0] = 1.0;
+  for (int i = 1; i < 32; ++i) params.lanes[i] = times(params.lanes[i - 1], power);
+  for (int i = 0; i < 5; ++i, power = times(power, power)) params.doubled_lanes[i] = rounded(power);
+  params.warp = rounded(power);
+  for (int i = 1; i < kRereadWarps; ++i) params.warps[i] = times(params.warps[i - 1], power);
+  power = times(params.warps[warps - 1], power);
+  double blocks = 1.0;
+  for (int i = 0; i < 2 * kMaxCluster - 1; ++i, blocks = times(blocks, power)) params.blocks[i] = rounded(blocks);
+  for (int i = 1; i < kMaxCluster; i *= 2) power = times(power, power);
+  for (int i = 1; i < kRereadClusters - 1; ++i) params.clusters_of[i] = times(params.clusters_of[i - 1], power);
 }
 
 // Loads where `wanted`: without a branch, behind which each load would be waited for.
