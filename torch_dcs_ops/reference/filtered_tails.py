@@ -111,10 +111,10 @@ def add_tails(
     for first in range(groups):
         rows = slice(first * group, (first + 1) * group)
         out[rows].addcmul_(factors[rows].unsqueeze(1), table[extra + first])
-    rows = (slot >= 0).nonzero().squeeze(1)
-    own = slot[rows].long()
-    exact = out[rows].to(table.dtype).addcmul_(single[own].unsqueeze(1), table[extra + groups + own])
-    out[rows] = exact.to(out.dtype)
+    singles = (slot >= 0).nonzero().squeeze(1)
+    own = slot[singles].long()
+    exact = out[singles].to(table.dtype).addcmul_(single[own].unsqueeze(1), table[extra + groups + own])
+    out[singles] = exact.to(out.dtype)
     if evens is not None:
         out.addcmul_(evens.unsqueeze(1), table[:1])
 
