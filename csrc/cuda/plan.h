@@ -74,17 +74,19 @@ constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stage
 struct RingSize {
   int warps, vectors, stages, ahead;
 };
-constexpr RingSize ring_size(int tensors, int64_t bytes) {
+constexpr RingSize ring_size(int tensors, int64_t bytes, bool whole_rows = false) {
   if (tensors == 1) return {16, 5, 5, 2};
+  if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return {16, 3, 3, 1};
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
-constexpr int ring_shared_bytes(int tensors, int64_t bytes) {
-  const RingSize size = ring_size(tensors, bytes);
+constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool whole_rows = false) {
+  const RingSize size = ring_size(tensors, bytes, whole_rows);
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
 constexpr double kMostRingGamma = 1.25;
+constexpr int kMostRingBlocks = 160;  // a lane reads five totals
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
@@ -239,19 +241,23 @@ class Planner {
     plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     if (plan.stream) {
       // Rows in nearly full waves of blocks need no block to wait for another.
-      const int64_t wave = 2 * device_.multiprocessors;
-      plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
+      const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
+      plan.alone = fill(2 * device_.multiprocessors);
       // A gamma a step for halves, forward, stays with the first form: 16 rows of 1048576 take 44 us there, 49 in a ring.
       const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes) + kRingStaticBytes <= device_.shared_bytes;
       // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
-      plan.ring = has_ring && folds && !plan.alone && (bytes == 4 || !step || p_.backward);
+      // Whole rows stay with it but for a backward with one gamma: 256 rows of 65536 halves take 46 us there, 39 in rings of single blocks.
+      const bool sums = p_.backward && !step;
+      plan.ring = has_ring && folds && (sums || !plan.alone) && (bytes == 4 || !step || p_.backward);
       if (plan.ring) {
-        const RingSize size = ring_size(tensors, bytes);
+        plan.alone = sums && fill(device_.multiprocessors);
+        const RingSize size = ring_size(tensors, bytes, plan.alone);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }
       plan.tiles = ceil_div(length, plan.tile_elements);
-      if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles;
+      if (!plan.alone) plan.workspace_bytes = (step ? 32 : 16) * rows * plan.tiles + (plan.ring ? 16 * kMostRingBlocks : 0);
+      if (!plan.ring) plan.zeroed_bytes = plan.workspace_bytes;
       return true;
     }
     plan.tiles = ceil_div(length, plan.tile_elements);
