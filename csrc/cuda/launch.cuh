@@ -185,7 +185,11 @@ void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspac
   using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
   static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kWholeRows));
   StreamParams params = stream_params<T>(problem, plan, workspace);
-  if (!plan.alone) params.tag = new_tag();
+  if (!plan.alone) {
+    params.tag = new_tag();
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    params.replayed = cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+  }
   launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
 }
 

@@ -211,7 +211,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     if (lane == 0) arrive(&shared.carries_ready[turn]);
     if (++turn == kTurns) turn = 0, phase ^= 1;
   }
-  if (!params.alone) wipe_statuses<kStep>(params);
+  if (params.replayed && !params.alone) wipe_statuses<kStep>(params);
   if constexpr (kBackward && !kStep) {
     __syncthreads();  // the last sums are there
     if (rounds < kTurns) turn = 0;
