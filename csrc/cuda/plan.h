@@ -35,6 +35,9 @@ struct Plan {
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
+  bool row_sums = false;    // gamma's gradient is summed over whole rows
+
+  int64_t partials() const { return row_sums ? 1 : tiles; }  // of a row's part of gamma's gradient
 };
 
 constexpr int kTileWarps = 8;
@@ -137,7 +140,7 @@ class Planner {
  private:
   // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the column kernel needs one.
   bool too_many_partials(const Plan& plan) const {
-    return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.tiles > p_.partials;
+    return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.partials() > p_.partials;
   }
 
   struct Full {
@@ -252,6 +255,7 @@ class Planner {
       plan.ring = has_ring && folds && (sums || !plan.alone) && (bytes == 4 || !step || p_.backward);
       if (plan.ring) {
         plan.alone = sums && fill(device_.multiprocessors);
+        plan.row_sums = plan.alone;
         const RingSize size = ring_size(tensors, bytes, plan.alone);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }

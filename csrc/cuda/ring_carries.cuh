@@ -170,16 +170,22 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
   double carry_in = 0.0;  // into this block's tile before; `alone`: out of it
   double lane_weight = 1.0, far_power = 1.0, base_weight = 1.0;
   TileWalk behind(params);  // where gamma's gradient is stored next
+  double row_sum = 0.0;     // `alone`: there is one a row
   const auto store_sum = [&](int turn) {
     float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, behind.row);
     if (lane == 0) {
       float all = shared.sums[turn][0];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) all += shared.sums[turn][w];
-      partials[behind.tile] = all;
+      if (params.alone) {
+        row_sum = (behind.tile == 0 ? 0.0 : row_sum) + all;
+        if (behind.tile + 1 == params.tiles) *partials = static_cast<float>(row_sum);
+      } else {
+        partials[behind.tile] = all;
+      }
     }
     if (behind.tile == 0)
-      for (int64_t j = params.tiles + lane; j < p.partials; j += 32) partials[j] = 0.f;
+      for (int64_t j = (params.alone ? 1 : params.tiles) + lane; j < p.partials; j += 32) partials[j] = 0.f;
     behind.move_on();
   };
   uint32_t index = blockIdx.x, phase = 0, rounds = 0;
