@@ -10,10 +10,10 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 # One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
-# columns with blocks of their own, that warps walk along, few.
+# columns with blocks of their own, that warps walk along, few; long rows that all blocks share, that a block takes.
 SHAPES = (
     ((32, 8), 1), ((300, 16), 1), ((300, 400), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0),
-    ((40, 15_000), 0), ((2100, 264), 0),
+    ((40, 15_000), 0), ((2100, 264), 0), ((20, 120_008), 1), ((130, 20_008), 1),
 )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
 # that a cluster of blocks takes, of two sizes; as many as fill an H200 once and nearly twice, which blocks take whole.
 LONG = (
     (1, 6_000_001), (3, 2_500_004), (40, 100_008), (1, 100_001), (70, 65_536), (9, 40_008), (1, 9_001), (264, 20_004),
-    (500, 9_004),
+    (500, 9_004), (16, 300_008), (132, 70_008),
 )  # fmt: skip
 
 

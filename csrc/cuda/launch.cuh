@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <random>
 #include <type_traits>
 #include <utility>
 
@@ -144,6 +145,16 @@ unsigned resident_blocks(Kernel kernel, int threads, int shared) {
   return static_cast<unsigned>(multiprocessors * each);
 }
 
+// Another number for every call, none of which memory is likely to hold: a counter from a random start, mixed (Steele, Lea and Flood, "Fast splittable
+// pseudorandom number generators", OOPSLA 2014).
+inline uint64_t new_tag() {
+  static std::atomic<uint64_t> calls{(uint64_t{std::random_device()()} << 32) ^ std::random_device()()};
+  uint64_t tag = calls.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
+  tag = (tag ^ tag >> 30) * 0xbf58476d1ce4e5b9u;
+  tag = (tag ^ tag >> 27) * 0x94d049bb133111ebu;
+  return tag ^ tag >> 31;
+}
+
 template <typename T>
 StreamParams stream_params(const ScanProblem& problem, const Plan& plan, void* workspace) {
   constexpr int kVec = 16 / sizeof(T);
@@ -195,20 +206,34 @@ void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace
 }
 
 // The streaming kernel of devices with bulk copies.
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows>
 void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
-  constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep);
+  constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep, kWholeRows);
   using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
-  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep));
-  launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow,
-                                                                      stream_params<T>(problem, plan, workspace), stream);
+  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
+  StreamParams params = stream_params<T>(problem, plan, workspace);
+  if (!kStep && !plan.alone) {
+    params.tag = new_tag();
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    params.replayed = cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+  }
+  launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
 }
 
 template <typename T, bool kStep, bool kBackward>
 void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  if (problem.reverse) launch_ring_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
-  else launch_ring_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+  const auto launch = [&](auto whole_rows) {
+    if (problem.reverse) launch_ring_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
+    else launch_ring_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
+  };
+  if constexpr (kBackward && !kStep && sizeof(T) == 4) {
+    if (plan.alone) {
+      launch(std::true_type());
+      return;
+    }
+  }
+  launch(std::false_type());
 }
 
 template <typename T, bool kStep, bool kBackward>

@@ -37,8 +37,10 @@ struct Plan {
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
   int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh)
   int most_shared = 0;      // bytes that one block can have
+  bool row_sums = false;    // gamma's gradient is summed over whole rows
 
   bool needs_room() const { return cluster || (stream && !alone); }  // for blocks that run together
+  int64_t partials() const { return row_sums ? 1 : tiles; }  // of a row's part of gamma's gradient
 };
 
 constexpr int kTileWarps = 8;
@@ -83,19 +85,21 @@ struct RingSize {
   int warps, vectors, stages, ahead;
 };
 // With a gamma a step, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the totals late.
-constexpr RingSize ring_size(int tensors, int64_t bytes, bool step) {
+constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   if (tensors == 1) return {16, 5, 5, 2};
+  if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return {9, 3, 5, 2};
   if (step) return bytes == 2 ? RingSize{14, 3, 5, 2} : RingSize{8, 5, 5, 2};
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
-constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step) {
-  const RingSize size = ring_size(tensors, bytes, step);
+constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
+  const RingSize size = ring_size(tensors, bytes, step, whole_rows);
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (step_window.cuh)
 constexpr double kMostRingGamma = 1.25;
+constexpr int kMostRingBlocks = 160;  // a lane reads five totals
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
@@ -155,7 +159,7 @@ class Planner {
  private:
   // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the column kernel needs one.
   bool too_many_partials(const Plan& plan) const {
-    return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.tiles > p_.partials;
+    return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.partials() > p_.partials;
   }
 
   Plan fresh() const {
@@ -266,18 +270,24 @@ class Planner {
     plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     if (plan.stream) {
       // Rows in nearly full waves of blocks need no block to wait for another.
-      const int64_t wave = 2 * device_.multiprocessors;
-      plan.alone = 10 * rows >= 9 * ceil_div(rows, wave) * wave;
+      const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
+      plan.alone = fill(2 * device_.multiprocessors);
       const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
       // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
-      plan.ring = has_ring && folds && !plan.alone;
+      // Whole rows stay with it but for a backward with one gamma: 256 rows of 65536 halves take 46 us there, 39 in rings of single blocks.
+      const bool sums = p_.backward && !step;
+      plan.ring = has_ring && folds && (sums || !plan.alone);
       if (plan.ring) {
-        const RingSize size = ring_size(tensors, bytes, step);
+        plan.alone = sums && fill(device_.multiprocessors);
+        plan.row_sums = plan.alone;
+        const RingSize size = ring_size(tensors, bytes, step, plan.alone);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }
       plan.tiles = ceil_div(length, plan.tile_elements);
-      if (!plan.alone) plan.zeroed_bytes = plan.workspace_bytes = (!step ? 16 : plan.ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
+      if (!plan.alone) plan.workspace_bytes = (!step ? 16 : plan.ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
+      if (!plan.ring || step) plan.zeroed_bytes = plan.workspace_bytes;
+      else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks;
       return true;
     }
     plan.tiles = ceil_div(length, plan.tile_elements);

@@ -28,7 +28,7 @@ Launcher* launcher(ScalarType dtype) {
 }
 
 struct Cuda {
-  static int64_t partials(const ScanProblem& problem, const Tensor& input) { return Planner(problem, limits_of(input.get_device_index())).plan().tiles; }
+  static int64_t partials(const ScanProblem& problem, const Tensor& input) { return Planner(problem, limits_of(input.get_device_index())).plan().partials(); }
 
   static void run(const ScanProblem& problem, const Tensor& input) {
     const int32_t device = input.get_device_index();

@@ -71,6 +71,8 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     });
     now.move_on();
     if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    // At the start two tiles at a time: all at once, some block's first would come late, and everybody waits for its total.
+    if (phase == 1 && stage >= 2) wait(&shared.full[stage - 2], 0);
   }
 }
 

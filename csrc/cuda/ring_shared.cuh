@@ -16,7 +16,7 @@ struct RingShape {
   static constexpr int kStages = kStages_;    // tiles in shared memory
   static constexpr int kAhead = kAhead_;      // tiles whose totals are known before one is finished
   static constexpr int kThreads = kWarps * 32 + 96;
-  static constexpr int kWindow = 5;  // tiles of the window that a lane reads: up to 160 multiprocessors
+  static constexpr int kWindow = kMostRingBlocks / 32;  // tiles of the window that a lane reads
   static constexpr int kSlice = kVectors * 32;  // vectors of a warp
   static constexpr int kTile = kSlice * kWarps;
   static constexpr int kStageVectors = kTile * kTensors + kTensors - 1;  // gates and saved: one more, the neighbour's

@@ -4,7 +4,7 @@
 // block's last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
 // handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none. Where the rows alone
 // fill the GPU, each block takes whole rows instead (`alone`).
-// Where the device has bulk copies, ring.cuh takes the rows that blocks share. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
+// Where the device has bulk copies, ring.cuh takes the rows that blocks share, and in a backward with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -25,7 +25,9 @@ struct StreamParams {
   int64_t padded;  // a row in whole vectors
   bool one_gamma;
   bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
-  void* statuses;  // else zeroed, one of a tile
+  void* statuses;  // else one of a tile: zeroed; in ring.cuh as they come, and `tag` marks those of this call
+  uint64_t tag;
+  bool replayed;   // a graph will launch the same again, tag and all
 };
 
 // base^exponent, clamped.
