@@ -86,6 +86,27 @@ def test_infinities_of_both_signs_make_nan(device: str) -> None:
     assert y[0, 5].item() == 0
 
 
+@pytest.mark.parametrize("kind", ["number", "step"])
+@pytest.mark.parametrize("gamma", [0.5, -0.5, 1e-20, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_infinity_outlasts_powers_that_vanish(dtype: torch.dtype, gamma: float, kind: str) -> None:
+    """On a CPU, whose threads share a long row in chunks: over one of them 0.5 leaves float64's range."""
+    x = make((1, 60_000), dtype, "cpu")
+    x[0, 0] = math.inf
+    gates = torch.full_like(x, gamma) if kind == "step" else gamma
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        y = discounted_cumsum(x, gates, direction="left")
+    finally:
+        torch.set_num_threads(threads)
+    if gamma == 0:
+        assert bool(y[0, 1:].isnan().all())
+    else:
+        assert bool((y[0, ::2] == math.inf).all())
+        assert bool((y[0, 1::2] == math.copysign(math.inf, gamma)).all())
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("shape", [(2, 40), (3, 16), (2, 4096), (2, 40_000)])

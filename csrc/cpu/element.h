@@ -168,6 +168,11 @@ constexpr double kLargest = 1.7976931348623157e308;
 DCS_INLINE bool is_finite(double value) { return value >= -kLargest && value <= kLargest; }
 DCS_INLINE bool is_finite(Complex value) { return is_finite(value.re) && is_finite(value.im); }
 DCS_INLINE bool is_finite(One) { return true; }
+DCS_INLINE bool is_finite(uint64_t) { return true; }
+
+DCS_INLINE bool is_zero(double value) { return value == 0; }
+DCS_INLINE bool is_zero(Complex value) { return is_zero(value.re) && is_zero(value.im); }
+DCS_INLINE bool is_zero(One) { return false; }
 DCS_INLINE bool is_infinite(double value) { return value > kLargest || value < -kLargest; }
 DCS_INLINE bool is_infinite(Complex value) { return is_infinite(value.re) || is_infinite(value.im); }
 DCS_INLINE bool is_infinite(One) { return false; }

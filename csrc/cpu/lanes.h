@@ -226,7 +226,7 @@ void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64
 }
 
 // Hands the row's value on from chunk to chunk. Where the product of a chunk's gates has overflowed, product * carry may be inf * 0 though every
-// step is finite: that chunk is run through step by step.
+// step is finite; where it has underflowed, an infinite carry would become a NaN: that chunk is run through step by step.
 template <typename T, typename Gate, bool kStep>
 void carry_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
   using Sum = typename Element<T>::Sum;
@@ -238,7 +238,7 @@ void carry_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int6
     const Gate product = Kept<Gate>::get(described.product);
     if (described.cut) {
       carry = sum;
-    } else if (is_finite(product)) {
+    } else if (is_finite(product) && (!is_zero(product) || is_finite(carry))) {
       carry = multiply_add(product, carry, sum);
     } else {
       Lane<T, Gate> lane = make_lane<T, Gate, kStep>(problem, outer, inner, chunk * kChunk, kChunk);

@@ -368,11 +368,9 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
             return;
           }
         }
-        if constexpr (sizeof(T) == 4 || !kStep || kBackward) {
-          if (plan.ring) {
-            launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);
-            return;
-          }
+        if (plan.ring) {
+          launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);
+          return;
         }
         if (plan.stream) {
           launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);

@@ -31,6 +31,7 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
   TileWalk now(params);
   int stage = 0;
   uint32_t phase = 1;  // the first wait for an empty stage is over at once
+  bool filling = true;
   while (true) {
     wait(&shared.empty[stage], phase);
     TileInfo& info = shared.infos[stage];
@@ -70,9 +71,9 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
       if (end > begin) bulk_load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]);
     });
     now.move_on();
-    if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    if (++stage == Shape::kStages) stage = 0, phase ^= 1, filling = false;
     // At the start two tiles at a time: all at once, some block's first would come late, and everybody waits for its total.
-    if (phase == 1 && stage >= 2) wait(&shared.full[stage - 2], 0);
+    if (!kStep && filling && stage >= 2) wait(&shared.full[stage - 2], 0);
   }
 }
 
