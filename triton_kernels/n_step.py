@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import on_device
-from .problem import Layout, Operand, read_gates
+from .problem import Layout
+from .rollout import Rollout
 from .tile import load_gamma
 
 BLOCK = 256
@@ -130,35 +131,15 @@ def n_step_returns(
     if rewards.numel() == 0:
         return targets
     layout = Layout(targets, dim)
-    gammas = read_gates(gamma, gamma_value, rewards, dim)
-    traces = read_gates(trace, trace_value, rewards, dim)
-    rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
-
-    def flags(tensor: Tensor | None) -> Operand:
-        return layout.steps(tensor.view(torch.uint8) if tensor is not None and tensor.dtype == torch.bool else tensor)
-
-    def rates(kind: str, tensor: Tensor | None) -> Operand:
-        return layout.steps(tensor) if kind == "step" else layout.row_values(tensor)
-
-    bootstrap = layout.row_values(None if bootstrap_value is None else bootstrap_value.expand(rows))
-    full = [layout.steps(tensor) for tensor in (rewards, values, next_values)]
-    ends = [flags(terminated), flags(truncated)]
-    discounts = [rates(gammas.kind, gammas.tensor), rates(traces.kind, traces.tensor)]
+    rollout = Rollout(
+        layout, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace,
+        trace_value, dim,
+    )  # fmt: skip
     result = layout.steps(targets)
-
-    def pointer(operand: Operand) -> Tensor:
-        # Where a flag says that there is none, any tensor stands for it.
-        return rewards if operand.tensor is None else operand.tensor
-
-    def strides(*operands: Operand) -> list[int]:
-        return [stride for o in operands for stride in (o.outer, o.time, o.inner)]
-
     with on_device(rewards):
         n_step[(triton.cdiv(rewards.numel(), BLOCK),)](
-            *map(pointer, (*full, bootstrap, *ends, *discounts, result)), gammas.bits, traces.bits,
-            min(n, layout.length), layout.length, layout.outer, layout.inner,
-            *strides(*full), bootstrap.outer, bootstrap.inner, *strides(*ends, *discounts, result),
-            BLOCK=BLOCK, VALUES=values is not None, NEXT=next_values is not None, BOOTSTRAP=bootstrap_value is not None,
-            TERMINATED=terminated is not None, TRUNCATED=truncated is not None, GAMMA=gammas.kind, TRACE=traces.kind,
+            *rollout.pointers(result), rollout.gammas.bits, rollout.traces.bits,
+            min(n, layout.length), layout.length, layout.outer, layout.inner, *rollout.strides(result),
+            BLOCK=BLOCK, **rollout.constants,
         )  # fmt: skip
     return targets

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import float_bits, on_device
-from .problem import Layout, Operand, read_gates
+from .problem import Layout
+from .rollout import Rollout
 from .tile import (
     group_totals,
     last_lane,
@@ -243,31 +244,13 @@ def temporal_difference_scan(
     if rewards.numel() == 0 or not any(needs):
         return outputs[0], outputs[1], outputs[2]
     layout = Layout(outputs[needs.index(True)], dim)
-    gammas = read_gates(gamma, gamma_value, rewards, dim)
-    traces = read_gates(trace, trace_value, rewards, dim)
-    rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
-
-    def flags(tensor: Tensor | None) -> Operand:
-        return layout.steps(tensor.view(torch.uint8) if tensor is not None and tensor.dtype == torch.bool else tensor)
-
-    def rates(kind: str, tensor: Tensor | None) -> Operand:
-        return layout.steps(tensor) if kind == "step" else layout.row_values(tensor)
-
-    bootstrap = layout.row_values(None if bootstrap_value is None else bootstrap_value.expand(rows))
-    full = [layout.steps(tensor) for tensor in (rewards, values, next_values)]
-    ends = [flags(terminated), flags(truncated)]
-    discounts = [rates(gammas.kind, gammas.tensor), rates(traces.kind, traces.tensor)]
-    ratios = layout.steps(rhos)
+    rollout = Rollout(
+        layout, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace,
+        trace_value, dim,
+    )  # fmt: skip
     results = [layout.steps(output if need else None) for output, need in zip(outputs, needs, strict=True)]
-    timed = [*full, *ends, *discounts, ratios, *results]
-
-    def pointer(operand: Operand) -> Tensor:
-        # Where a flag says that there is none, any tensor stands for it.
-        return rewards if operand.tensor is None else operand.tensor
-
-    def strides(*operands: Operand) -> list[int]:
-        return [stride for o in operands for stride in (o.outer, o.time, o.inner)]
-
+    others = [layout.steps(rhos), *results]
+    timed = [*rollout.full, *rollout.ends, *rollout.discounts, *others]
     time_major = layout.inner >= NEIGHBOURS
     vector = min(16 // rewards.element_size(), 4)
     lanes = 1 if time_major else min(32, triton.next_power_of_2(triton.cdiv(layout.length, vector)))
@@ -278,14 +261,11 @@ def temporal_difference_scan(
     reach = max(abs(operand.time) for operand in timed) * (layout.length + 2 * lanes * steps)
     with on_device(rewards):
         scan_differences[(triton.cdiv(layout.rows, program_rows),)](
-            *map(pointer, (*full, bootstrap, *ends, *discounts, ratios, *results)),
-            gammas.bits, traces.bits, float_bits(clip_rho), float_bits(clip_c), float_bits(clip_pg),
-            layout.length, layout.rows, layout.inner,
-            *strides(*full), bootstrap.outer, bootstrap.inner, *strides(*ends, *discounts, ratios, *results),
+            *rollout.pointers(*others), rollout.gammas.bits, rollout.traces.bits,
+            float_bits(clip_rho), float_bits(clip_c), float_bits(clip_pg),
+            layout.length, layout.rows, layout.inner, *rollout.strides(*others),
             R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64, TIME_MAJOR=time_major,
-            VALUES=values is not None, NEXT=next_values is not None, BOOTSTRAP=bootstrap_value is not None,
-            TERMINATED=terminated is not None, TRUNCATED=truncated is not None, GAMMA=gammas.kind, TRACE=traces.kind,
-            RHOS=rhos is not None, ADVANTAGES=need_advantages, TARGETS=need_targets, PG=need_pg,
+            RHOS=rhos is not None, ADVANTAGES=need_advantages, TARGETS=need_targets, PG=need_pg, **rollout.constants,
             num_warps=max(1, program_rows * lanes // 32),
         )  # fmt: skip
     return outputs[0], outputs[1], outputs[2]
