@@ -32,8 +32,9 @@ SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_25
 
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 def load(name: str) -> ModuleType:
@@ -655,7 +656,9 @@ def test_choose_of_many_rows(steps: ModuleType, monkeypatch: pytest.MonkeyPatch)
 
 @kernel_test
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "features"), [(1, 1), (300, 70), (260, 1030)])
+@pytest.mark.parametrize(
+    ("rows", "features"), [(1, 1), (300, 70), (40, 1030), pytest.param(260, 1030, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("indexed", [False, True])
 def test_weigh_and_add_tails(steps: ModuleType, rows: int, features: int, indexed: bool, dtype: torch.dtype) -> None:
     start, each = 2, 16

@@ -199,9 +199,10 @@ kernel_test = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernel runs in this process")
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
     pytest.importorskip("triton")
-    run_in_the_interpreter(__file__, "-k", "triton")
+    run_in_the_interpreter(__file__, "-k", "triton", "-m", marks)
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU")
@@ -210,7 +211,11 @@ def test_all_of_the_kernel_tests() -> None:
 
 
 @kernel_test
-@pytest.mark.parametrize(("shape", "dim"), [((3, 90), 1), ((21, 40), 0), ((2, 19, 9), 1), ((1, 3), 0)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [pytest.param((3, 90), 1, marks=pytest.mark.slow), ((21, 40), 0), ((2, 19, 9), 1), ((1, 3), 0)],
+    ids=str,
+)
 def test_triton(shape: tuple[int, ...], dim: int) -> None:
     pytest.importorskip("triton")
     function = importlib.import_module("torch_dcs_ops.triton_kernels.n_step").n_step_returns

@@ -381,7 +381,7 @@ def test_gradients(kernels: Kernels, direction: str, kind: str, time: int) -> No
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("kind", ["number", "step"])
-@pytest.mark.parametrize("length", [2, pytest.param(32, marks=pytest.mark.slow), 102, 132])
+@pytest.mark.parametrize("length", [2, *(pytest.param(length, marks=pytest.mark.slow) for length in (32, 102)), 132])
 def test_lengths(kernels: Kernels, length: int, kind: str, looped: bool, direction: str) -> None:
     """A thread scans groups of four steps where all rows are made of such, and of 32 steps or more."""
     import torch._inductor.config as inductor_config

@@ -252,7 +252,7 @@ def test_long_rows(launchers: ModuleType, long: int, dim: int, started: bool, re
 
 @kernel_test
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("value", [1.0, -0.7, 0.0, pytest.param(0.999, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", [-0.7, *(pytest.param(value, marks=pytest.mark.slow) for value in (0.999, 0.0, 1.0))])
 @pytest.mark.parametrize("shape", [(2, 70, 9), (257, 16), pytest.param((300, 70), marks=pytest.mark.slow)])
 def test_columns_held(
     launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], value: float, dtype: torch.dtype
