@@ -82,8 +82,9 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
         tile = WIDE
     stride, unit = units(kept.stride(0))
     linear_weight = _with_rows(linear_weight)
-    bulk = BULK_KEPT_TILE
-    place = descriptor(kept, bulk.rows, bulk.depth) if tile is WIDE and _takes_bulk(kept) else None
+    bulk, place = BULK_KEPT_TILE, None
+    if tile is WIDE and _takes_bulk(kept) and _copies_rows(linear_weight):
+        place = descriptor(kept, bulk.rows, bulk.depth)
     with on_device(kept):
         if place is not None:
             multiply_kept_in_bulk[(_tiles(bulk, rows, features),)](
@@ -214,6 +215,11 @@ def _tile(operand: Tensor) -> Tile:
 
 def _takes_bulk(operand: Tensor) -> bool:
     return operand.dtype != torch.float32 and device_of(operand).shared_memory >= BULK_BYTES
+
+
+def _copies_rows(matrix: Tensor) -> bool:
+    """Whether Triton knows of the alignment that lets rows that an index names go to shared memory past registers."""
+    return not any(place % 16 for place in (matrix.data_ptr(), matrix.stride(0), matrix.size(1)))
 
 
 def _tiles(tile: Tile, rows: int, columns: int) -> int:
