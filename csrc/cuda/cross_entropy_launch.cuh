@@ -21,7 +21,7 @@ constexpr double kMostFixedCap = 40;      // tanh as 16 bits, times it: errors o
 template <typename Params>
 cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, const Device& device,
                         cudaStream_t stream) {
-  const cudaError_t leave = allow_shared(kernel, static_cast<int64_t>(shared), device);
+  const cudaError_t leave = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
   if (leave != cudaSuccess) return leave;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));

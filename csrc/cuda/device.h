@@ -20,11 +20,11 @@ struct Device {
 constexpr int kStaticBytes = 3 << 10;  // of shared memory in any kernel, at most
 
 // Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again costs less than a launch. Asked for is
-// all that a block can have, so that another thread takes nothing back before the launch.
+// all of the `most` that a block can have, so that another thread takes nothing back before the launch.
 template <typename Kernel>
-cudaError_t allow_shared(Kernel kernel, int64_t bytes, const Device& device) {
+cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most) {
   if (bytes <= (48 << 10) - kStaticBytes) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), device.shared_per_block - kStaticBytes));
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
 }
 
 }  // namespace dcs

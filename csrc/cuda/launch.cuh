@@ -259,9 +259,7 @@ void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream
   const auto kernel = problem.reverse ? few_columns_kernel<T, kBackward, true> : few_columns_kernel<T, kBackward, false>;
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
-  Device device;
-  device.shared_per_block = plan.most_shared;
-  allow_shared(kernel, shared, device);
+  allow_shared(kernel, shared, plan.most_shared);
   kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 

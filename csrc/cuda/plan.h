@@ -39,7 +39,7 @@ struct Plan {
   int most_shared = 0;      // bytes that one block can have
   bool row_sums = false;    // gamma's gradient is summed over whole rows
 
-  bool needs_room() const { return cluster || (stream && !alone); }  // for blocks that run together
+  bool needs_room() const { return cluster || reread > 0 || (stream && !alone); }  // for blocks that run together
   int64_t partials() const { return row_sums ? 1 : tiles; }  // of a row's part of gamma's gradient
 };
 

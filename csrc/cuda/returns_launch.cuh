@@ -273,7 +273,7 @@ class ReturnsLaunch {
 
   template <typename Kernel>
   void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
-    allow_shared(kernel, shared, device_);
+    allow_shared(kernel, shared, device_.shared_per_block);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
@@ -325,7 +325,7 @@ class ReturnsLaunch {
     call.stage_bytes = stage_bytes(p_.terminated.data != nullptr, p_.truncated.data != nullptr);
     const int shared = warps * (stages * call.stage_bytes + carries);
     if (shared > device_.shared_per_block) return false;
-    allow_shared(kernel, shared, device_);
+    allow_shared(kernel, shared, device_.shared_per_block);
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(call);
     return true;
   }

@@ -44,7 +44,7 @@ class SoftmaxLaunch {
 
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0, int cluster = 1) const {
-    const cudaError_t leave = allow_shared(kernel, shared, device_);
+    const cudaError_t leave = allow_shared(kernel, shared, device_.shared_per_block);
     if (leave != cudaSuccess) return leave;
     if (cluster > 8) {
       const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -140,7 +140,7 @@ class SoftmaxLaunch {
   // Whether the device's groups of multiprocessors have room for such a cluster. One of 8 blocks is possible wherever there are clusters.
   template <typename Kernel>
   bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
-    allow_shared(kernel, shared, device_);
+    allow_shared(kernel, shared, device_.shared_per_block);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute attribute{};
     const cudaLaunchConfig_t config = configure(attribute, cluster, threads, shared, cluster);

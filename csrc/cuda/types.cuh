@@ -90,13 +90,15 @@ __device__ __forceinline__ T conj_if(bool conjugate, T x) {
   return x;
 }
 
-// a * b for finite factors stays finite: past the range it is the largest finite number, so that a carry of 0 stays 0 as in the recurrence. The
-// tests are on the exponents' bits, off the double pipe.
+// a * b for finite factors stays finite, and not 0 but for a factor that is: beyond the range it is the largest or the smallest normal number, so that a
+// carry of 0 stays 0 and an infinite one infinite, as in the recurrence. The tests are on the exponents' bits, off the double pipe.
 __device__ __forceinline__ bool is_finite(double a) { return (__double2hiint(a) & 0x7ff00000) != 0x7ff00000; }
 __device__ __forceinline__ double clamped_mul(double a, double b) {
   const double r = a * b;
-  if (is_finite(r) || !is_finite(a) || !is_finite(b)) return r;
-  return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x7fefffff, 0xffffffff);
+  const unsigned sign = __double2hiint(r) & 0x80000000, exponent = __double2hiint(r) & 0x7ff00000;
+  if (exponent - 0x00100000 < 0x7fe00000) return r;
+  if (exponent == 0) return a == 0.0 || b == 0.0 ? r : __hiloint2double(sign | 0x00100000, 0);
+  return is_finite(a) && is_finite(b) ? __hiloint2double(sign | 0x7fefffff, 0xffffffff) : r;
 }
 __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Complex<double> b) {
   const Complex<double> r = a * b;
