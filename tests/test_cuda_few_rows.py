@@ -1,6 +1,8 @@
-"""Few rows of one number gamma: clusters of blocks that read again what lies before them, launches that begin early."""
+"""Few rows of one number gamma, or of one gamma a step: clusters of blocks that read again what lies before them."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import pytest
 import torch
@@ -18,8 +20,16 @@ SHAPES = (
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def expected_of(x: torch.Tensor, gamma: float, direction: str) -> torch.Tensor:
-    return discounted_cumsum(x.double().cpu(), gamma, direction=direction)
+def expected_of(x: torch.Tensor, gamma: float | torch.Tensor, direction: str) -> torch.Tensor:
+    exact = gamma.double().cpu() if isinstance(gamma, torch.Tensor) else gamma
+    return discounted_cumsum(x.double().cpu(), exact, direction=direction)
+
+
+def gates_of(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """A gamma a step: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1."""
+    low, high = {"signs": (-1.0, 1.0), "fading": (1e-20, 1e-19), "past 1": (0.93, 1.06)}.get(kind, (0.8, 1.0))
+    gates = (low + (high - low) * torch.rand(x.shape, dtype=torch.float64, device=x.device)).to(x.dtype)
+    return torch.where(torch.rand(x.shape, device=x.device) < 0.01, 0, gates) if kind == "episodes" else gates
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -35,6 +45,53 @@ def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: 
         scale = expected.abs().amax(1, keepdim=True)
         error = ((y.double().cpu() - expected).abs() / scale).max()
         assert error <= (eps if dtype != torch.float32 else 0) + 1e-6, f"gamma {gamma}: {error}"
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_gamma_a_step(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    x = torch.randn(shape, device="cuda").to(dtype)
+    eps = torch.finfo(dtype).eps
+    for kind in ("below 1", "signs", "episodes", "past 1", *(() if dtype == torch.float16 else ("fading",))):
+        gates = gates_of(x, kind)
+        y = discounted_cumsum(x, gates, direction=direction)
+        expected = expected_of(x, gates, direction)
+        error = ((y.double().cpu() - expected).abs() / expected.abs().amax(1, keepdim=True)).max()
+        assert error <= (eps if dtype != torch.float32 else 0) + 1e-6, f"gates {kind}: {error}"
+        assert torch.equal(discounted_cumsum(x, gates, direction=direction), y)
+
+
+def step_by_step(x: torch.Tensor, gates: torch.Tensor, direction: str) -> torch.Tensor:
+    if direction == "right":
+        return step_by_step(x.flip(1), gates.flip(1), "left").flip(1)
+    rows = [list(zip(*row, strict=True)) for row in zip(x.tolist(), gates.tolist(), strict=True)]
+    return torch.tensor(
+        [list(accumulate(steps[1:], lambda y, step: step[0] + step[1] * y, initial=steps[0][0])) for steps in rows],
+        dtype=torch.float64,
+    )
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 9000), (1, 100_001)], ids=str)
+def test_special_values_and_gates(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """As below, beside the recurrence step by step. No carry enters a row's first step, whose gate may be anything."""
+    first = 0 if direction == "left" else -1
+    for kind in ("below 1", "signs", "episodes", "fading"):
+        for at in (0, 5, 4095, shape[1] // 2, shape[1] - 3, shape[1] - 1):
+            for value in (float("inf"), float("-inf"), float("nan")):
+                x = torch.randn(shape, device="cuda").to(dtype)
+                gates = gates_of(x, kind)
+                gates[:, first] = value
+                x[0, at] = value
+                if kind == "signs":
+                    gates[-1, at] = float("nan")
+                y = discounted_cumsum(x, gates, direction=direction).double().cpu()
+                expected = step_by_step(x, gates, direction)
+                assert torch.equal(y.isnan(), expected.isnan()), (kind, at, value)
+                assert torch.equal(y.isposinf(), expected.isposinf()), (kind, at, value)
+                assert torch.equal(y.isneginf(), expected.isneginf()), (kind, at, value)
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -67,21 +124,23 @@ def test_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: s
 def test_strided_and_unaligned_rows(direction: str) -> None:
     storage = torch.randn(4, 50_000, device="cuda")
     for x in (storage[::2, :40_000], storage[:, 4:20_004], storage[:, 1:20_001], storage[1, 3:30_000].unsqueeze(0)):
-        y = discounted_cumsum(x, 0.99, direction=direction)
-        expected = expected_of(x, 0.99, direction)
-        error = ((y.double().cpu() - expected).abs().max() / expected.abs().max()).item()
-        assert error <= torch.finfo(x.dtype).eps + 1e-6, f"shape {tuple(x.shape)}, strides {x.stride()}: {error}"
+        for gamma in (0.99, gates_of(storage, "below 1")[: x.size(0), : x.size(1)], gates_of(x, "below 1")):
+            y = discounted_cumsum(x, gamma, direction=direction)
+            expected = expected_of(x, gamma, direction)
+            error = ((y.double().cpu() - expected).abs().max() / expected.abs().max()).item()
+            assert error <= torch.finfo(x.dtype).eps + 1e-6, f"shape {tuple(x.shape)}, strides {x.stride()}: {error}"
 
 
 @pytest.mark.parametrize("shape", [(1, 9000), (1, 100_000), (4, 30_000)], ids=str)
 def test_launches_one_behind_the_other(shape: tuple[int, int]) -> None:
     """Each reads what the one before it has written, other kernels between them too, in a graph as in a stream."""
     x = torch.randn(shape, device="cuda")
+    gates = gates_of(x, "signs") * 0.5
 
     def chain(wait: bool) -> torch.Tensor:
         y = x
         for i in range(30):
-            y = discounted_cumsum(y, 0.5, direction="left" if i % 2 else "right")
+            y = discounted_cumsum(y, gates if i % 5 == 4 else 0.5, direction="left" if i % 2 else "right")
             if wait:
                 torch.cuda.synchronize()
             if i % 3 == 2:

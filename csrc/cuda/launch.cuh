@@ -11,7 +11,7 @@
 #include "columns.cuh"
 #include "few_columns.cuh"
 #include "plan.h"
-#include "reread.cuh"
+#include "reread_steps.cuh"
 #include "ring.cuh"
 #include "rows.cuh"
 #include "short_rows.cuh"
@@ -111,6 +111,18 @@ void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_
   else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
 }
 
+// Clusters that begin as the launch before them ends (early.cuh).
+template <typename Kernel, typename Params>
+void launch_early_clusters(Kernel kernel, const Params& params, int64_t clusters, int warps, cudaStream_t stream) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  launch_with(kernel, params, clusters * kMaxCluster, 32 * warps, 0, stream, *attributes, 2);
+}
+
 template <typename T>
 void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   RereadParams params{};
@@ -124,14 +136,20 @@ void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t st
   params.length = static_cast<int>(problem.length);
   params.clusters = plan.reread;
   set_powers(params, problem.gamma_value, plan.vec, plan.warps);
-  const auto kernel = problem.reverse ? reread_kernel<T, true> : reread_kernel<T, false>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  launch_with(kernel, params, problem.rows() * plan.reread * kMaxCluster, 32 * plan.warps, 0, stream, *attributes, 2);
+  launch_early_clusters(problem.reverse ? reread_kernel<T, true> : reread_kernel<T, false>, params, problem.rows() * plan.reread, plan.warps, stream);
+}
+
+template <typename T>
+void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const RereadStepsParams params{problem.input,          problem.gamma,          problem.output, problem.input_strides,
+                                 problem.gamma_strides, problem.output_strides, problem.inner,  static_cast<int>(problem.length), plan.reread};
+  const auto launch = [&](auto most) {
+    const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
+    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+  };
+  if (plan.reread == 1) launch(std::integral_constant<int, 1>());
+  else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
+  else launch(std::integral_constant<int, kRereadClusters>());
 }
 
 // As many blocks as run at once on the current device.
@@ -360,9 +378,10 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   } else {
     if constexpr (sizeof(T) <= 4) {
       if (!problem.reset && !problem.initial) {
-        if constexpr (!kStep && !kBackward) {
+        if constexpr (!kBackward) {
           if (plan.reread) {
-            launch_reread<T>(problem, plan, stream);
+            if constexpr (kStep) launch_reread_steps<T>(problem, plan, stream);
+            else launch_reread<T>(problem, plan, stream);
             return;
           }
         }

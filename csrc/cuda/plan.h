@@ -35,7 +35,7 @@ struct Plan {
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
-  int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh)
+  int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh, reread_steps.cuh)
   int most_shared = 0;      // bytes that one block can have
   bool row_sums = false;    // gamma's gradient is summed over whole rows
 
@@ -50,7 +50,7 @@ constexpr int kPairWarps = 4;  // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int kBlockChunks = 5;
 
-// Few rows that wait for nobody (reread.cuh): clusters of a row, warps of a block.
+// Few rows that wait for nobody (reread.cuh, reread_steps.cuh): clusters of a row, warps of a block.
 constexpr int kRereadClusters = 8;
 constexpr int kRereadWarps = 8;
 constexpr int64_t kDirectWindowLimit = 64;
@@ -297,10 +297,12 @@ class Planner {
     return true;
   }
 
-  // Rows of one number gamma that fit a few clusters, a vector a thread. Not gammas above 1, whose powers could leave float where their sums cancel; nor
-  // gammas in memory and their gradients, which stay with a cluster a row.
+  // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose powers could leave float where
+  // their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which stay with a cluster a row.
   bool plan_reread(Plan& plan) const {
-    if (device_.cluster < kMaxCluster || p_.gamma_kind != GammaKind::kNumber || !(std::abs(p_.gamma_value) <= 1.0) || p_.backward) return false;
+    const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
+    const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
+    if (device_.cluster < kMaxCluster || !(number || steps) || p_.backward) return false;
     const int64_t vectors = ceil_div(p_.length, plan.vec), most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
     // As few clusters as can be, for each has to read what lies before it.
     const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
   if constexpr (!kGates) {
 #pragma unroll
     for (int s = 0; s < 5; ++s)
-      if (31 - lane >> s & 1) after_power = clamped_mul(after_power, params.powers[s]);
+      if (31 - lane >> s & 1) after_power = power_mul(after_power, params.powers[s]);
   }
 
   // Bit i: the lane's step i is the last of its row. The same in every pack.

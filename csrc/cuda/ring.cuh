@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
 #pragma unroll
     for (int d = 0; d < 5; ++d) {
       lane_powers[d] = power;
-      if (lane >> d & 1) lane_power = clamped_mul(lane_power, power);
-      power = clamped_mul(power, power);
+      if (lane >> d & 1) lane_power = power_mul(lane_power, power);
+      power = power_mul(power, power);
     }
   };
   const auto advance = [&](float value, float factor, float y) { return kStep ? plain_step(value, factor, y) : gate.step(value, y); };

@@ -28,9 +28,9 @@ struct WarpTotals {
 #pragma unroll
     for (int d = 0; d < 5; ++d) {
       warp_powers[d] = power;
-      if (1 << d < kWarps && (lane >> d & 1)) warp_power = clamped_mul(warp_power, power);
+      if (1 << d < kWarps && (lane >> d & 1)) warp_power = power_mul(warp_power, power);
       if (1 << d == kWarps) tile_power = power;
-      power = clamped_mul(power, power);
+      power = power_mul(power, power);
     }
     return true;
   }

@@ -151,7 +151,7 @@ struct LaneScan {
     Wide squared = cast<Wide>(1.0), lane_power = cast<Wide>(1.0);  // of one gamma
     const auto power_to = [&](Wide base) {  // base^kVec
 #pragma unroll
-      for (int e = 1; e < kVec; e *= 2) base = std::is_same_v<V, Wide> ? clamped_mul(base, base) : base * base;
+      for (int e = 1; e < kVec; e *= 2) base = std::is_same_v<V, Wide> ? power_mul(base, base) : base * base;
       return base;
     };
     const auto times = [&](V a, V b) {
@@ -201,8 +201,8 @@ struct LaneScan {
         }
       }
       if constexpr (!kByChunk) {
-        if (lane & d) lane_power = std::is_same_v<V, Wide> ? clamped_mul(lane_power, squared) : lane_power * squared;
-        squared = std::is_same_v<V, Wide> ? clamped_mul(squared, squared) : squared * squared;
+        if (lane & d) lane_power = std::is_same_v<V, Wide> ? power_mul(lane_power, squared) : lane_power * squared;
+        squared = std::is_same_v<V, Wide> ? power_mul(squared, squared) : squared * squared;
       }
     }
 #pragma unroll

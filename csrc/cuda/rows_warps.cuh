@@ -22,7 +22,7 @@ __device__ __forceinline__ typename Kind::Wide carry_across_warps(const RowsTile
   if constexpr (!kByChunk) {
     warp_power = lanes.chunk_gates[0];
 #pragma unroll
-    for (int e = 1; e < kChunks; e *= 2) warp_power = clamped_mul(warp_power, warp_power);
+    for (int e = 1; e < kChunks; e *= 2) warp_power = power_mul(warp_power, warp_power);
   }
   const auto warp_piece = [&](int w) {
     Wide factor;
@@ -52,7 +52,7 @@ __device__ __forceinline__ typename Kind::Wide carry_across_warps(const RowsTile
       __shared__ Wide cluster_totals[kMaxCluster], cluster_gates[kMaxCluster];
       Wide tile_power = warp_power;
       if constexpr (!kStep)
-        for (int e = 1; e < warps; e *= 2) tile_power = clamped_mul(tile_power, tile_power);
+        for (int e = 1; e < warps; e *= 2) tile_power = power_mul(tile_power, tile_power);
       wait_for_cluster();  // all blocks have started
       if (threadIdx.x < params.tiles) {
         Piece<Wide> own = warp_piece(0);

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
       for (int d = 1; d < span; d *= 2) {
         const double other = from_before(sum, d);
         if (order >= d) sum = fold(sum, power, other);
-        power = clamped_mul(power, power);
+        power = power_mul(power, power);
       }
       mine = static_cast<float>(from_before(sum, 1));
 #pragma unroll

@@ -35,8 +35,8 @@ template <typename Wide>
 __device__ inline Wide whole_power(Wide base, unsigned exponent) {
   Wide power = cast<Wide>(1.0);
   for (; exponent; exponent >>= 1) {
-    if (exponent & 1) power = clamped_mul(power, base);
-    base = clamped_mul(base, base);
+    if (exponent & 1) power = power_mul(power, base);
+    base = power_mul(base, base);
   }
   return power;
 }
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
 #pragma unroll
     for (int d = 0; d < 5; ++d) {
       lane_powers[d] = power;
-      if (lane >> d & 1) lane_power = clamped_mul(lane_power, power);
-      power = clamped_mul(power, power);
+      if (lane >> d & 1) lane_power = power_mul(lane_power, power);
+      power = power_mul(power, power);
     }
     warp_power = power;
     const double tile_power = power_of<kStreamWarps>(warp_power);

@@ -90,15 +90,13 @@ __device__ __forceinline__ T conj_if(bool conjugate, T x) {
   return x;
 }
 
-// a * b for finite factors stays finite, and not 0 but for a factor that is: beyond the range it is the largest or the smallest normal number, so that a
-// carry of 0 stays 0 and an infinite one infinite, as in the recurrence. The tests are on the exponents' bits, off the double pipe.
+// a * b for finite factors stays finite: past the range it is the largest finite number, so that a carry of 0 stays 0 as in the recurrence. The
+// tests are on the exponents' bits, off the double pipe.
 __device__ __forceinline__ bool is_finite(double a) { return (__double2hiint(a) & 0x7ff00000) != 0x7ff00000; }
 __device__ __forceinline__ double clamped_mul(double a, double b) {
   const double r = a * b;
-  const unsigned sign = __double2hiint(r) & 0x80000000, exponent = __double2hiint(r) & 0x7ff00000;
-  if (exponent - 0x00100000 < 0x7fe00000) return r;
-  if (exponent == 0) return a == 0.0 || b == 0.0 ? r : __hiloint2double(sign | 0x00100000, 0);
-  return is_finite(a) && is_finite(b) ? __hiloint2double(sign | 0x7fefffff, 0xffffffff) : r;
+  if (is_finite(r) || !is_finite(a) || !is_finite(b)) return r;
+  return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x7fefffff, 0xffffffff);
 }
 __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Complex<double> b) {
   const Complex<double> r = a * b;
@@ -107,6 +105,17 @@ __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Comple
   return {fmax(-DBL_MAX, fmin(DBL_MAX, r.re)), fmax(-DBL_MAX, fmin(DBL_MAX, r.im))};
 }
 __device__ __forceinline__ int64_t clamped_mul(int64_t, int64_t) { return 1; }
+
+// The same for powers of one gamma, which are made once, and of any gates where time allows: not 0 either but for a factor that is, so that an infinite
+// carry stays infinite.
+template <typename Wide>
+__device__ __forceinline__ Wide power_mul(Wide a, Wide b) {
+  const Wide r = clamped_mul(a, b);
+  if constexpr (std::is_same_v<Wide, double>) {
+    if ((__double2hiint(r) & 0x7ff00000) == 0 && a != 0.0 && b != 0.0) return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x00100000, 0);
+  }
+  return r;
+}
 
 // s + power * carry.
 __device__ __forceinline__ float fold(float s, float power, float carry) { return fmaf(power, carry, s); }
@@ -243,7 +252,7 @@ __device__ __forceinline__ Acc block_sum(Acc value, Acc* shared, int lane, int w
 template <int kExponent, typename Wide>
 __device__ __forceinline__ Wide power_of(Wide base) {
 #pragma unroll
-  for (int e = 1; e < kExponent; e *= 2) base = clamped_mul(base, base);
+  for (int e = 1; e < kExponent; e *= 2) base = power_mul(base, base);
   return base;
 }
 

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
     // In double throughout, chunk after chunk, in local memory: carries may lie beyond float's range, where the recurrence comes back from.
     double entering[kChunks], chunk_total[kChunks], power = power_of<kVec>(gamma), lane_power = 1.0;
     for (int d = 1; d < 32; d *= 2) {
-      if (lane_order & d) lane_power = clamped_mul(lane_power, power);
-      power = clamped_mul(power, power);
+      if (lane_order & d) lane_power = power_mul(lane_power, power);
+      power = power_mul(power, power);
     }
     double own = 0.0;
 #pragma unroll 1
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
       for (int d = 1; d < 32; d *= 2) {
         const double other = from_before(sum, d);
         if (reach(k) >= d) sum = fold(sum, factor, other);
-        factor = clamped_mul(factor, factor);
+        factor = power_mul(factor, factor);
       }
       chunk_total[k] = shuffle(sum, kReverse ? 0 : 31);
       const double before = from_before(sum, 1);
