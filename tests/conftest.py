@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import quick_interpreter
+
+    quick_interpreter.install()
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
