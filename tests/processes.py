@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 import torch_dcs_ops
 
@@ -32,3 +36,11 @@ def run_tests(file: str, *arguments: str, **changes: str) -> None:
 def run_in_the_interpreter(file: str, *arguments: str) -> None:
     """`run_tests` with Triton's interpreter."""
     run_tests(file, *arguments, TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+
+
+def rare(*values: Any) -> Any:
+    """A parameter set which adds to others only what `make test` can do without: `slow` where there is no GPU.
+
+    There the interpreter takes a thousand times as long as a GPU, which runs all of them.
+    """
+    return pytest.param(*values, marks=() if torch.cuda.is_available() else pytest.mark.slow)
