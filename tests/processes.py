@@ -33,9 +33,16 @@ def run_tests(file: str, *arguments: str, **changes: str) -> None:
     assert "passed" in done.stdout
 
 
+# Inductor starts no processes of its own that compile: each takes eight seconds to import torch.
+COMPILES_ITSELF = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# Beside other tests on two cores, the threads of a product of 128 by 64 by 256 wait four times as long as they compute.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
 def run_in_the_interpreter(file: str, *arguments: str) -> None:
     """`run_tests` with Triton's interpreter."""
-    run_tests(file, *arguments, TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+    variables = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore::RuntimeWarning", **COMPILES_ITSELF, **ONE_THREAD}
+    run_tests(file, *arguments, **variables)
 
 
 def rare(*values: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import environment
+from processes import COMPILES_ITSELF, environment
 from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -253,7 +253,8 @@ for backend in json.loads(sys.argv[1]):
 def test_caches_between_processes() -> None:
     # Graphs are found by this tag, and so by no earlier run of the test; in a folder of its own the compiler would
     # compile the headers of torch again, for 15 seconds.
-    variables = environment(TORCH_COMPILE_CACHE_KEY_TAG=uuid.uuid4().hex, TORCHINDUCTOR_FX_GRAPH_CACHE="1")
+    tag = uuid.uuid4().hex
+    variables = environment(TORCH_COMPILE_CACHE_KEY_TAG=tag, TORCHINDUCTOR_FX_GRAPH_CACHE="1", **COMPILES_ITSELF)
     results = []
     for names in (("inductor", "dcs"), ("inductor", "enabled")):
         command = [sys.executable, "-c", CACHE, json.dumps(names), json.dumps([os.path.dirname(__file__)])]
