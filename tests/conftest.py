@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import quick_interpreter
+
+    quick_interpreter.install()
+
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first: begun last, it would run alone beside an idle worker."""
-    items.sort(key=lambda item: item.name != "test_in_the_interpreter")
+    """The longest tests first: begun last, one would run alone beside an idle worker."""
+    items.sort(key=lambda item: not item.name.startswith("test_in_the_interpreter"))
 
 
 @pytest.fixture(params=DEVICES)

@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 import torch_dcs_ops
 
@@ -29,6 +33,21 @@ def run_tests(file: str, *arguments: str, **changes: str) -> None:
     assert "passed" in done.stdout
 
 
+# Inductor starts no processes of its own that compile: each takes eight seconds to import torch.
+COMPILES_ITSELF = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# Beside other tests on two cores, the threads of a product of 128 by 64 by 256 wait four times as long as they compute.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
 def run_in_the_interpreter(file: str, *arguments: str) -> None:
     """`run_tests` with Triton's interpreter."""
-    run_tests(file, *arguments, TRITON_INTERPRET="1", PYTHONWARNINGS="ignore::RuntimeWarning")
+    variables = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore::RuntimeWarning", **COMPILES_ITSELF, **ONE_THREAD}
+    run_tests(file, *arguments, **variables)
+
+
+def rare(*values: Any) -> Any:
+    """A parameter set which adds to others only what `make test` can do without: `slow` where there is no GPU.
+
+    There the interpreter takes a thousand times as long as a GPU, which runs all of them.
+    """
+    return pytest.param(*values, marks=() if torch.cuda.is_available() else pytest.mark.slow)

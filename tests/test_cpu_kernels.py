@@ -312,7 +312,8 @@ def test_growing_gamma_makes_no_nan_of_zeros(gamma: float, reverse: bool) -> Non
     for given in (None, torch.full((2,), gamma, dtype=torch.float64), torch.full_like(x, gamma)):
         for cut in (None, torch.zeros(x.shape, dtype=torch.bool)):
             assert torch.equal(Case(x, given, gamma, -1, reverse, reset=cut).run(), x)
-        assert torch.equal(Case(x, given, gamma, -1, reverse, window=3000).run(), x)
+        # 2.0 ** 1100 is beyond float64 as well.
+        assert torch.equal(Case(x, given, gamma, -1, reverse, window=1100).run(), x)
 
 
 @pytest.mark.parametrize("kind", ["number", "row", "step"])

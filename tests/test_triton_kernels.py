@@ -12,10 +12,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy
 import pytest
 import torch
-from processes import run_in_the_interpreter
+from processes import rare, run_in_the_interpreter
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -32,16 +34,9 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3, to
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-@pytest.mark.parametrize(
-    ("marks", "names"),
-    [
-        ("not slow", "test_long_rows"),
-        ("not slow", "not test_long_rows"),
-        pytest.param("slow", "", marks=pytest.mark.slow),
-    ],
-)
-def test_in_the_interpreter(marks: str, names: str) -> None:
-    run_in_the_interpreter(__file__, "-m", marks, "-k", names)
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 @pytest.fixture
@@ -54,22 +49,24 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return importlib.import_module("triton_kernels.scan")
 
 
+@numpy.errstate(all="ignore")
 def recurrence(
     x: Tensor, gates: Tensor, dim: int, reverse: bool, shifted: bool, initial: Tensor | None, reset: Tensor | None,
     window: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Step by step, for every output its own window; `gates` in x's shape."""
-    values, gates = x.movedim(dim, 0), gates.movedim(dim, 0)
-    cuts = torch.zeros_like(values, dtype=torch.bool) if reset is None else reset.movedim(dim, 0)
+    """Step by step, for every output its own window; `gates` in x's shape. In NumPy, where a step takes less time."""
+    values, gates = (operand.movedim(dim, 0).numpy() for operand in (x, gates))
+    cuts = None if reset is None else reset.movedim(dim, 0).numpy()
     if reverse:
-        values, gates, cuts = values.flip(0), gates.flip(0), cuts.flip(0)
-    outputs: list[Tensor] = []
+        values, gates, cuts = values[::-1], gates[::-1], None if cuts is None else cuts[::-1]
+    start = None if initial is None else initial.numpy()
+    outputs: list[Any] = []
     for last in range(len(values)):
-        carry = initial
+        carry = start
         first = 0
         if window is not None:
             first = max(0, last - window + 1)
-            carry = initial if last - window + 1 < 0 else None
+            carry = start if last - window + 1 < 0 else None
         elif last > 0:
             first, carry = last, outputs[-1]
         for step in range(first, last + 1):
@@ -77,10 +74,10 @@ def recurrence(
             if carry is None or gate < 0:
                 carry = values[step]
             else:
-                carry = torch.where(cuts[gate], values[step], values[step] + gates[gate] * carry)
-        assert carry is not None
+                added = values[step] + gates[gate] * carry
+                carry = added if cuts is None else numpy.where(cuts[gate], values[step], added)
         outputs.append(carry)
-    stacked = torch.stack(outputs)
+    stacked = torch.from_numpy(numpy.stack(outputs))
     return (stacked.flip(0) if reverse else stacked).movedim(0, dim)
 
 
@@ -273,9 +270,16 @@ def test_columns_held(
     assert len(taken) == 3
 
 
+ROWS, COLUMNS, INNER = ((3, 50), 1), ((50, 12), 0), ((2, 17, 3), 1)
+BACKWARD = [(*layout, torch.float32) for layout in (ROWS, COLUMNS, INNER)]
+BACKWARD += [(*COLUMNS, torch.float64), (*ROWS, torch.bfloat16)]
+# The dtype decides what is loaded and stored, the layout which way: float32 is in all of them.
+BACKWARD += [rare(*ROWS, torch.float64), rare(*COLUMNS, torch.bfloat16)]
+BACKWARD += [rare(*INNER, dtype) for dtype in (torch.float64, torch.bfloat16)]
+
+
 @kernel_test
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "dim"), [((3, 50), 1), ((50, 12), 0), ((2, 17, 3), 1)])
+@pytest.mark.parametrize(("shape", "dim", "dtype"), BACKWARD)
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 def test_backward(launchers: ModuleType, shape: tuple[int, ...], dim: int, gates: str, dtype: torch.dtype) -> None:
     for reverse, started, resets in itertools.product((False, True), repeat=3):
@@ -283,7 +287,7 @@ def test_backward(launchers: ModuleType, shape: tuple[int, ...], dim: int, gates
 
 
 @kernel_test
-@pytest.mark.parametrize("window", [1, 2, 5, 19, 20, 21, 100])
+@pytest.mark.parametrize("window", [1, rare(2), 5, 19, 20, 21, rare(100)])
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 @pytest.mark.parametrize(("shape", "dim"), [((3, 20), 1), ((20, 12), 0)])
 def test_window(launchers: ModuleType, shape: tuple[int, ...], dim: int, gates: str, window: int) -> None:
@@ -404,12 +408,14 @@ def test_gamma_zero_multiplies(launchers: ModuleType) -> None:
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("shape", [(1, 10000), (10000, 1), (10000, 16)])
 def test_gamma_is_not_rounded_to_float32(launchers: ModuleType, shape: tuple[int, int]) -> None:
-    # The published algorithm is off by 1.3e-2 here.
+    # The published algorithm is off by 1.3e-2 here, by 1.0e-2 after the 3000 steps that the interpreter has time for.
+    if INTERPRETED:
+        shape = (min(shape[0], 3000), min(shape[1], 3000))
     dim = int(shape[0] == 1)
     ones = torch.ones(shape, device=DEVICE)
     for reverse in (False, True):
         output = launchers.scan(ones, None, 0.999, dim, reverse, False, None, None, None).cpu().movedim(dim, 0)
-        expected = (1 - 0.999 ** torch.arange(1, 10001, dtype=torch.float64)) / (1 - 0.999)
+        expected = (1 - 0.999 ** torch.arange(1, len(output) + 1, dtype=torch.float64)) / (1 - 0.999)
         expected = expected.flip(0) if reverse else expected
         assert (output.double() - expected[:, None]).abs().max().item() <= 3e-4
 
