@@ -131,6 +131,14 @@ def test_sentences_where_a_gradient_is_recorded(name: str) -> None:
         linear_cross_entropy(leaf(args[0]), *args[1:], **options)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    for op in (linear_cross_entropy, linear_log_probs):
+        with pytest.raises(RuntimeError, match=f"^{op.__name__}: input must be a dense tensor, got a nested one$"):
+            op(nested, W, Y)
+
+
 def test_log_probs_have_no_filter() -> None:
     with pytest.raises(TypeError, match="grad_filter_eps"):
         linear_log_probs(X, W, Y, grad_filter_eps=2**-12)  # type: ignore[call-arg]
@@ -149,10 +157,13 @@ def test_options_of_torch_are_refused() -> None:
         ({"linear_weight": None}, "linear_weight must be a tensor, got NoneType"),
         ({"linear_bias": 0.5}, "linear_bias must be a tensor or None, got float"),
         ({"weight": [1.0] * 5}, "weight must be a tensor or None, got list"),
+        ({"reduction": None}, "reduction must be a string, got NoneType"),
+        ({"memory_budget": 1e9}, "memory_budget must be an integer or None, got float"),
+        ({"ignore_index": 0.5}, "ignore_index must be an integer or None, got float"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_arguments_that_are_no_tensors(changes: Any, sentence: str) -> None:
+def test_arguments_of_other_types(changes: Any, sentence: str) -> None:
     args, options = split(changes)
     with pytest.raises(TypeError, match=re.escape(OP + sentence)):
         linear_cross_entropy(*args, **options)

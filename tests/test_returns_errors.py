@@ -243,7 +243,7 @@ OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
     "vtrace, threshold": (
         lambda: returns.vtrace(X, X, X, bootstrap_value=LAST, terminated=None, clip_rho_threshold=None),  # type: ignore[arg-type]
         RuntimeError,
-        "vtrace: clip_rho_threshold must be a real number or a tensor, got NoneType",
+        "vtrace: clip_rho_threshold must be a real number (math.inf does not clip), got NoneType",
     ),
     "retrace, q_values": (
         lambda: returns.retrace_returns(X, X[:2], X, next_values=X, terminated=None),

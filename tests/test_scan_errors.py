@@ -279,6 +279,7 @@ def test_seed_names_say_the_same() -> None:
         ({"window": 2.0}, "window must be an integer or None, got float"),
         ({"dim": 1.0}, "dim must be an integer, got float"),
         ({"input": [1.0]}, "input must be a tensor, got list"),
+        ({"window": 2**63}, "window must be below 2**63, got 9223372036854775808"),
         ({"input": torch.eye(3).to_sparse()}, "input must be a dense tensor, got the layout sparse_coo"),
         ({"gamma": 10**400}, "gamma must be within the range of a float, got a larger int"),
     ],

@@ -17,6 +17,7 @@ WORD = 16  # bytes that a thread loads at a time
 class Device(NamedTuple):
     multiprocessors: int
     shared_memory: int  # bytes that a program may have
+    tensor_memory: bool = False  # where the sums of its tensor cores lie
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -34,7 +35,8 @@ def device_of(tensor: Tensor) -> Device:
 @functools.cache
 def _cuda_device(index: int) -> Device:
     facts = torch.cuda.get_device_properties(index)
-    return Device(facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin", 0))
+    tensor_memory = torch.version.hip is None and facts.major in (10, 11)
+    return Device(facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin", 0), tensor_memory)
 
 
 def units(*lengths: int) -> tuple[int, ...]:

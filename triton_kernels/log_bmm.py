@@ -111,7 +111,7 @@ def log_bmm(a: Tensor, b: Tensor, precision: str) -> tuple[Tensor, Tensor]:
             right.top, right.kind, right.top_batch, *right.power_place[:3],
             out, log_s, rows, columns, terms, padded, offset,
             2.0 * terms * 2.0 ** (offset + 24 - 126), 2.0 * terms * 2.0 ** (offset + 24 - 60),
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(precision),
+            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(a, precision),
             STAGES=tile.stages, PART_ROWS=tile.part[0], PART_COLUMNS=tile.part[1], num_warps=tile.warps,
         )  # fmt: skip
     return out, log_s
@@ -201,7 +201,7 @@ def _prepare(
     `padded`: I, J and K with the zeros that are wanted behind them.
     """
     rows, columns, terms = padded
-    parts = _parts(precision)
+    parts = _parts(left.lines, precision)
     for operand, shape in ((left, left_shape), (right, right_shape)):
         if shape is not None:
             powers = operand.lines.new_empty((max(1, parts), operand.batch, *shape), dtype=torch.float32)
@@ -229,7 +229,7 @@ def _multiply_gradients(
         left_shape=(terms, rows_to) if need_b else None, right_shape=(terms, columns_to) if need_a else None,
     )  # fmt: skip
     groups, groups_across = triton.cdiv(rows, group), triton.cdiv(columns, group)
-    parts = _parts(precision)
+    parts = _parts(grad, precision)
     g, transposed = (
         left.top.new_empty((max(1, parts), batch, *shape) if needed else (1, 0))
         for shape, needed in (((rows, columns_to), need_a), ((columns, rows_to), need_b))
@@ -262,7 +262,7 @@ def _multiply_gradient(
         *right.power_place[:3], g, g.stride(0), marks,
         grad, *grad.stride(), log_s, *log_s.stride(), sums, *sums.stride(),
         rows, right.count, terms, g.size(3),
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(precision),
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(out, precision),
         STAGES=tile.stages, PART_COLUMNS=tile.part[1], num_warps=tile.warps,
     )  # fmt: skip
     if sums is not out:
@@ -296,11 +296,12 @@ def _multiplies(a: Tensor, rows: int, columns: int, terms: int) -> bool:
     return a.dtype != torch.float64 and min(rows, columns, terms) >= LEAST
 
 
-def _parts(precision: str) -> int:
+def _parts(operand: Tensor, precision: str) -> int:
     """How many TF32 numbers stand for a factor; 0: the float32 itself, where there is no TF32."""
     if torch.version.hip is not None:
         return 0
-    return 2 if precision == "highest" else 1
+    # One product's sums stay in tensor memory, from where Triton 3.6 and 3.7 fail to split them.
+    return 2 if precision == "highest" or device_of(operand).tensor_memory else 1
 
 
 def _whole(length: int, unit: int) -> int:
@@ -314,7 +315,8 @@ def _programs(batch: int, rows: int, columns: int, height: int, width: int) -> i
 def _tile(operand: Tensor, batch: int, rows: int, columns: int) -> Tile:
     device = device_of(operand)
     large = _programs(batch, rows, columns, LARGE_TILE.rows, LARGE_TILE.columns) >= device.multiprocessors
-    return LARGE_TILE if large and device.shared_memory >= 200 << 10 else TILE
+    # With tensor memory the large tile takes 240 KB of shared memory, not 192, and the small one 120.
+    return LARGE_TILE if large and device.shared_memory >= 200 << 10 and not device.tensor_memory else TILE
 
 
 def _direct_tile(operand: Tensor, rows: int, columns: int, terms: int) -> tuple[int, int, int]:

@@ -28,6 +28,8 @@ _PLAIN = (Tensor, Parameter)
 def threshold(value: Any, op: str, name: str) -> float:
     if isinstance(value, Tensor):
         fail(op, f"{name} must be a real number, got a tensor")
+    if value is None:
+        fail(op, f"{name} must be a real number (math.inf does not clip), got NoneType")
     number = as_number(value, op, name)
     if isinstance(number, float) and number != number:
         fail(op, f"{name} must be a number to compare with, got nan")

@@ -52,3 +52,11 @@ def check_layouts(op: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
             fail(op, f"{name} must be a dense tensor, got the layout {str(tensor.layout).removeprefix('torch.')}")
+
+
+def check_dense(op: str, **tensors: object) -> None:
+    """`check_layouts`, and no nested tensors: no kernel is called with one. For the path of an error."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            fail(op, f"{name} must be a dense tensor, got a nested one")
+    check_layouts(op, **tensors)

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from ..reference.linear_cross_entropy import Options
-from ._validate import FLOATING, check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
+from ._validate import (
+    FLOATING,
+    check_dense,
+    check_device,
+    check_device_type,
+    check_floating,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
 
 _REDUCTIONS = ("none", "mean", "sum")
 _DEFAULT_IGNORE_INDEX = -100
@@ -85,7 +95,14 @@ def normal_ignore_index(ignore_index: int | None) -> int:
 
 
 def check_argument_types(
-    op: str, input: object, linear_weight: object, target: object, linear_bias: object, weight: object
+    op: str,
+    input: object,
+    linear_weight: object,
+    target: object,
+    linear_bias: object,
+    weight: object,
+    reduction: object,
+    **integers: object,
 ) -> None:
     """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
     for name, value in (("input", input), ("linear_weight", linear_weight), ("target", target)):
@@ -94,7 +111,12 @@ def check_argument_types(
     for name, value in (("linear_bias", linear_bias), ("weight", weight)):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    check_layouts(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    check_dense(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    if not isinstance(reduction, str):
+        raise TypeError(f"{op}: reduction must be a string, got {type(reduction).__name__}")
+    for name, number in integers.items():
+        if number is not None and not isinstance(number, int | torch.SymInt):
+            raise TypeError(f"{op}: {name} must be an integer or None, got {type(number).__name__}")
 
 
 def _check_input(op: str, input: Tensor) -> None:

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from ..reference.log_bmm import sum_dtype
-from ._validate import check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
+from ._validate import (
+    check_dense,
+    check_device,
+    check_device_type,
+    check_floating,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
 
 _PRECISIONS = ("highest", "high", "medium")
 
@@ -71,7 +80,7 @@ def check_argument_types(op: str, **tensors: object) -> None:
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
-    check_layouts(op, **tensors)
+    check_dense(op, **tensors)
 
 
 def _check_pair(op: str, a: Tensor, b: Tensor) -> None:

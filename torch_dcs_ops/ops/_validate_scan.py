@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._validate import FLOATING, check_device, check_device_type, check_layouts, dtype_name, fail, known
+from ._validate import FLOATING, check_dense, check_device, check_device_type, check_layouts, dtype_name, fail, known
 
 _COMPLEX = (torch.complex64, torch.complex128)
 
@@ -61,11 +61,13 @@ def check_argument_types(op: str, input: object, dim: object, initial: object, r
     for name, value in (("initial", initial), ("reset", reset)):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    check_layouts(op, input=input, initial=initial, reset=reset)
+    check_dense(op, input=input, initial=initial, reset=reset)
     if not isinstance(dim, (int, torch.SymInt)):
         raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
     if window is not None and not isinstance(window, (int, torch.SymInt)):
         raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
+    if isinstance(window, int) and window >= 2**63:
+        fail(op, f"window must be below 2**63, got {window}")
 
 
 def check_dim(op: str, input: Tensor, dim: int) -> int:

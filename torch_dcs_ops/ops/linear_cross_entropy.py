@@ -138,7 +138,10 @@ def linear_cross_entropy(
             accumulate_dtype=accumulate_dtype,
         )
     except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(_OP, input, linear_weight, target, linear_bias, weight)
+        check_argument_types(
+            _OP, input, linear_weight, target, linear_bias, weight, reduction,
+            ignore_index=ignore_index, memory_budget=memory_budget,
+        )  # fmt: skip
         raise
     if op is _op:
         return results

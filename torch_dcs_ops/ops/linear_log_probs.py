@@ -69,7 +69,10 @@ def linear_log_probs(
             ignore_index=ignore_index, memory_budget=memory_budget,
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(_OP, input, linear_weight, target, linear_bias, None)
+        check_argument_types(
+            _OP, input, linear_weight, target, linear_bias, None, "none",
+            ignore_index=ignore_index, memory_budget=memory_budget,
+        )  # fmt: skip
         raise
     return log_probs, entropy
 
