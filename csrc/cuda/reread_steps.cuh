@@ -17,14 +17,18 @@ struct RereadStepsParams {
   int clusters;  // of a row, each of kMaxCluster blocks
 };
 
-// What a piece makes of the carry into it: total + gates * carry. In float, all totals are finite: where gates underflow, nothing is left of a carry.
+// What a piece makes of the carry into it: total + gates * carry.
 template <typename Number>
 struct Change {
   Number total, gates;
 };
 constexpr float kMostTotal = 1e35f;  // of a vector, of which a warp joins 256
 
-__device__ __forceinline__ float product_of(float a, float b) { return a * b; }
+// Not 0 but for a factor that is: an infinite carry stays infinite.
+__device__ __forceinline__ float product_of(float a, float b) {
+  const float product = a * b;
+  return product == 0.f && a != 0.f && b != 0.f ? copysignf(0x1p-149f, product) : product;
+}
 __device__ __forceinline__ double product_of(double a, double b) { return power_mul(a, b); }
 
 // By value: of two places the compiler would choose one in memory.
@@ -75,7 +79,7 @@ __device__ __forceinline__ Change<double> widened(const Change<double>& change) 
 template <typename With>
 __device__ __forceinline__ Change<double> in_range(const Change<double>& mine, const With& with) {
   if (__all_sync(0xffffffffu, fabs(mine.gates) <= 1.0 && fabs(mine.total) <= kMostTotal))
-    return widened(with(Change<float>{static_cast<float>(mine.total), static_cast<float>(mine.gates)}));
+    return widened(with(Change<float>{static_cast<float>(mine.total), rounded(mine.gates)}));
   return with(mine);
 }
 
