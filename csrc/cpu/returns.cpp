@@ -5,6 +5,7 @@
 
 #include "dcs/returns_ops.h"
 #include "dispatch.h"
+#include "huge_pages.h"
 #include "returns.h"
 
 namespace dcs {
@@ -59,6 +60,8 @@ void run_n_step(ReturnsProblem problem) {
 
 struct CpuReturns {
   static void run(const ReturnsProblem& problem, const Tensor&) {
+    for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
+      if (output->data) cpu::advise_huge_pages(output->data, output->strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
     if (problem.steps) return cpu::run_n_step(problem);
     const ReturnsOutput& output = problem.advantages.data ? problem.advantages : problem.targets.data ? problem.targets : problem.pg_advantages;
     if (output.strides.inner == 1 && problem.inner >= cpu::kFewReturnsColumns) return cpu::run_returns_columns(problem);

@@ -4,10 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include <sys/mman.h>
-
 #include "dcs/scan_ops.h"
 #include "dispatch.h"
+#include "huge_pages.h"
 #include "scan.h"
 
 namespace dcs {
@@ -20,8 +19,6 @@ constexpr int64_t kFewRows = 32;
 constexpr int64_t kChunksTogether = 256;
 // With fewer columns than this, rows abreast beat loops over columns.
 constexpr int64_t kFewColumns = 4;
-constexpr int64_t kHugePage = 2 << 20;  // bytes
-constexpr int64_t kLeastHuge = 4 * kHugePage;
 
 // Every CPU with AVX2 has F16C.
 const Kernels& kernels() {
@@ -99,21 +96,12 @@ void by_window(const ScanProblem& problem) {
   });
 }
 
-// Asks for huge pages under a large result: it is fresh memory, and its page faults take longer than the scan (at 4096 x 4096 float there are
-// 16384 of them, 2/3 of the time; torch asks likewise under THP_MEM_ALLOC_ENABLE). Advice only: an error changes nothing.
-void advise_huge_pages(const ScanProblem& problem, const void* result, const Strides& strides) {
-  const int64_t elements = problem.rows() * problem.length;
-  const int64_t bytes = elements * element_size(problem.dtype);
-  const int64_t extent = (problem.outer - 1) * strides.outer + (problem.length - 1) * strides.time + (problem.inner - 1) * strides.inner + 1;
-  if (bytes < kLeastHuge || extent != elements) return;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(result);
-  const uintptr_t from = (begin + kHugePage - 1) / kHugePage * kHugePage, to = (begin + bytes) / kHugePage * kHugePage;
-  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-}
-
 void run(const ScanProblem& problem) {
-  advise_huge_pages(problem, problem.output, problem.output_strides);
-  if (problem.backward && problem.gamma_kind == GammaKind::kStep) advise_huge_pages(problem, problem.grad_gamma, problem.grad_gamma_strides);
+  const auto advise = [&](const void* result, const Strides& strides) {
+    advise_huge_pages(result, strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
+  };
+  advise(problem.output, problem.output_strides);
+  if (problem.backward && problem.gamma_kind == GammaKind::kStep) advise(problem.grad_gamma, problem.grad_gamma_strides);
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
