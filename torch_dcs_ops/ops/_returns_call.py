@@ -79,7 +79,9 @@ def fused_returns(
         rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
         rhos, *clips, time_dim, *needs,
     )  # fmt: skip
-    results: tuple[Tensor, Tensor, Tensor] = _call(_scan, args, op, needs[0] or needs[2], lambda_name)
+    results: tuple[Tensor, Tensor, Tensor] = _call(
+        _scan, args, rhos, time_dim, op, needs[0] or needs[2], lambda_name
+    )  # fmt: skip
     return results
 
 
@@ -104,15 +106,18 @@ def fused_n_step_returns(
         rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
         time_dim, n,
     )  # fmt: skip
-    targets: Tensor = _call(_n_step, args, op, False, "lambda_")
+    targets: Tensor = _call(_n_step, args, None, time_dim, op, False, "lambda_")
     return targets
 
 
-def _call(fused: Any, args: tuple[Any, ...], op: str, wants_more_than_targets: bool, lambda_name: str) -> Any:
+def _call(
+    fused: Any, args: tuple[Any, ...], rhos: Tensor | None, time_dim: int, op: str, wants_more_than_targets: bool,
+    lambda_name: str,
+) -> Any:  # fmt: skip
+    """`args` begin with the operands that both ops have, up to the trace's number."""
     if is_compiling():
         return fused(*args)
     rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, _, trace = args[:9]
-    rhos, time_dim = (args[10], args[14]) if fused is _scan else (None, args[10])
     try:
         if _is_observed(rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos):
             return fused(*args)
