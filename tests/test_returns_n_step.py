@@ -87,6 +87,20 @@ def test_operands_of_different_layouts(device: str) -> None:
         check(Call(*changed, None, dim), 4)
 
 
+@pytest.mark.parametrize("n", [1, 5, 16, 20])
+@pytest.mark.parametrize("shape", [(33, 1), (64, 7), (100, 128), (130, 129), (31, 300)], ids=str)
+def test_the_layout_shows_in_no_bit(shape: tuple[int, int], n: int) -> None:
+    """On the CPU, where columns whose steps are adjacent in memory are read and written by tiles of 16 by 128."""
+    for next_values, dtype in itertools.product((False, True), (torch.float32, torch.bfloat16)):
+        c = call(shape, 0, dtype, "cpu", flags="bool", seed=n, **kind(next_values))
+        expected = OP(*arguments(c, n))
+        turned = [a.t().contiguous().t() if isinstance(a, Tensor) and a.dim() == 2 else a for a in arguments(c, n)]
+        for mixed in (turned, [turned[0], *arguments(c, n)[1:]], [c.rewards, *turned[1:]]):
+            result = OP(*mixed)
+            assert result.stride() == torch.empty_like(mixed[0]).stride()
+            assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 1.5, -0.5])
 @pytest.mark.parametrize("trace", [0.0, 1.0])
 def test_discounts_at_and_beyond_their_bounds(device: str, gamma: float, trace: float) -> None:

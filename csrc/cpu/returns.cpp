@@ -44,7 +44,7 @@ void run_n_step(ReturnsProblem problem) {
     std::swap(problem.targets.strides.inner, problem.targets.strides.outer);
   }
   constexpr int64_t kKept = (512 << 10) / sizeof(double);
-  const int64_t width = std::clamp<int64_t>(kKept / 2 / problem.steps / 16 * 16, 16, 128), blocks = (problem.inner + width - 1) / width;
+  const int64_t width = std::clamp<int64_t>(kKept / 2 / problem.steps / 16 * 16, 16, kTileColumns), blocks = (problem.inner + width - 1) / width;
   share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     const int64_t kept = problem.steps * std::min(width, problem.inner);
     const std::unique_ptr<double[]> totals(new double[kept]), gates(new double[kept]);

@@ -123,7 +123,7 @@ DCS_INLINE void column_step_of_floats(const Options options, const Line<float> l
 template <typename T, bool kValues, bool kRhos, bool kNumbers>
 void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   Lines<T, false> lines;
-  Outputs<T> outputs;
+  Outputs<T, false> outputs;
   alignas(64) double carries[kReturnsColumns];
   lines.prepare(problem, count);
   lines.read_rows(problem, {outer, 0, inner, count});
@@ -132,18 +132,19 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   for (int64_t t = problem.length - 1; t >= 0; --t) {
     const Place place{outer, t, inner, count};
     lines.read(problem, place);
-    outputs.point(problem, place, false);
+    outputs.point(problem, place);
     const bool is_last = t == problem.length - 1;
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
       column_step_of_floats<kValues>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, count);
-      outputs.scatter(problem, place, false);
+      outputs.scatter(problem, place);
       continue;
     }
 #endif
     column_steps<kValues, kRhos, kNumbers>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, 0, count);
-    outputs.scatter(problem, place, false);
+    outputs.scatter(problem, place);
   }
+  outputs.finish(problem, {outer, 0, inner, count});
 }
 
 template <typename L, bool kValues, bool kRhos, bool kNumbers, typename T>
@@ -162,7 +163,7 @@ DCS_INLINE void row_steps(const Options options, const CallGates<L> call_gates, 
 template <typename L, typename T, bool kValues, bool kRhos, bool kNumbers>
 void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   Lines<T, true> lines;
-  Outputs<T> outputs;
+  Outputs<T, true> outputs;
   const int64_t most = problem.length < kLine ? problem.length : kLine;
   lines.prepare(problem, most);
   const Options options(problem);
@@ -176,10 +177,10 @@ void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
       place.time = stop > kLine ? stop - kLine : 0;
       place.count = stop - place.time;
       lines.read(problem, place);
-      outputs.point(problem, place, true);
+      outputs.point(problem, place);
       row_steps<L, kValues, kRhos, kNumbers>(options, call_gates, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2],
                                              problem.length - 1 - place.time, place.count);
-      outputs.scatter(problem, place, true);
+      outputs.scatter(problem, place);
     }
   }
 }
@@ -234,7 +235,7 @@ DCS_INLINE void with_form(const ReturnsProblem& problem, const Run& run) {
 template <typename T>
 void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {
   Lines<T, false> lines;
-  Outputs<T> outputs;
+  Outputs<T, false> outputs;
   alignas(64) double total[kReturnsColumns], gate[kReturnsColumns];  // of a block's first steps
   lines.prepare(problem, count);
   lines.read_rows(problem, {outer, 0, inner, count});
@@ -269,7 +270,7 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
       if (is_inside) lines.read(problem, {outer, end, inner, count});
       const Line<T> line = lines;
       const Place place{outer, t, inner, count};
-      outputs.point(problem, place, false);
+      outputs.point(problem, place);
       T* const targets = outputs.to[1];
       const double *const from = totals + (t - begin) * count, *const gates_from = gates + (t - begin) * count;
       for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
@@ -287,9 +288,10 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
         }
         L::store(targets + j, is_first ? after : join(lanes, L::load(from + j), L::load(gates_from + j), after));
       });
-      outputs.scatter(problem, place, false);
+      outputs.scatter(problem, place);
     }
   }
+  outputs.finish(problem, {outer, 0, inner, count});
 }
 
 void n_step_columns(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {

@@ -1,6 +1,10 @@
 // The operands and results of `_temporal_difference_scan` along lines: adjacent elements, in place where they are adjacent in memory and gathered where not.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
 #include "returns.h"
 #include "simd.h"
 
@@ -41,6 +45,16 @@ void gather_flags(const T* from, int64_t stride, int64_t count, uint8_t* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = !(Element<T>::load(from[j * stride]) == 0.0);
 }
 
+// Lines across columns whose steps are adjacent in memory instead: so many of them are read and written together, for a line of one step takes a few bytes
+// of every cache line, and columns that are a power of two apart have their cache lines in few places.
+constexpr int64_t kTileSteps = 16;
+template <typename T>
+struct Tile {
+  alignas(64) T lines[kTileSteps][kTileColumns + 64 / sizeof(T)];  // apart by an odd number of cache lines
+  int64_t begin = -1;                  // its first step
+  int64_t from = kTileSteps, to = -1;  // steps that have been written, of which a result's tile takes those in between as well
+};
+
 // Where a line begins and which way it runs. kAlongTime: along a row's steps, else across columns.
 struct Place {
   int64_t outer, time, inner, count;
@@ -67,9 +81,13 @@ struct Lines : Line<T> {
   alignas(64) T zeros[kLine], gathered_rewards[kLine], gathered_values[kLine], gathered_next[kLine], gathered_rhos[kLine];
   uint8_t no[kLine], gathered_terminated[kLine], gathered_truncated[kLine];
   double gathered_gammas[kLine], gathered_traces[kLine];
+  std::conditional_t<kAlongTime, char, Tile<T>> tiled_rewards, tiled_values, tiled_next, tiled_rhos;
+  std::conditional_t<kAlongTime, char, Tile<uint8_t>> tiled_terminated, tiled_truncated;
+  int64_t length;
 
   // For lines of up to `most` elements.
   void prepare(const ReturnsProblem& problem, int64_t most) {
+    length = problem.length;
     for (int64_t j = 0; j < most; ++j) {
       zeros[j] = Element<T>::store(0.0);
       no[j] = 0;
@@ -89,15 +107,15 @@ struct Lines : Line<T> {
   }
 
   void read(const ReturnsProblem& problem, const Place& place) {
-    rewards = line(problem.rewards, place, gathered_rewards);
-    if (problem.values.data) values = line(problem.values, place, gathered_values);
-    if (problem.rhos.data) rhos = line(problem.rhos, place, gathered_rhos);
-    if (problem.terminated.data) terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated);
-    if (problem.truncated.data) truncated = flags(problem.truncated, problem.truncated_is_bool, place, gathered_truncated);
+    rewards = line(problem.rewards, place, gathered_rewards, tiled_rewards);
+    if (problem.values.data) values = line(problem.values, place, gathered_values, tiled_values);
+    if (problem.rhos.data) rhos = line(problem.rhos, place, gathered_rhos, tiled_rhos);
+    if (problem.terminated.data) terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated, tiled_terminated);
+    if (problem.truncated.data) truncated = flags(problem.truncated, problem.truncated_is_bool, place, gathered_truncated, tiled_truncated);
     if (problem.gamma.kind == GammaKind::kStep) read_steps(problem.gamma, place, gathered_gammas);
     if (problem.trace.kind == GammaKind::kStep) read_steps(problem.trace, place, gathered_traces);
     if (problem.next_values.data)
-      next = line(problem.next_values, place, gathered_next);
+      next = line(problem.next_values, place, gathered_next, tiled_next);
     else
       read_shifted(problem, place);
   }
@@ -105,22 +123,32 @@ struct Lines : Line<T> {
  private:
   static DCS_INLINE int64_t stride_of(const Strides& strides) { return kAlongTime ? strides.time : strides.inner; }
 
-  static const T* line(const ReturnsInput& input, const Place& place, T* gathered) {
-    const T* from = at<T>(input, place.outer, place.time, place.inner);
+  template <typename From, typename Tiled>
+  const From* line(const ReturnsInput& input, const Place& place, From* gathered, Tiled& tile) const {
+    const From* from = at<From>(input, place.outer, place.time, place.inner);
     if (stride_of(input.strides) == 1) return from;
+    if constexpr (!kAlongTime) {
+      if (input.strides.time == 1 && place.count <= kTileColumns) {
+        const int64_t step = place.time % kTileSteps, begin = place.time - step;
+        if (tile.begin != begin) {
+          const int64_t steps = std::min(kTileSteps, length - begin);
+          for (int64_t j = 0; j < place.count; ++j) {
+            const From* const column = from - step + j * input.strides.inner;
+            for (int64_t s = 0; s < steps; ++s) tile.lines[s][j] = column[s];
+          }
+          tile.begin = begin;
+        }
+        return tile.lines[step];
+      }
+    }
     gather(from, stride_of(input.strides), place.count, gathered);
     return gathered;
   }
 
-  static const uint8_t* flags(const ReturnsInput& input, bool is_bool, const Place& place, uint8_t* gathered) {
-    const int64_t stride = stride_of(input.strides);
-    if (!is_bool) {
-      gather_flags(at<T>(input, place.outer, place.time, place.inner), stride, place.count, gathered);
-      return gathered;
-    }
-    const uint8_t* from = at<uint8_t>(input, place.outer, place.time, place.inner);
-    if (stride == 1) return from;
-    gather(from, stride, place.count, gathered);
+  template <typename Tiled>
+  const uint8_t* flags(const ReturnsInput& input, bool is_bool, const Place& place, uint8_t* gathered, Tiled& tile) const {
+    if (is_bool) return line(input, place, gathered, tile);
+    gather_flags(at<T>(input, place.outer, place.time, place.inner), stride_of(input.strides), place.count, gathered);
     return gathered;
   }
 
@@ -152,7 +180,7 @@ struct Lines : Line<T> {
     const Place after{place.outer, place.time + 1, place.inner, place.count};
     if constexpr (kAlongTime) {
       if (problem.values.data && place.time + place.count <= last) {
-        next = line(problem.values, after, gathered_next);
+        next = line(problem.values, after, gathered_next, tiled_next);
         return;
       }
       if (problem.values.data)
@@ -163,37 +191,68 @@ struct Lines : Line<T> {
         gathered_next[last - place.time] = problem.bootstrap_value.data ? *at<T>(problem.bootstrap_value, place.outer, 0, place.inner) : zeros[0];
       next = gathered_next;
     } else if (place.time < last) {
-      next = problem.values.data ? line(problem.values, after, gathered_next) : zeros;
+      next = problem.values.data ? line(problem.values, after, gathered_next, tiled_next) : zeros;
     } else {
-      next = problem.bootstrap_value.data ? line(problem.bootstrap_value, {place.outer, 0, place.inner, place.count}, gathered_next) : zeros;
+      next = zeros;
+      if (!problem.bootstrap_value.data) return;
+      gather(at<T>(problem.bootstrap_value, place.outer, 0, place.inner), problem.bootstrap_value.strides.inner, place.count, gathered_next);
+      next = gathered_next;
     }
   }
 };
 
-// Where a line's results go: in place, or by way of a line of their own.
-template <typename T>
+// Where a line's results go: in place, or by way of lines of their own. kAlongTime as above.
+template <typename T, bool kAlongTime>
 struct Outputs {
   T lines[3][kLine];
+  std::conditional_t<kAlongTime, char, Tile<T>> tiles[3];
   T* to[3];
 
   DCS_INLINE static const ReturnsOutput& output(const ReturnsProblem& problem, int k) {
     return k == 0 ? problem.advantages : k == 1 ? problem.targets : problem.pg_advantages;
   }
-  DCS_INLINE static int64_t stride(const ReturnsOutput& output, bool along_time) { return along_time ? output.strides.time : output.strides.inner; }
+  DCS_INLINE static int64_t stride(const ReturnsOutput& output) { return kAlongTime ? output.strides.time : output.strides.inner; }
 
-  void point(const ReturnsProblem& problem, const Place& place, bool along_time) {
+  void point(const ReturnsProblem& problem, const Place& place) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
-      to[k] = out.data && stride(out, along_time) == 1 ? at<T>(out, place.outer, place.time, place.inner) : lines[k];
+      to[k] = lines[k];
+      if (!out.data) continue;
+      if (stride(out) == 1) {
+        to[k] = at<T>(out, place.outer, place.time, place.inner);
+      } else if constexpr (!kAlongTime) {
+        if (out.strides.time != 1 || place.count > kTileColumns) continue;
+        const int64_t step = place.time % kTileSteps;
+        if (tiles[k].begin != place.time - step) {
+          put(out, place, tiles[k]);
+          tiles[k].begin = place.time - step;
+        }
+        to[k] = tiles[k].lines[step];
+        tiles[k].from = std::min(tiles[k].from, step);
+        tiles[k].to = std::max(tiles[k].to, step);
+      }
     }
   }
-  void scatter(const ReturnsProblem& problem, const Place& place, bool along_time) {
+  void scatter(const ReturnsProblem& problem, const Place& place) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
       if (!out.data || to[k] != lines[k]) continue;
       T* first = at<T>(out, place.outer, place.time, place.inner);
-      for (int64_t j = 0; j < place.count; ++j) first[j * stride(out, along_time)] = lines[k][j];
+      for (int64_t j = 0; j < place.count; ++j) first[j * stride(out)] = lines[k][j];
     }
+  }
+  // After the last line.
+  void finish(const ReturnsProblem& problem, const Place& place) {
+    for (int k = 0; k < 3; ++k) put(output(problem, k), place, tiles[k]);
+  }
+
+ private:
+  static void put(const ReturnsOutput& out, const Place& place, Tile<T>& tile) {
+    for (int64_t j = 0; tile.to >= 0 && j < place.count; ++j) {
+      T* const column = at<T>(out, place.outer, tile.begin, place.inner + j);
+      for (int64_t s = tile.from; s <= tile.to; ++s) column[s] = tile.lines[s][j];
+    }
+    tile.from = kTileSteps, tile.to = -1;
   }
 };
 
