@@ -2,8 +2,8 @@
 // blocks, a vector of 16 bytes a thread, and no cluster waits for another: its blocks read all that lies before it again, a share each, and mail one number
 // to each other: what the carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost
 // less than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come rounded from the host: with
-// sums of warps and blocks in double, powers made here and fewer values held before the wait it took 2.25 us, not 1.89. Launched early (early.cuh), a kernel has its blocks in place and its mailboxes
-// ready when the launch before it ends, which is 1.5 us of 3.4 where one such call follows another.
+// sums of warps and blocks in double, powers made here and fewer values held before the wait it took 2.25 us, not 1.89. Launched early (early.cuh), a kernel
+// has its blocks in place and its mailboxes ready when the launch before it ends, which is 1.5 us of 3.4 where one such call follows another.
 #pragma once
 
 #include <cmath>
