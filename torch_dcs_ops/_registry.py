@@ -27,7 +27,8 @@ _SCHEMAS = (
     # What the kernels compute; the ops above are fronts of it. gamma None: gamma_value is the discount of every step.
     "_scan(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, Tensor? initial, "
     "Tensor? reset, SymInt? window) -> Tensor",
-    # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass.
+    # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass. grad_gamma has input's shape for a
+    # gamma of every step, none for a 0-D gamma, else input's without `dim`.
     "_scan_backward(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
     "Tensor? initial, Tensor? reset) -> (Tensor, Tensor)",
     f"linear_cross_entropy{_LINEAR_CROSS_ENTROPY} -> Tensor",
