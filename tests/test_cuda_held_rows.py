@@ -1,0 +1,114 @@
+"""Rows of halves that all blocks together hold on the chip, in one round or several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_dcs_ops import discounted_cumsum
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+# For the 132 multiprocessors of an H200: one round, two, three and four; rows of up to 128 parts; with a last part that
+# is not whole, of a few vectors; all multiprocessors; fewer rows in the last round; rows that no block holds.
+SHAPES = (
+    (16, 1_048_576), (16, 524_288), (16, 262_144), (12, 1_000_000), (100, 150_008), (6, 720_000), (1, 4_194_304),
+    (3, 4_194_304), (64, 131_072), (32, 500_000), (15, 1_015_816), (15, 1_015_812), (20, 1_048_576),
+)  # fmt: skip
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def check(x: torch.Tensor, gamma: float | torch.Tensor, direction: str) -> torch.Tensor:
+    """Within the last digit of a half of a row's largest value."""
+    y = discounted_cumsum(x, gamma, direction=direction)
+    exact = gamma.double() if isinstance(gamma, torch.Tensor) else gamma
+    expected = discounted_cumsum(x.double(), exact, direction=direction)
+    error = ((y - expected).abs().amax(-1) / expected.abs().amax(-1)).max()
+    assert error <= torch.finfo(x.dtype).eps, f"gamma {gamma}: {error}"
+    # And step by step, wherever y is no smaller than its neighbours' rounding.
+    near = (y - expected).abs() <= torch.finfo(x.dtype).eps * expected.abs() + 1e-3
+    assert near.all(), f"gamma {gamma}: {(~near).sum()} values"
+    return y
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """Gammas whose powers fade within a vector, a warp, a block, and not at all; 1; beyond 1; and a tensor."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    for gamma in (0.99, 0.999, 1.0, 0.99999, -0.97, 0.3, 1e-30, 0.0, 1.000001):
+        check(x, gamma, direction)
+    check(x, torch.tensor(0.99, device="cuda"), direction)
+    check(x, torch.rand(shape[0], 1, device="cuda"), direction)
+
+
+def test_the_kernel_is_taken() -> None:
+    if torch.cuda.get_device_capability() != (9, 0) or torch.cuda.get_device_properties(0).multi_processor_count != 132:
+        pytest.skip("the plan is that of a GPU of compute capability 9.0 with 132 multiprocessors")
+    for shape in SHAPES:
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            discounted_cumsum(x, 0.99)
+        held = any("held_kernel" in event.key for event in profile.key_averages())
+        assert held == (shape not in ((15, 1_015_812), (20, 1_048_576))), shape
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 1_048_576), (12, 1_000_000), (6, 720_000)], ids=str)
+def test_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """What is not finite goes as far as the recurrence takes it, through powers that no float holds, and no farther."""
+    rows, length = shape
+    places = (0, 7, 1791, 1792, 2047, 32_767, 32_768, length // 2, length - 3, length - 1)
+    for value in (float("inf"), float("-inf"), float("nan")):
+        x = torch.randn(shape, device="cuda").to(dtype)
+        for row, at in enumerate(places[: rows - 1]):
+            x[row, at] = value
+        for gamma in (0.99, 0.5, -0.9, 1.0, 1e-20, -1e-4):
+            y = discounted_cumsum(x, gamma, direction=direction)
+            expected = discounted_cumsum(x.double(), gamma, direction=direction)
+            assert torch.equal(y.isnan(), expected.isnan()), (value, gamma)
+            assert torch.equal(y.isposinf(), expected.isposinf()), (value, gamma)
+            assert torch.equal(y.isneginf(), expected.isneginf()), (value, gamma)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_strided_and_unaligned_rows(direction: str) -> None:
+    storage = torch.randn(16, 2, 700_016, device="cuda").to(torch.bfloat16)
+    views = (storage[:, 0, :700_000], storage[:, 1, 8:700_008], storage[:, 0, 1:700_001], storage[:8].transpose(0, 1))
+    for x in views:
+        check(x, 0.99, direction)
+
+
+@pytest.mark.parametrize("shape", [(16, 1_048_576), (16, 262_144), (12, 1_000_000)], ids=str)
+def test_capture_and_replay(shape: tuple[int, int]) -> None:
+    """A replay marks its totals as the launch that was captured did, and finds none of them."""
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    discounted_cumsum(x, 0.99)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = discounted_cumsum(x, 0.99)
+        second = discounted_cumsum(first, 0.9, direction="right")
+    for _ in range(20):
+        x.normal_()
+        first.fill_(float("nan"))
+        second.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(first, discounted_cumsum(x, 0.99))
+        assert torch.equal(second, discounted_cumsum(first, 0.9, direction="right"))
+
+
+def test_the_bits_are_the_same_on_two_streams_at_once() -> None:
+    x = torch.randn(16, 1_048_576, device="cuda", dtype=torch.bfloat16)
+    expected = [discounted_cumsum(x, 0.99, direction=direction) for direction in ("left", "right")]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for _ in range(100):
+        results = []
+        for stream, direction in zip(streams, ("left", "right"), strict=True):
+            with torch.cuda.stream(stream):
+                results.append(discounted_cumsum(x, 0.99, direction=direction))
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
