@@ -94,16 +94,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   using Chunk = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool scans = warp < kWarps;
   extern __shared__ __align__(128) unsigned char held_bytes[];
   __shared__ HeldShared<Shape> shared;
   static_assert(sizeof(shared) <= kStaticBytes);
-  const auto chunk_of = [&](int round) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk; };
+  const auto chunk_of = [&](int round, int of_warp) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + of_warp) * kChunk; };
 
   // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters nothing.
   const int64_t vectors = p.length / kVec;
-  const auto stretch_at = [&](const HeldPart& at) {
-    const int64_t first = static_cast<int64_t>(at.part) * Shape::kPart + warp * Shape::kStretch;
+  const auto stretch_at = [&](const HeldPart& at, int of_warp) {
+    const int64_t first = static_cast<int64_t>(at.part) * Shape::kPart + of_warp * Shape::kStretch;
     return kReverse ? vectors - first - Shape::kStretch : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
@@ -115,22 +114,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     const int64_t begin = max(first, int64_t{0}), end = min(first + kChunk, vectors);
     if (end > begin) move(begin, static_cast<int>(begin - first), static_cast<int>(end - begin) * 16);
   };
-  if (scans && lane == 0) {
+  if (warp == kWarps + 1) {
+    // Brings everything in, a lane for each warp, the first round first: its totals are to be known while the others are on their way.
+    if (lane < kWarps) {
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) init_barrier(&shared.full[round][warp], 1);
+      for (int round = 0; round < kRounds; ++round) init_barrier(&shared.full[round][lane], 1);
+    }
     publish_barriers();
+    __syncwarp();
 #pragma unroll 1
     for (int round = 0; round < kRounds; ++round) {
       const HeldPart at(params, round);
       if (!at.exists(params)) break;
-      uint64_t* const full = &shared.full[round][warp];
-      const int64_t first = stretch_at(at) + kChunkAt;
-      int bytes = 0;
-      clip(first, [&](int64_t, int, int of) { bytes = of; });
-      arrive_expecting(full, bytes);
-      clip(first, [&](int64_t begin, int skipped, int of) {
-        bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full);
-      });
+      if (lane < kWarps) {
+        uint64_t* const full = &shared.full[round][lane];
+        const int64_t first = stretch_at(at, lane) + kChunkAt;
+        int bytes = 0;
+        clip(first, [&](int64_t, int, int of) { bytes = of; });
+        arrive_expecting(full, bytes);
+        clip(first, [&](int64_t begin, int skipped, int of) {
+          bulk_load_once(chunk_of(round, lane) + skipped, place(input, p.input_strides, at) + begin, of, full);
+        });
+      }
+      __syncwarp();
     }
   }
   if (threadIdx.x == 32 * kWarps) {
@@ -147,7 +153,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     shared.powers[table][count] = whole_power(gamma, static_cast<unsigned>(count * each * kVec));
   }
   __syncthreads();
-  if (!scans) {
+  if (warp >= kWarps) {
     pass_totals_on(params, shared, warp == kWarps);
     return;
   }
@@ -176,7 +182,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   const auto turned = [](double value, int to) { return kReverse ? shuffle(value, to) : value; };
 
   const auto prepare = [&](int round, bool live) {
-    const Chunk* const here = chunk_of(round);
+    const Chunk* const here = chunk_of(round, warp);
     if (live) wait(&shared.full[round][warp], 0);
     float y = 0.f;
 #pragma unroll
@@ -203,7 +209,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
 
   const auto finish = [&](int round, bool live) {
     const HeldPart at(params, round);
-    Chunk* const here = chunk_of(round);
+    Chunk* const here = chunk_of(round, warp);
     const double total = pick(totals, round), loose_total = pick(loose_totals, round);
     const double before = shuffle_up(total, 1), loose_before = shuffle_up(loose_total, 1);
     if (live) wait(&shared.carries_ready[round], 0);
@@ -221,7 +227,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     }
     show_to_bulk_stores();
     __syncwarp();
-    const int64_t first = stretch_at(at);
+    const int64_t first = stretch_at(at, warp);
     Chunk* const row = place(output, p.output_strides, at);
     if (live && lane == 0) {
       clip(first + kChunkAt, [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
@@ -246,7 +252,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) {
         const HeldPart at(params, round);
-        const int64_t vector = stretch_at(at) + kLooseAt + lane;
+        const int64_t vector = stretch_at(at, warp) + kLooseAt + lane;
         loose[round] = Chunk{};
         if (round < rounds && vector >= 0 && vector < vectors) loose[round] = load_once(place(input, p.input_strides, at) + vector);
       }
