@@ -13,8 +13,9 @@
 
 namespace dcs {
 
-template <int kAhead_, bool kWarm_>
+template <int kAhead_, bool kWarm_, int kOnTheirWay_>
 struct HeldShape {
+  static constexpr int kOnTheirWay = kOnTheirWay_;  // rounds at once: more of them only make everything else that a block reads late
   static constexpr int kAhead = kAhead_;  // rounds whose totals are known before one is finished
   static constexpr bool kWarm = kWarm_;   // the loop runs once for nothing while the input is on its way, and has its instructions then
   static constexpr int kWarps = kHeldWarps, kVectors = kHeldVectors, kRounds = kHeldRounds;
@@ -97,12 +98,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   extern __shared__ __align__(128) unsigned char held_bytes[];
   __shared__ HeldShared<Shape> shared;
   static_assert(sizeof(shared) <= kStaticBytes);
-  const auto chunk_of = [&](int round, int of_warp) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + of_warp) * kChunk; };
+  const auto chunk_of = [&](int round) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk; };
 
   // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters nothing.
   const int64_t vectors = p.length / kVec;
-  const auto stretch_at = [&](const HeldPart& at, int of_warp) {
-    const int64_t first = static_cast<int64_t>(at.part) * Shape::kPart + of_warp * Shape::kStretch;
+  const auto stretch_at = [&](const HeldPart& at) {
+    const int64_t first = static_cast<int64_t>(at.part) * Shape::kPart + warp * Shape::kStretch;
     return kReverse ? vectors - first - Shape::kStretch : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
@@ -114,29 +115,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     const int64_t begin = max(first, int64_t{0}), end = min(first + kChunk, vectors);
     if (end > begin) move(begin, static_cast<int>(begin - first), static_cast<int>(end - begin) * 16);
   };
-  if (warp == kWarps + 1) {
-    // Brings everything in, a lane for each warp, the first round first: its totals are to be known while the others are on their way.
-    if (lane < kWarps) {
+  const auto bring = [&](int round) {  // by one lane
+    const HeldPart at(params, round);
+    if (round >= kRounds || !at.exists(params)) return;
+    uint64_t* const full = &shared.full[round][warp];
+    const int64_t first = stretch_at(at) + kChunkAt;
+    int bytes = 0;
+    clip(first, [&](int64_t, int, int of) { bytes = of; });
+    arrive_expecting(full, bytes);
+    clip(first, [&](int64_t begin, int skipped, int of) { bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full); });
+  };
+  Chunk loose[kRounds]{};
+  if (warp < kWarps) {
+    // These first: a round that waits for its registers would wait for all rounds', as they are picked among.
 #pragma unroll
-      for (int round = 0; round < kRounds; ++round) init_barrier(&shared.full[round][lane], 1);
-    }
-    publish_barriers();
-    __syncwarp();
-#pragma unroll 1
     for (int round = 0; round < kRounds; ++round) {
       const HeldPart at(params, round);
-      if (!at.exists(params)) break;
-      if (lane < kWarps) {
-        uint64_t* const full = &shared.full[round][lane];
-        const int64_t first = stretch_at(at, lane) + kChunkAt;
-        int bytes = 0;
-        clip(first, [&](int64_t, int, int of) { bytes = of; });
-        arrive_expecting(full, bytes);
-        clip(first, [&](int64_t begin, int skipped, int of) {
-          bulk_load_once(chunk_of(round, lane) + skipped, place(input, p.input_strides, at) + begin, of, full);
-        });
-      }
-      __syncwarp();
+      const int64_t vector = stretch_at(at) + kLooseAt + lane;
+      if (at.exists(params) && vector >= 0 && vector < vectors) loose[round] = load_once(place(input, p.input_strides, at) + vector);
+    }
+    if (lane == 0) {
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) init_barrier(&shared.full[round][warp], 1);
+      publish_barriers();
+#pragma unroll 1
+      for (int round = 0; round < Shape::kOnTheirWay; ++round) bring(round);
     }
   }
   if (threadIdx.x == 32 * kWarps) {
@@ -165,7 +168,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   const auto& vector_powers = shared.powers[Tables::kOfVectors];
   // What a round leaves for later. Rounds are not unrolled, so they are picked one by one.
   double totals[kRounds], loose_totals[kRounds];
-  Chunk loose[kRounds]{};
   const auto pick = [](const auto& of, int round) {
     auto value = of[0];
 #pragma unroll
@@ -182,8 +184,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   const auto turned = [](double value, int to) { return kReverse ? shuffle(value, to) : value; };
 
   const auto prepare = [&](int round, bool live) {
-    const Chunk* const here = chunk_of(round, warp);
-    if (live) wait(&shared.full[round][warp], 0);
+    const Chunk* const here = chunk_of(round);
+    if (live) {
+      wait(&shared.full[round][warp], 0);
+      if (lane == 0) bring(round + Shape::kOnTheirWay);
+      __syncwarp();
+    }
     float y = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -193,8 +199,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
       for (int i = 0; i < kVec; ++i) y = k == 0 && i == 0 ? values[i] : gate.step(values[i], y);
     }
     const double total = fold_lanes<32>(y, chunk_powers, lane);
-    float values[kVec];
-    unpack_in_order<kReverse>(pick(loose, round), values);
+    float values[kVec]{};
+    if (live) unpack_in_order<kReverse>(pick(loose, round), values);  // before, they are on their way
     float z = values[0];
 #pragma unroll
     for (int i = 1; i < kVec; ++i) z = gate.step(values[i], z);
@@ -209,7 +215,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
 
   const auto finish = [&](int round, bool live) {
     const HeldPart at(params, round);
-    Chunk* const here = chunk_of(round, warp);
+    Chunk* const here = chunk_of(round);
     const double total = pick(totals, round), loose_total = pick(loose_totals, round);
     const double before = shuffle_up(total, 1), loose_before = shuffle_up(loose_total, 1);
     if (live) wait(&shared.carries_ready[round], 0);
@@ -227,7 +233,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     }
     show_to_bulk_stores();
     __syncwarp();
-    const int64_t first = stretch_at(at, warp);
+    const int64_t first = stretch_at(at);
     Chunk* const row = place(output, p.output_strides, at);
     if (live && lane == 0) {
       clip(first + kChunkAt, [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
@@ -235,8 +241,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
     }
     const double into = fold(shuffle(total, 31), chunk_powers[32], carry);  // the carry into the vectors in registers
     float z = static_cast<float>(turned(fold(lane == 0 ? 0.0 : loose_before, vector_powers[lane], into), lane_order));
-    float values[kVec];
-    unpack_in_order<kReverse>(pick(loose, round), values);
+    float values[kVec]{};
+    if (live) unpack_in_order<kReverse>(pick(loose, round), values);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) values[i] = z = gate.step(values[i], z);
     const int64_t vector = first + kLooseAt + lane;
@@ -248,15 +254,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
 #pragma unroll 1
   for (int i = Shape::kWarm ? -1 : 0; i < rounds + Shape::kAhead; ++i) {
     const bool live = i >= 0;
-    if (i == 0) {  // not before, for the run before this one would wait for them
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        const HeldPart at(params, round);
-        const int64_t vector = stretch_at(at, warp) + kLooseAt + lane;
-        loose[round] = Chunk{};
-        if (round < rounds && vector >= 0 && vector < vectors) loose[round] = load_once(place(input, p.input_strides, at) + vector);
-      }
-    }
     if (i < rounds) prepare(max(i, 0), live);
     if (!live || i >= Shape::kAhead) finish(max(i - Shape::kAhead, 0), live);
   }
