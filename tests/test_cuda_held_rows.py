@@ -19,15 +19,13 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def check(x: torch.Tensor, gamma: float | torch.Tensor, direction: str) -> torch.Tensor:
-    """Within the last digit of a half of a row's largest value."""
+    """Within the last digit of a half, and 4e-6 of a row's largest value: what a float's gamma is off over 56 steps."""
     y = discounted_cumsum(x, gamma, direction=direction)
     exact = gamma.double() if isinstance(gamma, torch.Tensor) else gamma
     expected = discounted_cumsum(x.double(), exact, direction=direction)
-    error = ((y - expected).abs().amax(-1) / expected.abs().amax(-1)).max()
-    assert error <= torch.finfo(x.dtype).eps, f"gamma {gamma}: {error}"
-    # And step by step, wherever y is no smaller than its neighbours' rounding.
-    near = (y - expected).abs() <= torch.finfo(x.dtype).eps * expected.abs() + 1e-3
-    assert near.all(), f"gamma {gamma}: {(~near).sum()} values"
+    budget = torch.finfo(x.dtype).eps * expected.abs() + 4e-6 * expected.abs().amax(-1, keepdim=True)
+    beyond = ~((y - expected).abs() <= budget)
+    assert not beyond.any(), f"gamma {gamma}: {beyond.sum()} values"
     return y
 
 
@@ -37,7 +35,7 @@ def check(x: torch.Tensor, gamma: float | torch.Tensor, direction: str) -> torch
 def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """Gammas whose powers fade within a vector, a warp, a block, and not at all; 1; beyond 1; and a tensor."""
     x = torch.randn(shape, device="cuda").to(dtype)
-    for gamma in (0.99, 0.999, 1.0, 0.99999, -0.97, 0.3, 1e-30, 0.0, 1.000001):
+    for gamma in (0.99, 0.999, 1.0, 0.99999, -0.97, 0.3, 1e-30, 0.0, 1.0000002):
         check(x, gamma, direction)
     check(x, torch.tensor(0.99, device="cuda"), direction)
     check(x, torch.rand(shape[0], 1, device="cuda"), direction)

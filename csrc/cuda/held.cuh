@@ -1,10 +1,10 @@
-// Rows that all blocks together hold on the chip: the whole input is on its way at once, seven eighths of it into shared memory and the rest into
-// registers, and totals are exchanged once a round. A row is cut into parts of one block, a block takes one part in each of up to four rounds, and as the
-// totals of the rounds after it are being made when a carry travels, nobody waits for one. Every part's totals are known before the block writes, so that a
-// block waits for blocks of lower index only, which have started before it: the launch needs no room for all of them.
+// Rows of halves that all blocks together hold on the chip: seven eighths in shared memory, the rest in registers, one gamma for all rows. A row is cut into
+// parts of one block, and a block takes one part in each of up to four rounds. A round's totals are exchanged while the next rounds are on their way, so
+// that nobody waits for a carry as long as any other work is left; no part leaves a place for another, so that reading never waits for writing.
+// A block waits for blocks of lower index only, which have started before it: the launch needs no room for all of them.
 // A warp has its own stretch of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so that the lanes' reads meet in no
 // bank, then one vector a lane in registers. Both are scanned twice, as in ring.cuh: for totals, and from the carry.
-// The code is short, with rounds in a loop and powers in tables: of instructions that are not in a cache yet, a long kernel waits for more than it saves.
+// Rounds stay in a loop and powers in tables, to keep the code short: it comes from memory, too, behind the rows.
 #pragma once
 
 #include "bulk.cuh"
@@ -13,22 +13,20 @@
 
 namespace dcs {
 
-template <int kAhead_, bool kWarm_, int kOnTheirWay_>
 struct HeldShape {
-  static constexpr int kOnTheirWay = kOnTheirWay_;  // rounds at once: more of them only make everything else that a block reads late
-  static constexpr int kAhead = kAhead_;  // rounds whose totals are known before one is finished
-  static constexpr bool kWarm = kWarm_;   // the loop runs once for nothing while the input is on its way, and has its instructions then
   static constexpr int kWarps = kHeldWarps, kVectors = kHeldVectors, kRounds = kHeldRounds;
-  static constexpr int kChunk = 32 * kVectors;   // vectors of a warp and round in shared memory
-  static constexpr int kStretch = kChunk + 32;   // and with those in registers
-  static constexpr int kPart = kWarps * kStretch;
+  static constexpr int kAhead = 3;       // rounds whose totals are known before one is finished
+  static constexpr int kOnTheirWay = 2;  // rounds at once: more of them would only make everything else late that a block reads
+  static constexpr int kChunk = 32 * kVectors;  // vectors of a warp and round in shared memory
+  static constexpr int kStretch = kChunk + 32;  // and with those in registers
   static constexpr int kThreads = 32 * kWarps + 64;
   static constexpr int kWindow = kMostHeldParts / 32;
-  static_assert(kPart == kHeldPart && kWarps * kRounds * kChunk * 16 == kHeldSharedBytes && kVectors % 2 == 1 && (kWarps & (kWarps - 1)) == 0);
+  static_assert(kWarps * kStretch == kHeldPart && kWarps * kRounds * kChunk * 16 == kHeldSharedBytes && kVectors % 2 == 1 && (kWarps & (kWarps - 1)) == 0);
 };
 
-template <typename Shape>
 struct HeldShared {
+  using Shape = HeldShape;
+  // A warp's chunk has arrived; the totals of all warps, and their carries, are there.
   uint64_t full[Shape::kRounds][Shape::kWarps], totals_ready[Shape::kRounds], carries_ready[Shape::kRounds];
   double totals[Shape::kRounds][Shape::kWarps], carries[Shape::kRounds][Shape::kWarps];  // of a round's warps
   enum { kOfChunk, kOfVectors, kOfWarps, kOfParts, kTables };
@@ -57,9 +55,9 @@ struct HeldPart {
 };
 
 // Two warps: one publishes the totals of the block's parts, the other collects those before them and leaves each warp its carry.
-template <typename Shape>
-__device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldShared<Shape>& shared, bool publishes) {
-  using Tables = HeldShared<Shape>;
+__device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldShared& shared, bool publishes) {
+  using Shape = HeldShape;
+  using Tables = HeldShared;
   constexpr int kWarps = Shape::kWarps;
   const int lane = threadIdx.x % 32;
   Word* const words = static_cast<Word*>(params.statuses);
@@ -87,23 +85,24 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
 }
 
 // One gamma for all rows, which are of whole vectors.
-template <typename T, bool kReverse, typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_constant__ StreamParams params) {
+template <typename T, bool kReverse>
+__global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
-  using Tables = HeldShared<Shape>;
+  using Shape = HeldShape;
+  using Tables = HeldShared;
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kChunk = Shape::kChunk, kRounds = Shape::kRounds;
   using Chunk = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   extern __shared__ __align__(128) unsigned char held_bytes[];
-  __shared__ HeldShared<Shape> shared;
+  __shared__ HeldShared shared;
   static_assert(sizeof(shared) <= kStaticBytes);
   const auto chunk_of = [&](int round) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk; };
 
   // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters nothing.
   const int64_t vectors = p.length / kVec;
   const auto stretch_at = [&](const HeldPart& at) {
-    const int64_t first = static_cast<int64_t>(at.part) * Shape::kPart + warp * Shape::kStretch;
+    const int64_t first = static_cast<int64_t>(at.part) * kHeldPart + warp * Shape::kStretch;
     return kReverse ? vectors - first - Shape::kStretch : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
@@ -152,7 +151,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
   const double gamma = gamma_of_row(p, 0);
   if (threadIdx.x < Tables::kTables * 33) {
     const int table = threadIdx.x / 33, count = threadIdx.x % 33;
-    const int each = table == Tables::kOfChunk ? kVectors : table == Tables::kOfVectors ? 1 : table == Tables::kOfWarps ? Shape::kStretch : Shape::kPart;
+    const int each = table == Tables::kOfChunk ? kVectors : table == Tables::kOfVectors ? 1 : table == Tables::kOfWarps ? Shape::kStretch : kHeldPart;
     shared.powers[table][count] = whole_power(gamma, static_cast<unsigned>(count * each * kVec));
   }
   __syncthreads();
@@ -181,15 +180,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
       if (i == round) of[i] = value;
   };
   // Registers are in the order of memory, totals in that of the scan: the lane that holds what follows is another.
-  const auto turned = [](double value, int to) { return kReverse ? shuffle(value, to) : value; };
+  const auto turned = [](auto value, int to) { return kReverse ? shuffle(value, to) : value; };
 
-  const auto prepare = [&](int round, bool live) {
+  const auto prepare = [&](int round) {
     const Chunk* const here = chunk_of(round);
-    if (live) {
-      wait(&shared.full[round][warp], 0);
-      if (lane == 0) bring(round + Shape::kOnTheirWay);
-      __syncwarp();
-    }
+    wait(&shared.full[round][warp], 0);
+    if (lane == 0) bring(round + Shape::kOnTheirWay);
+    __syncwarp();
     float y = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -199,26 +196,26 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
       for (int i = 0; i < kVec; ++i) y = k == 0 && i == 0 ? values[i] : gate.step(values[i], y);
     }
     const double total = fold_lanes<32>(y, chunk_powers, lane);
-    float values[kVec]{};
-    if (live) unpack_in_order<kReverse>(pick(loose, round), values);  // before, they are on their way
+    float values[kVec];
+    unpack_in_order<kReverse>(pick(loose, round), values);
     float z = values[0];
 #pragma unroll
     for (int i = 1; i < kVec; ++i) z = gate.step(values[i], z);
     const double loose_total = fold_lanes<32>(turned(z, lane_order), vector_powers, lane);
     put(totals, round, total);
     put(loose_totals, round, loose_total);
-    if (live && lane == 31) {
+    if (lane == 31) {
       shared.totals[round][warp] = fold(loose_total, vector_powers[32], total);
       arrive(&shared.totals_ready[round]);
     }
   };
 
-  const auto finish = [&](int round, bool live) {
+  const auto finish = [&](int round) {
     const HeldPart at(params, round);
     Chunk* const here = chunk_of(round);
     const double total = pick(totals, round), loose_total = pick(loose_totals, round);
     const double before = shuffle_up(total, 1), loose_before = shuffle_up(loose_total, 1);
-    if (live) wait(&shared.carries_ready[round], 0);
+    wait(&shared.carries_ready[round], 0);
     const double carry = shared.carries[round][warp];
     const bool starts = at.part == 0 && threadIdx.x == 0;  // no carry enters the row's first step
     float y = static_cast<float>(fold(lane == 0 ? 0.0 : before, chunk_powers[lane], carry));
@@ -228,34 +225,32 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) held_kernel(const __grid_c
       unpack_in_order<kReverse>(here[at_k(k)], values);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) values[i] = y = k == 0 && i == 0 && starts ? values[i] : gate.step(values[i], y);
-      const Chunk result = pack_in_order<kReverse, T>(values);
-      if (live) here[at_k(k)] = result;
+      here[at_k(k)] = pack_in_order<kReverse, T>(values);
     }
     show_to_bulk_stores();
     __syncwarp();
     const int64_t first = stretch_at(at);
     Chunk* const row = place(output, p.output_strides, at);
-    if (live && lane == 0) {
+    if (lane == 0) {
       clip(first + kChunkAt, [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
       commit_stores();
     }
     const double into = fold(shuffle(total, 31), chunk_powers[32], carry);  // the carry into the vectors in registers
-    float z = static_cast<float>(turned(fold(lane == 0 ? 0.0 : loose_before, vector_powers[lane], into), lane_order));
-    float values[kVec]{};
-    if (live) unpack_in_order<kReverse>(pick(loose, round), values);
+    float z = turned(static_cast<float>(fold(lane == 0 ? 0.0 : loose_before, vector_powers[lane], into)), lane_order);
+    float values[kVec];
+    unpack_in_order<kReverse>(pick(loose, round), values);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) values[i] = z = gate.step(values[i], z);
     const int64_t vector = first + kLooseAt + lane;
-    if (live && vector >= 0 && vector < vectors) row[vector] = pack_in_order<kReverse, T>(values);
+    if (vector >= 0 && vector < vectors) row[vector] = pack_in_order<kReverse, T>(values);
   };
 
   int rounds = 0;
   while (rounds < kRounds && HeldPart(params, rounds).exists(params)) ++rounds;
 #pragma unroll 1
-  for (int i = Shape::kWarm ? -1 : 0; i < rounds + Shape::kAhead; ++i) {
-    const bool live = i >= 0;
-    if (i < rounds) prepare(max(i, 0), live);
-    if (!live || i >= Shape::kAhead) finish(max(i - Shape::kAhead, 0), live);
+  for (int i = 0; i < rounds + Shape::kAhead; ++i) {
+    if (i < rounds) prepare(i);
+    if (i >= Shape::kAhead) finish(i - Shape::kAhead);
   }
   if (lane == 0) wait_for_stores();
 #endif

@@ -262,10 +262,10 @@ template <typename T>
 void launch_held(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   StreamParams params = stream_params<T>(problem, plan, workspace);
   mark_statuses(params, stream);
-  const auto kernel = problem.reverse ? held_kernel<T, true, HeldShape<3, true, 3>> : held_kernel<T, false, HeldShape<3, true, 3>>;
+  const auto kernel = problem.reverse ? held_kernel<T, true> : held_kernel<T, false>;
   allow_shared(kernel, kHeldSharedBytes, plan.most_shared);
   const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.held);
-  kernel<<<static_cast<unsigned>(blocks), HeldShape<3, true, 3>::kThreads, kHeldSharedBytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), HeldShape::kThreads, kHeldSharedBytes, stream>>>(params);
 }
 
 template <typename T, bool kStep, bool kBackward>

@@ -109,7 +109,7 @@ constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
 constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
 constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
 constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
-constexpr int kHeldFill = 8;         // tenths of the chip that the rows take at least
+constexpr int kHeldPercent = 85;     // of the chip, that rows take at least
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -310,18 +310,12 @@ class Planner {
   // Rows of halves that the ring would take, where they fit on the chip and nearly fill it; in as few rounds as they can.
   bool plan_held(Plan& plan) const {
     if (bytes_of(p_.dtype) != 2 || p_.backward || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
-    // Where rows do not begin a line of 128 bytes, the ring is as fast.
-    if (!all_operands([this](const Full& f) {
-          const bool inner = p_.inner == 1 || f.strides->inner % 64 == 0, outer = p_.outer == 1 || f.strides->outer % 64 == 0;
-          return inner && outer && reinterpret_cast<uintptr_t>(f.pointer) % 128 == 0;
-        }))
-      return false;
     const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
     const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
     if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
     int64_t rounds = 1;
     while (rounds <= kHeldRounds && parts * ceil_div(rows, rounds) > most) ++rounds;
-    if (rounds > kHeldRounds || 10 * rows * vectors < kHeldFill * rounds * most * kHeldPart) return false;
+    if (rounds > kHeldRounds || 100 * rows * vectors < kHeldPercent * rounds * most * kHeldPart) return false;
     plan.held = static_cast<int>(rounds);
     plan.stream = plan.ring = false;
     plan.tiles = parts;
