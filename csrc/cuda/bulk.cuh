@@ -60,6 +60,30 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes,
                : "memory");
 #endif
 }
+// The same of what nobody will read again: in L2 it makes room first.
+__device__ __forceinline__ void bulk_load_once(void* to, const void* from, int bytes, uint64_t* barrier) {
+#if DCS_HAS_BULK_COPIES
+  asm volatile(
+      "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+template <typename Chunk>
+__device__ __forceinline__ Chunk load_once(const Chunk* from) {
+  static_assert(sizeof(Chunk) == 16);
+  uint4 words{};
+#if DCS_HAS_BULK_COPIES
+  asm volatile(
+      "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n}"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from));
+#endif
+  Chunk chunk;
+  memcpy(&chunk, &words, 16);
+  return chunk;
+}
 __device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes) {
 #if DCS_HAS_BULK_COPIES
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");

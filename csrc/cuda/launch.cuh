@@ -10,6 +10,7 @@
 
 #include "columns.cuh"
 #include "few_columns.cuh"
+#include "held.cuh"
 #include "plan.h"
 #include "reread_steps.cuh"
 #include "ring.cuh"
@@ -187,6 +188,13 @@ StreamParams stream_params(const ScanProblem& problem, const Plan& plan, void* w
   return params;
 }
 
+// What tells this call's statuses from whatever memory held before.
+inline void mark_statuses(StreamParams& params, cudaStream_t stream) {
+  params.tag = new_tag();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  params.replayed = cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
 // `window`: blocks whose totals a block can collect.
 template <auto kKernel>
 void launch_stream_with(int threads, int shared, int window, const StreamParams& params, cudaStream_t stream) {
@@ -231,11 +239,7 @@ void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspac
   using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
   static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
   StreamParams params = stream_params<T>(problem, plan, workspace);
-  if (!kStep && !plan.alone) {
-    params.tag = new_tag();
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    params.replayed = cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
-  }
+  if (!kStep && !plan.alone) mark_statuses(params, stream);
   launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
 }
 
@@ -252,6 +256,16 @@ void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, 
     }
   }
   launch(std::false_type());
+}
+
+template <typename T>
+void launch_held(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  StreamParams params = stream_params<T>(problem, plan, workspace);
+  mark_statuses(params, stream);
+  const auto kernel = problem.reverse ? held_kernel<T, true> : held_kernel<T, false>;
+  allow_shared(kernel, kHeldSharedBytes, plan.most_shared);
+  const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.held);
+  kernel<<<static_cast<unsigned>(blocks), HeldShape::kThreads, kHeldSharedBytes, stream>>>(params);
 }
 
 template <typename T, bool kStep, bool kBackward>
@@ -382,6 +396,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
           if (plan.reread) {
             if constexpr (kStep) launch_reread_steps<T>(problem, plan, stream);
             else launch_reread<T>(problem, plan, stream);
+            return;
+          }
+        }
+        if constexpr (sizeof(T) == 2 && !kStep && !kBackward) {
+          if (plan.held) {
+            launch_held<T>(problem, plan, workspace, stream);
             return;
           }
         }

@@ -38,6 +38,7 @@ struct Plan {
   int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh, reread_steps.cuh)
   int most_shared = 0;      // bytes that one block can have
   bool row_sums = false;    // gamma's gradient is summed over whole rows
+  int held = 0;             // rounds in which all blocks together hold all rows on the chip (held.cuh)
 
   bool needs_room() const { return cluster || reread > 0 || (stream && !alone); }  // for blocks that run together
   int64_t partials() const { return row_sums ? 1 : tiles; }  // of a row's part of gamma's gradient
@@ -101,6 +102,14 @@ constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step 
 constexpr double kMostRingGamma = 1.25;
 constexpr int kMostRingBlocks = 160;  // a lane reads five totals
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
+
+// Rows that all blocks together hold on the chip (held.cuh): a block's warps, a warp's vectors a lane in shared memory (and one more in registers), and the
+// rounds of them. Three KB of shared memory are left of an H200's.
+constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
+constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
+constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
+constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
+constexpr int kHeldPercent = 85;     // of the chip, that rows take at least
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -281,6 +290,7 @@ class Planner {
       if (plan.ring) {
         plan.alone = sums && fill(device_.multiprocessors);
         plan.row_sums = plan.alone;
+        if (!plan.alone && plan_held(plan)) return true;
         const RingSize size = ring_size(tensors, bytes, step, plan.alone);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }
@@ -294,6 +304,23 @@ class Planner {
     plan.groups = ceil_div(plan.tiles, 32);
     const int64_t status_bytes = wide_bytes_of(p_.dtype) / 8 * 32;
     plan.zeroed_bytes = plan.workspace_bytes = status_bytes * rows * (plan.tiles + plan.groups);
+    return true;
+  }
+
+  // Rows of halves that the ring would take, where they fit on the chip and nearly fill it; in as few rounds as they can.
+  bool plan_held(Plan& plan) const {
+    if (bytes_of(p_.dtype) != 2 || p_.backward || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
+    const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
+    const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
+    if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
+    int64_t rounds = 1;
+    while (rounds <= kHeldRounds && parts * ceil_div(rows, rounds) > most) ++rounds;
+    if (rounds > kHeldRounds || 100 * rows * vectors < kHeldPercent * rounds * most * kHeldPart) return false;
+    plan.held = static_cast<int>(rounds);
+    plan.stream = plan.ring = false;
+    plan.tiles = parts;
+    plan.tile_elements = kHeldPart * plan.vec;
+    plan.workspace_bytes = 16 * (rows * parts + kMostRingBlocks);
     return true;
   }
 
