@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "early.cuh"
-#include "held.cuh"
+#include "registers.cuh"
 #include "plan.h"
 #include "types.cuh"
 #include "vector.cuh"
