@@ -42,10 +42,18 @@ def assert_not_finite_alike(y: torch.Tensor, expected: torch.Tensor, what: tuple
 
 
 def gates_of(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """A gamma a step: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1."""
-    low, high = {"signs": (-1.0, 1.0), "fading": (1e-20, 1e-19), "past 1": (0.93, 1.06)}.get(kind, (0.8, 1.0))
+    """A gamma a step: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1, in
+    one warp's piece or throughout."""
+    low, high = {
+        "signs": (-1.0, 1.0),
+        "fading": (1e-20, 1e-19),
+        "fading episodes": (1e-20, 1e-19),
+        "past 1": (0.93, 1.06),
+    }.get(kind, (0.8, 1.0))
     gates = (low + (high - low) * torch.rand(x.shape, dtype=torch.float64, device=x.device)).to(x.dtype)
-    return torch.where(torch.rand(x.shape, device=x.device) < 0.01, 0, gates) if kind == "episodes" else gates
+    if kind == "once past 1":
+        gates[:, x.shape[1] // 3] = 1.75
+    return torch.where(torch.rand(x.shape, device=x.device) < 0.01, 0, gates) if "episodes" in kind else gates
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -63,10 +71,22 @@ def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_gamma_a_step(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     x = torch.randn(shape, device="cuda").to(dtype)
-    for kind in ("below 1", "signs", "episodes", "past 1", *(() if dtype == torch.float16 else ("fading",))):
+    fading = () if dtype == torch.float16 else ("fading", "fading episodes")
+    for kind in ("below 1", "signs", "episodes", "past 1", "once past 1", *fading):
         gates = gates_of(x, kind)
         y = check(x, gates, direction, f"gates {kind}")
         assert torch.equal(discounted_cumsum(x, gates, direction=direction), y)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("shape", [(2, 9000), (1, 100_001)], ids=str)
+def test_totals_near_the_end_of_float(shape: tuple[int, int], direction: str) -> None:
+    """Some as large as float can sum, in a few warps' pieces."""
+    x = torch.randn(shape, device="cuda")
+    gates = gates_of(x, "below 1")
+    for at in (0, 700, shape[1] // 2, shape[1] - 1):
+        x[:, at] = 1e37
+    check(x, gates, direction, "totals of 1e37")
 
 
 def step_by_step(x: torch.Tensor, gates: torch.Tensor, direction: str) -> torch.Tensor:
@@ -85,7 +105,7 @@ def step_by_step(x: torch.Tensor, gates: torch.Tensor, direction: str) -> torch.
 def test_special_values_and_gates(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """As below, beside the recurrence step by step. No carry enters a row's first step, whose gate may be anything."""
     first = 0 if direction == "left" else -1
-    for kind in ("below 1", "signs", "episodes", "fading"):
+    for kind in ("below 1", "signs", "episodes", "fading", "once past 1"):
         for at in (0, 5, 4095, shape[1] // 2, shape[1] - 3, shape[1] - 1):
             for value in (float("inf"), float("-inf"), float("nan")):
                 x = torch.randn(shape, device="cuda").to(dtype)

@@ -35,38 +35,61 @@ __device__ __forceinline__ void arrive_in_cluster_relaxed() {
 #endif
 }
 
+// Where something lies in shared memory, and the same place of block `rank`.
+__device__ __forceinline__ uint32_t place_of(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+__device__ __forceinline__ uint32_t place_in_cluster(uint32_t place, uint32_t rank) {
+  uint32_t there = place;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(rank));
+#endif
+  return there;
+}
+
 // Mail: words stored where another block has what this block has at `mine`, counted by that block's `arrivals`, which one of its threads has prepared for
 // `bytes` of them. Without the fence over all memory that a barrier's release is.
-__device__ __forceinline__ void expect_mail(uint64_t* arrivals, int bytes) {
+__device__ __forceinline__ void open_mailbox(uint64_t* arrivals) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(arrivals));
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place_of(arrivals)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 #endif
+}
+// Once; words can have arrived before.
+__device__ __forceinline__ void expect_in_mailbox(uint64_t* arrivals, int bytes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place_of(arrivals)), "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void expect_mail(uint64_t* arrivals, int bytes) {
+  open_mailbox(arrivals);
+  expect_in_mailbox(arrivals, bytes);
+}
+// To a place of another block, whose `arrivals` are at `counter`.
+__device__ __forceinline__ void send_to(uint32_t place, uint32_t counter, float value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(place), "r"(__float_as_int(value)), "r"(counter) : "memory");
+#endif
+}
+__device__ __forceinline__ void send_to(uint32_t place, uint32_t counter, double value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(place), "l"(__double_as_longlong(value)), "r"(counter) : "memory");
+#endif
+}
+__device__ __forceinline__ void send_to(uint32_t place, uint32_t counter, float first, float second) {
+  send_to(place, counter, __hiloint2double(__float_as_int(second), __float_as_int(first)));
 }
 template <typename Word>
-__device__ __forceinline__ void send_in_cluster(Word* mine, uint64_t* arrivals, uint32_t rank, Word value) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  uint32_t to, counter;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(mine))), "r"(rank));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(arrivals))), "r"(rank));
-  if constexpr (sizeof(Word) == 8) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(__double_as_longlong(value)), "r"(counter) : "memory");
-  } else {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_int(value)), "r"(counter) : "memory");
-  }
-#endif
+__device__ __forceinline__ void send_in_cluster(const Word* mine, const uint64_t* arrivals, uint32_t rank, Word value) {
+  send_to(place_in_cluster(place_of(mine), rank), place_in_cluster(place_of(arrivals), rank), value);
 }
 // All of it has arrived.
-__device__ __forceinline__ void wait_for_mail(uint64_t* arrivals) {
+__device__ __forceinline__ void wait_for_mail(uint32_t arrivals) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(arrivals));
   uint32_t done = 0;
   while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at) : "memory");
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(arrivals) : "memory");
   }
 #endif
 }
+__device__ __forceinline__ void wait_for_mail(const uint64_t* arrivals) { wait_for_mail(place_of(arrivals)); }
 
 }  // namespace dcs

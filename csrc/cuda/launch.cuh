@@ -124,6 +124,14 @@ void launch_early_clusters(Kernel kernel, const Params& params, int64_t clusters
   launch_with(kernel, params, clusters * kMaxCluster, 32 * warps, 0, stream, *attributes, 2);
 }
 
+// The most clusters that a kernel for a row of so many is made for.
+template <typename Launch>
+void for_reread_clusters(const Plan& plan, const Launch& launch) {
+  if (plan.reread == 1) launch(std::integral_constant<int, 1>());
+  else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
+  else launch(std::integral_constant<int, kRereadClusters>());
+}
+
 template <typename T>
 void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   RereadParams params{};
@@ -137,20 +145,20 @@ void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t st
   params.length = static_cast<int>(problem.length);
   params.clusters = plan.reread;
   set_powers(params, problem.gamma_value, plan.vec, plan.warps);
-  launch_early_clusters(problem.reverse ? reread_kernel<T, true> : reread_kernel<T, false>, params, problem.rows() * plan.reread, plan.warps, stream);
+  for_reread_clusters(plan, [&](auto most) {
+    const auto kernel = problem.reverse ? reread_kernel<T, true, most()> : reread_kernel<T, false, most()>;
+    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+  });
 }
 
 template <typename T>
 void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   const RereadStepsParams params{problem.input,          problem.gamma,          problem.output, problem.input_strides,
                                  problem.gamma_strides, problem.output_strides, problem.inner,  static_cast<int>(problem.length), plan.reread};
-  const auto launch = [&](auto most) {
+  for_reread_clusters(plan, [&](auto most) {
     const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
     launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
-  };
-  if (plan.reread == 1) launch(std::integral_constant<int, 1>());
-  else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
-  else launch(std::integral_constant<int, kRereadClusters>());
+  });
 }
 
 // As many blocks as run at once on the current device.
