@@ -348,7 +348,8 @@ class _Problem:
 
     def run_columns(self, block: Tile) -> None:
         if scan_halves.covers(self):
-            return scan_halves.run_columns(self, block)
+            scan_halves.run_columns(self, block)
+            return
         x, y, initial, layout = self.x, self.y, self.initial, self.layout
         assert x.tensor is not None
         scan_columns[(layout.outer * triton.cdiv(layout.inner, block.R),)](

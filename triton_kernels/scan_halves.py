@@ -1,9 +1,9 @@
 """Scans of float16 and bfloat16 with one gamma, a number from 1/2 to 1 in magnitude: long rows, and whole columns.
 
-Everything is float32 here, 2^15 times finer than what is stored, and powers of gamma come from the host or from
-`exp2`. The kernels for every form and dtype (scan_lookback.py, scan_columns.py) spend 24 and 16 instructions an element
-on float64 powers, on gamma in two parts and on the recurrence step by step, these 11 and 8: on an H200 half precision
-waits for instructions, not for memory. A weight stays above 0 (`above_zero`), so that an infinity does not become a NaN.
+Everything is float32 here, 2^13 times finer than what is stored, and powers of gamma come from the host or from `exp2`.
+The kernels for every form and dtype (scan_lookback.py, scan_columns.py) spend 24 and 16 instructions an element on
+float64 powers, on gamma in two parts and on the recurrence step by step, these 12 and 13: halves wait for instructions
+on an H200, not for memory. A weight stays above 0 (`above_zero`), so that an infinity does not become a NaN.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .group_scan import column_order, steps_of, tile_of
+from .launch import device_of
 from .scan_lookback import PUBLISHED, publish
 from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
 
@@ -40,6 +41,14 @@ def above_zero(weight):
 def power(log_gamma, exponent):
     """|gamma| ** exponent; `log_gamma` is to base 2."""
     return above_zero(tl.exp2(exponent.to(tl.float32) * log_gamma))
+
+
+@triton.jit
+def clear(words_ptr, count, BLOCK: tl.constexpr):
+    """Zeros. The launch behind it, if it may begin early, begins now, and waits before it needs them."""
+    tl.extra.cuda.gdc_launch_dependents()
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(words_ptr + index, tl.zeros((BLOCK,), tl.int64), mask=index < count)
 
 
 @triton.jit
@@ -101,10 +110,11 @@ def scan_half_rows(
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, initial_outer, initial_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr, LEVELS_J: tl.constexpr,
     LEVELS_Q: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    OPAQUE: tl.constexpr,
+    OPAQUE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q segments of J groups of V steps of one row. `words_ptr` (rows, words_row), zeroed.
 
+    EARLY: by the launch before this one (`clear`), which may not have ended; what came before that has.
     `lane_weights`, `segment_weights`: see `scan_weighted`.
     """
     TILE: tl.constexpr = Q * J * V
@@ -129,6 +139,8 @@ def scan_half_rows(
     ends = tl.reshape(last_lane(total, Q, J), (1, Q))
     ends = scan_weighted(ends, segment_weights, 1, Q, LEVELS_Q)
     tile_total = tl.sum(tl.reshape(last_lane(ends, 1, Q), (1,)), axis=0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     word_ptr = words_ptr + row.to(tl.int64) * words_row
     carry = look_back(word_ptr, tile, tile_total, log_gamma * TILE, initial, GROUP)
 
@@ -239,8 +251,11 @@ def run_rows(problem: _Problem, steps: int, group: int) -> None:
     assert x.tensor is not None
     segments = steps // (LANES * VECTOR)
     tiles = triton.cdiv(layout.length, steps)
-    words_row = triton.cdiv(tiles, group) * (group + 1)
-    words = torch.zeros((layout.rows, words_row), dtype=torch.int64, device=x.tensor.device)
+    words_row = tiles // group * (group + 1) + tiles % group
+    early = device_of(x.tensor).early_launches
+    words = (torch.empty if early else torch.zeros)(layout.rows * words_row, dtype=torch.int64, device=x.tensor.device)
+    if early:
+        clear[(triton.cdiv(words.numel(), 4096),)](words, words.numel(), 4096, num_warps=8)
     gamma = problem.gates.value
     levels = segments.bit_length() - 1
     scan_half_rows[(layout.rows * tiles,)](
@@ -250,8 +265,8 @@ def run_rows(problem: _Problem, steps: int, group: int) -> None:
         layout.length, layout.rows, layout.inner, tiles, words_row,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
         segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
-        initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None,
-        num_warps=max(1, segments // 8), maxnreg=64,
+        initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, early,
+        num_warps=max(1, segments // 8), maxnreg=64, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 
