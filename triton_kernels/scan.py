@@ -17,7 +17,7 @@ from . import scan_halves
 from .launch import on_device
 from .problem import HALF_DTYPES, Gates, Layout, Operand, read_gates
 from .scan_columns import scan_columns
-from .scan_lookback import scan_lookback
+from .scan_lookback import look_back_words, scan_lookback
 from .scan_tiles import chain_chunks, scan_tiles
 from .scan_window import scan_window
 
@@ -302,12 +302,12 @@ class _Problem:
         )  # fmt: skip
 
     def run_lookback(self, output: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
-        assert self.x.tensor is not None
         tile = tile or self.lookback_tile()
         x, y, gamma, initial, layout = self.x, self.y, self.gamma, self.initial, self.layout
+        assert x.tensor is not None
         tiles = triton.cdiv(layout.length, tile.steps)
-        row_words = triton.cdiv(tiles, LOOKBACK_GROUP) * (LOOKBACK_GROUP + 1)
-        words = torch.zeros((layout.rows, row_words), dtype=torch.int64, device=self.x.tensor.device)
+        row_words = tiles // LOOKBACK_GROUP * (LOOKBACK_GROUP + 1) + tiles % LOOKBACK_GROUP
+        words, options = look_back_words(x.tensor, layout.rows, row_words)
         partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
         scan_lookback[(layout.rows * tiles,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
@@ -315,8 +315,8 @@ class _Problem:
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,
-            self.reverse, initial.tensor is not None, gradient,
-            num_warps=tile.num_warps, maxnreg=self.registers(gradient),
+            self.reverse, initial.tensor is not None, gradient, bool(options),
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
         return partials
 

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from .group_scan import column_order, steps_of, tile_of
-from .launch import device_of
-from .scan_lookback import PUBLISHED, publish
+from .scan_lookback import PUBLISHED, look_back_words, publish
 from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
 
 if TYPE_CHECKING:
@@ -41,14 +40,6 @@ def above_zero(weight):
 def power(log_gamma, exponent):
     """|gamma| ** exponent; `log_gamma` is to base 2."""
     return above_zero(tl.exp2(exponent.to(tl.float32) * log_gamma))
-
-
-@triton.jit
-def clear(words_ptr, count, BLOCK: tl.constexpr):
-    """Zeros. The launch behind it, if it may begin early, begins now, and waits before it needs them."""
-    tl.extra.cuda.gdc_launch_dependents()
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(words_ptr + index, tl.zeros((BLOCK,), tl.int64), mask=index < count)
 
 
 @triton.jit
@@ -114,7 +105,7 @@ def scan_half_rows(
 ):  # fmt: skip
     """One program: one tile of Q segments of J groups of V steps of one row. `words_ptr` (rows, words_row), zeroed.
 
-    EARLY: by the launch before this one (`clear`), which may not have ended; what came before that has.
+    EARLY: see `look_back_words`.
     `lane_weights`, `segment_weights`: see `scan_weighted`.
     """
     TILE: tl.constexpr = Q * J * V
@@ -252,10 +243,7 @@ def run_rows(problem: _Problem, steps: int, group: int) -> None:
     segments = steps // (LANES * VECTOR)
     tiles = triton.cdiv(layout.length, steps)
     words_row = tiles // group * (group + 1) + tiles % group
-    early = device_of(x.tensor).early_launches
-    words = (torch.empty if early else torch.zeros)(layout.rows * words_row, dtype=torch.int64, device=x.tensor.device)
-    if early:
-        clear[(triton.cdiv(words.numel(), 4096),)](words, words.numel(), 4096, num_warps=8)
+    words, options = look_back_words(x.tensor, layout.rows, words_row)
     gamma = problem.gates.value
     levels = segments.bit_length() - 1
     scan_half_rows[(layout.rows * tiles,)](
@@ -265,8 +253,8 @@ def run_rows(problem: _Problem, steps: int, group: int) -> None:
         layout.length, layout.rows, layout.inner, tiles, words_row,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
         segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
-        initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, early,
-        num_warps=max(1, segments // 8), maxnreg=64, **({"launch_pdl": True} if early else {}),
+        initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, bool(options),
+        num_warps=max(1, segments // 8), maxnreg=64, **options,
     )  # fmt: skip
 
 
