@@ -43,8 +43,8 @@ PUBLISHED = tl.constexpr(1 << 32)
 def look_back_words(x: Tensor, rows: int, length: int) -> tuple[Tensor, dict[str, bool]]:
     """(rows, length) words, zeroed, and the options of the launch behind: it may begin while the zeroing ends.
 
-    The kernel, then EARLY, waits for the zeros before its first word: 1 us less. Whatever was launched before the
-    zeroing has ended when that begins, so that a kernel may read its inputs without waiting.
+    The kernel, then EARLY, waits for the zeros before its first word: 0.5 us less on an H200. What was launched before
+    the zeroing has ended when that begins, so that the kernel may read its inputs without waiting.
     """
     words = torch.zeros((rows, length), dtype=torch.int64, device=x.device)
     return words, {"launch_pdl": True} if device_of(x).early_launches else {}
