@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lce_oracle import gradients, leaf, make
+from lce_recorder import Recorder
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -76,23 +77,6 @@ def test_log_probs(device: str) -> None:
         x, w = leaf(problem.input), leaf(problem.linear_weight)
         results = [gradients(run(x, w, problem.target), x, w) for run in (step, compiled)]
         torch.testing.assert_close(*results)
-
-
-class Recorder:
-    """A backend that keeps the names of the dcs ops in AOTAutograd's graphs, and how many other nodes there are."""
-
-    def __init__(self) -> None:
-        self.ops: list[list[str]] = []
-
-    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
-        from functorch.compile import make_boxed_func
-        from torch._dynamo.backends.common import aot_autograd
-
-        def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-            self.ops.append([str(n.target) for n in graph.graph.nodes if str(n.target).startswith("dcs.")])
-            return make_boxed_func(graph.forward)
-
-        return aot_autograd(fw_compiler=keep)(module, inputs)
 
 
 @pytest.mark.parametrize(

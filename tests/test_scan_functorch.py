@@ -199,6 +199,20 @@ def test_vmap_over_scalars_numbers_and_cumsum(device: str) -> None:
     torch.testing.assert_close(func.vmap(lambda a: cumsum(a, reverse=True), 1)(rows), rows.flip(0).cumsum(0).flip(0).T)
 
 
+@pytest.mark.parametrize("shape", [(7,), (3, 7)], ids=str)
+def test_every_sample_has_its_own_gradient_of_one_gamma(device: str, shape: tuple[int, ...]) -> None:
+    x = make((BATCH, *shape), torch.float64, device)
+    gammas = torch.linspace(0.1, 0.9, BATCH, dtype=torch.float64, device=device)
+
+    def gradient(gamma: Tensor, sample: Tensor) -> Tensor:
+        return func.grad(lambda g: discounted_cumsum(sample, g).sin().sum())(gamma)
+
+    for gamma, position in ((gammas[1], None), (gammas, 0)):
+        got = func.vmap(gradient, (position, 0))(gamma, x)
+        wanted = [gradient(gammas[1] if position is None else gammas[i], x[i]) for i in range(BATCH)]
+        torch.testing.assert_close(got, torch.stack(wanted))
+
+
 def test_vmap_checks_the_logical_shapes(device: str) -> None:
     x = make((BATCH, 3, 5), torch.float64, device)
     with pytest.raises(RuntimeError, match=r"without dim 1, \(3,\), to give one discount a row, got \(4,\)"):

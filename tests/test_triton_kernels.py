@@ -170,7 +170,8 @@ class Case:
         if self.reset is not None:
             terms, sizes = (torch.where(self.reset, 0.0, value) for value in (terms, sizes))
         if self.gamma is None or self.gamma.dim() < self.x.dim():
-            terms, sizes = terms.sum(self.dim), sizes.sum(self.dim)
+            over = None if self.gamma is not None and not self.gamma.dim() else self.dim
+            terms, sizes = terms.sum(over), sizes.sum(over)
             assert grad_gamma.dtype == (torch.float64 if self.x.dtype == torch.float64 else torch.float32)
         assert_close(grad_gamma, terms, sizes)
 

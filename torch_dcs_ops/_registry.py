@@ -27,7 +27,8 @@ _SCHEMAS = (
     # What the kernels compute; the ops above are fronts of it. gamma None: gamma_value is the discount of every step.
     "_scan(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, Tensor? initial, "
     "Tensor? reset, SymInt? window) -> Tensor",
-    # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass.
+    # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass. grad_gamma has input's shape for a
+    # gamma of every step, none for a 0-D gamma, else input's without `dim`.
     "_scan_backward(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
     "Tensor? initial, Tensor? reset) -> (Tensor, Tensor)",
     f"linear_cross_entropy{_LINEAR_CROSS_ENTROPY} -> Tensor",
@@ -49,6 +50,12 @@ _SCHEMAS = (
     "float label_smoothing, float? softcap, float logit_scale, float z_loss, float? grad_filter_eps, "
     "int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, bool need_weight_grad, "
     "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
+    # (loss, lse, predictions, entropy, logits_gradient): the forward of a compiled graph whose backward makes the
+    # gradients of the operands from the logits' (_lce_kept.py).
+    "_linear_cross_entropy_logits(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
+    "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
+    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_predictions, "
+    "bool need_entropy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
     # softcap 0: none. within, beside: a second place for the gradient (_lce_weight_gradient.py), of the CUDA kernels.
     "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
@@ -104,6 +111,7 @@ linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
+linear_cross_entropy_logits = torch.ops.dcs._linear_cross_entropy_logits.default
 cross_entropy_rows_ = torch.ops.dcs._cross_entropy_rows_.default
 log_bmm = torch.ops.dcs.log_bmm.default
 max_bmm = torch.ops.dcs.max_bmm.default

@@ -100,8 +100,8 @@ def scan_backward(
     """Gradients of an unshifted `scan` without a window, from its `output` and the gradient of it, in one launch.
 
     Returns grad_input like `grad`, and ``grad_gamma[t] = grad_input[t]·output[prev(t)]``: for a gamma of every step
-    elementwise in input's shape, else summed over time in input's shape without `dim`, float32 for a half input. The
-    sums are made in a fixed order. Raises NotImplementedError for complex numbers.
+    elementwise in input's shape; else summed over time, in input's shape without `dim`, and for a 0-D gamma over all of
+    it, float32 for a half input. The sums are made in a fixed order. Raises NotImplementedError for complex numbers.
     """
     _refuse_complex(grad, gamma)
     if grad.dim() == 0:
@@ -115,7 +115,8 @@ def scan_backward(
     sum_dtype = torch.float32 if grad.dtype in HALF_DTYPES else grad.dtype
     if elementwise and gamma is not None and gamma.dtype == grad.dtype:
         sum_dtype = grad.dtype
-    rows = grad.shape[:dim] + grad.shape[dim + 1 :]
+    is_number = gamma is not None and not gamma.dim()
+    rows = () if is_number else grad.shape[:dim] + grad.shape[dim + 1 :]
     grad_input = torch.empty_like(grad)
     grad_gamma = torch.empty_like(grad, dtype=sum_dtype) if elementwise else grad.new_zeros(rows, dtype=sum_dtype)
     if grad.numel() == 0:
@@ -126,7 +127,8 @@ def scan_backward(
             problem.run(output, grad_gamma, "step")
         else:
             sums = problem.run(output, None, "sum")
-            grad_gamma = problem.layout.unfold_rows(sums.to(sum_dtype), rows)
+            grad_gamma = sums.sum() if is_number else problem.layout.unfold_rows(sums, rows)
+            grad_gamma = grad_gamma.to(sum_dtype)
     return grad_input, grad_gamma
 
 

@@ -3,7 +3,24 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 namespace dcs {
+
+// Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its results (`can_wait`).
+template <typename Kernel, typename... Arguments>
+void launch_early(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = can_wait ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 // Waits until the launches before this one have ended and their results can be read. Launched with leave to begin as they end
 // (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks in place and its parameters read by then, which hides 0.3 us; without, this

@@ -3,6 +3,7 @@
 #include "host.h"
 #include "launch.h"
 #include "plan.h"
+#include "total.h"
 
 namespace dcs {
 namespace {
@@ -51,6 +52,11 @@ struct Cuda {
       error = cudaGetLastError();
     }
     check(error, "launching the kernel");
+  }
+
+  static Tensor sum(const Tensor& values) {
+    const ScalarType dtype = values.scalar_type();
+    return dtype == ScalarType::Float || dtype == ScalarType::Double ? total(values) : sum_of_all(values);
   }
 };
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cluster.cuh"
+#include "early.cuh"
 #include "returns.h"
 #include "returns_columns.cuh"
 #include "returns_n_step.cuh"
@@ -85,7 +86,7 @@ class ReturnsLaunch {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
-          launch_early<returns_short_rows_kernel<T, kForm, Wide>>(short_rows_call(), blocks, kShortRowThreads);
+          launch_early(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, stream_, short_rows_call());
         });
         return cudaGetLastError();
       }
@@ -185,7 +186,7 @@ class ReturnsLaunch {
     call.clip_c = static_cast<Acc>(p_.clip_c);
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
     const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
-    launch_early<returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>>(call, ceil_div(p_.rows(), kFewColumns), 32 * warps);
+    launch_early(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kFewColumns), 32 * warps, stream_, call);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {
@@ -208,21 +209,6 @@ class ReturnsLaunch {
   }
 
   int64_t bootstrap_stride() const { return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer; }
-
-  // With leave to begin while the launch before ends (programmatic dependent launch), where kernels are compiled to wait for its results.
-  template <auto kKernel, typename Call>
-  void launch_early(const Call& call, int64_t blocks, int64_t threads) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.stream = stream_;
-    config.attrs = &early;
-    config.numAttrs = device_.cluster > 1 ? 1 : 0;
-    cudaLaunchKernelEx(&config, kKernel, call);
-  }
 
   // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
   int pack_rows(int64_t steps) const {

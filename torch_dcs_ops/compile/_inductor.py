@@ -124,8 +124,8 @@ def is_tensor(argument: Any) -> bool:
     return isinstance(argument, ir.TensorBox)
 
 
-def sum_over(tensor: Any, axis: int) -> Any:
-    return lowering.lowerings[torch.ops.aten.sum.dim_IntList](tensor, [axis])
+def sum_over(tensor: Any, axes: list[int]) -> Any:
+    return lowering.lowerings[torch.ops.aten.sum.dim_IntList](tensor, axes) if axes else tensor
 
 
 def to_dtype(tensor: Any, dtype: torch.dtype) -> Any:

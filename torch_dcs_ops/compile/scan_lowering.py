@@ -209,7 +209,7 @@ def lower_scan_backward(
 
 
 def _gate_gradient(grad_input: Any, forward: Scan) -> Any:
-    """``grad_input[t]·y[prev(t)]``, 0 where reset[t]; summed over time, unless gamma has an axis of time."""
+    """``grad_input[t]·y[prev(t)]``, 0 where reset[t]; summed over time, unless gamma has an axis of it, or over all."""
     dtype = torch.promote_types(grad_input.get_dtype(), torch.float32)
     grad_at, initial_at, reset_at = (
         grad_input.make_loader(),
@@ -232,7 +232,9 @@ def _gate_gradient(grad_input: Any, forward: Scan) -> Any:
         assert meta_gamma is not None
         meta_gamma = meta_gamma.expand((1,) * len(forward.size))
     else:
-        product = _inductor.sum_over(product, forward.axis)
+        product = _inductor.sum_over(product, [forward.axis])
+        if forward.gamma is not None and not forward.gamma.get_size():
+            product = _inductor.sum_over(product, list(range(len(forward.size) - 1)))
     return _inductor.to_dtype(product, gate_gradient_dtype(grad_input.get_dtype(), meta_gamma, len(forward.size)))
 
 

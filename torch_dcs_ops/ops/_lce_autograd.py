@@ -1,8 +1,9 @@
 """The nodes of linear_cross_entropy and linear_log_probs in autograd's graph, for both modes and any order.
 
 * A reduced loss (mean, sum) forms its gradients in forward, in the pass that has the logits: `_linear_cross_entropy_
-  forward` with its need_* arguments. backward() scales them. Everything else (reduction none, a gradient of the lse,
-  a backward that is itself differentiated, every level of torch.func) makes the logits again, chunk by chunk, in
+  forward` with its need_* arguments. backward() scales them. A compiled graph may keep the gradient of the logits for
+  its backward instead (_lce_kept.py). Everything else (reduction none, a gradient of the lse, a backward that is itself
+  differentiated, every level of torch.func) makes the logits again, chunk by chunk, in
   `_linear_cross_entropy_backward`.
 * That op is a node of its own, whose derivative is taken of the reference over the full logits, and only when somebody
   asks for it: `create_graph=True` and torch.func.grad cost no memory until then.
@@ -22,6 +23,7 @@ from ..reference import linear_cross_entropy as reference
 from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
 from ._autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
+from ._lce_kept import is_kept, kept_gradients
 from ._lce_private import forward_gradient_dtype
 from ._lce_scale import buffers_may_be_private, graph_is_being_freed, scaled
 from ._validate_lce import check_call
@@ -72,12 +74,15 @@ class LossFunction(_SingleLevelFunction):
     ) -> Results:
         needs = Needs(*ctx.needs_input_grad[1:4])
         fused = options.reduction != "none" and not _functorch_active()
+        kept = fused and is_kept(input, linear_weight, options, needs)
+        op = _registry.linear_cross_entropy_logits if kept else _registry.linear_cross_entropy_forward
+        wanted = () if kept else needs if fused else Needs()
         loss, lse, predictions, entropy, *gradients = run_below(
-            _registry.linear_cross_entropy_forward, keyset, input, linear_weight, target, linear_bias, weight,
-            *options, *(needs if fused else Needs()), need_predictions, need_entropy,
+            op, keyset, input, linear_weight, target, linear_bias, weight, *options, *wanted, need_predictions,
+            need_entropy,
         )  # fmt: skip
         ctx.set_materialize_grads(False)
-        ctx.keyset, ctx.options, ctx.needs, ctx.fused = keyset, options, needs, fused
+        ctx.options, ctx.needs, ctx.fused, ctx.kept = options, needs, fused, kept
         ctx.private = buffers_may_be_private()
         ctx.mark_non_differentiable(predictions, *(() if need_entropy else (entropy,)))
         ctx.save_for_backward(input, linear_weight, linear_bias, target, weight, *(gradients if fused else ()))
@@ -94,12 +99,15 @@ class LossFunction(_SingleLevelFunction):
         if ctx.fused and grad_loss is not None and grad_lse is None and grad_entropy is None and not (
             torch.is_grad_enabled()
         ):  # fmt: skip
-            may_overwrite = ctx.private and graph_is_being_freed()
-            dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)
-            found = [
-                scaled(gradient, grad_loss, dtype, may_overwrite) if need else None
-                for gradient, dtype, need in zip(gradients, dtypes, needs, strict=True)
-            ]
+            if ctx.kept:
+                found = kept_gradients(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
+            else:
+                may_overwrite = ctx.private and graph_is_being_freed()
+                dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)
+                found = [
+                    scaled(gradient, grad_loss, dtype, may_overwrite) if need else None
+                    for gradient, dtype, need in zip(gradients, dtypes, needs, strict=True)
+                ]
         else:
             computed = _registry.linear_cross_entropy_backward(
                 grad_loss, grad_lse, grad_entropy, input, linear_weight, target, linear_bias, weight, *ctx.options,

@@ -5,7 +5,7 @@ The same eager operations on every device; nothing waits for the GPU, so that a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from .. import _registry
 from ..reference.cross_entropy_rows import check_target_range, row_dtype
 from ..reference.linear_cross_entropy import Needs, Options, normaliser
 from ._lce_filter import FilteredGradients, filter_steps
-from ._lce_gradients import ExactGradients, Gradients, Upstream
+from ._lce_gradients import ExactGradients, Gradients, KeptLogits, Upstream
 from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
-from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan
+from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk
 
 _HALF_BOOST = 1024.0
 _MOST_SCALE = 16  # of logits, whose gradients it multiplies: together a quarter of float16's range
@@ -48,10 +48,8 @@ def forward(
     float16 has no room for 1/N: its gradients are float32, normalised after all sums.
     """
     _check_targets(target, options, linear_weight.size(0))
-    divisor = scale = None
-    if options.reduction == "mean":
-        divisor = normaliser(target, weight, options.ignore_index, row_dtype(input.dtype))
-        scale = divisor.reshape(1).reciprocal()
+    divisor = _divisor(target, weight, options, input.dtype)
+    scale = None if divisor is None else divisor.reshape(1).reciprocal()
     late = input.dtype == torch.float16
     grad_loss = scale
     if late and any(needs):
@@ -67,15 +65,52 @@ def forward(
     )  # fmt: skip
     if late and any(needs):
         gradients = Gradients(*(gradient.mul_(late_scale) for gradient in gradients))
+    return _shaped(rows, input.shape[:-1], divisor, options, need_predictions, need_entropy), gradients
+
+
+def forward_kept(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    need_predictions: bool,
+    need_entropy: bool,
+) -> tuple[Rows, Tensor]:
+    """`forward` of a reduced loss, with the gradient of the logits (N, V) for those of the operands."""
+    _check_targets(target, options, linear_weight.size(0))
+    divisor = _divisor(target, weight, options, input.dtype)
+    scale = None if divisor is None else divisor.reshape(1).reciprocal()
+    rows, gradient = _run(
+        input, linear_weight, target, linear_bias, weight, options, None,
+        Upstream(loss=scale), need_predictions, need_entropy, input.dtype,
+    )  # fmt: skip
+    return _shaped(rows, input.shape[:-1], divisor, options, need_predictions, need_entropy), gradient
+
+
+def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
+    """Of a mean."""
+    return normaliser(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
+
+
+def _shaped(
+    rows: Rows,
+    lead: torch.Size,
+    divisor: Tensor | None,
+    options: Options,
+    need_predictions: bool,
+    need_entropy: bool,
+) -> Rows:
+    """Flat rows in input's leading shape, and the loss reduced."""
     wanted = (True, True, need_predictions, need_entropy)
-    lead = input.shape[:-1]
     # A copy, not a view: users may change what they get in place.
     if len(lead) != 1:
         rows = Rows(*(values.view(lead).clone() if want else values for values, want in zip(rows, wanted, strict=True)))
     if options.reduction != "none":
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
-    return rows, gradients
+    return rows
 
 
 def _half_boost(weight: Tensor | None, options: Options) -> float:
@@ -100,8 +135,9 @@ def backward(
     loss, lse, entropy = (None if grad is None else grad.reshape(-1).to(dtype) for grad in upstream)
     if loss is None:
         loss = input.new_zeros(1, dtype=dtype)
-    elif options.reduction == "mean":
-        loss = loss / normaliser(target, weight, options.ignore_index, dtype)
+    else:
+        divisor = _divisor(target, weight, options, input.dtype)
+        loss = loss if divisor is None else loss / divisor
     _, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,
         input.dtype,
@@ -117,6 +153,22 @@ def _check_targets(target: Tensor, options: Options, classes: int) -> None:
         check_target_range(target, options.ignore_index, classes)
 
 
+@overload
+def _run(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+    options: Options, needs: Needs, upstream: Upstream, need_predictions: bool, need_entropy: bool,
+    gradient_dtype: torch.dtype,
+) -> tuple[Rows, Gradients]: ...  # fmt: skip
+
+
+@overload
+def _run(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+    options: Options, needs: None, upstream: Upstream, need_predictions: bool, need_entropy: bool,
+    gradient_dtype: torch.dtype,
+) -> tuple[Rows, Tensor]: ...  # fmt: skip
+
+
 def _run(
     input: Tensor,
     linear_weight: Tensor,
@@ -124,13 +176,16 @@ def _run(
     linear_bias: Tensor | None,
     weight: Tensor | None,
     options: Options,
-    needs: Needs,
+    needs: Needs | None,
     upstream: Upstream,
     need_predictions: bool,
     need_entropy: bool,
     gradient_dtype: torch.dtype,
-) -> tuple[Rows, Gradients]:
-    """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias."""
+) -> tuple[Rows, Gradients | Tensor]:
+    """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias.
+
+    needs None: the gradient of the logits (N, V) instead, of all rows at a time.
+    """
     classes, features = linear_weight.shape
     shape, dtype = input.shape, row_dtype(input.dtype)
     input = input.reshape(shape[:-1].numel(), features)
@@ -139,7 +194,8 @@ def _run(
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
     weight = None if weight is None else weight.to(dtype).contiguous()
-    steps = filter_steps(input, classes, target, upstream, options, needs)
+    keeps, needs = needs is None, needs or Needs()
+    steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
     rows = Rows(
         input.new_empty(total, dtype=dtype),
         input.new_empty(total, dtype=dtype),
@@ -147,7 +203,7 @@ def _run(
         input.new_empty(total if need_entropy else 0, dtype=dtype),
     )
     grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
-    where = compacts(input, linear_weight, target, need_predictions)
+    where = None if keeps else compacts(input, linear_weight, target, need_predictions)
     chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
     operand: Tensor | ValidRows = input
     if chosen is not None:
@@ -155,8 +211,10 @@ def _run(
     count = operand.size(0)
     limits = options.memory_budget, options.accumulate_dtype
     plan: Plan | FilteredPlan
-    gradients: ExactGradients | FilteredGradients
-    if steps is None:
+    gradients: ExactGradients | FilteredGradients | KeptLogits
+    if keeps:
+        plan, gradients = single_chunk(count, classes, input.dtype), KeptLogits()
+    elif steps is None:
         plan = make_plan(
             count,
             features,
@@ -190,7 +248,7 @@ def _run(
             options.softcap or 0.0,
             options.logit_scale,
             options.z_loss,
-            steps is None and any(needs),
+            keeps or (steps is None and any(needs)),
             need_predictions,
             need_entropy,
             *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
@@ -203,6 +261,8 @@ def _run(
         if whole.numel():
             torch.cat(found_rows, out=whole[:count])  # one launch, not one a chunk
     found = gradients.result()
+    if isinstance(found, Tensor):
+        return rows, found
     if chosen is not None:
         for values in (*rows, found.input):
             chosen.restore_(values)

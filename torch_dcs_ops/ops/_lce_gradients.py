@@ -1,4 +1,6 @@
-"""The exact gradients of input, linear_weight and linear_bias from one chunk of the logits' gradient after another."""
+"""What becomes of the logits' gradient, one chunk after another: the exact gradients of input, linear_weight and
+linear_bias, or itself, kept.
+"""
 
 from __future__ import annotations
 
@@ -74,3 +76,14 @@ class ExactGradients:
     def result(self) -> Gradients:
         grad_weight = self.grad_input.new_empty(0) if self.grad_weight is None else self.grad_weight.result()
         return Gradients(self.grad_input, grad_weight, self.grad_bias)
+
+
+class KeptLogits:
+    """The logits' gradient itself, (N, V); N is 1 at least."""
+
+    def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
+        """logits (N, V) of all rows."""
+        self.gradient = logits
+
+    def result(self) -> Tensor:
+        return self.gradient

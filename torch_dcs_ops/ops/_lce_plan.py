@@ -41,6 +41,8 @@ the compact plan's name, the rest that its rounding leaves out is kept beside it
 the logits it holds, for every group and for every 32 rows of a segment, V elements of input's dtype and D of them for
 linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a chunk keeps
 of linear_weight.
+
+A graph that is compiled with its backward may keep the gradient of all logits for it instead (`keeps_logits`).
 """
 
 from __future__ import annotations
@@ -133,6 +135,22 @@ def make_plan(
                 return Plan(rows, stride, single)
             chunk = _even_chunks(rows, fitting)
     return Plan(chunk, stride, accumulation)
+
+
+def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
+    """All rows at a time."""
+    return Plan(max(rows, 1), _stride(classes, dtype), "direct")
+
+
+def keeps_logits(rows: int, features: int, plan: Plan) -> bool:
+    """Whether a compiled graph does better to keep the gradient of all logits for its backward than to follow `plan`.
+
+    That is where `plan` has them at once as well, and where it would add to a float32 sum, with no less memory until
+    linear_weight's gradient is there: the compiler may form it last, when that of the layers is free again.
+    """
+    if plan.accumulation == "float32":
+        return rows <= 2 * features + plan.rows
+    return plan.accumulation == "direct" and rows <= plan.rows
 
 
 def make_filtered_plan(

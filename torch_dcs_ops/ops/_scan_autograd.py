@@ -183,8 +183,8 @@ def scan_backward_autograd(
     call = gradients.ScanCall(gamma, gamma_value, dim, reverse, False, initial, reset, None)
     grad_input = gradients.adjoint(grad, call)
     gate_gradient = gradients.gate_gradient(grad_input, output, call)
-    if not reference.has_step_gates(gamma, grad.dim()) and grad.dim():
-        gate_gradient = gate_gradient.sum(dim)
+    if not reference.has_step_gates(gamma, grad.dim()):
+        gate_gradient = reference.sum_over_steps(gate_gradient, gamma, dim)
     return grad_input, gate_gradient.to(reference.gate_gradient_dtype(grad.dtype, gamma, grad.dim()))
 
 

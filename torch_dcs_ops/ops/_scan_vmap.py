@@ -161,17 +161,23 @@ def _scan_backward(
     dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
     check_output(_OP, output, grad)
     batch = ScanBatch(grad, output, gamma, initial, reset)
+    is_number = gamma is not None and not gamma.dim()
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+        gammas = batch.gamma(2, ndim)
+        if gammas is not None and not gammas.dim():
+            gammas = gammas.expand(batch.size, *(1,) * max(ndim - 1, 0))  # one a row: every sample has its own sum
         grad_input, grad_gamma = _registry.scan_backward(
             batch.full(0, ndim),
             batch.full(1, ndim),
-            batch.gamma(2, ndim),
+            gammas,
             gamma_value,
             dim + 1,
             reverse,
             batch.row(3, ndim),
             batch.full(4, ndim),
         )
+        if is_number:
+            grad_gamma = grad_gamma.flatten(1).sum(1) if ndim > 1 else grad_gamma
         # The sums over time of a 0-D input are (B,) already.
         return batch.wrap_like(grad_input, ndim), batch.wrap(grad_gamma)
 

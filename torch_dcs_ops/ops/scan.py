@@ -104,7 +104,8 @@ def _scan_backward_fake(
     dtype = gate_gradient_dtype(grad.dtype, gamma, grad.dim())
     if has_step_gates(gamma, grad.dim()):
         return torch.empty_like(grad), torch.empty_like(grad, dtype=dtype)
-    return torch.empty_like(grad), grad.new_empty((*grad.shape[:dim], *grad.shape[dim + 1 :]), dtype=dtype)
+    sums = () if gamma is not None and not gamma.dim() else (*grad.shape[:dim], *grad.shape[dim + 1 :])
+    return torch.empty_like(grad), grad.new_empty(sums, dtype=dtype)
 
 
 for _backend in BACKENDS:

@@ -49,7 +49,8 @@ def scan_backward(
     """Gradients of an unshifted `scan` without a window, from its `output` and the gradient of it.
 
     Returns grad_input like `grad`, and ``grad_gamma[t] = grad_input[t]·conj(output[prev(t)])``: for a gamma of every
-    step elementwise in input's shape, else summed over time in input's shape without `dim`.
+    step elementwise in input's shape; else summed over time, in input's shape without `dim`, and for a 0-D gamma over
+    all of it.
     """
     grad_input = _scan_wide(grad, gamma, gamma_value, dim, not reverse, True, None, reset, None, conjugate=True)
     wide_output = output.to(grad_input.dtype)
@@ -61,13 +62,20 @@ def scan_backward(
     dtype = gate_gradient_dtype(grad.dtype, gamma, grad.dim())
     if has_step_gates(gamma, grad.dim()):
         return narrow_input, torch.empty_like(grad, dtype=dtype).copy_(grad_gamma)
-    sums = grad_gamma.sum(dim) if grad.dim() else grad_gamma
+    sums = sum_over_steps(grad_gamma, gamma, dim)
     return narrow_input, sums.new_empty(sums.shape, dtype=dtype).copy_(sums)
 
 
 def has_step_gates(gamma: Tensor | None, ndim: int) -> bool:
     """Whether gamma has input's number of dimensions, and with that an entry for every step."""
     return gamma is not None and 0 < gamma.dim() == ndim
+
+
+def sum_over_steps(gate_gradient: Tensor, gamma: Tensor | None, dim: int) -> Tensor:
+    """`scan_backward`'s second result from the gradient of every gate, where gamma is none of every step."""
+    if gamma is not None and not gamma.dim():
+        return gate_gradient.sum()
+    return gate_gradient.sum(dim) if gate_gradient.dim() else gate_gradient
 
 
 def gate_gradient_dtype(dtype: torch.dtype, gamma: Tensor | None, ndim: int) -> torch.dtype:

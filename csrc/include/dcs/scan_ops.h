@@ -1,6 +1,7 @@
 // The five scan ops over a backend: checks, the (outer, time, inner) view of every operand, outputs. A backend gives
 //   static void run(const ScanProblem&, const Tensor& input)   input: for the stream, the device and workspaces
 //   static int64_t partials(const ScanProblem&, const Tensor& input)  partial sums of gamma's gradient it will write for each row (grad_gamma not yet set)
+//   static Tensor sum(const Tensor& values)  of all elements, in a fixed order
 #pragma once
 
 #include <algorithm>
@@ -27,6 +28,15 @@ constexpr const char* kDiscountedCumsum = "discounted_cumsum";
 
 inline ScalarType sum_dtype(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? ScalarType::Float : dtype;
+}
+
+inline Tensor sum_of_all(const Tensor& values) {
+  const ScalarType dtype = values.scalar_type();
+  const ScalarType wide = dtype == ScalarType::ComplexFloat ? ScalarType::ComplexDouble : dtype == ScalarType::Float ? ScalarType::Double : dtype;
+  std::vector<int64_t> dims(values.dim());
+  for (size_t d = 0; d < dims.size(); ++d) dims[d] = static_cast<int64_t>(d);
+  const torch::headeronly::IntHeaderOnlyArrayRef all(dims.data(), dims.size());
+  return torch::stable::to(torch::stable::sum(torch::stable::to(values, wide), all), dtype);
 }
 
 // Everything a call of the family says.
@@ -318,12 +328,12 @@ std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
   }
   const Sizes sizes = sizes_of(call.input);
   const ScalarType dtype = call.input.scalar_type();
-  const bool is_step = is_step_gamma(call);
+  const bool is_step = is_step_gamma(call), is_number = call.gamma && call.gamma->dim() == 0;
   const Sizes row_sizes = without_dim(sizes, call.dim);
   Tensor grad_input = torch::stable::empty_like(call.input);
   if (call.input.numel() == 0) {
     if (is_step) return {grad_input, torch::stable::empty_like(call.input)};
-    return {grad_input, torch::stable::new_zeros(call.input, row_sizes, sum_dtype(dtype))};
+    return {grad_input, torch::stable::new_zeros(call.input, is_number ? Sizes() : row_sizes, sum_dtype(dtype))};
   }
   ScanProblem problem;
   Layout layout(sizes, call.dim);
@@ -353,6 +363,7 @@ std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
   problem.grad_gamma = grad_gamma.mutable_data_ptr();
   layout.add(const_cast<const void**>(&problem.grad_gamma), &problem.grad_gamma_strides, element_size(sum_dtype(dtype)), by_dim);
   layout.for_each_problem(problem, [&](ScanProblem& each) { Backend::run(each, call.input); });
+  if (is_number) return {grad_input, Backend::sum(grad_gamma)};
   if (problem.partials == 1) return {grad_input, grad_gamma};
   const int64_t last = static_cast<int64_t>(row_sizes.size());
   const std::array<int64_t, 1> dims{last};
