@@ -22,6 +22,9 @@ def main() -> int:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the CPU, and a GPU if any"
     )
     parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument(
+        "--suites", default="", help="comma-separated, of a GPU's: 'scan', 'softmax', 'gae' ...; else all"
+    )
     parser.add_argument("--only", default="", help="regular expression: the cases to run, such as '4096x4096|32x8'")
     parser.add_argument(
         "--skip", default="", help="comma-separated words; what has one in its name is left out; 'peers'"
@@ -79,6 +82,8 @@ def main() -> int:
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
             (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
         ):
+            if options.suites and suite.__name__.removesuffix("_cuda") not in options.suites.split(","):
+                continue
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
             print(title)
             print_rows(*part)

@@ -7,7 +7,10 @@ dx, dg).
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from cells import Case, Measured, run_cell
@@ -80,25 +83,46 @@ def _backward_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measur
         yield Measured(f"dcs right, fwd+bwd{suffix}", both, 4.0 if suffix else 2.5, BACKWARD_TARGET)
 
 
+TRITON = ("Triton left", "Triton right", "Triton left, gamma a step")
+
+
 def _triton_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measured]:
+    for name in TRITON:
+        target = TRITON_TARGET if name == "Triton left" and not case.tiny else None
+        floor = 1.5 if name.endswith("step") else 1.0
+        try:
+            function = _triton_function(name, case, x, steps)
+        except ImportError:
+            return
+        yield Measured(name, function, floor, target)
+
+
+def _triton_function(name: str, case: Case, x: Tensor, steps: Tensor) -> Callable[[], Tensor]:
+    from torch_dcs_ops.triton_kernels.scan import scan
+
+    gamma, number = (steps, 0.0) if name.endswith("step") else (None, GAMMA)
+    return lambda: scan(x, gamma, number, case.dim % 2, "right" in name, False, None, None, None)
+
+
+def _compile(job: tuple[str, Case, torch.dtype]) -> None:
+    """In a process of its own: Triton keeps what it compiles in a cache on disk."""
+    name, case, dtype = job
+    x = torch.zeros(case.shape, device="cuda", dtype=dtype)
     try:
-        from torch_dcs_ops.triton_kernels.scan import scan
-    except ImportError:
-        return
-    for direction in DIRECTIONS:
-        reverse = direction == "right"
-        yield Measured(
-            f"Triton {direction}",
-            lambda r=reverse: scan(x, None, GAMMA, case.dim % 2, r, False, None, None, None),
-            1.0,
-            None if reverse or case.tiny else TRITON_TARGET,
-        )
-    yield Measured(
-        "Triton left, gamma a step",
-        lambda: scan(x, steps, 0.0, case.dim % 2, False, False, None, None, None),
-        1.5,
-        None,
-    )
+        _triton_function(name, case, x, x)()
+        torch.cuda.synchronize()
+    except Exception:
+        return  # the cell says what it was
+
+
+def compile_ahead(selected: Sequence[tuple[Case, torch.dtype]], skip: Sequence[str]) -> None:
+    """All Triton kernels at once: one after the other, at a second each, they take longer than the measurements."""
+    names = [name for name in TRITON if not any(word in name for word in skip)]
+    jobs = [(name, case, dtype) for case, dtype in selected for name in names]
+    if len(jobs) > 4:
+        workers = min(len(jobs), os.cpu_count() or 1, 16)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(_compile, jobs))
 
 
 def run(
@@ -109,6 +133,7 @@ def run(
     skipped: list[Skipped] = []
     timer = CudaTimer()
     selected = [(case, dtype) for case in CASES if keep(case.name) for dtype in DTYPES]
+    compile_ahead(selected, skip)
     for case, dtype in selected:
         run_cell(timer, deadline, cell_seconds, case, dtype, own_functions(case, dtype), skip, rows, skipped)
     if "peers" not in skip:

@@ -271,6 +271,43 @@ def test_columns_held(
     assert len(taken) == 3
 
 
+@kernel_test
+@pytest.mark.parametrize(
+    ("value", "large", "dtype"),
+    [
+        (0.99, True, torch.bfloat16),
+        (-0.9, False, torch.float16),
+        *(
+            rare(*form)
+            for form in ((0.99, False, torch.float16), (0.5, True, torch.float16), (1.0, False, torch.bfloat16))
+        ),
+    ],
+)
+def test_long_rows_of_halves(
+    launchers: ModuleType, long: int, monkeypatch: pytest.MonkeyPatch, value: float, dtype: torch.dtype, large: bool
+) -> None:
+    """One number as gamma: kernels of their own, whose weights stay above 0."""
+    if large:
+        monkeypatch.setattr(launchers, "LONGEST_SMALL_TILES", 512)
+    taken: list[object] = []
+    run_rows = launchers.scan_halves.run_rows
+    monkeypatch.setattr(
+        launchers.scan_halves, "run_rows", lambda *arguments: (taken.append(arguments), run_rows(*arguments))
+    )
+    for reverse, length in ((False, long), (True, long - 3)):
+        case = Case((2, length), 1, dtype, "sum" if value == 1 else "scalar", value, started=reverse)
+        case.check(launchers, reverse)
+        case.x = case.x.repeat_interleave(2, dim=1)[:, ::2]
+        case.check(launchers, reverse)
+        case.x[1, 300] = float("inf")
+        case.check_non_finite(launchers, reverse)
+        if value > 0:
+            (x,) = on_device(case.x)
+            after = launchers.scan(x, None, value, 1, reverse, False, None, None, None)[1]
+            assert (after[:301] if reverse else after[300:]).isposinf().all()
+    assert len(taken) == (8 if value > 0 else 6)
+
+
 ROWS, COLUMNS, INNER = ((3, 50), 1), ((50, 12), 0), ((2, 17, 3), 1)
 BACKWARD = [(*layout, torch.float32) for layout in (ROWS, COLUMNS, INNER)]
 BACKWARD += [(*COLUMNS, torch.float64), (*ROWS, torch.bfloat16)]

@@ -18,6 +18,7 @@ class Device(NamedTuple):
     multiprocessors: int
     shared_memory: int  # bytes that a program may have
     tensor_memory: bool = False  # where the sums of its tensor cores lie
+    early_launches: bool = False  # whether a launch may begin while the one before it ends
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -35,8 +36,10 @@ def device_of(tensor: Tensor) -> Device:
 @functools.cache
 def _cuda_device(index: int) -> Device:
     facts = torch.cuda.get_device_properties(index)
-    tensor_memory = torch.version.hip is None and facts.major in (10, 11)
-    return Device(facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin", 0), tensor_memory)
+    nvidia = torch.version.hip is None
+    tensor_memory = nvidia and facts.major in (10, 11)
+    shared_memory = getattr(facts, "shared_memory_per_block_optin", 0)
+    return Device(facts.multi_processor_count, shared_memory, tensor_memory, nvidia and facts.major >= 9)
 
 
 def units(*lengths: int) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import scan_halves
 from .launch import on_device
 from .problem import HALF_DTYPES, Gates, Layout, Operand, read_gates
 from .scan_columns import scan_columns
-from .scan_lookback import scan_lookback
+from .scan_lookback import look_back_words, scan_lookback
 from .scan_tiles import chain_chunks, scan_tiles
 from .scan_window import scan_window
 
@@ -165,6 +166,10 @@ class _Problem:
         return self.layout.inner >= 8
 
     @property
+    def halves(self) -> bool:
+        return self.y.tensor is not None and self.y.tensor.dtype in HALF_DTYPES
+
+    @property
     def widens(self) -> bool:
         """Whether the kernels compute in a wider dtype than they load."""
         return self.y.tensor is not None and self.y.tensor.dtype in (*HALF_DTYPES, torch.float32)
@@ -197,6 +202,10 @@ class _Problem:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
         long_rows = self.layout.length > LONGEST_TILE and not self.time_major
+        if long_rows and gradient == "none" and scan_halves.covers(self):
+            share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
+            scan_halves.run_rows(self, 2 * LONGEST_TILE // share, LOOKBACK_GROUP // share)
+            return self.new((0, 1), self.accumulate_dtype)
         one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
         if long_rows and one_pass and gradient != "step":
             partials = self.run_lookback(self.layout.steps(output), gradient)
@@ -295,12 +304,12 @@ class _Problem:
         )  # fmt: skip
 
     def run_lookback(self, output: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
-        assert self.x.tensor is not None
         tile = tile or self.lookback_tile()
         x, y, gamma, initial, layout = self.x, self.y, self.gamma, self.initial, self.layout
+        assert x.tensor is not None
         tiles = triton.cdiv(layout.length, tile.steps)
-        row_words = triton.cdiv(tiles, LOOKBACK_GROUP) * (LOOKBACK_GROUP + 1)
-        words = torch.zeros((layout.rows, row_words), dtype=torch.int64, device=self.x.tensor.device)
+        row_words = tiles // LOOKBACK_GROUP * (LOOKBACK_GROUP + 1) + tiles % LOOKBACK_GROUP
+        words, options = look_back_words(x.tensor, layout.rows, row_words)
         partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
         scan_lookback[(layout.rows * tiles,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
@@ -308,8 +317,8 @@ class _Problem:
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,
-            self.reverse, initial.tensor is not None, gradient,
-            num_warps=tile.num_warps, maxnreg=self.registers(gradient),
+            self.reverse, initial.tensor is not None, gradient, bool(options),
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
         return partials
 
@@ -318,19 +327,18 @@ class _Problem:
 
         As many steps as keep COLUMN_VALUES on their way with a program for every 64 columns, down to 16 where the steps
         are many: fewer leave sectors of memory in part. 64 or 128 values a thread; 32 successive steps in float32, 16
-        in halves. On an H200 0.8 to 0.98 of a copy's speed in float32, 0.7
-        to 0.85 in bfloat16.
+        in halves (scan_halves.py has its own). On an H200 0.8 to 0.98 of a copy's speed.
         """
         known = self.gates.kind in ("sum", "scalar") and abs(self.gates.value) <= 1 and self.reset.tensor is None
         length, rows = self.layout.length, self.layout.rows
         if not (known and self.time_major and self.widens and length >= COLUMN_STEPS[0]):
             return None
-        assert self.y.tensor is not None
-        half = self.y.tensor.element_size() == 2
+        half = self.halves
         _, middle, most = COLUMN_STEPS
         fitting = triton.next_power_of_2(triton.cdiv(COLUMN_VALUES, rows))
         steps = min(triton.next_power_of_2(length), max(middle, min(most, fitting)))
-        columns = min(64, max(16, 32 * most // steps), triton.next_power_of_2(self.layout.inner))
+        wide = 128 if scan_halves.covers(self) and steps < length else 64
+        columns = min(wide, max(16, 32 * most // steps), triton.next_power_of_2(self.layout.inner))
         while columns > 16 and rows < columns * (2 * BUSY_PROGRAMS // 5):
             columns //= 2
         if length > steps and rows < columns * BUSY_PROGRAMS // 4:
@@ -341,6 +349,9 @@ class _Problem:
         return Tile(columns, 1, steps // group, group, max(1, columns * steps // (32 * values)))
 
     def run_columns(self, block: Tile) -> None:
+        if scan_halves.covers(self):
+            scan_halves.run_columns(self, block)
+            return
         x, y, initial, layout = self.x, self.y, self.initial, self.layout
         assert x.tensor is not None
         scan_columns[(layout.outer * triton.cdiv(layout.inner, block.R),)](
@@ -351,7 +362,7 @@ class _Problem:
         )  # fmt: skip
 
     def lookback_tile(self) -> Tile:
-        """Tiles of 4096 steps; twice that where rows are very long (1e8 bfloat16: 0.65 of a copy, not 0.57)."""
+        """Tiles of 4096 steps; twice that where rows are very long."""
         assert self.x.tensor is not None
         vector = 16 // self.x.tensor.element_size()
         large = self.layout.length > LONGEST_SMALL_TILES

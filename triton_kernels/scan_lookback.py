@@ -8,9 +8,14 @@ total and flag fit one 64-bit word: no fence is needed. A tile waits only for ti
 earlier.
 """
 
+from __future__ import annotations
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .launch import device_of
 from .tile import (
     gate_gradients,
     group_totals,
@@ -33,6 +38,16 @@ from .tile import (
 )
 
 PUBLISHED = tl.constexpr(1 << 32)
+
+
+def look_back_words(x: Tensor, rows: int, length: int) -> tuple[Tensor, dict[str, bool]]:
+    """(rows, length) words, zeroed, and the options of the launch behind: it may begin while the zeroing ends.
+
+    The kernel, then EARLY, waits for the zeros before its first word: 0.5 us less on an H200. What was launched before
+    the zeroing has ended when that begins, so that the kernel may read its inputs without waiting.
+    """
+    words = torch.zeros((rows, length), dtype=torch.int64, device=x.device)
+    return words, {"launch_pdl": True} if device_of(x).early_launches else {}
 
 
 @triton.jit
@@ -72,7 +87,7 @@ def scan_lookback(
     initial_outer, initial_inner, output_outer, output_time, output_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr,
     INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    GRADIENT: tl.constexpr,
+    GRADIENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q * J * V steps of one row, computed in float32.
 
@@ -113,6 +128,8 @@ def scan_lookback(
     ends = tl.reshape(last_lane(total, Q, J), (1, Q)).to(tl.float64)
     ends, tile_weight, _ = scan_lanes(ends, segment_weight, ends, 1, Q, GATES, False, WIDE)
     tile_total = tl.sum(tl.reshape(last_lane(ends, 1, Q), (1,)), axis=0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     slot = tile % GROUP
     own_word = word_ptr + (tile // GROUP) * (GROUP + 1) + slot
     if slot < GROUP - 1:
