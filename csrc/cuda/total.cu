@@ -7,7 +7,6 @@
 
 #include "early.cuh"
 #include "host.h"
-#include "types.cuh"
 
 namespace dcs {
 namespace {
@@ -20,6 +19,7 @@ constexpr int64_t kSlice = int64_t{kThreads} * kEach;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_t count, T* totals) {
   __shared__ double sums[kThreads / 32];
+  static_assert(kThreads == 32 * 32);
   const int64_t first = blockIdx.x * kSlice + threadIdx.x;
   T mine[kEach];
   wait_for_launches_before();
@@ -28,8 +28,18 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
   double sum = mine[0];
 #pragma unroll
   for (int k = 1; k < kEach; ++k) sum += mine[k];
-  sum = block_sum(sum, sums, threadIdx.x % 32, threadIdx.x / 32, kThreads / 32);
-  if (threadIdx.x == 0) totals[blockIdx.x] = static_cast<T>(sum);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto warp_sum = [&](double value) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
+    return value;
+  };
+  sum = warp_sum(sum);
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  if (warp > 0) return;
+  sum = warp_sum(sums[lane]);
+  if (lane == 0) totals[blockIdx.x] = static_cast<T>(sum);
 }
 
 template <typename T>
