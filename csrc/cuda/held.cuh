@@ -85,7 +85,7 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
 }
 
 // One gamma for all rows, which are of whole vectors.
-template <typename T, bool kReverse>
+template <typename T, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
   using Shape = HeldShape;
@@ -215,21 +215,40 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     Chunk* const here = chunk_of(round);
     const double total = pick(totals, round), loose_total = pick(loose_totals, round);
     const double before = shuffle_up(total, 1), loose_before = shuffle_up(loose_total, 1);
+    const int64_t first = stretch_at(at), loose_at = first + kLooseAt + lane;
+    const auto inside = [&](int64_t vector) { return vector >= 0 && vector < vectors; };
+    Chunk near[kBackward ? kVectors : 1]{}, loose_near{};
+    if constexpr (kBackward) {  // on their way while a carry is
+      const auto* const saved = place(static_cast<const Chunk*>(p.saved), p.saved_strides, at);
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k)
+        if (inside(first + kChunkAt + at_k(k))) near[k] = saved[first + kChunkAt + at_k(k)];
+      if (inside(loose_at)) loose_near = saved[loose_at];
+    }
     wait(&shared.carries_ready[round], 0);
     const double carry = shared.carries[round][warp];
     const bool starts = at.part == 0 && threadIdx.x == 0;  // no carry enters the row's first step
+    float sum = 0.f;
+    // The steps of a vector from the output before them; gamma's gradient is the sum of output times saved one step on.
+    const auto go_through = [&](Chunk chunk, const Chunk& beside, bool counts, bool from_start, float& y) {
+      float values[kVec], others[kVec];
+      unpack_in_order<kReverse>(chunk, values);
+      if constexpr (kBackward) unpack_in_order<kReverse>(beside, others);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const bool is_first = i == 0 && from_start;
+        if constexpr (kBackward)
+          if (counts && !is_first) sum = fmaf(y, others[i], sum);
+        values[i] = y = is_first ? values[i] : gate.step(values[i], y);
+      }
+      return pack_in_order<kReverse, T>(values);
+    };
     float y = static_cast<float>(fold(lane == 0 ? 0.0 : before, chunk_powers[lane], carry));
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      float values[kVec];
-      unpack_in_order<kReverse>(here[at_k(k)], values);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) values[i] = y = k == 0 && i == 0 && starts ? values[i] : gate.step(values[i], y);
-      here[at_k(k)] = pack_in_order<kReverse, T>(values);
-    }
+    for (int k = 0; k < kVectors; ++k)
+      here[at_k(k)] = go_through(here[at_k(k)], near[kBackward ? k : 0], inside(first + kChunkAt + at_k(k)), k == 0 && starts, y);
     show_to_bulk_stores();
     __syncwarp();
-    const int64_t first = stretch_at(at);
     Chunk* const row = place(output, p.output_strides, at);
     if (lane == 0) {
       clip(first + kChunkAt, [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
@@ -237,12 +256,16 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     }
     const double into = fold(shuffle(total, 31), chunk_powers[32], carry);  // the carry into the vectors in registers
     float z = turned(static_cast<float>(fold(lane == 0 ? 0.0 : loose_before, vector_powers[lane], into)), lane_order);
-    float values[kVec];
-    unpack_in_order<kReverse>(pick(loose, round), values);
+    const Chunk result = go_through(pick(loose, round), loose_near, inside(loose_at), false, z);
+    if (inside(loose_at)) row[loose_at] = result;
+    if constexpr (kBackward) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) values[i] = z = gate.step(values[i], z);
-    const int64_t vector = first + kLooseAt + lane;
-    if (vector >= 0 && vector < vectors) row[vector] = pack_in_order<kReverse, T>(values);
+      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, at.row);
+      if (lane == 0) partials[at.part * kWarps + warp] = sum;
+      if (at.part == 0)
+        for (int64_t j = params.tiles * kWarps + threadIdx.x; j < p.partials; j += 32 * kWarps) partials[j] = 0.f;
+    }
   };
 
   int rounds = 0;

@@ -266,11 +266,11 @@ void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, 
   launch(std::false_type());
 }
 
-template <typename T>
+template <typename T, bool kBackward>
 void launch_held(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   StreamParams params = stream_params<T>(problem, plan, workspace);
   mark_statuses(params, stream);
-  const auto kernel = problem.reverse ? held_kernel<T, true> : held_kernel<T, false>;
+  const auto kernel = problem.reverse ? held_kernel<T, kBackward, true> : held_kernel<T, kBackward, false>;
   allow_shared(kernel, kHeldSharedBytes, plan.most_shared);
   const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.held);
   kernel<<<static_cast<unsigned>(blocks), HeldShape::kThreads, kHeldSharedBytes, stream>>>(params);
@@ -407,9 +407,9 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
             return;
           }
         }
-        if constexpr (sizeof(T) == 2 && !kStep && !kBackward) {
+        if constexpr (sizeof(T) == 2 && !kStep) {
           if (plan.held) {
-            launch_held<T>(problem, plan, workspace, stream);
+            launch_held<T, kBackward>(problem, plan, workspace, stream);
             return;
           }
         }

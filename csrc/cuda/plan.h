@@ -13,6 +13,14 @@ namespace dcs {
 
 enum class Path { kRows, kTiny, kColumns, kWindowDirect, kWindowComposed };
 
+// Rows that all blocks together hold on the chip (held.cuh): a block's warps, a warp's vectors a lane in shared memory (and one more in registers), and the
+// rounds of them. Three KB of shared memory are left of an H200's.
+constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
+constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
+constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
+constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
+constexpr int kHeldPercent = 85;     // of the chip, that rows take at least
+
 struct Plan {
   Path path = Path::kColumns;
   int vec = 1;    // elements of a vector
@@ -41,7 +49,7 @@ struct Plan {
   int held = 0;             // rounds in which all blocks together hold all rows on the chip (held.cuh)
 
   bool needs_room() const { return cluster || reread > 0 || (stream && !alone); }  // for blocks that run together
-  int64_t partials() const { return row_sums ? 1 : tiles; }  // of a row's part of gamma's gradient
+  int64_t partials() const { return row_sums ? 1 : held ? kHeldWarps * tiles : tiles; }  // of a row's part of gamma's gradient
 };
 
 constexpr int kTileWarps = 8;
@@ -103,13 +111,6 @@ constexpr double kMostRingGamma = 1.25;
 constexpr int kMostRingBlocks = 160;  // a lane reads five totals
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
 
-// Rows that all blocks together hold on the chip (held.cuh): a block's warps, a warp's vectors a lane in shared memory (and one more in registers), and the
-// rounds of them. Three KB of shared memory are left of an H200's.
-constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
-constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
-constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
-constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
-constexpr int kHeldPercent = 85;     // of the chip, that rows take at least
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -309,7 +310,7 @@ class Planner {
 
   // Rows of halves that the ring would take, where they fit on the chip and nearly fill it; in as few rounds as they can.
   bool plan_held(Plan& plan) const {
-    if (bytes_of(p_.dtype) != 2 || p_.backward || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
+    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
     const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
     const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
     if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
