@@ -43,6 +43,36 @@ def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: 
     check(x, torch.rand(shape[0], 1, device="cuda"), direction)
 
 
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """Gamma's gradient is the sum of input's gradient times the output, as it was rounded, one step before."""
+    for value in (0.99, -0.97, 1.0, 1e-30):
+        x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+        gamma = torch.tensor(value, device="cuda", requires_grad=True)
+        y = discounted_cumsum(x, gamma, direction=direction)
+        upstream = torch.randn_like(x)
+        grad_input, grad_gamma = torch.autograd.grad(y, (x, gamma), upstream)
+        other = "right" if direction == "left" else "left"
+        expected = discounted_cumsum(upstream.double(), float(gamma), direction=other)
+        budget = torch.finfo(dtype).eps * expected.abs() + 4e-6 * expected.abs().amax(-1, keepdim=True)
+        assert ((grad_input - expected).abs() <= budget).all(), value
+        later, before = (slice(1, None), slice(None, -1)) if direction == "left" else (slice(None, -1), slice(1, None))
+        terms = expected[:, later] * y.detach().double()[:, before]
+        assert (grad_gamma - terms.sum()).abs() <= 4e-6 * terms.abs().sum(), value
+
+
+def test_no_carry_enters_the_first_step() -> None:
+    """What is saved for the step that a backward begins with has no part in the gradient of gamma."""
+    x = torch.zeros(16, 1_048_576, device="cuda", dtype=torch.bfloat16)
+    x[:, -1] = float("inf")
+    x.requires_grad_()
+    gamma = torch.tensor(0.5, device="cuda", requires_grad=True)
+    (grad_gamma,) = torch.autograd.grad(discounted_cumsum(x, gamma, direction="left").sum(), gamma)
+    assert grad_gamma == 0
+
+
 def test_the_kernel_is_taken() -> None:
     if torch.cuda.get_device_capability() != (9, 0) or torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("the plan is that of a GPU of compute capability 9.0 with 132 multiprocessors")
