@@ -5,7 +5,7 @@ The same eager operations on every device; nothing waits for the GPU, so that a 
 
 from __future__ import annotations
 
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,20 +39,23 @@ def forward(
     linear_bias: Tensor | None,
     weight: Tensor | None,
     options: Options,
-    needs: Needs,
+    needs: Needs | None,
     need_predictions: bool,
     need_entropy: bool,
-) -> tuple[Rows, Gradients]:
+) -> tuple[Rows, Gradients | Tensor]:
     """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
+
+    needs None: the gradient of the logits (N, V), of which they are made, instead; not for float16.
 
     float16 has no room for 1/N: its gradients are float32, normalised after all sums.
     """
     _check_targets(target, options, linear_weight.size(0))
     divisor = _divisor(target, weight, options, input.dtype)
     scale = None if divisor is None else divisor.reshape(1).reciprocal()
-    late = input.dtype == torch.float16
+    is_half = input.dtype == torch.float16
+    late = is_half and needs is not None and any(needs)
     grad_loss = scale
-    if late and any(needs):
+    if late:
         boost = _half_boost(weight, options)
         grad_loss = input.new_full((1,), boost, dtype=row_dtype(input.dtype))
         late_scale = 1 / boost if scale is None else scale / boost
@@ -61,56 +64,25 @@ def forward(
             late_scale = torch.where((target != options.ignore_index).any(), late_scale, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,
-        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if late else input.dtype,
+        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype,
     )  # fmt: skip
-    if late and any(needs):
+    if late:
+        assert isinstance(gradients, Gradients)
         gradients = Gradients(*(gradient.mul_(late_scale) for gradient in gradients))
-    return _shaped(rows, input.shape[:-1], divisor, options, need_predictions, need_entropy), gradients
-
-
-def forward_kept(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    options: Options,
-    need_predictions: bool,
-    need_entropy: bool,
-) -> tuple[Rows, Tensor]:
-    """`forward` of a reduced loss, with the gradient of the logits (N, V) for those of the operands."""
-    _check_targets(target, options, linear_weight.size(0))
-    divisor = _divisor(target, weight, options, input.dtype)
-    scale = None if divisor is None else divisor.reshape(1).reciprocal()
-    rows, gradient = _run(
-        input, linear_weight, target, linear_bias, weight, options, None,
-        Upstream(loss=scale), need_predictions, need_entropy, input.dtype,
-    )  # fmt: skip
-    return _shaped(rows, input.shape[:-1], divisor, options, need_predictions, need_entropy), gradient
-
-
-def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
-    """Of a mean."""
-    return normaliser(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
-
-
-def _shaped(
-    rows: Rows,
-    lead: torch.Size,
-    divisor: Tensor | None,
-    options: Options,
-    need_predictions: bool,
-    need_entropy: bool,
-) -> Rows:
-    """Flat rows in input's leading shape, and the loss reduced."""
     wanted = (True, True, need_predictions, need_entropy)
+    lead = input.shape[:-1]
     # A copy, not a view: users may change what they get in place.
     if len(lead) != 1:
         rows = Rows(*(values.view(lead).clone() if want else values for values, want in zip(rows, wanted, strict=True)))
     if options.reduction != "none":
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
-    return rows
+    return rows, gradients
+
+
+def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
+    """Of a mean."""
+    return normaliser(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
 
 
 def _half_boost(weight: Tensor | None, options: Options) -> float:
@@ -142,6 +114,7 @@ def backward(
         input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,
         input.dtype,
     )  # fmt: skip
+    assert isinstance(gradients, Gradients)
     if linear_bias is not None:
         gradients = gradients._replace(linear_bias=gradients.linear_bias.to(linear_bias.dtype))
     return gradients
@@ -151,22 +124,6 @@ def _check_targets(target: Tensor, options: Options, classes: int) -> None:
     # On CUDA the row op asserts it on the device.
     if target.device.type == "cpu" and not target.is_floating_point():
         check_target_range(target, options.ignore_index, classes)
-
-
-@overload
-def _run(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    options: Options, needs: Needs, upstream: Upstream, need_predictions: bool, need_entropy: bool,
-    gradient_dtype: torch.dtype,
-) -> tuple[Rows, Gradients]: ...  # fmt: skip
-
-
-@overload
-def _run(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    options: Options, needs: None, upstream: Upstream, need_predictions: bool, need_entropy: bool,
-    gradient_dtype: torch.dtype,
-) -> tuple[Rows, Tensor]: ...  # fmt: skip
 
 
 def _run(

@@ -25,7 +25,7 @@ from ._autograd import any_requires_grad, below
 from ._lce_plan import keeps_logits, make_plan, single_chunk
 from ._lce_private import gemm_flops
 from ._lce_scale import scaled
-from ._validate import fail
+from ._validate import dtype_name, fail
 from ._validate_lce import check_call
 
 _OP = "linear_cross_entropy"
@@ -69,21 +69,16 @@ def kept_gradients(
     return [grad_input.reshape(input.shape), grad_weight, grad_bias]
 
 
-def _forward(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None, *rest: Any
-) -> tuple[Tensor, ...]:
-    options = Options(*rest[:-2])
-    _check_forward(input, linear_weight, target, linear_bias, weight, options)
+def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    linear_bias, weight, options, wanted = _checked(input, linear_weight, target, *rest)
     with torch._C._AutoDispatchBelowAutograd():
-        rows, gradient = driver.forward_kept(input, linear_weight, target, linear_bias, weight, options, *rest[-2:])
+        rows, gradient = driver.forward(input, linear_weight, target, linear_bias, weight, options, None, *wanted)
+    assert isinstance(gradient, Tensor)
     return (*rows, gradient)
 
 
-def _forward_fake(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None, *rest: Any
-) -> tuple[Tensor, ...]:
-    need_predictions, need_entropy = rest[-2:]
-    _check_forward(input, linear_weight, target, linear_bias, weight, Options(*rest[:-2]))
+def _forward_fake(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *_, (need_predictions, need_entropy) = _checked(input, linear_weight, target, *rest)
     lead, classes, dtype = input.shape[:-1], linear_weight.size(0), row_dtype(input.dtype)
     rows = lead.numel()
     return (
@@ -95,20 +90,17 @@ def _forward_fake(
     )
 
 
-def _check_forward(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    options: Options,
-) -> None:
+def _checked(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None, *rest: Any
+) -> tuple[Tensor | None, Tensor | None, Options, tuple[Any, ...]]:
+    options = Options(*rest[:-2])
     check_call(_OP, input, linear_weight, target, linear_bias, weight, options)
     if options.reduction == "none":
-        raise RuntimeError(f'{_OP}: reduction must be "mean" or "sum" for the gradient of the logits, got "none"')
+        fail(_OP, 'reduction must be "mean" or "sum" for the gradient of the logits, got "none"')
     if input.dtype == torch.float16 or input.shape[:-1].numel() == 0:
         fail(_OP, f"input must have rows, and a range that holds 1 / N, for the gradient of the logits, "
-                  f"got {tuple(input.shape)} of {input.dtype}")  # fmt: skip
+                  f"got {tuple(input.shape)} of {dtype_name(input.dtype)}")  # fmt: skip
+    return linear_bias, weight, options, rest[-2:]
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:

@@ -15,7 +15,7 @@ from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
 from . import _flops
 from . import _lce_driver as driver
-from ._lce_gradients import Upstream
+from ._lce_gradients import Gradients, Upstream
 from ._validate_lce import check_call, check_upstream
 
 _OP = "linear_cross_entropy"
@@ -34,6 +34,7 @@ def _forward(
     _check_forward(input, linear_weight, target, linear_bias, weight, options, needs)
     with torch._C._AutoDispatchBelowAutograd():
         rows, gradients = driver.forward(input, linear_weight, target, linear_bias, weight, options, needs, *rest[-2:])
+    assert isinstance(gradients, Gradients)
     return (*rows, *gradients)
 
 
