@@ -6,7 +6,7 @@ not depend on what ran before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from . import scan_halves
 from .launch import on_device
-from .problem import HALF_DTYPES, Gates, Layout, Operand, read_gates
+from .problem import HALF_DTYPES, Gates, Operand
 from .scan_columns import scan_columns
 from .scan_lookback import look_back_words, scan_lookback
+from .scan_problem import LONGEST_TILE, ScanProblem, Tile
 from .scan_tiles import chain_chunks, scan_tiles
 from .scan_window import scan_window
 
@@ -25,8 +26,6 @@ from .scan_window import scan_window
 BUSY_PROGRAMS = 264
 # Time-major: a thread has V steps of one column in flight, and this many threads of them cover the memory's latency.
 BUSY_THREADS = 65536
-# A row of at most this length is one tile; longer ones look back.
-LONGEST_TILE = 8192
 # Tiles of one look-back group: a tile reads half of them on average (1 KB from L2, against a tile of 32 KB), and the
 # serial chain is one link (about 1.5 us) a group: 48 links for 1e8 steps.
 LOOKBACK_GROUP = 256
@@ -35,21 +34,6 @@ LONGEST_SMALL_TILES = 1 << 22
 # Columns of at least so many steps are held by programs; of longer ones so many at a time, at least and at most.
 COLUMN_STEPS = (64, 128, 1024)
 COLUMN_VALUES = 1 << 22
-
-
-@dataclass(frozen=True)
-class Tile:
-    """R rows (columns, if time-major) by Q segments of J groups of V steps; see scan_tiles.py."""
-
-    R: int
-    Q: int
-    J: int
-    V: int
-    num_warps: int
-
-    @property
-    def steps(self) -> int:
-        return self.Q * self.J * self.V
 
 
 def scan(
@@ -137,42 +121,8 @@ def _refuse_complex(input: Tensor, gamma: Tensor | None) -> None:
         raise NotImplementedError("the Triton scan kernels do not cover complex numbers")
 
 
-class _Problem:
-    """One scan with its operands folded into (outer, time, inner); launches the kernel that suits its shape."""
-
-    def __init__(
-        self, input: Tensor, output: Tensor, gamma: Tensor | None, gamma_value: float, dim: int, reverse: bool,
-        shifted: bool, initial: Tensor | None, reset: Tensor | None,
-    ) -> None:  # fmt: skip
-        self.gates = read_gates(gamma, gamma_value, input, dim)
-        self.layout = Layout(output, dim)
-        self.reverse = reverse
-        self.shifted = shifted
-        self.x = self.layout.steps(input)
-        self.y = self.layout.steps(output)
-        step_gates = self.gates.kind == "step"
-        self.gamma = (self.layout.steps if step_gates else self.layout.row_values)(self.gates.tensor)
-        rows = input.shape[:dim] + input.shape[dim + 1 :]
-        self.initial = self.layout.row_values(None if initial is None else initial.expand(rows))
-        self.reset = self.layout.steps(None if reset is None else reset.view(torch.uint8))
-        self.accumulate = {torch.float64: tl.float64, torch.int64: tl.int64}.get(input.dtype, tl.float32)
-        if input.dtype == torch.float32 and self.time_major:
-            # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
-            self.accumulate = tl.float64
-
-    @property
-    def time_major(self) -> bool:
-        # Below 8 neighbours a row of them is less than a 32-byte sector; strided rows do no worse then.
-        return self.layout.inner >= 8
-
-    @property
-    def halves(self) -> bool:
-        return self.y.tensor is not None and self.y.tensor.dtype in HALF_DTYPES
-
-    @property
-    def widens(self) -> bool:
-        """Whether the kernels compute in a wider dtype than they load."""
-        return self.y.tensor is not None and self.y.tensor.dtype in (*HALF_DTYPES, torch.float32)
+class _Problem(ScanProblem):
+    """Launches the kernel that suits its shape."""
 
     def registers(self, gradient: str) -> int | None:
         """A cap on registers a thread: 64 let 32 warps share an SM, where the compiler would take 80 to 120 unasked.
@@ -181,19 +131,6 @@ class _Problem:
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
         return 64 if plain and not self.gates.wide and not self.time_major and self.accumulate is tl.float32 else None
-
-    def new(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        assert self.x.tensor is not None
-        return torch.empty(shape, dtype=dtype, device=self.x.tensor.device)
-
-    @property
-    def accumulate_dtype(self) -> torch.dtype:
-        return {tl.float64: torch.float64, tl.int64: torch.int64, tl.float32: torch.float32}[self.accumulate]
-
-    def index_dtype(self, *operands: Operand) -> tl.dtype:
-        """int32 positions where no row reaches 2^31 elements, a tile past its end included."""
-        reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
-        return tl.int32 if reach < 2**31 else tl.int64
 
     def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
         """Launches the scan; with gradient "sum" returns the (rows,) sums of gamma's gradient."""

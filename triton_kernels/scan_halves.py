@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,10 +17,8 @@ import triton.language as tl
 
 from .group_scan import column_order, steps_of, tile_of
 from .scan_lookback import PUBLISHED, look_back_words, publish
+from .scan_problem import ScanProblem, Tile
 from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
-
-if TYPE_CHECKING:
-    from .scan import Tile, _Problem
 
 SMALLEST_GAMMA = 0.5
 LANES, VECTOR = 32, 8
@@ -225,14 +222,14 @@ def powers_of(gamma: float, exponents: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(math.copysign(max(abs(gamma**exponent), TINY), gamma**exponent) for exponent in exponents)
 
 
-def covers(problem: _Problem) -> bool:
+def covers(problem: ScanProblem) -> bool:
     """Whether these kernels are for it, gradients and the shape aside."""
     assert problem.y.tensor is not None
     plain = problem.gates.kind in ("sum", "scalar") and problem.reset.tensor is None
     return plain and problem.halves and SMALLEST_GAMMA <= abs(problem.gates.value) <= 1
 
 
-def run_rows(problem: _Problem, steps: int, group: int) -> None:
+def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
     """Tiles of `steps`, at least 256, by look-back groups of `group` tiles; both powers of two.
 
     64 values a thread and 64 registers: eight programs of four warps on a multiprocessor, 128 KB on their way. On an
@@ -269,7 +266,7 @@ def columns_tile(columns: int, steps: int, whole: bool) -> tuple[int, int, int]:
     return group, neighbours, max(1, columns * steps // (LANES * group * neighbours))
 
 
-def run_columns(problem: _Problem, block: Tile) -> None:
+def run_columns(problem: ScanProblem, block: Tile) -> None:
     x, y, initial, layout = problem.x, problem.y, problem.initial, problem.layout
     assert x.tensor is not None
     gamma = problem.gates.value

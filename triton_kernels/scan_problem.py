@@ -1,0 +1,80 @@
+"""What the launchers of the scan kernels know of a scan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from .problem import HALF_DTYPES, Layout, Operand, read_gates
+
+# A row of at most this length is one tile; longer ones look back.
+LONGEST_TILE = 8192
+
+
+@dataclass(frozen=True)
+class Tile:
+    """R rows (columns, if time-major) by Q segments of J groups of V steps; see scan_tiles.py."""
+
+    R: int
+    Q: int
+    J: int
+    V: int
+    num_warps: int
+
+    @property
+    def steps(self) -> int:
+        return self.Q * self.J * self.V
+
+
+class ScanProblem:
+    """One scan with its operands folded into (outer, time, inner)."""
+
+    def __init__(
+        self, input: Tensor, output: Tensor, gamma: Tensor | None, gamma_value: float, dim: int, reverse: bool,
+        shifted: bool, initial: Tensor | None, reset: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.gates = read_gates(gamma, gamma_value, input, dim)
+        self.layout = Layout(output, dim)
+        self.reverse = reverse
+        self.shifted = shifted
+        self.x = self.layout.steps(input)
+        self.y = self.layout.steps(output)
+        step_gates = self.gates.kind == "step"
+        self.gamma = (self.layout.steps if step_gates else self.layout.row_values)(self.gates.tensor)
+        rows = input.shape[:dim] + input.shape[dim + 1 :]
+        self.initial = self.layout.row_values(None if initial is None else initial.expand(rows))
+        self.reset = self.layout.steps(None if reset is None else reset.view(torch.uint8))
+        self.accumulate = {torch.float64: tl.float64, torch.int64: tl.int64}.get(input.dtype, tl.float32)
+        if input.dtype == torch.float32 and self.time_major:
+            # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
+            self.accumulate = tl.float64
+
+    @property
+    def time_major(self) -> bool:
+        # Below 8 neighbours a row of them is less than a 32-byte sector; strided rows do no worse then.
+        return self.layout.inner >= 8
+
+    @property
+    def halves(self) -> bool:
+        return self.y.tensor is not None and self.y.tensor.dtype in HALF_DTYPES
+
+    @property
+    def widens(self) -> bool:
+        """Whether the kernels compute in a wider dtype than they load."""
+        return self.y.tensor is not None and self.y.tensor.dtype in (*HALF_DTYPES, torch.float32)
+
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        assert self.x.tensor is not None
+        return torch.empty(shape, dtype=dtype, device=self.x.tensor.device)
+
+    @property
+    def accumulate_dtype(self) -> torch.dtype:
+        return {tl.float64: torch.float64, tl.int64: torch.int64, tl.float32: torch.float32}[self.accumulate]
+
+    def index_dtype(self, *operands: Operand) -> tl.dtype:
+        """int32 positions where no row reaches 2^31 elements, a tile past its end included."""
+        reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
+        return tl.int32 if reach < 2**31 else tl.int64
