@@ -15,6 +15,8 @@ from harness import Deadline, Row, Skipped, environment, print_rows, report
 
 import torch_dcs_ops
 
+SUITES = ("scan", "softmax", "gae", "returns", "lce", "log_bmm")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -22,9 +24,7 @@ def main() -> int:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the CPU, and a GPU if any"
     )
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument(
-        "--suites", default="", help="comma-separated, of a GPU's: 'scan', 'softmax', 'gae' ...; else all"
-    )
+    parser.add_argument("--suites", default="", help=f"of a GPU's, comma-separated, else all: {', '.join(SUITES)}")
     parser.add_argument("--only", default="", help="regular expression: the cases to run, such as '4096x4096|32x8'")
     parser.add_argument(
         "--skip", default="", help="comma-separated words; what has one in its name is left out; 'peers'"
@@ -34,6 +34,9 @@ def main() -> int:
     parser.add_argument("--cell-seconds", type=float, default=20.0, help="seconds one shape and dtype may take")
     parser.add_argument("--commit", help="the commit measured, where git cannot tell")
     options = parser.parse_args()
+    suites = [name for name in options.suites.split(",") if name]
+    if not set(suites) <= set(SUITES):
+        parser.error(f"--suites must be among {', '.join(SUITES)}, got {options.suites}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda, but torch finds no CUDA device")
     torch.set_num_threads(options.threads)
@@ -82,7 +85,7 @@ def main() -> int:
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
             (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
         ):
-            if options.suites and suite.__name__.removesuffix("_cuda") not in options.suites.split(","):
+            if suites and suite.__name__.removesuffix("_cuda") not in suites:
                 continue
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
             print(title)

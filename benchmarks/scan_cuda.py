@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 
 import torch
 from cells import Case, Measured, run_cell
@@ -119,7 +120,7 @@ def compile_ahead(selected: Sequence[tuple[Case, torch.dtype]], skip: Sequence[s
     """All Triton kernels at once: one after the other, at a second each, they take longer than the measurements."""
     names = [name for name in TRITON if not any(word in name for word in skip)]
     jobs = [(name, case, dtype) for case, dtype in selected for name in names]
-    if len(jobs) > 4:
+    if len(jobs) > 4 and find_spec("triton") is not None:
         workers = min(len(jobs), os.cpu_count() or 1, 16)
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             list(pool.map(_compile, jobs))

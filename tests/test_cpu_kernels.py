@@ -58,7 +58,7 @@ class Case:
         )
 
     def run_backward(self, grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ops.dcs._scan_backward.default(
+        return torch.ops.dcs._scan_gradients.default(
             grad, output, self.gamma, self.gamma_value, self.dim, self.reverse, self.initial, self.reset
         )
 

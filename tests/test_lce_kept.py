@@ -32,8 +32,9 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 @pytest.fixture(autouse=True)
 def _cpus_keep_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ops are the same on every device; of CPUs the default is to sum over chunks."""
+    """The op is the same on every device and for every size; elsewhere the default is to sum over chunks."""
     monkeypatch.setattr(_lce_kept, "_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(_lce_kept, "keeps_logits", lambda *_: True)
 
 
 def loss_of(problem: Problem, options: dict[str, Any], function: Any) -> Any:
@@ -149,7 +150,7 @@ def test_eager_calls_have_their_gradients_in_forward(device: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "features", "kept"),
     [
-        (1024, 4096, True),  # a single chunk
+        (1024, 4096, False),  # a single chunk: nothing is summed
         (8192, 4096, False),  # "shared" has a single product as well
         (8192, 2048, True),
         (8320, 2048, False),  # more than a sum of 2·D rows and a chunk of 4096

@@ -196,7 +196,7 @@ aten.sum.default()""",
         recorder.calls(1),
         """\
 aten.expand.default([4, 8])
-dcs._scan_backward.default(1.0, 1, False, None)
+dcs._scan_gradients.default(1.0, 1, False, None)
 <built-in function getitem>(0)
 <built-in function getitem>(1)
 aten.view.default([4])

@@ -235,9 +235,9 @@ def test_private_ops_are_checked_as_well() -> None:
     with pytest.raises(
         RuntimeError, match=re.escape("output must have grad's dtype and shape (4, 8), got float32 (4, 7)")
     ):
-        torch.ops.dcs._scan_backward(X, X[:, :7], GAMMA, 1.0, 1, True, None, None)
+        torch.ops.dcs._scan_gradients(X, X[:, :7], GAMMA, 1.0, 1, True, None, None)
     with pytest.raises(RuntimeError, match="reset must be bool"):
-        torch.ops.dcs._scan_backward(X, X, GAMMA, 1.0, 1, True, None, X)
+        torch.ops.dcs._scan_gradients(X, X, GAMMA, 1.0, 1, True, None, X)
 
 
 def test_other_devices_are_refused() -> None:

@@ -66,17 +66,17 @@ def test_gradcheck_complex(device: str, window: int | None, kind: str, gamma_dty
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("op", ["_scan", "_scan_backward"])
+@pytest.mark.parametrize("op", ["_scan", "_scan_gradients"])
 @pytest.mark.parametrize("reverse", [True, False])
 def test_gradcheck_of_the_private_ops(device: str, op: str, reverse: bool) -> None:
     reset = make_reset(SHAPE, device)
     for dtype, kind in itertools.product((torch.float64, torch.complex128), ("row", "step")):
         x, gamma, initial = leaves(kind, dtype, device)
         output = make(SHAPE, dtype, device, seed=5).requires_grad_()
-        if op == "_scan_backward":
+        if op == "_scan_gradients":
 
             def backward(*args: Tensor) -> Any:
-                return torch.ops.dcs._scan_backward(*args[:3], 1.0, 1, reverse, args[3], reset)
+                return torch.ops.dcs._scan_gradients(*args[:3], 1.0, 1, reverse, args[3], reset)
 
             assert gradcheck(backward, (x, output, gamma, initial), check_forward_ad=True)
             assert gradgradcheck(backward, (x, output, gamma, initial))

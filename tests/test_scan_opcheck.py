@@ -14,7 +14,7 @@ NUMBER = torch.ops.dcs.discounted_cumsum.default
 TENSOR = torch.ops.dcs.discounted_cumsum.Tensor
 CUMSUM = torch.ops.dcs.cumsum.default
 SCAN = torch.ops.dcs._scan.default
-SCAN_BACKWARD = torch.ops.dcs._scan_backward.default
+SCAN_BACKWARD = torch.ops.dcs._scan_gradients.default
 
 
 def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:

@@ -156,7 +156,7 @@ class Case:
         output = recurrence(self.x.double(), gates, self.dim, reverse, False, wide_initial, self.reset).to(self.x.dtype)
         grad_input, grad_gamma = (
             result.cpu()
-            for result in launchers.scan_backward(
+            for result in launchers.scan_gradients(
                 *on_device(self.grad, output, self.gamma), self.value, self.dim, reverse,
                 *on_device(self.initial, self.reset),
             )
@@ -365,12 +365,12 @@ def test_no_dimensions_and_no_elements(launchers: ModuleType) -> None:
     initial, reset = on_device(torch.tensor(3.0), torch.tensor(True))
     assert launchers.scan(x, gamma, 0.0, 0, False, False, initial, None, None).item() == 3.5
     assert launchers.scan(x, gamma, 0.0, -1, False, False, initial, reset, None).item() == 2.0
-    grad_input, grad_gamma = launchers.scan_backward(x, x, gamma, 0.0, 0, False, initial, None)
+    grad_input, grad_gamma = launchers.scan_gradients(x, x, gamma, 0.0, 0, False, initial, None)
     assert (grad_input.item(), grad_gamma.item()) == (2.0, 6.0)
     for shape, dim in (((0, 3), 0), ((0, 3), 1), ((3, 0), 1)):
         empty = torch.empty(shape, device=DEVICE)
         assert launchers.scan(empty, None, 0.5, dim, True, False, None, None, None).shape == shape
-        grad_input, sums = launchers.scan_backward(empty, empty, None, 0.5, dim, True, None, None)
+        grad_input, sums = launchers.scan_gradients(empty, empty, None, 0.5, dim, True, None, None)
         assert grad_input.shape == shape
         assert sums.tolist() == torch.zeros(shape).sum(dim).tolist()
 

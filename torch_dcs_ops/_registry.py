@@ -29,7 +29,7 @@ _SCHEMAS = (
     "Tensor? reset, SymInt? window) -> Tensor",
     # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass. grad_gamma has input's shape for a
     # gamma of every step, none for a 0-D gamma, else input's without `dim`.
-    "_scan_backward(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
+    "_scan_gradients(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
     "Tensor? initial, Tensor? reset) -> (Tensor, Tensor)",
     f"linear_cross_entropy{_LINEAR_CROSS_ENTROPY} -> Tensor",
     # (loss, lse, predictions)
@@ -105,7 +105,7 @@ discounted_cumsum_tensor = torch.ops.dcs.discounted_cumsum.Tensor
 discounted_cumsum_number = torch.ops.dcs.discounted_cumsum.default
 cumsum = torch.ops.dcs.cumsum.default
 scan = torch.ops.dcs._scan.default
-scan_backward = torch.ops.dcs._scan_backward.default
+scan_gradients = torch.ops.dcs._scan_gradients.default
 linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
 linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default

@@ -1,4 +1,4 @@
-"""Launchers of the scan kernels: `scan` and `scan_backward`, with the meaning of the private ops of the same names.
+"""Launchers of the scan kernels: `scan` and `scan_gradients`, with the meaning of the private ops of the same names.
 
 No autotuning at run time: tiles follow from the shape and the dtype, so that a call costs one launch and a result does
 not depend on what ran before.
@@ -71,7 +71,7 @@ def scan(
     return output
 
 
-def scan_backward(
+def scan_gradients(
     grad: Tensor,
     output: Tensor,
     gamma: Tensor | None,
@@ -90,7 +90,7 @@ def scan_backward(
     _refuse_complex(grad, gamma)
     if grad.dim() == 0:
         row_reset = None if reset is None else reset.unsqueeze(0)
-        grad_input, sums = scan_backward(
+        grad_input, sums = scan_gradients(
             grad.unsqueeze(0), output.unsqueeze(0), gamma, gamma_value, 0, reverse, initial, row_reset
         )
         return grad_input.squeeze(0), sums
@@ -322,4 +322,4 @@ class _Problem(ScanProblem):
         )  # fmt: skip
 
 
-__all__ = ["Gates", "Tile", "scan", "scan_backward"]
+__all__ = ["Gates", "Tile", "scan", "scan_gradients"]

@@ -99,7 +99,7 @@ __device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
         piece.total = fold(piece.total, piece.gates, total);
         piece.closed = closed;
       }
-      piece.gates = power_mul(piece.gates, gates);  // not 0, so that an infinity before the group stays one
+      piece.gates = clamped_mul(piece.gates, gates);
     }
   }
   return {shuffle(piece.total, 31), shuffle(piece.gates, 31), static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};

@@ -19,7 +19,7 @@ constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
 constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
 constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
 constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
-constexpr int kHeldPercent = 85;     // of the chip, that rows take at least
+constexpr int kHeldPercent = 85;     // of as many rounds as there are, that rows take at least
 
 struct Plan {
   Path path = Path::kColumns;
@@ -110,7 +110,6 @@ constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step 
 constexpr double kMostRingGamma = 1.25;
 constexpr int kMostRingBlocks = 160;  // a lane reads five totals
 constexpr int kRingStaticBytes = 2048;  // beside them, at most
-
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -308,7 +307,7 @@ class Planner {
     return true;
   }
 
-  // Rows of halves that the ring would take, where they fit on the chip and nearly fill it; in as few rounds as they can.
+  // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few as can be.
   bool plan_held(Plan& plan) const {
     if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
     const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);

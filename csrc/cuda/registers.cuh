@@ -23,7 +23,7 @@ __device__ __forceinline__ void hold(int& value) { asm volatile("shfl.sync.bfly.
 __device__ __forceinline__ void hold(uint32_t& value) { asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+r"(value)); }
 // For what is: words that have been left in shared memory.
 template <typename Words>
-__device__ __forceinline__ Words held(const Words& from) {
+__device__ __forceinline__ Words in_registers(const Words& from) {
   constexpr int kWords = sizeof(Words) / 4;
   uint32_t words[kWords];
 #pragma unroll

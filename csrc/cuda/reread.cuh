@@ -2,13 +2,12 @@
 // blocks, a vector of 16 bytes a thread, and no cluster waits for another: its blocks read all that lies before it again, a share each, and mail one number
 // to each other: what the carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost
 // less than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come rounded from the host: with
-// sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and with constants and indices held before the wait (held.cuh) it takes
+// sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and with constants and indices held before the wait (registers.cuh) it takes
 // 1.64. Launched early (early.cuh), a kernel has its blocks in place and its mailboxes ready when the launch before it ends, which is 1.5 us of 3.4 where
 // one such call follows another; what it does before the wait should stay short: products of powers in double there took 0.02 us, of halves 0.1.
 #pragma once
 
 #include <cmath>
-#include <cstring>
 
 #include "early.cuh"
 #include "registers.cuh"
@@ -164,8 +163,8 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   keep(first_whole);
   keep(own_from);
   keep(to);
-  const RereadPowers powers = held(shared_powers);
-  const Places places = held(shared_places);
+  const RereadPowers powers = in_registers(shared_powers);
+  const Places places = in_registers(shared_places);
   uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
   uint32_t mail_at = place_in_cluster(places.mail + 4 * rank, lane % kMaxCluster), counter = place_in_cluster(places.arrivals, lane % kMaxCluster);
   hold(lane);

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   // One warp sends: half a lane each stretches' changes and own pieces' changes, these to later blocks alone.
   const int block = lane % kMaxCluster, half = lane / kMaxCluster;
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
-  const Places places = held(shared_places);
+  const Places places = in_registers(shared_places);
   uint32_t own_at = places.of_warps + kBytes * warp, from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
   uint32_t mail_at = place_in_cluster(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = place_in_cluster(places.arrivals, block);
   uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;

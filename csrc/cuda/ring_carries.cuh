@@ -1,5 +1,5 @@
 // The two warps of a block of the ring kernel (ring.cuh) that pass carries on: one publishes the totals of the block's tiles, the other collects those
-// of the tiles before and leaves each warp its carry.
+// of the tiles before and leaves each warp its carry. held.cuh collects and wipes in the same way.
 #pragma once
 
 #include "ring_shared.cuh"

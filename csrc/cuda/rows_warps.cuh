@@ -81,7 +81,7 @@ __device__ __forceinline__ typename Kind::Wide carry_across_warps(const RowsTile
         for (int w = 1; w < kTileWarps; ++w) {  // a chain's tiles are full
           const Piece<Wide> next = warp_piece(w);
           own.total = after(next, own.total);
-          own.gates = power_mul(own.gates, next.gates);
+          own.gates = clamped_mul(own.gates, next.gates);
           own.closed = own.closed || next.closed;
         }
         if (lane == 0) chain.publish(own);

@@ -195,10 +195,10 @@ def lower_scan(
     return _build(scan) if window is None and lowers_to_scan(scan) else None
 
 
-def lower_scan_backward(
+def lower_scan_gradients(
     grad: Any, output: Any, gamma: Any, gamma_value: float, dim: int, reverse: bool, initial: Any, reset: Any
 ) -> Any:
-    """`_scan_backward` as a generated kernel, or None: the adjoint scan, and the gate gradient as a product of it."""
+    """`_scan_gradients` as a generated kernel, or None: the adjoint scan, and the gate gradient as a product of it."""
     axis = dim % max(len(grad.get_size()), 1)
     adjoint = Scan(grad, gamma, gamma_value, axis, not reverse, True, None, reset)
     forward = Scan(output, gamma, gamma_value, axis, reverse, False, initial, reset)
@@ -390,7 +390,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     _registry.discounted_cumsum_number: lower_discounted_cumsum,
     _registry.cumsum: lower_cumsum,
     _registry.scan: lower_scan,
-    _registry.scan_backward: lower_scan_backward,
+    _registry.scan_gradients: lower_scan_gradients,
 }
 
 

@@ -1,6 +1,6 @@
 """The Python backends of the scan ops: the reference everywhere, Triton where the compiled library is missing.
 
-A backend is two functions with the meaning of `_scan` and `_scan_backward`; the op modules put validation and the
+A backend is two functions with the meaning of `_scan` and `_scan_gradients`; the op modules put validation and the
 public ops' arguments in front of them and register them under the backend's dispatch key. Compiled libraries register
 themselves.
 """
@@ -23,7 +23,7 @@ from ..reference import scan as reference
 class Backend(NamedTuple):
     dispatch_key: str
     scan: Callable[..., Tensor]
-    scan_backward: Callable[..., tuple[Tensor, Tensor]]
+    scan_gradients: Callable[..., tuple[Tensor, Tensor]]
 
 
 @functools.cache
@@ -48,20 +48,20 @@ def _triton_scan(*args: Any) -> Tensor:
     return reference.scan(*args)
 
 
-def _triton_scan_backward(*args: Any) -> tuple[Tensor, Tensor]:
+def _triton_scan_gradients(*args: Any) -> tuple[Tensor, Tensor]:
     module = launchers("scan")
     if module is not None:
         try:
-            gradients: tuple[Tensor, Tensor] = module.scan_backward(*args)
+            gradients: tuple[Tensor, Tensor] = module.scan_gradients(*args)
             return gradients
         except NotImplementedError:
             pass
-    return reference.scan_backward(*args)
+    return reference.scan_gradients(*args)
 
 
 def _backends() -> tuple[Backend, ...]:
-    backends = [Backend("CompositeExplicitAutograd", reference.scan, reference.scan_backward)]
-    backends += [Backend(key, _triton_scan, _triton_scan_backward) for key in TRITON_KEYS]
+    backends = [Backend("CompositeExplicitAutograd", reference.scan, reference.scan_gradients)]
+    backends += [Backend(key, _triton_scan, _triton_scan_gradients) for key in TRITON_KEYS]
     return tuple(backends)
 
 

@@ -145,12 +145,11 @@ def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
 def keeps_logits(rows: int, features: int, plan: Plan) -> bool:
     """Whether a compiled graph does better to keep the gradient of all logits for its backward than to follow `plan`.
 
-    That is where `plan` has them at once as well, and where it would add to a float32 sum, with no less memory until
-    linear_weight's gradient is there: the compiler may form it last, when that of the layers is free again.
+    That is where `plan` would add to a float32 sum, and hold as much with a chunk of logits, the result included. The
+    gradient of the logits stays until the backward, in which the compiler may form linear_weight's last, when what the
+    layers hold is free again; several losses whose backward is one hold that many.
     """
-    if plan.accumulation == "float32":
-        return rows <= 2 * features + plan.rows
-    return plan.accumulation == "direct" and rows <= plan.rows
+    return plan.accumulation == "float32" and rows <= 2 * features + plan.rows
 
 
 def make_filtered_plan(

@@ -162,7 +162,7 @@ def scan_autograd(
     return output
 
 
-def scan_backward_autograd(
+def scan_gradients_autograd(
     keyset: torch._C.DispatchKeySet,
     grad: Tensor,
     output: Tensor,
@@ -173,10 +173,10 @@ def scan_backward_autograd(
     initial: Tensor | None,
     reset: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`_scan_backward` at the Autograd key: where it is differentiated, it is taken apart."""
+    """`_scan_gradients` at the Autograd key: where it is differentiated, it is taken apart."""
     if not (tracked(grad, gamma, initial) or tracked(output, None, None)):
         fused: tuple[Tensor, Tensor] = below(
-            _registry.scan_backward, keyset, grad, output, gamma, gamma_value, dim, reverse, initial, reset
+            _registry.scan_gradients, keyset, grad, output, gamma, gamma_value, dim, reverse, initial, reset
         )
         return fused
     dim = check_scan("discounted_cumsum", grad, gamma, dim, initial, reset, None)
@@ -189,4 +189,4 @@ def scan_backward_autograd(
 
 
 _registry.LIBRARY.impl("_scan", scan_autograd, "Autograd", with_keyset=True)
-_registry.LIBRARY.impl("_scan_backward", scan_backward_autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl("_scan_gradients", scan_gradients_autograd, "Autograd", with_keyset=True)

@@ -50,7 +50,7 @@ def fused_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tenso
     """Gradients of input and gamma in one kernel, for an unshifted scan without a window."""
     assert call.gamma is not None
     gamma = _row_gamma(call.gamma, grad.dim(), call.dim)
-    grad_input, gate_gradient = _registry.scan_backward(
+    grad_input, gate_gradient = _registry.scan_gradients(
         grad, output, gamma, call.gamma_value, call.dim, call.reverse, call.initial, call.reset
     )
     return grad_input, _like_gamma(gate_gradient, call.gamma, gamma)

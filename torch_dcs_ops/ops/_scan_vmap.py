@@ -146,7 +146,7 @@ def _cumsum(
         return batch.wrap_like(_registry.cumsum(full, normal + 1, reverse=reverse, dtype=dtype), ndim)
 
 
-def _scan_backward(
+def _scan_gradients(
     keyset: Any,
     grad: Tensor,
     output: Tensor,
@@ -166,7 +166,7 @@ def _scan_backward(
         gammas = batch.gamma(2, ndim)
         if gammas is not None and not gammas.dim():
             gammas = gammas.expand(batch.size, *(1,) * max(ndim - 1, 0))  # one a row: every sample has its own sum
-        grad_input, grad_gamma = _registry.scan_backward(
+        grad_input, grad_gamma = _registry.scan_gradients(
             batch.full(0, ndim),
             batch.full(1, ndim),
             gammas,
@@ -184,7 +184,7 @@ def _scan_backward(
 
 for _name, _kernel in (
     ("_scan", _scan),
-    ("_scan_backward", _scan_backward),
+    ("_scan_gradients", _scan_gradients),
     ("discounted_cumsum.Tensor", _discounted_cumsum_tensor),
     ("discounted_cumsum", _discounted_cumsum_number),
     ("cumsum", _cumsum),

@@ -83,7 +83,7 @@ def check_unshifted_initial(op: str, shifted: bool, initial: Tensor | None) -> N
 
 
 def check_output(op: str, output: Tensor, grad: Tensor) -> None:
-    """`_scan_backward` takes a scan's output beside its gradient."""
+    """`_scan_gradients` takes a scan's output beside its gradient."""
     same = output.dim() == grad.dim() and not any(known(a != b) for a, b in zip(output.shape, grad.shape, strict=True))
     if output.dtype != grad.dtype or not same:
         fail(

@@ -1,4 +1,4 @@
-"""`dcs::_scan` and `dcs::_scan_backward`, the private family that discounted_cumsum and cumsum are fronts of.
+"""`dcs::_scan` and `dcs::_scan_gradients`, the private family that discounted_cumsum and cumsum are fronts of.
 
 Here: kernels of the Python backends, fakes, autocast, FLOPs. Autograd is in _scan_autograd.py, vmap in _scan_vmap.py.
 """
@@ -58,7 +58,7 @@ def _register(backend: Backend) -> None:
         dim = _check_call(input, gamma, gamma_value, dim, shifted, initial, reset, window)
         return backend.scan(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
 
-    def scan_backward(
+    def scan_gradients(
         grad: Tensor,
         output: Tensor,
         gamma: Tensor | None,
@@ -69,10 +69,10 @@ def _register(backend: Backend) -> None:
         reset: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         dim = _check_backward_call(grad, output, gamma, dim, initial, reset)
-        return backend.scan_backward(grad, output, gamma, gamma_value, dim, reverse, initial, reset)
+        return backend.scan_gradients(grad, output, gamma, gamma_value, dim, reverse, initial, reset)
 
     _registry.LIBRARY.impl("_scan", scan, backend.dispatch_key)
-    _registry.LIBRARY.impl("_scan_backward", scan_backward, backend.dispatch_key)
+    _registry.LIBRARY.impl("_scan_gradients", scan_gradients, backend.dispatch_key)
 
 
 def _scan_fake(
@@ -90,7 +90,7 @@ def _scan_fake(
     return torch.empty_like(input)
 
 
-def _scan_backward_fake(
+def _scan_gradients_fake(
     grad: Tensor,
     output: Tensor,
     gamma: Tensor | None,
@@ -111,7 +111,7 @@ def _scan_backward_fake(
 for _backend in BACKENDS:
     _register(_backend)
 torch.library.register_fake("dcs::_scan", _scan_fake, lib=_registry.LIBRARY)
-torch.library.register_fake("dcs::_scan_backward", _scan_backward_fake, lib=_registry.LIBRARY)
+torch.library.register_fake("dcs::_scan_gradients", _scan_gradients_fake, lib=_registry.LIBRARY)
 _autocast.register("_scan", _registry.scan)
 
 
@@ -120,10 +120,10 @@ def scan_flops(input_shape: Any, *args: Any, out_shape: Any = None, **kwargs: An
     return 2 * int(torch.Size(input_shape).numel())
 
 
-def _scan_backward_flops(grad_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def _scan_gradients_flops(grad_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
     # The adjoint scan, then a product and a sum for gamma.
     return 2 * scan_flops(grad_shape)
 
 
 _flops.register(torch.ops.dcs._scan, scan_flops)
-_flops.register(torch.ops.dcs._scan_backward, _scan_backward_flops)
+_flops.register(torch.ops.dcs._scan_gradients, _scan_gradients_flops)

@@ -36,7 +36,7 @@ def scan(
     return torch.empty_like(input).copy_(wide)
 
 
-def scan_backward(
+def scan_gradients(
     grad: Tensor,
     output: Tensor,
     gamma: Tensor | None,
@@ -72,14 +72,14 @@ def has_step_gates(gamma: Tensor | None, ndim: int) -> bool:
 
 
 def sum_over_steps(gate_gradient: Tensor, gamma: Tensor | None, dim: int) -> Tensor:
-    """`scan_backward`'s second result from the gradient of every gate, where gamma is none of every step."""
+    """`scan_gradients`'s second result from the gradient of every gate, where gamma is none of every step."""
     if gamma is not None and not gamma.dim():
         return gate_gradient.sum()
     return gate_gradient.sum(dim) if gate_gradient.dim() else gate_gradient
 
 
 def gate_gradient_dtype(dtype: torch.dtype, gamma: Tensor | None, ndim: int) -> torch.dtype:
-    """dtype of `scan_backward`'s second result, for a gradient of `dtype`.
+    """dtype of `scan_gradients`'s second result, for a gradient of `dtype`.
 
     Sums over time are kept in float32 for a half input; so is the gradient of a gamma wider than a half input.
     """

@@ -1,7 +1,7 @@
 // The five scan ops over a backend: checks, the (outer, time, inner) view of every operand, outputs. A backend gives
 //   static void run(const ScanProblem&, const Tensor& input)   input: for the stream, the device and workspaces
 //   static int64_t partials(const ScanProblem&, const Tensor& input)  partial sums of gamma's gradient it will write for each row (grad_gamma not yet set)
-//   static Tensor sum(const Tensor& values)  of all elements, in a fixed order
+//   static Tensor sum(const Tensor& values)  of all elements
 #pragma once
 
 #include <algorithm>
@@ -313,7 +313,7 @@ Tensor run_scan(ScanCall call, bool integers_allowed = false) {
 }
 
 template <typename Backend>
-std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
+std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
   validate(call, false);
   if (saved.scalar_type() != call.input.scalar_type() || sizes_of(saved) != sizes_of(call.input))
     fail(call.op, ": output must have grad's dtype and shape ", shape_text(sizes_of(call.input)), ", got ", dtype_name(saved.scalar_type()), " ",
@@ -323,7 +323,7 @@ std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
     const ScalarType dtype = call.input.scalar_type();
     call.input = torch::stable::to(call.input, ScalarType::Float);
     convert(call.initial, ScalarType::Float);
-    auto [grad_input, grad_gamma] = run_scan_backward<Backend>(std::move(call), torch::stable::to(saved, ScalarType::Float));
+    auto [grad_input, grad_gamma] = run_scan_gradients<Backend>(std::move(call), torch::stable::to(saved, ScalarType::Float));
     return {torch::stable::to(grad_input, dtype), grad_gamma};
   }
   const Sizes sizes = sizes_of(call.input);
@@ -363,7 +363,7 @@ std::tuple<Tensor, Tensor> run_scan_backward(ScanCall call, Tensor saved) {
   problem.grad_gamma = grad_gamma.mutable_data_ptr();
   layout.add(const_cast<const void**>(&problem.grad_gamma), &problem.grad_gamma_strides, element_size(sum_dtype(dtype)), by_dim);
   layout.for_each_problem(problem, [&](ScanProblem& each) { Backend::run(each, call.input); });
-  if (is_number) return {grad_input, Backend::sum(grad_gamma)};
+  if (is_number && grad_gamma.dim() > 0) return {grad_input, Backend::sum(grad_gamma)};
   if (problem.partials == 1) return {grad_input, grad_gamma};
   const int64_t last = static_cast<int64_t>(row_sizes.size());
   const std::array<int64_t, 1> dims{last};
@@ -381,9 +381,9 @@ Tensor scan(Tensor input, OptionalTensor gamma, double gamma_value, int64_t dim,
 }
 
 template <typename Backend>
-std::tuple<Tensor, Tensor> scan_backward(Tensor grad, Tensor output, OptionalTensor gamma, double gamma_value, int64_t dim, bool reverse,
+std::tuple<Tensor, Tensor> scan_gradients(Tensor grad, Tensor output, OptionalTensor gamma, double gamma_value, int64_t dim, bool reverse,
                                          OptionalTensor initial, OptionalTensor reset) {
-  return run_scan_backward<Backend>({kDiscountedCumsum, std::move(grad), std::move(gamma), gamma_value, dim, !reverse, true, std::move(initial),
+  return run_scan_gradients<Backend>({kDiscountedCumsum, std::move(grad), std::move(gamma), gamma_value, dim, !reverse, true, std::move(initial),
                                      std::move(reset), 0},
                                     std::move(output));
 }
@@ -425,7 +425,7 @@ Tensor cumsum(Tensor input, int64_t dim, bool reverse, std::optional<ScalarType>
 template <typename Backend>
 void register_scan_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("_scan", TORCH_BOX(&scan<Backend>));
-  m.impl("_scan_backward", TORCH_BOX(&scan_backward<Backend>));
+  m.impl("_scan_gradients", TORCH_BOX(&scan_gradients<Backend>));
   m.impl("discounted_cumsum", TORCH_BOX(&discounted_cumsum_number<Backend>));
   m.impl("discounted_cumsum.Tensor", TORCH_BOX(&discounted_cumsum_tensor<Backend>));
   m.impl("cumsum", TORCH_BOX(&cumsum<Backend>));
