@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "bulk.cuh"
+
 namespace dcs {
 
 __device__ __forceinline__ void arrive_in_cluster() {
@@ -35,8 +37,7 @@ __device__ __forceinline__ void arrive_in_cluster_relaxed() {
 #endif
 }
 
-// Where something lies in shared memory, and the same place of block `rank`.
-__device__ __forceinline__ uint32_t place_of(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+// A place in shared memory (`shared_address`), and the same of block `rank`.
 __device__ __forceinline__ uint32_t place_in_cluster(uint32_t place, uint32_t rank) {
   uint32_t there = place;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -49,14 +50,14 @@ __device__ __forceinline__ uint32_t place_in_cluster(uint32_t place, uint32_t ra
 // `bytes` of them. Without the fence over all memory that a barrier's release is.
 __device__ __forceinline__ void open_mailbox(uint64_t* arrivals) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place_of(arrivals)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrivals)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 // Once; words can have arrived before.
 __device__ __forceinline__ void expect_in_mailbox(uint64_t* arrivals, int bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place_of(arrivals)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrivals)), "r"(bytes) : "memory");
 #endif
 }
 __device__ __forceinline__ void expect_mail(uint64_t* arrivals, int bytes) {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void send_to(uint32_t place, uint32_t counter, float 
 }
 template <typename Word>
 __device__ __forceinline__ void send_in_cluster(const Word* mine, const uint64_t* arrivals, uint32_t rank, Word value) {
-  send_to(place_in_cluster(place_of(mine), rank), place_in_cluster(place_of(arrivals), rank), value);
+  send_to(place_in_cluster(shared_address(mine), rank), place_in_cluster(shared_address(arrivals), rank), value);
 }
 // All of it has arrived.
 __device__ __forceinline__ void wait_for_mail(uint32_t arrivals) {
@@ -90,6 +91,6 @@ __device__ __forceinline__ void wait_for_mail(uint32_t arrivals) {
   }
 #endif
 }
-__device__ __forceinline__ void wait_for_mail(const uint64_t* arrivals) { wait_for_mail(place_of(arrivals)); }
+__device__ __forceinline__ void wait_for_mail(const uint64_t* arrivals) { wait_for_mail(shared_address(arrivals)); }
 
 }  // namespace dcs

@@ -101,11 +101,6 @@ __device__ __forceinline__ float warp_maximum(float value) {
   for (int d = 16; d > 0; d /= 2) value = maximum(value, __shfl_xor_sync(0xffffffffu, value, d));
   return value;
 }
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
-  return value;
-}
 __device__ __forceinline__ uint32_t warp_minimum(uint32_t value) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) value = min(value, __shfl_xor_sync(0xffffffffu, value, d));

@@ -259,8 +259,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     const Chunk result = go_through(pick(loose, round), loose_near, inside(loose_at), false, z);
     if (inside(loose_at)) row[loose_at] = result;
     if constexpr (kBackward) {
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      sum = warp_sum(sum);
       float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, at.row);
       if (lane == 0) partials[at.part * kWarps + warp] = sum;
       if (at.part == 0)

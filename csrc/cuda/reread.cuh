@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   if (threadIdx.x < kRereadWarps) shares[threadIdx.x] = 0.f;
   if (threadIdx.x == 0) {
     expect_mail(&arrivals, sizeof(mail));
-    shared_places = {place_of(mail), place_of(&arrivals), place_of(totals), place_of(shares)};
+    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
   }
   __syncthreads();
   arrive_in_cluster_relaxed();

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   if (threadIdx.x == 0) {
     expect_mail(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
     open_mailbox(&exact_arrivals);
-    shared_places = {place_of(mail), place_of(&arrivals), place_of(of_warps)};
+    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(of_warps)};
   }
   if (threadIdx.x < 2 * kMaxCluster) mail[threadIdx.x] = {0.f, 1.f};
   if (threadIdx.x < 2 * kRereadWarps) of_warps[threadIdx.x] = {0.f, 1.f};
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   uint32_t mail_at = place_in_cluster(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = place_in_cluster(places.arrivals, block);
   uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;
   Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
-  uint32_t piece_to = place_of(exact_pieces) + kBytes * lane, pieces_at = place_of(exact_pieces) + kBytes * kEarlier * lane;
+  uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane, pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
   keep(share_whole);
   keep(input_from);
   keep(gamma_from);

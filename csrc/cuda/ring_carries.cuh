@@ -120,9 +120,7 @@ struct Window {
 #pragma unroll
       for (int j = kWindow - 1; j >= 0; --j)
         if (distance(j) < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
-      sum *= lane_weight;
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      sum = warp_sum(sum * lane_weight);
     }
   }
 };

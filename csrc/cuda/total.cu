@@ -7,6 +7,7 @@
 
 #include "early.cuh"
 #include "host.h"
+#include "types.cuh"
 
 namespace dcs {
 namespace {
@@ -29,11 +30,6 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
 #pragma unroll
   for (int k = 1; k < kEach; ++k) sum += mine[k];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto warp_sum = [&](double value) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
-    return value;
-  };
   sum = warp_sum(sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();

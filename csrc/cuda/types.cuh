@@ -235,6 +235,14 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
   return move_parts(value, [&](auto part) { return __shfl_sync(0xffffffffu, part, lane); });
 }
 
+// The sum over the warp, in all lanes.
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
+  return value;
+}
+
 // The sum over the block in a fixed order.
 template <typename Acc>
 __device__ __forceinline__ Acc block_sum(Acc value, Acc* shared, int lane, int warp, int warps) {
