@@ -73,15 +73,14 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
       if (lane == kWarps - 1 && at.part + 1 < params.tiles) store_word(words + at.index, __double_as_longlong(total), params.tag);
       continue;
     }
-    Window<false, Shape> before;
-    if (at.part > 0) before.collect(words, params.tag, at.index, at.part, far_power, lane_weight);
+    const double before = at.part > 0 ? collect_totals<Shape::kWindow>(words, params.tag, at.index, at.part, far_power, lane_weight) : 0.0;
     const double earlier = shuffle_up(total, 1);
     if (lane < kWarps) {
-      shared.carries[round][lane] = lane == 0 ? before.sum : fold(earlier, warp_power, before.sum);
+      shared.carries[round][lane] = lane == 0 ? before : fold(earlier, warp_power, before);
       arrive(&shared.carries_ready[round]);  // each for what it wrote
     }
   }
-  if (!publishes && params.replayed) wipe_statuses(params);
+  if (!publishes && params.replayed) wipe_marks(params, words, static_cast<int64_t>(params.rows) * params.tiles);
 }
 
 // One gamma for all rows, which are of whole vectors.

@@ -98,7 +98,7 @@ constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_r
   if (tensors == 1) return {16, 5, 5, 2};
   if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return {9, 3, 5, 2};
-  if (step) return bytes == 2 ? RingSize{14, 3, 5, 2} : RingSize{8, 5, 5, 2};
+  if (step) return {5, 9, 5, 2};
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
@@ -107,9 +107,10 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whol
   return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (step_window.cuh)
+constexpr int64_t kFewStepBytes = int64_t{128} << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
 constexpr double kMostRingGamma = 1.25;
 constexpr int kMostRingBlocks = 160;  // a lane reads five totals
-constexpr int kRingStaticBytes = 2048;  // beside them, at most
+constexpr int kRingStaticBytes = 1920;  // beside them, at most
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -284,20 +285,22 @@ class Planner {
       const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
       // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
-      // Whole rows stay with it but for a backward with one gamma: 256 rows of 65536 halves take 46 us there, 39 in rings of single blocks.
+      // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow there (1056 rows of 20480 halves take
+      // 52 us, 27 in rings of single blocks). But a backward with one gamma (256 rows of 65536 halves: 46 us, 39) and floats to the right (41.2, 40.6).
       const bool sums = p_.backward && !step;
-      plan.ring = has_ring && folds && (sums || !plan.alone);
+      const bool streams_well = length % plan.tile_elements == 0 && !sums && !(bytes == 4 && !step && p_.reverse);
+      plan.ring = has_ring && folds && !(plan.alone && streams_well);
       if (plan.ring) {
-        plan.alone = sums && fill(device_.multiprocessors);
-        plan.row_sums = plan.alone;
+        if (sums) plan.alone = fill(device_.multiprocessors);
+        plan.row_sums = plan.alone && sums;
         if (!plan.alone && plan_held(plan)) return true;
-        const RingSize size = ring_size(tensors, bytes, step, plan.alone);
+        const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
         plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
       }
       plan.tiles = ceil_div(length, plan.tile_elements);
       if (!plan.alone) plan.workspace_bytes = (!step ? 16 : plan.ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
-      if (!plan.ring || step) plan.zeroed_bytes = plan.workspace_bytes;
-      else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks;
+      if (!plan.ring) plan.zeroed_bytes = plan.workspace_bytes;
+      else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks * (step ? 2 : 1);
       return true;
     }
     plan.tiles = ceil_div(length, plan.tile_elements);

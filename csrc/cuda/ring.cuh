@@ -68,16 +68,26 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     each([&](const T* pointer, const Strides& strides, int at, int front, int back) {
       const int64_t begin = max(first - front, int64_t{0}), end = min(first + kTileVectors + back, whole_vectors);
       const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
-      if (end > begin) bulk_load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]);
+      if (end <= begin) return;
+      const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
+      if (params.load_once) load_with(bulk_load_once);
+      else load_with(bulk_load);
     });
     now.move_on();
     if (++stage == Shape::kStages) stage = 0, phase ^= 1, filling = false;
-    // At the start two tiles at a time: all at once, some block's first would come late, and everybody waits for its total.
-    if (!kStep && filling && stage >= 2) wait(&shared.full[stage - 2], 0);
+    // At the start one or two tiles at a time: all at once, some block's first would come late, and everybody waits for its total.
+    constexpr int kFirst = kStep ? 1 : 2;
+    if (filling && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
   }
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse, typename Shape>
+__device__ __forceinline__ float power_of_40(float base) {
+  const float power_of_2 = base * base, power_of_4 = power_of_2 * power_of_2, power_of_8 = power_of_4 * power_of_4;
+  return power_of_8 * power_of_8 * (power_of_8 * power_of_8) * power_of_8;
+}
+
+// `kShifted`: a step's gate is that of the step before, as in every backward; nothing to a gamma that is not one a step.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
   using Layout = RingLayout<T, kStep, kReverse, Shape>;
@@ -112,7 +122,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   const int slice = kReverse ? kTileVectors - (warp + 1) * kSlice : warp * kSlice;
   const int own = slice + (kReverse ? kSlice - 1 - lane * kVectors : lane * kVectors);
   const auto at_k = [&](int k) { return kReverse ? own - k : own + k; };
-  const bool shifted = kBackward || p.shifted;
 
   Gate<float, kShort> gate{};
   double lane_powers[5], lane_power = 1.0;
@@ -141,13 +150,34 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     float gates[kVec];
     unpack_in_order<kReverse>(here[Layout::kGatesAt + at_k(k)], gates);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) to[i] = !shifted ? gates[i] : i == 0 ? before : gates[(i + kVec - 1) % kVec];
+    for (int i = 0; i < kVec; ++i) to[i] = !kShifted ? gates[i] : i == 0 ? before : gates[(i + kVec - 1) % kVec];
     before = gates[kVec - 1];
   };
   const auto gate_before_own = [&](const Chunk* here) {
     float before[kVec];
     unpack_in_order<kReverse>(here[Layout::kGatesAt + at_k(-1)], before);
     return before[kVec - 1];
+  };
+
+  // The product of a lane's gates in double; `vanished`: that in float is 0, as a gate of 0 makes it.
+  const auto multiply_gates = [&](const Chunk* here, float before, int first, bool vanished) {
+    double product = 1.0;
+    bool has_zero = false;
+    const auto go_through = [&](const auto& visit) {
+      float last = before;
+#pragma unroll 1
+      for (int k = 0; k < kVectors; ++k) {
+        float factors[kVec];
+        read_gates(here, k, last, factors);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i)
+          if (k > 0 || i > first) visit(factors[i]);
+      }
+    };
+    if (vanished) go_through([&](float factor) { has_zero = has_zero || factor == 0.f; });
+    if (has_zero) return 0.0;
+    go_through([&](float factor) { product = clamped_mul(product, static_cast<double>(factor)); });
+    return product;
   };
 
   struct State {
@@ -157,56 +187,48 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   const auto prepare = [&](const TileInfo& info, const Chunk* here, int turn) {
     const int first = first_step(info);
     set_row(info.row);
-    const float gate_before = kStep ? gate_before_own(here) : 0.f;
-    float y = 0.f, product = 1.f, most = 0.f, before = gate_before;
+    const float gate_before = kStep && kShifted ? gate_before_own(here) : 0.f;
+    float y = 0.f, before = gate_before;
+    constexpr int kGroup = kVec * kVectors <= 40 ? kVectors : (kVectors + 1) / 2;  // vectors of a product in float
+    static_assert(!kStep || kVec * kGroup <= 40);
+    float products[2] = {1.f, 1.f};
+    Largest<T, kVec> largest;  // of the gates, this lane's last among them even where that belongs to the next
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float values[kVec], factors[kVec];
       unpack_in_order<kReverse>(here[at_k(k)], values);
-      if constexpr (kStep) read_gates(here, k, before, factors);
+      if constexpr (kStep) {
+        read_gates(here, k, before, factors);
+        largest.take(here[Layout::kGatesAt + at_k(k)]);
+      }
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         y = k == 0 && (i == 0 || i == first) ? values[i] : advance(values[i], factors[i], y);
-        if constexpr (kStep) {
-          const float factor = (k == 0 && i <= first) ? 1.f : factors[i];
-          most = fmaxf(most, fabsf(factor));
-          product *= factor;
-        }
+        if constexpr (kStep) products[k >= kGroup] *= (k == 0 && i <= first) ? 1.f : factors[i];
       }
     }
     double total = y, gates = 1.0;
     if constexpr (kStep) {
-      gates = product;
-      // In float only where no product on the way left its range.
-      if (!(most <= 1.f && fabsf(product) >= 0x1p-100f)) {
-        gates = 1.0;
-        before = gate_before;
-        for (int k = 0; k < kVectors; ++k) {
-          float factors[kVec];
-          read_gates(here, k, before, factors);
-#pragma unroll
-          for (int i = 0; i < kVec; ++i)
-            if (k > 0 || i > first) gates = clamped_mul(gates, static_cast<double>(factors[i]));
-        }
+      gates = products[0];
+      if constexpr (kGroup < kVectors) gates *= products[1];
+      // In float only where no product on the way left its range: what 40 gates can lift at most, they may have lifted.
+      const float most = kShifted ? fmaxf(largest.magnitude(), fabsf(gate_before)) : largest.magnitude();
+      const float least = 0x1p-126f * power_of_40(fmaxf(most, 1.f));
+      if (__builtin_expect(!(fabsf(products[0]) > least && fabsf(products[1]) > least), 0)) {
+        // Nobody asks what lies behind a row's last step.
+        const bool outside = kReverse ? (own + 1) * kVec <= info.low : own * kVec >= info.high;
+        if (!outside) gates = multiply_gates(here, gate_before, first, gates == 0.0);
       }
     }
-    const auto scan_lanes = [&](const auto& times) {
+    if constexpr (kStep) {
+      fold_lanes<32>(total, gates, lane);
+    } else {
 #pragma unroll
       for (int d = 0; d < 5; ++d) {
         const double other = shuffle_up(total, 1 << d);
-        if constexpr (kStep) {
-          const double other_gates = shuffle_up(gates, 1 << d);
-          if (lane >= 1 << d) {
-            total = fold(total, gates, other);
-            gates = times(gates, other_gates);
-          }
-        } else {
-          if (lane >= 1 << d) total = fold(total, lane_powers[d], other);
-        }
+        if (lane >= 1 << d) total = fold(total, lane_powers[d], other);
       }
-    };
-    if (!kStep || __all_sync(0xffffffffu, fabs(gates) <= 1.0)) scan_lanes([](double a, double b) { return a * b; });
-    else scan_lanes([](double a, double b) { return clamped_mul(a, b); });
+    }
     // Finishing writes the gradient over gates: the lanes have read their neighbours', the first lane those of the warp before.
     if constexpr (kStep && kBackward) {
       __syncwarp();

@@ -38,23 +38,15 @@ struct WarpTotals {
   __device__ __forceinline__ void fold_warps(const RingShared<kStep, Shape>& shared, int turn) {
     const int of = min(lane, kWarps - 1);
     total = shared.totals[turn][of];
-    bool bounded = false;
     if constexpr (kStep) {
       gates = shared.gates[turn][of];
-      bounded = __all_sync(0xffffffffu, fabs(gates) <= 1.0);
+      fold_lanes<kWarps>(total, gates, lane);
+      return;
     }
 #pragma unroll
     for (int d = 0; 1 << d < kWarps; ++d) {
       const double other = shuffle_up(total, 1 << d);
-      if constexpr (kStep) {
-        const double other_gates = shuffle_up(gates, 1 << d);
-        if (lane >= 1 << d) {
-          total = fold(total, gates, other);
-          gates = bounded ? gates * other_gates : clamped_mul(gates, other_gates);
-        }
-      } else {
-        if (lane >= 1 << d) total = fold(total, warp_powers[d], other);
-      }
+      if (lane >= 1 << d) total = fold(total, warp_powers[d], other);
     }
   }
 };
@@ -62,6 +54,7 @@ struct WarpTotals {
 template <bool kStep, int kVec, typename Shape>
 __device__ __forceinline__ void publish_totals(const StreamParams& params, RingShared<kStep, Shape>& shared) {
   Word* const words = static_cast<Word*>(params.statuses);
+  if constexpr (kStep) clear_pieces(params);
   WarpTotals<kStep, kVec, Shape> warps(params);
   uint32_t index = blockIdx.x, phase = 0;
   int turn = 0;
@@ -81,66 +74,46 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
   }
 }
 
-// The tiles before the one of this index, `window` of them: their total and the product of their gates, in all lanes.
-template <bool kStep, typename Shape>
-struct Window {
-  static constexpr int kWindow = Shape::kWindow;
-  double sum = 0.0, product = 1.0;
-
-  // `far_power`: of one gamma over 32 tiles; `lane_weight`: over `lane` of them.
-  __device__ __forceinline__ void collect(const Word* words, uint64_t tag, uint32_t index, uint32_t window, double far_power, double lane_weight) {
-    const int lane = threadIdx.x % 32;
-    // Lane l reads the tiles l, l + 32, ... before the nearest.
-    Word read[kWindow];
-    const auto distance = [&](int j) { return static_cast<uint32_t>(lane + 32 * j); };
-    uint32_t missing = 0;
-#pragma unroll
-    for (int j = 0; j < kWindow; ++j) {
-      read[j] = {0, kStep ? 0 : ~tag};
-      if (distance(j) < window) missing |= 1u << j;
-    }
-    const Word* const nearest = words + (static_cast<int64_t>(index) - 1);
-    while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
-#pragma unroll
-      for (int j = 0; j < kWindow; ++j)
-        if (missing >> j & 1) read[j] = load_word(nearest - static_cast<int64_t>(distance(j)));
-#pragma unroll
-      for (int j = 0; j < kWindow; ++j)
-        if (kStep ? read[j].state != 0 : read[j].state == tag) missing &= ~(1u << j);
-    }
-    if constexpr (kStep) {
-      double totals[kWindow], gates[kWindow];
-#pragma unroll
-      for (int j = 0; j < kWindow; ++j) {
-        totals[j] = __longlong_as_double(read[j].value);
-        gates[j] = gates_of(read[j].state);
-      }
-      fold_pieces(totals, gates, window, sum, product);
-    } else {
-#pragma unroll
-      for (int j = kWindow - 1; j >= 0; --j)
-        if (distance(j) < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
-      sum = warp_sum(sum * lane_weight);
-    }
-  }
-};
-
-// Once every block has collected all it wants, the last one wipes the statuses: a replay of this launch, with the same tag, must find none of them.
-// Takes 1.3 us at the end of a launch on an H200; clearing them before it takes 2.6.
-__device__ __forceinline__ void wipe_statuses(const StreamParams& params) {
+// The total of the tiles before the one of this index, `window` of them, with one gamma; in all lanes.
+// `far_power`: of gamma over 32 tiles; `lane_weight`: over `lane` of them.
+template <int kWindow>
+__device__ __forceinline__ double collect_totals(const Word* words, uint64_t tag, uint32_t index, uint32_t window, double far_power, double lane_weight) {
   const int lane = threadIdx.x % 32;
-  const int64_t count = static_cast<int64_t>(params.rows) * params.tiles;
-  Word* const words = static_cast<Word*>(params.statuses);
+  // Lane l reads the tiles l, l + 32, ... before the nearest.
+  Word read[kWindow];
+  const auto distance = [&](int j) { return static_cast<uint32_t>(lane + 32 * j); };
+  uint32_t missing = 0;
+#pragma unroll
+  for (int j = 0; j < kWindow; ++j) {
+    read[j] = {0, ~tag};
+    if (distance(j) < window) missing |= 1u << j;
+  }
+  const Word* const nearest = words + (static_cast<int64_t>(index) - 1);
+  while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j)
+      if (missing >> j & 1) read[j] = load_word(nearest - static_cast<int64_t>(distance(j)));
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j)
+      if (read[j].state == tag) missing &= ~(1u << j);
+  }
+  double sum = 0.0;
+#pragma unroll
+  for (int j = kWindow - 1; j >= 0; --j)
+    if (distance(j) < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
+  return warp_sum(sum * lane_weight);
+}
+
+// Once every block has collected all it wants, the last one wipes what this call marked, `count` words and one of a block behind them: a replay of this
+// launch, with the same tag, must find none of them. Takes 1.3 us at the end of a launch on an H200; clearing statuses before it takes 2.6.
+__device__ __forceinline__ void wipe_marks(const StreamParams& params, Word* words, int64_t count) {
+  const int lane = threadIdx.x % 32;
   Word* const done = words + count;  // one of a block
   __syncwarp();
   __threadfence();
   if (lane == 0) store_word(done + blockIdx.x, 0, params.tag);
   if (blockIdx.x + 1 < gridDim.x) return;
-  for (uint32_t block = lane; block < gridDim.x; block += 32)
-    while (load_word(done + block).state != params.tag) {
-    }
-  __syncwarp();
-  __threadfence();
+  wait_for_marks(done, params.tag);
   for (int64_t i = lane; i < count + gridDim.x; i += 32) store_word(words + i, 0, ~params.tag);
 }
 
@@ -176,6 +149,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
   };
   uint32_t index = blockIdx.x, phase = 0, rounds = 0;
   int turn = 0;
+  if (kStep && !params.alone) wait_for_marks(marks_behind_pieces(params), params.tag);
   for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
     if (warps.set_row(now.row)) {
       lane_weight = whole_power(warps.tile_power, lane);
@@ -188,9 +162,11 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     if (params.alone) {
       if (now.tile > 0) carry = carry_in;
     } else if (now.tile > 0) {
-      Window<kStep, Shape> before;
-      before.collect(words, params.tag, index, min(now.tile, blocks), far_power, lane_weight);
-      carry = now.tile > blocks ? fold(before.sum, kStep ? before.product : base_weight, carry_in) : before.sum;
+      double power = base_weight;
+      const uint32_t window = min(now.tile, blocks);
+      if constexpr (kStep) collect_pieces<Shape::kWindow>(words, index, window, carry, power);
+      else carry = collect_totals<Shape::kWindow>(words, params.tag, index, window, far_power, lane_weight);
+      if (now.tile > blocks) carry = fold(carry, power, carry_in);
     }
     carry_in = carry;
     if constexpr (kBackward && !kStep) {
@@ -205,8 +181,10 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     }
     if (++turn == kTurns) turn = 0, phase ^= 1;
   }
-  if constexpr (!kStep)
-    if (params.replayed && !params.alone) wipe_statuses(params);
+  if (params.replayed && !params.alone) {
+    if constexpr (kStep) wipe_marks(params, marks_behind_pieces(params), blocks);
+    else wipe_marks(params, static_cast<Word*>(params.statuses), static_cast<int64_t>(params.rows) * params.tiles);
+  }
   if constexpr (kBackward && !kStep) {
     __syncthreads();  // the last sums are there
     if (rounds < kTurns) turn = 0;

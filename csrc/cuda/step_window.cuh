@@ -25,11 +25,55 @@ __device__ __forceinline__ W* copy_of_pieces(W* words, const StreamParams& param
   return words + static_cast<int64_t>(copy) * params.rows * params.tiles;
 }
 
+// Until every block has left its mark of this call; what it wrote before that is there.
+__device__ __forceinline__ void wait_for_marks(const Word* marks, uint64_t tag) {
+  for (uint32_t block = threadIdx.x % 32; block < gridDim.x; block += 32)
+    while (load_word(marks + block).state != tag) {
+    }
+  __syncwarp();
+  __threadfence();
+}
+
+// A piece leaves no room in its word for a mark of the call, so no piece may be there from before. Each block clears those of its own tiles while the
+// first of them is on its way, and leaves a mark behind all pieces.
+__device__ __forceinline__ Word* marks_behind_pieces(const StreamParams& params) {
+  return copy_of_pieces(static_cast<Word*>(params.statuses), params, kStepCopies);
+}
+__device__ __forceinline__ void clear_pieces(const StreamParams& params) {
+  const uint32_t lane = threadIdx.x % 32, count = params.rows * params.tiles;
+  for (int64_t index = blockIdx.x + static_cast<int64_t>(lane) * gridDim.x; index < count; index += 32 * gridDim.x) {
+#pragma unroll
+    for (uint32_t copy = 0; copy < kStepCopies; ++copy) store_word(copy_of_pieces(static_cast<Word*>(params.statuses), params, copy) + index, 0, 0);
+  }
+  __syncwarp();
+  __threadfence();
+  if (lane == 0) store_word(marks_behind_pieces(params) + blockIdx.x, 0, params.tag);
+}
+
+// All lanes' totals and products of gates up to their own, of kLanes of them.
+template <int kLanes>
+__device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {
+  const auto fold_with = [&](const auto& times) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const double other = shuffle_up(total, d), other_gates = shuffle_up(gates, d);
+      if (lane >= d) {
+        total = fold(total, gates, other);
+        gates = times(gates, other_gates);
+      }
+    }
+  };
+  if (__all_sync(0xffffffffu, fabs(gates) <= 1.0)) fold_with([](double a, double b) { return a * b; });
+  else fold_with([](double a, double b) { return clamped_mul(a, b); });
+}
+
 // Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp reads whole lines; those
 // from `window` on do not exist. Every lane gets the total of all and the product of their gates.
 template <int kWindow>
 __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&gates)[kWindow], uint32_t window, double& sum, double& product) {
   const uint32_t lane = threadIdx.x % 32;
+  sum = 0.0;
+  product = 1.0;
   bool bounded = true;
 #pragma unroll
   for (int j = 0; j < kWindow; ++j) bounded = bounded && fabs(gates[j]) <= 1.0;
@@ -58,6 +102,35 @@ __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&
   else fold_with([](double a, double b) { return clamped_mul(a, b); });
   sum = shuffle(sum, 0);
   product = shuffle(product, 0);
+}
+
+// The pieces of the tiles before the one of this index, `window` of them, on the copy at `words`.
+template <int kWindow>
+__device__ __forceinline__ void collect_pieces(const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
+  const uint32_t lane = threadIdx.x % 32;
+  Word read[kWindow];
+  uint32_t missing = 0;
+#pragma unroll
+  for (int j = 0; j < kWindow; ++j) {
+    read[j] = {0, 0};
+    if (lane + 32 * j < window) missing |= 1u << j;
+  }
+  const Word* const nearest = words + (static_cast<int64_t>(index) - 1 - lane);
+  while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j)
+      if (missing >> j & 1) read[j] = load_word(nearest - 32 * j);
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j)
+      if (read[j].state != 0) missing &= ~(1u << j);
+  }
+  double totals[kWindow], gates[kWindow];
+#pragma unroll
+  for (int j = 0; j < kWindow; ++j) {
+    totals[j] = __longlong_as_double(read[j].value);
+    gates[j] = gates_of(read[j].state);
+  }
+  fold_pieces(totals, gates, window, sum, product);
 }
 
 }  // namespace dcs

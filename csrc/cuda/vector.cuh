@@ -72,6 +72,33 @@ __device__ __forceinline__ Vector<T, kVec> pack(const Acc (&from)[kVec]) {
   return to;
 }
 
+// The largest magnitude among the elements of vectors; NaNs have none.
+template <typename T, int kVec>
+struct Largest {
+  float largest = 0.f;
+  __device__ __forceinline__ void take(const Vector<T, kVec>& from) {
+    float values[kVec];
+    unpack(from, values);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) largest = fmaxf(largest, fabsf(values[i]));
+  }
+  __device__ __forceinline__ float magnitude() const { return largest; }
+};
+template <typename Pair, int kVec>
+struct LargestOfPairs {
+  Pair largest{};
+  template <typename T>
+  __device__ __forceinline__ void take(const Vector<T, kVec>& from) {
+#pragma unroll
+    for (int i = 0; i < kVec / 2; ++i) largest = __hmax2(largest, __habs2(*reinterpret_cast<const Pair*>(&from.words[i])));
+  }
+  __device__ __forceinline__ float magnitude() const { return fmaxf(cast<float>(largest.x), cast<float>(largest.y)); }
+};
+template <int kVec>
+struct Largest<__nv_bfloat16, kVec> : LargestOfPairs<__nv_bfloat162, kVec> {};
+template <int kVec>
+struct Largest<__half, kVec> : LargestOfPairs<__half2, kVec> {};
+
 // The same where the direction is fixed: turning the order around then costs nothing.
 template <bool kReverse, typename Acc, typename T, int kVec>
 __device__ __forceinline__ void unpack_in_order(const Vector<T, kVec>& from, Acc (&to)[kVec]) {
