@@ -102,9 +102,11 @@ constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_r
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
+// Vectors kept for a neighbour of the gates, and of saved output: a line of memory, where that fits.
+constexpr int ring_spare(int tensors, bool step) { return step && tensors == 2 ? 1 : 8; }
 constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   const RingSize size = ring_size(tensors, bytes, step, whole_rows);
-  return size.stages * (32 * size.warps * size.vectors * tensors + tensors - 1) * 16;
+  return size.stages * (32 * size.warps * size.vectors * tensors + ring_spare(tensors, step) * (tensors - 1)) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (step_window.cuh)
 constexpr int64_t kFewStepBytes = int64_t{128} << 20;  // of a scan with a gamma a step whose inputs make room in L2 first

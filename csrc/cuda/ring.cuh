@@ -11,19 +11,24 @@
 
 namespace dcs {
 
-// A tile in shared memory: input, then gates and the vector before them in the order of the scan, then saved and the one after it.
-template <typename T, bool kStep, bool kReverse, typename Shape>
+// A tile in shared memory: input, then gates and, where they are shifted, the vector before them in the order of the scan, then saved and the one after it.
+// Where there is room, these neighbours take whole lines: what begins in the middle of one is slower to copy.
+template <bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 struct RingLayout {
-  static constexpr bool kGatesFront = !kReverse, kSavedFront = kReverse;
-  static constexpr int kGatesAt = Shape::kTile + (kGatesFront ? 1 : 0);
-  static constexpr int kSavedAt = Shape::kTile * (kStep ? 2 : 1) + (kStep ? 1 : 0) + (kSavedFront ? 1 : 0);
+  static constexpr int kTile = Shape::kTile, kSpare = Shape::kSpare;
+  static constexpr int kBeforeGates = kStep && kShifted ? kSpare : 0, kAfterSaved = kBackward ? kSpare : 0;
+  static constexpr int kGatesAt = kTile + (kReverse ? 0 : kBeforeGates);
+  static constexpr int kSavedAt = kTile * (kStep ? 2 : 1) + kBeforeGates + (kReverse ? kAfterSaved : 0);
+  static constexpr int kStageVectors = kTile * Shape::kTensors + kBeforeGates + kAfterSaved;
+  // From a tensor's first vector in the tile.
+  static constexpr int kBefore = kReverse ? kTile : -1, kAfter = kReverse ? -1 : kTile;
 };
 
 // Brings tiles in. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one
 // more in part.
-template <typename T, bool kStep, bool kBackward, bool kReverse, typename Shape>
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
-  using Layout = RingLayout<T, kStep, kReverse, Shape>;
+  using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
   const int64_t whole_vectors = p.length / kVec;
@@ -49,24 +54,28 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     info.high = static_cast<int>(min(int64_t{kTileVectors * kVec}, p.length - first * kVec));
     const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
     info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) | (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
-    auto* const to = ring + stage * Shape::kStageVectors;
+    auto* const to = ring + stage * Layout::kStageVectors;
     int bytes = 0;
-    const auto each = [&](const auto& bring) {
-      bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, 0);
-      if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kGatesFront, !Layout::kGatesFront);
-      if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kSavedFront, !Layout::kSavedFront);
+    const auto each = [&](const auto& bring) {  // `count` vectors from `skip` behind the tile's first on
+      const auto bring_beside = [&](const void* pointer, const Strides& strides, int at, bool has_beside, int beside) {
+        bring(static_cast<const T*>(pointer), strides, at, 0, kTileVectors);
+        if (has_beside) bring(static_cast<const T*>(pointer), strides, at, beside, 1);
+      };
+      bring_beside(p.input, p.input_strides, 0, false, 0);
+      if constexpr (kStep) bring_beside(p.gamma, p.gamma_strides, Layout::kGatesAt, kShifted, Layout::kBefore);
+      if constexpr (kBackward) bring_beside(p.saved, p.saved_strides, Layout::kSavedAt, true, Layout::kAfter);
     };
-    each([&](const T* pointer, const Strides& strides, int at, int front, int back) {
-      const int64_t begin = max(first - front, int64_t{0}), end = min(first + kTileVectors + back, whole_vectors);
+    each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
+      const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
       if (end > begin) bytes += static_cast<int>(end - begin) * 16;
       // A part of a vector must be there before the arrival.
-      if (rest && whole_vectors >= first - front && whole_vectors < first + kTileVectors + back)
+      if (rest && whole_vectors >= first + skip && whole_vectors < first + skip + count)
         to[at + static_cast<int>(whole_vectors - first)] =
             load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
     });
     arrive_expecting(&shared.full[stage], bytes);
-    each([&](const T* pointer, const Strides& strides, int at, int front, int back) {
-      const int64_t begin = max(first - front, int64_t{0}), end = min(first + kTileVectors + back, whole_vectors);
+    each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
+      const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
       const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
       if (end <= begin) return;
       const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
@@ -90,7 +99,8 @@ __device__ __forceinline__ float power_of_40(float base) {
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
-  using Layout = RingLayout<T, kStep, kReverse, Shape>;
+  using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
+  static_assert(Layout::kStageVectors <= Shape::kStageVectors);
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages, kSlice = Shape::kSlice;
   constexpr int kTileVectors = Shape::kTile, kAhead = Shape::kAhead, kTurns = kAhead + 1;
   static_assert((kStep || (kWarps & (kWarps - 1)) == 0) && kWarps <= 16 && kVectors % 2 == 1 && kStages >= kAhead + 2);
@@ -112,7 +122,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   }
   if (warp > kWarps - 1) {
     if (warp == kWarps && !params.alone) publish_totals<kStep, kVec>(params, shared);
-    if (warp == kWarps + 2 && lane == 0) bring_tiles<T, kStep, kBackward, kReverse>(params, shared, ring);
+    if (warp == kWarps + 2 && lane == 0) bring_tiles<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring);
     __syncwarp();
     if constexpr (kBackward && !kStep) __syncthreads();
     return;
@@ -321,7 +331,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     __syncwarp();
   };
 
-  const auto stage_at = [&](int stage) { return ring + stage * Shape::kStageVectors; };
+  const auto stage_at = [&](int stage) { return ring + stage * Layout::kStageVectors; };
   State states[kAhead + 1];  // the first is of the tile to finish next
   int ready_stage = 0, ready_turn = 0, known = 0;  // known: prepared and not finished
   uint32_t ready_phase = 0;
