@@ -244,7 +244,7 @@ template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows
 void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep, kWholeRows);
-  using Shape = RingShape<kTensors, ring_spare(kTensors, kStep), kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
+  using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
   static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
   StreamParams params = stream_params<T>(problem, plan, workspace);
   if (!plan.alone) mark_statuses(params, stream);

@@ -93,7 +93,7 @@ constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stage
 struct RingSize {
   int warps, vectors, stages, ahead;
 };
-// With a gamma a step, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the totals late.
+// Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the totals late.
 constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   if (tensors == 1) return {8, 11, 5, 2};
   if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
@@ -102,17 +102,16 @@ constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_r
   return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
 }
 
-// Vectors kept for a neighbour of the gates, and of saved output: a line of memory, where that fits.
-constexpr int ring_spare(int tensors, bool step) { return step && tensors == 2 ? 1 : 8; }
+constexpr int kRingSpare = 8;  // vectors kept for a neighbour of the gates, and of saved output: a line of memory
 constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   const RingSize size = ring_size(tensors, bytes, step, whole_rows);
-  return size.stages * (32 * size.warps * size.vectors * tensors + ring_spare(tensors, step) * (tensors - 1)) * 16;
+  return size.stages * (32 * size.warps * size.vectors * tensors + kRingSpare * (tensors - 1)) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (step_window.cuh)
 constexpr int64_t kFewStepBytes = int64_t{128} << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
 constexpr double kMostRingGamma = 1.25;
 constexpr int kMostRingBlocks = 160;  // a lane reads five totals
-constexpr int kRingStaticBytes = 1920;  // beside them, at most
+constexpr int kRingStaticBytes = 1152;  // beside them, at most
 
 // Columns that warps walk along alone (walk.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
 constexpr int kWalkCount = 8;
@@ -288,9 +287,9 @@ class Planner {
       // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
       // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow there (1056 rows of 20480 halves take
-      // 52 us, 27 in rings of single blocks). But a backward with one gamma (256 rows of 65536 halves: 46 us, 39) and floats to the right (41.2, 40.6).
+      // 52 us, 27 in rings of single blocks). But a backward with one gamma does not (256 rows of 65536 halves: 46 us, 39).
       const bool sums = p_.backward && !step;
-      const bool streams_well = length % plan.tile_elements == 0 && !sums && !(bytes == 4 && !step && p_.reverse);
+      const bool streams_well = length % plan.tile_elements == 0 && !sums;
       plan.ring = has_ring && folds && !(plan.alone && streams_well);
       if (plan.ring) {
         if (sums) plan.alone = fill(device_.multiprocessors);

@@ -12,11 +12,11 @@
 namespace dcs {
 
 // A tile in shared memory: input, then gates and, where they are shifted, the vector before them in the order of the scan, then saved and the one after it.
-// Where there is room, these neighbours take whole lines: what begins in the middle of one is slower to copy.
+// These neighbours take whole lines: what begins in the middle of one is slower to copy.
 template <bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 struct RingLayout {
-  static constexpr int kTile = Shape::kTile, kSpare = Shape::kSpare;
-  static constexpr int kBeforeGates = kStep && kShifted ? kSpare : 0, kAfterSaved = kBackward ? kSpare : 0;
+  static constexpr int kTile = Shape::kTile;
+  static constexpr int kBeforeGates = kStep && kShifted ? kRingSpare : 0, kAfterSaved = kBackward ? kRingSpare : 0;
   static constexpr int kGatesAt = kTile + (kReverse ? 0 : kBeforeGates);
   static constexpr int kSavedAt = kTile * (kStep ? 2 : 1) + kBeforeGates + (kReverse ? kAfterSaved : 0);
   static constexpr int kStageVectors = kTile * Shape::kTensors + kBeforeGates + kAfterSaved;
@@ -56,15 +56,14 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) | (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
     auto* const to = ring + stage * Layout::kStageVectors;
     int bytes = 0;
-    const auto each = [&](const auto& bring) {  // `count` vectors from `skip` behind the tile's first on
-      const auto bring_beside = [&](const void* pointer, const Strides& strides, int at, bool has_beside, int beside) {
-        bring(static_cast<const T*>(pointer), strides, at, 0, kTileVectors);
-        if (has_beside) bring(static_cast<const T*>(pointer), strides, at, beside, 1);
-      };
-      bring_beside(p.input, p.input_strides, 0, false, 0);
-      if constexpr (kStep) bring_beside(p.gamma, p.gamma_strides, Layout::kGatesAt, kShifted, Layout::kBefore);
-      if constexpr (kBackward) bring_beside(p.saved, p.saved_strides, Layout::kSavedAt, true, Layout::kAfter);
+    const auto each = [&](const auto& bring) {
+      bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
+      if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
+      if constexpr (kStep && kShifted) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
+      if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
+      if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
     };
+    // `count` vectors from `skip` behind the tile's first on.
     each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
       const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
       if (end > begin) bytes += static_cast<int>(end - begin) * 16;
@@ -79,14 +78,14 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
       const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
       if (end <= begin) return;
       const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
-      if (params.load_once) load_with(bulk_load_once);
+      if (kStep && !kBackward && params.load_once) load_with(bulk_load_once);
       else load_with(bulk_load);
     });
     now.move_on();
     if (++stage == Shape::kStages) stage = 0, phase ^= 1, filling = false;
-    // At the start one or two tiles at a time: all at once, some block's first would come late, and everybody waits for its total.
+    // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come late, and all wait for its total.
     constexpr int kFirst = kStep ? 1 : 2;
-    if (filling && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
+    if (filling && !params.alone && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
   }
 }
 
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     return before[kVec - 1];
   };
 
-  // The product of a lane's gates in double; `vanished`: that in float is 0, as a gate of 0 makes it.
+  // The product of a lane's gates in double; `vanished`: that in float is 0, for which a gate of 0 is looked for first, as that is sooner done.
   const auto multiply_gates = [&](const Chunk* here, float before, int first, bool vanished) {
     double product = 1.0;
     bool has_zero = false;

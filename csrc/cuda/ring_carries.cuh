@@ -41,12 +41,12 @@ struct WarpTotals {
     if constexpr (kStep) {
       gates = shared.gates[turn][of];
       fold_lanes<kWarps>(total, gates, lane);
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int d = 0; 1 << d < kWarps; ++d) {
-      const double other = shuffle_up(total, 1 << d);
-      if (lane >= 1 << d) total = fold(total, warp_powers[d], other);
+      for (int d = 0; 1 << d < kWarps; ++d) {
+        const double other = shuffle_up(total, 1 << d);
+        if (lane >= 1 << d) total = fold(total, warp_powers[d], other);
+      }
     }
   }
 };
@@ -151,32 +151,41 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
   int turn = 0;
   if (kStep && !params.alone) wait_for_marks(marks_behind_pieces(params), params.tag);
   for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
-    if (warps.set_row(now.row)) {
+    if (warps.set_row(now.row) && !params.alone) {
       lane_weight = whole_power(warps.tile_power, lane);
       far_power = power_of<32>(warps.tile_power);
       if (params.tiles > blocks) base_weight = whole_power(warps.tile_power, blocks);
     }
     wait(&shared.totals_ready[turn], phase);
-    warps.fold_warps(shared, turn);
-    double carry = 0.0;
+    double into = 0.0;  // the carry into this lane's warp
     if (params.alone) {
-      if (now.tile > 0) carry = carry_in;
-    } else if (now.tile > 0) {
-      double power = base_weight;
-      const uint32_t window = min(now.tile, blocks);
-      if constexpr (kStep) collect_pieces<Shape::kWindow>(words, index, window, carry, power);
-      else carry = collect_totals<Shape::kWindow>(words, params.tag, index, window, far_power, lane_weight);
-      if (now.tile > blocks) carry = fold(carry, power, carry_in);
+      // One warp after the other: an infinity keeps its sign, where doubling would let two of them meet.
+      if (now.tile == 0) carry_in = 0.0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        if (lane == w) into = carry_in;
+        carry_in = fold(shared.totals[turn][w], kStep ? shared.gates[turn][w] : warps.warp_powers[0], carry_in);
+      }
+    } else {
+      warps.fold_warps(shared, turn);
+      double carry = 0.0;
+      if (now.tile > 0) {
+        double power = base_weight;
+        const uint32_t window = min(now.tile, blocks);
+        if constexpr (kStep) collect_pieces<Shape::kWindow>(words, index, window, carry, power);
+        else carry = collect_totals<Shape::kWindow>(words, params.tag, index, window, far_power, lane_weight);
+        if (now.tile > blocks) carry = fold(carry, power, carry_in);
+      }
+      carry_in = carry;
+      const double earlier = shuffle_up(warps.total, 1), earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
+      into = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
     }
-    carry_in = carry;
     if constexpr (kBackward && !kStep) {
       if (++rounds > kTurns) store_sum(turn);
     }
-    if (params.alone) carry_in = shuffle(fold(warps.total, kStep ? warps.gates : warps.tile_power, carry), kWarps - 1);
-    const double earlier = shuffle_up(warps.total, 1), earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
     __syncwarp();  // all lanes have read what this arrival lets the warps write over
     if (lane < kWarps) {
-      shared.carries[turn][lane] = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
+      shared.carries[turn][lane] = into;
       arrive(&shared.carries_ready[turn]);  // each for what it wrote
     }
     if (++turn == kTurns) turn = 0, phase ^= 1;

@@ -8,10 +8,9 @@
 
 namespace dcs {
 
-template <int kTensors_, int kSpare_, int kWarps_, int kVectors_, int kStages_, int kAhead_>
+template <int kTensors_, int kWarps_, int kVectors_, int kStages_, int kAhead_>
 struct RingShape {
   static constexpr int kTensors = kTensors_;  // read: input, gates, saved output
-  static constexpr int kSpare = kSpare_;      // vectors for a neighbour of gates, and of saved output
   static constexpr int kWarps = kWarps_;      // that scan, of a block
   static constexpr int kVectors = kVectors_;  // of a thread
   static constexpr int kStages = kStages_;    // tiles in shared memory
@@ -20,7 +19,7 @@ struct RingShape {
   static constexpr int kWindow = kMostRingBlocks / 32;  // tiles of the window that a lane reads
   static constexpr int kSlice = kVectors * 32;  // vectors of a warp
   static constexpr int kTile = kSlice * kWarps;
-  static constexpr int kStageVectors = kTile * kTensors + kSpare * (kTensors - 1);
+  static constexpr int kStageVectors = kTile * kTensors + kRingSpare * (kTensors - 1);
   static constexpr int kSharedBytes = kStages * kStageVectors * 16;
 };
 

@@ -1,4 +1,5 @@
-// The totals of tiles with a gamma a step: how blocks publish them, and how one warp folds up to 32 * kWindow of them in a fixed order.
+// Totals with a gamma a step: how a warp folds those of lanes or warps, how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of
+// them in a fixed order.
 // All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take few requests, on one of four copies.
 #pragma once
 
