@@ -27,4 +27,16 @@ cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
 }
 
+template <typename Kernel, typename Params>
+cudaError_t launch_with(Kernel kernel, const Params& params, int64_t blocks, int threads, size_t shared, cudaStream_t stream, cudaLaunchAttribute& attribute, unsigned attributes) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = attributes;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
 }  // namespace dcs
