@@ -105,7 +105,7 @@ void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspac
   StreamParams params = stream_params<T>(problem, plan, workspace);
   if (!plan.alone) mark_statuses(params, stream);
   // 16x1048576 halves with a gamma a step take 38.8 us, not 40.2; 1e8 take 172 us, not 166.5.
-  params.load_once = kStep && !kBackward && 3 * problem.rows() * problem.length * static_cast<int64_t>(sizeof(T)) <= kFewStepBytes;
+  params.load_once = 3 * problem.rows() * problem.length * static_cast<int64_t>(sizeof(T)) <= kFewStepBytes;
   const auto launch = [&](auto shifted) {
     launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
   };

@@ -118,8 +118,7 @@ __global__ void __launch_bounds__(32 * kVectorWarps) direct_vector_kernel(Vector
     if (warp != 0) return;
     for (int w = 1; w < kVectorWarps; ++w) sum += rows[w][lane].sum;
   } else {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    sum = warp_sum(sum);
     if (lane != 0) return;
   }
   if (!inside) return;
@@ -158,8 +157,7 @@ __global__ void __launch_bounds__(256) direct_backward_kernel(DirectBackwardJob<
     }
     sum += part;
     if constexpr (kWarp) {
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      sum = warp_sum(sum);
       if (lane != 0) continue;
     }
     job.grad[batch * job.grad_batch + n * job.grad_n + k * job.grad_k] = sum;

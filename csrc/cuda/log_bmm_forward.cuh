@@ -50,8 +50,7 @@ __device__ void direct_by_warp(const ForwardJob<T>& job, const Vectors<T>& a, co
   for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
   max = safe_shift(max);
   for (int64_t k = lane; k < job.depth; k += 32) sum += fast_exp(a.template at<float>(i, k) + b.template at<float>(j, k) - max);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  sum = warp_sum(sum);
   if (lane == 0) finish_lse(max, sum, shift_a, shift_b, job.out[at], job.log_s[at]);
 }
 

@@ -323,8 +323,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       commit_stores();
     }
     if constexpr (kBackward && !kStep) {
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      sum = warp_sum(sum);
       if (lane == 0) shared.sums[turn][warp] = sum;
     }
     __syncwarp();

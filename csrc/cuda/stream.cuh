@@ -27,7 +27,7 @@ struct StreamParams {
   bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
   void* statuses;  // else one of a tile: zeroed; in ring.cuh and held.cuh as they come, and `tag` marks what this call wrote
   uint64_t tag;
-  bool load_once;  // in ring.cuh: what has been read makes room in L2 first
+  bool load_once;  // in ring.cuh, forward with a gamma a step: what has been read makes room in L2 first
   bool replayed;   // a graph will launch the same again, tag and all
 };
 
@@ -334,9 +334,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
           }
         }
       } else {
-        piece.total *= window_weight;
-#pragma unroll
-        for (int d = 16; d > 0; d /= 2) piece.total += __shfl_xor_sync(0xffffffffu, piece.total, d);
+        piece.total = warp_sum(piece.total * window_weight);
       }
       if (lane == 0) {
         window_totals[parity][warp] = piece.total;
@@ -409,8 +407,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     put(bounds, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
     if constexpr (kBackward && kStep) put(bounds, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
     if constexpr (kBackward && !kStep) {
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      sum = warp_sum(sum);
       if (lane == 0) sums[parity][warp] = sum;
     }
     __syncwarp();

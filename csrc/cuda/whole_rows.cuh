@@ -172,8 +172,7 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
     }
   }
   if constexpr (kBackward) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
+    sum = warp_sum(sum);
     if constexpr (!kAlone) {
       __shared__ float sums[kTileWarps];
       if (lane == 0) sums[warp] = sum;
