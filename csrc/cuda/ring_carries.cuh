@@ -78,29 +78,12 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
 // `far_power`: of gamma over 32 tiles; `lane_weight`: over `lane` of them.
 template <int kWindow>
 __device__ __forceinline__ double collect_totals(const Word* words, uint64_t tag, uint32_t index, uint32_t window, double far_power, double lane_weight) {
-  const int lane = threadIdx.x % 32;
-  // Lane l reads the tiles l, l + 32, ... before the nearest.
   Word read[kWindow];
-  const auto distance = [&](int j) { return static_cast<uint32_t>(lane + 32 * j); };
-  uint32_t missing = 0;
-#pragma unroll
-  for (int j = 0; j < kWindow; ++j) {
-    read[j] = {0, ~tag};
-    if (distance(j) < window) missing |= 1u << j;
-  }
-  const Word* const nearest = words + (static_cast<int64_t>(index) - 1);
-  while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
-#pragma unroll
-    for (int j = 0; j < kWindow; ++j)
-      if (missing >> j & 1) read[j] = load_word(nearest - static_cast<int64_t>(distance(j)));
-#pragma unroll
-    for (int j = 0; j < kWindow; ++j)
-      if (read[j].state == tag) missing &= ~(1u << j);
-  }
+  read_window(words, index, window, read, [tag](uint64_t state) { return state == tag; });
   double sum = 0.0;
 #pragma unroll
   for (int j = kWindow - 1; j >= 0; --j)
-    if (distance(j) < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
+    if (threadIdx.x % 32 + 32 * j < window) sum = fold(__longlong_as_double(read[j].value), far_power, sum);
   return warp_sum(sum * lane_weight);
 }
 

@@ -105,11 +105,11 @@ __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&
   product = shuffle(product, 0);
 }
 
-// The pieces of the tiles before the one of this index, `window` of them, on the copy at `words`.
-template <int kWindow>
-__device__ __forceinline__ void collect_pieces(const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
+// The words of the tiles before the one of this index, `window` of them, once `is_there` says so of their states: lane l reads the tiles l, l + 32, ...
+// before the nearest.
+template <int kWindow, typename IsThere>
+__device__ __forceinline__ void read_window(const Word* words, uint32_t index, uint32_t window, Word (&read)[kWindow], const IsThere& is_there) {
   const uint32_t lane = threadIdx.x % 32;
-  Word read[kWindow];
   uint32_t missing = 0;
 #pragma unroll
   for (int j = 0; j < kWindow; ++j) {
@@ -123,8 +123,15 @@ __device__ __forceinline__ void collect_pieces(const Word* words, uint32_t index
       if (missing >> j & 1) read[j] = load_word(nearest - 32 * j);
 #pragma unroll
     for (int j = 0; j < kWindow; ++j)
-      if (read[j].state != 0) missing &= ~(1u << j);
+      if (is_there(read[j].state)) missing &= ~(1u << j);
   }
+}
+
+// The pieces of the tiles before the one of this index, `window` of them, on the copy at `words`.
+template <int kWindow>
+__device__ __forceinline__ void collect_pieces(const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
+  Word read[kWindow];
+  read_window(words, index, window, read, [](uint64_t state) { return state != 0; });
   double totals[kWindow], gates[kWindow];
 #pragma unroll
   for (int j = 0; j < kWindow; ++j) {
