@@ -14,7 +14,7 @@ NUMBER = torch.ops.dcs.discounted_cumsum.default
 TENSOR = torch.ops.dcs.discounted_cumsum.Tensor
 CUMSUM = torch.ops.dcs.cumsum.default
 SCAN = torch.ops.dcs._scan.default
-SCAN_BACKWARD = torch.ops.dcs._scan_gradients.default
+SCAN_GRADIENTS = torch.ops.dcs._scan_gradients.default
 
 
 def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -91,10 +91,12 @@ def test_private_ops(device: str, layout: str) -> None:
         initial = grad(change(make((3, 5), torch.float32, device)))
         check(SCAN, (x, gamma, 1.0, 1, True, True, None, reset, None))
         check(SCAN, (x, gamma, 1.0, 1, False, False, initial, reset, 2))
-        check(SCAN_BACKWARD, (x, output, gamma, 1.0, 1, True, initial, reset))
-    check(SCAN_BACKWARD, (x, output, None, 0.9, 1, False, None, None))
+        check(SCAN_GRADIENTS, (x, output, gamma, 1.0, 1, True, initial, reset))
+    check(SCAN_GRADIENTS, (x, output, None, 0.9, 1, False, None, None))
     half = x.detach().bfloat16()
     check(
-        SCAN_BACKWARD, (half, half + 1, make_gamma("step", shape, 1, torch.float32, device), 1.0, 1, True, None, None)
+        SCAN_GRADIENTS, (half, half + 1, make_gamma("step", shape, 1, torch.float32, device), 1.0, 1, True, None, None)
     )
-    check(SCAN_BACKWARD, (half, half + 1, make_gamma("row", shape, 1, torch.float64, device), 1.0, 1, True, None, None))
+    check(
+        SCAN_GRADIENTS, (half, half + 1, make_gamma("row", shape, 1, torch.float64, device), 1.0, 1, True, None, None)
+    )

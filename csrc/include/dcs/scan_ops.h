@@ -382,10 +382,10 @@ Tensor scan(Tensor input, OptionalTensor gamma, double gamma_value, int64_t dim,
 
 template <typename Backend>
 std::tuple<Tensor, Tensor> scan_gradients(Tensor grad, Tensor output, OptionalTensor gamma, double gamma_value, int64_t dim, bool reverse,
-                                         OptionalTensor initial, OptionalTensor reset) {
+                                          OptionalTensor initial, OptionalTensor reset) {
   return run_scan_gradients<Backend>({kDiscountedCumsum, std::move(grad), std::move(gamma), gamma_value, dim, !reverse, true, std::move(initial),
-                                     std::move(reset), 0},
-                                    std::move(output));
+                                      std::move(reset), 0},
+                                     std::move(output));
 }
 
 template <typename Backend>
