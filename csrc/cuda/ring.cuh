@@ -330,38 +330,38 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   };
 
   const auto stage_at = [&](int stage) { return ring + stage * Layout::kStageVectors; };
-  State states[kAhead + 1];  // the first is of the tile to finish next
-  int ready_stage = 0, ready_turn = 0, known = 0;  // known: prepared and not finished
-  uint32_t ready_phase = 0;
+  // One loop, so that the code is there once: a round prepares a tile and finishes that of kAhead rounds before.
+  State states[kAhead + 1];  // the last is of the tile prepared last
+  int ready_stage = 0, ready_turn = 0, stage = 0, turn = 0, left = -1;
+  int known = 0;  // prepared and not finished
+  uint32_t ready_phase = 0, phase = 0;
   bool more = true;
-  const auto prepare_next = [&](State& state) {
-    if (!more) return;
-    wait(&shared.full[ready_stage], ready_phase);
-    const TileInfo info = shared.infos[ready_stage];
-    more = info.row != TileInfo::kNoRow;
-    if (!more) return;
-    state = prepare(info, stage_at(ready_stage), ready_turn);
-    ++known;
-    if (++ready_stage == kStages) ready_stage = 0, ready_phase ^= 1;
-    if (++ready_turn == kTurns) ready_turn = 0;
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) prepare_next(states[i]);
-  int stage = 0, turn = 0, left = -1;
-  uint32_t phase = 0;
-  while (known > 0) {
-    prepare_next(states[kAhead]);
-    if (left >= 0 && lane == 0) {
-      wait_for_stores_to_read();
-      arrive(&shared.empty[left]);  // by this warp
+#pragma unroll 1
+  for (int round = 0; more || known > 0; ++round) {
+    if (more) {
+      wait(&shared.full[ready_stage], ready_phase);
+      const TileInfo info = shared.infos[ready_stage];
+      more = info.row != TileInfo::kNoRow;
+      if (more) {
+        states[kAhead] = prepare(info, stage_at(ready_stage), ready_turn);
+        ++known;
+        if (++ready_stage == kStages) ready_stage = 0, ready_phase ^= 1;
+        if (++ready_turn == kTurns) ready_turn = 0;
+      }
     }
-    finish(states[0], shared.infos[stage], stage_at(stage), turn, phase);
+    if (round >= kAhead && known > 0) {
+      if (left >= 0 && lane == 0) {
+        wait_for_stores_to_read();
+        arrive(&shared.empty[left]);  // by this warp
+      }
+      finish(states[0], shared.infos[stage], stage_at(stage), turn, phase);
+      --known;
+      left = stage;
+      if (++stage == kStages) stage = 0;
+      if (++turn == kTurns) turn = 0, phase ^= 1;
+    }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) states[i] = states[i + 1];
-    --known;
-    left = stage;
-    if (++stage == kStages) stage = 0;
-    if (++turn == kTurns) turn = 0, phase ^= 1;
   }
   if (lane == 0) wait_for_stores();
   if constexpr (kBackward && !kStep) __syncthreads();
