@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   const int64_t first_column = (blockIdx.x - outer * params.blocks) * kFewColumns;
   const int columns = static_cast<int>(min(p.inner - first_column, static_cast<int64_t>(kFewColumns)));
   const bool inside = sub * kColumns < columns;
-  const int64_t length = p.length, rounds = (length + stretches * kCount - 1) / (stretches * kCount);
+  const int64_t length = p.length;
   const auto step_of = [&](const Strides& strides) { return kReverse ? -strides.time : strides.time; };
   // A tensor at the scan's first step of these columns.
   const auto at_start = [&](auto* pointer, const Strides& strides) {
@@ -56,21 +56,21 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     const char* from = reinterpret_cast<const char*>(tensor + first * step) + piece * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
-      copy_async<16>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
+      copy_async<16, kRowBytes < 128>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
       from += kEvery * step * kSize;
     }
   };
   const T* saved = nullptr;
   if constexpr (kBackward) saved = at_start(static_cast<const T*>(p.saved), p.saved_strides);
   const auto fetch = [&](int64_t round) {
-    if (round < rounds) {
-      const int64_t first = (round * warps + warp) * kRows + own_row;
-      bring(here, input, input_step, first);
-      if constexpr (kBackward) bring(saved_here, saved, step_of(p.saved_strides), first + 1);
-    }
+    const int64_t first = (round * warps + warp) * kRows + own_row;
+    bring(here, input, input_step, first);
+    if constexpr (kBackward) bring(saved_here, saved, step_of(p.saved_strides), first + 1);
     commit_copies();
   };
   fetch(0);
+  // Behind the copies: a division of 64 bits, its code not in the cache, delayed them by 900 cycles.
+  const int64_t rounds = (length + stretches * kCount - 1) / (stretches * kCount);
   if (threadIdx.x < 32) flags[threadIdx.x] = 0;
   Gate<float, kShort> gate[kColumns];
   double power[kColumns], into[kColumns];  // gamma's over a stretch; the carry into the round
