@@ -23,17 +23,8 @@ cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t gr
                         cudaStream_t stream) {
   const cudaError_t leave = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
   if (leave != cudaSuccess) return leave;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
+  cudaLaunchAttribute attribute = in_clusters_of(cluster);
+  const cudaLaunchConfig_t config = launch_config(grid, threads, static_cast<int64_t>(shared), stream, &attribute, cluster > 1 ? 1 : 0);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
   return error != cudaSuccess ? error : cudaGetLastError();
 }

@@ -27,16 +27,36 @@ cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
 }
 
-template <typename Kernel, typename Params>
-cudaError_t launch_with(Kernel kernel, const Params& params, int64_t blocks, int threads, size_t shared, cudaStream_t stream, cudaLaunchAttribute& attribute, unsigned attributes) {
+// A launch's attributes: its blocks are in clusters of so many; it may begin as the launch before it ends (early.cuh); its blocks all run at once.
+inline cudaLaunchAttribute in_clusters_of(int64_t blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
+}
+inline cudaLaunchAttribute beginning_early() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+inline cudaLaunchAttribute cooperating() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  return attribute;
+}
+
+// A launch with the first `count` of the attributes, which must live until then.
+inline cudaLaunchConfig_t launch_config(int64_t blocks, int64_t threads, int64_t shared, cudaStream_t stream, cudaLaunchAttribute* attributes, int count) {
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = attributes;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  config.attrs = attributes;
+  config.numAttrs = static_cast<unsigned>(count);
+  return config;
 }
 
 }  // namespace dcs

@@ -1,24 +1,17 @@
 // Launches that begin while the launch before them ends (programmatic dependent launch, compute capability 9.0 and later).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
+
+#include "device.h"
 
 namespace dcs {
 
 // Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its results (`can_wait`).
 template <typename Kernel, typename... Arguments>
 void launch_early(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = can_wait ? 1 : 0;
+  cudaLaunchAttribute early = beginning_early();
+  const cudaLaunchConfig_t config = launch_config(blocks, threads, 0, stream, &early, can_wait ? 1 : 0);
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -46,10 +46,9 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   if (kCuts == Cuts::kPlain && plan.cluster) {
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(plan.tiles), 1, 1};
-    launch_with(kernel, params, blocks, 32 * plan.warps, shared, stream, cluster, 1);
+    cudaLaunchAttribute cluster = in_clusters_of(plan.tiles);
+    const cudaLaunchConfig_t config = launch_config(blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, &cluster, 1);
+    cudaLaunchKernelEx(&config, kernel, params);
     return;
   }
   kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
@@ -98,12 +97,9 @@ void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_
 template <typename Kernel, typename Params>
 void launch_early_clusters(Kernel kernel, const Params& params, int64_t clusters, int warps, cudaStream_t stream) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  launch_with(kernel, params, clusters * kMaxCluster, 32 * warps, 0, stream, *attributes, 2);
+  cudaLaunchAttribute attributes[] = {in_clusters_of(kMaxCluster), beginning_early()};
+  const cudaLaunchConfig_t config = launch_config(clusters * kMaxCluster, 32 * warps, 0, stream, attributes, 2);
+  cudaLaunchKernelEx(&config, kernel, params);
 }
 
 // The most clusters that a kernel for a row of so many is made for.

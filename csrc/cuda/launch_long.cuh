@@ -72,11 +72,13 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
   }
   const int64_t tiles = static_cast<int64_t>(params.rows) * params.tiles;
   int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  cudaLaunchAttribute cooperative = cooperating();
+  const auto launch = [&] {
+    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &cooperative, params.alone ? 0 : 1);
+    return cudaLaunchKernelEx(&config, kKernel, params);
+  };
   // A green context has fewer multiprocessors than its device: any number of blocks will do.
-  while (launch_with(kKernel, params, blocks, threads, shared, stream, cooperative, params.alone ? 0 : 1) == cudaErrorCooperativeLaunchTooLarge && blocks > 1) {
+  while (launch() == cudaErrorCooperativeLaunchTooLarge && blocks > 1) {
     cudaGetLastError();
     blocks = (blocks + 1) / 2;
   }
@@ -85,8 +87,12 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
-  launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, kChunks>>(kStreamThreads, stream_shared_bytes(kTensors, kChunks), kStreamThreads,
-                                                                          stream_params<T>(problem, plan, workspace), stream);
+  const auto launch = [&](auto alone) {
+    launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads, stream_shared_bytes(kTensors, kChunks), kStreamThreads,
+                                                                                      stream_params<T>(problem, plan, workspace), stream);
+  };
+  if (plan.alone) launch(std::true_type());
+  else launch(std::false_type());
 }
 
 template <typename T, bool kStep, bool kBackward>

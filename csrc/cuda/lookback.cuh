@@ -105,6 +105,23 @@ __device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
   return {shuffle(piece.total, 31), shuffle(piece.gates, 31), static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};
 }
 
+// All lanes' totals and products of gates up to their own, of kLanes of them.
+template <int kLanes>
+__device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {
+  const auto fold_with = [&](const auto& times) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const double other = shuffle_up(total, d), other_gates = shuffle_up(gates, d);
+      if (lane >= d) {
+        total = fold(total, gates, other);
+        gates = times(gates, other_gates);
+      }
+    }
+  };
+  if (__all_sync(0xffffffffu, fabs(gates) <= 1.0)) fold_with([](double a, double b) { return a * b; });
+  else fold_with([](double a, double b) { return clamped_mul(a, b); });
+}
+
 // The row's pieces in global memory, zeroed before the launch. The tiles before a tile are in blocks that have started before its own: blocks of lower
 // index.
 template <typename Wide>

@@ -50,24 +50,10 @@ class SoftmaxLaunch {
       const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
     }
-    cudaLaunchAttribute attribute{};
-    const cudaLaunchConfig_t config = configure(attribute, grid, threads, shared, cluster);
+    cudaLaunchAttribute attribute = in_clusters_of(cluster);
+    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, &attribute, cluster > 1 ? 1 : 0);
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
     return error != cudaSuccess ? error : cudaGetLastError();
-  }
-
-  cudaLaunchConfig_t configure(cudaLaunchAttribute& attribute, int64_t grid, int64_t threads, int64_t shared, int cluster) const {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<size_t>(shared);
-    config.stream = stream_;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
-    return config;
   }
 
   template <bool kWhole>
@@ -142,8 +128,8 @@ class SoftmaxLaunch {
   bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
     allow_shared(kernel, shared, device_.shared_per_block);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchAttribute attribute{};
-    const cudaLaunchConfig_t config = configure(attribute, cluster, threads, shared, cluster);
+    cudaLaunchAttribute attribute = in_clusters_of(cluster);
+    const cudaLaunchConfig_t config = launch_config(cluster, threads, shared, stream_, &attribute, cluster > 1 ? 1 : 0);
     int clusters = 0;
     const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
     if (error != cudaSuccess) cudaGetLastError();

@@ -1,4 +1,4 @@
-// Totals with a gamma a step: how a warp folds those of lanes or warps, how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of
+// Totals with a gamma a step: how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of
 // them in a fixed order.
 // All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take few requests, on one of four copies.
 #pragma once
@@ -49,23 +49,6 @@ __device__ __forceinline__ void clear_pieces(const StreamParams& params) {
   __syncwarp();
   __threadfence();
   if (lane == 0) store_word(marks_behind_pieces(params) + blockIdx.x, 0, params.tag);
-}
-
-// All lanes' totals and products of gates up to their own, of kLanes of them.
-template <int kLanes>
-__device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {
-  const auto fold_with = [&](const auto& times) {
-#pragma unroll
-    for (int d = 1; d < kLanes; d *= 2) {
-      const double other = shuffle_up(total, d), other_gates = shuffle_up(gates, d);
-      if (lane >= d) {
-        total = fold(total, gates, other);
-        gates = times(gates, other_gates);
-      }
-    }
-  };
-  if (__all_sync(0xffffffffu, fabs(gates) <= 1.0)) fold_with([](double a, double b) { return a * b; });
-  else fold_with([](double a, double b) { return clamped_mul(a, b); });
 }
 
 // Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp reads whole lines; those

@@ -3,7 +3,7 @@
 // it needs the others': memory waits for no carry. A tile's carry comes from the totals of the tiles of its row that the other blocks took since this
 // block's last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
 // handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none. Where the rows alone
-// fill the GPU, each block takes whole rows instead (`alone`).
+// fill the GPU, each block takes whole rows instead (`kAlone`).
 // Where the device has bulk copies, ring.cuh takes the rows that blocks share, and in a backward with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
 #pragma once
 
@@ -42,7 +42,8 @@ __device__ inline Wide whole_power(Wide base, unsigned exponent) {
   return power;
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse, int kChunks>
+// `kAlone`: a block takes whole rows, one tile after the other, and waits for nobody.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kAlone, int kChunks>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ StreamParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kGateTensor = 1, kSavedTensor = kTensors - 1;
@@ -93,9 +94,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     bounds.high = static_cast<int>(min(static_cast<int64_t>(kTile), p.length - bounds.base));
     return bounds;
   };
-  const bool alone = params.alone;
-  const uint32_t rows_on = alone ? 0 : blocks / params.tiles, tiles_on = alone ? 1 : blocks - rows_on * params.tiles;
-  const uint32_t next_row = alone ? blocks : 1;  // behind a row's last tile
+  const uint32_t rows_on = kAlone ? 0 : blocks / params.tiles, tiles_on = kAlone ? 1 : blocks - rows_on * params.tiles;
+  const uint32_t next_row = kAlone ? blocks : 1;  // behind a row's last tile
   const auto move_on = [&](Place& at) {  // to this block's next tile
     at.row += rows_on;
     at.tile += tiles_on;
@@ -264,17 +264,12 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         }
       }
     }
-    const bool bounded = !kStep || __all_sync(0xffffffffu, fabs(piece.gates) <= 1.0);  // no product overflows
+    if constexpr (kStep) {
+      fold_lanes<32>(piece.total, piece.gates, lane);
+    } else {
 #pragma unroll
-    for (int d = 0; d < 5; ++d) {
-      const double total = shuffle_up(piece.total, 1 << d);
-      if constexpr (kStep) {
-        const double gates = shuffle_up(piece.gates, 1 << d);
-        if (lane >= 1 << d) {
-          piece.total = fold(piece.total, piece.gates, total);
-          piece.gates = bounded ? piece.gates * gates : clamped_mul(piece.gates, gates);
-        }
-      } else {
+      for (int d = 0; d < 5; ++d) {
+        const double total = shuffle_up(piece.total, 1 << d);
         if (lane >= 1 << d) piece.total = fold(piece.total, lane_powers[d], total);
       }
     }
@@ -289,7 +284,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if constexpr (kStep) warp_gates[third][warp] = piece.gates;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && !alone && at.tile + 1 < params.tiles) {
+    if (threadIdx.x == 0 && !kAlone && at.tile + 1 < params.tiles) {
       double total = warp_totals[third][0], gates = kStep ? warp_gates[third][0] : 1.0;
 #pragma unroll
       for (int w = 1; w < kStreamWarps; ++w) {
@@ -303,12 +298,12 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   };
 
   // The second: its output. A thread brings its part of the window, the tile `threadIdx.x + 1` before this one, as read some time ago.
-  double own_carry = 0.0;  // into this block's tile before; `alone`: out of it
+  double own_carry = 0.0;  // into this block's tile before; `kAlone`: out of it
   const auto finish = [&](const State& state, const Place& at, uint32_t index, int stage, int third, int parity, Word total_word, Word gates_word) {
     const Bounds bounds = bounds_of(at);
     const int first = first_of(at);
     gamma_of_row(at.row);
-    const uint32_t window = alone ? 0 : min(at.tile, blocks);
+    const uint32_t window = kAlone ? 0 : min(at.tile, blocks);
     const int window_warps = (static_cast<int>(window) + 31) / 32;
     double carry = 0.0;
     if (warp < window_warps) {
@@ -341,7 +336,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         if constexpr (kStep) window_gates[parity][warp] = piece.gates;
       }
     }
-    if (alone) {
+    if (kAlone) {
       // `own_carry` is the carry out of the tile before, which was this row's.
       if (at.tile > 0) carry = own_carry;
     } else {
@@ -363,7 +358,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       behind = fold(warp_totals[third][w], kStep ? warp_gates[third][w] : warp_power, behind);
       if (w + 1 == warp) carry = behind;
     }
-    if (alone) own_carry = behind;
+    if (kAlone) own_carry = behind;
 
     float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, carry));
     float sum = 0.f, before = state.gate_before;
@@ -425,35 +420,43 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       for (int64_t j = params.tiles + threadIdx.x; j < p.partials; j += kStreamThreads) partials[j] = 0.f;
   };
 
-  uint32_t index = blockIdx.x;
-  Place now{index / params.tiles, index % params.tiles}, ahead;
-  if (alone) now = {index, 0};
-  ahead = now;
+  // One loop, so that the code is there once: a round prepares a tile and finishes the one before.
+  uint32_t index = blockIdx.x;  // of the tile to prepare
+  Place next{index / params.tiles, index % params.tiles}, ahead;
+  if (kAlone) next = {index, 0};
+  ahead = next;
+#pragma unroll 1
   for (int i = 0; i < kStages; ++i, move_on(ahead)) fetch(ahead, i);
-  int stage = 0, third = 0, parity = 0;
-  State next = prepare(now, index, stage, third, true);
-  while (true) {
-    const State state = next;
-    Place following = now;
-    move_on(following);
-    const int next_stage = stage + 1 == kStages ? 0 : stage + 1, next_third = third == 2 ? 0 : third + 1;
+  Place now{params.rows, 0};  // to finish
+  State state{};
+  int stage = kStages - 1, third = 2, parity = 1;  // of the tile to finish
+  bool any = false;
+#pragma unroll 1
+  while (next.row < params.rows || any) {
     // The window's words start on their way before the next tile is prepared: then they are mostly there.
     Word total_word{}, gates_word{};
-    if (!alone && threadIdx.x < min(now.tile, blocks)) {
-      const Word* from = words + kWords * (static_cast<int64_t>(index) - 1 - threadIdx.x);
+    if (any && !kAlone && threadIdx.x < min(now.tile, blocks)) {
+      const Word* from = words + kWords * (static_cast<int64_t>(index - blocks) - 1 - threadIdx.x);
       total_word = load_word(from);
       if constexpr (kStep) gates_word = load_word(from + 1);
     }
-    if (following.row < params.rows) next = prepare(following, index + blocks, next_stage, next_third, false);
-    finish(state, now, index, stage, third, parity, total_word, gates_word);
-    fetch(ahead, stage);
-    move_on(ahead);
-    if constexpr (kBackward && !kStep) {
-      __syncthreads();
-      store_sum(now, parity);
+    const int next_stage = stage + 1 == kStages ? 0 : stage + 1, next_third = third == 2 ? 0 : third + 1;
+    State prepared{};
+    const bool has_next = next.row < params.rows;
+    if (has_next) prepared = prepare(next, index, next_stage, next_third, !any);
+    if (any) {
+      finish(state, now, index - blocks, stage, third, parity, total_word, gates_word);
+      fetch(ahead, stage);
+      move_on(ahead);
+      if constexpr (kBackward && !kStep) {
+        __syncthreads();
+        store_sum(now, parity);
+      }
     }
-    if (following.row >= params.rows) break;
-    now = following;
+    any = has_next;
+    now = next;
+    state = prepared;
+    move_on(next);
     index += blocks;
     stage = next_stage;
     third = next_third;
