@@ -1,7 +1,8 @@
 // Scans along a strided time with too few columns to give each warp its own (walk.cuh): a block takes 32 columns, and its warps, or halves of them, take
 // stretches of 32 steps side by side. A warp leaves its stretches' totals in shared memory with a flag, waits for the flags of the warps before it alone,
-// folds their totals, and writes: the first results leave while later steps still arrive. 1024 steps of 4096 bfloat16 columns: 0.80 of a copy, with
-// barriers of the whole block (columns.cuh) 0.71, with an mbarrier a warp 0.75 (float32: 0.82 and 0.72).
+// folds their totals, and writes: the first results leave while later steps still arrive. 1024 steps of 4096 bfloat16 columns: 0.79 of a copy, with
+// barriers of the whole block (columns.cuh) 0.71, with an mbarrier a warp 0.75 (float32: 0.82 and 0.72). Halves are read by whole lines of memory, half of
+// which a neighbouring block wants: 0.82.
 // racecheck, which does not know flags, calls the totals a race. None is one: all lanes store and fence before __syncwarp, then one stores the flag; who has
 // seen it goes through __syncwarp and a fence before it reads; and a place is written again two rounds later, when the flags of the round between, which
 // the writer has waited for, say that all have read it.
@@ -145,14 +146,15 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
 
     const int64_t first = (round * stretches + stretch) * kCount;
     const int count = inside ? static_cast<int>(max(int64_t{0}, min(length - first, static_cast<int64_t>(kCount)))) : 0;
-    T* const to = output + first * output_step;
+    T* to = output + first * output_step;
     if constexpr (kHeld) {
       // Halves stay packed between the two readings: as floats they would take twice the registers.
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
     float sum[kColumns] = {};
-    const auto emit = [&](int i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       float values[kColumns];
       unpack(kHeld ? x[kHeld ? i : 0] : read(i), values);
       const bool starts = i == 0 && first == 0;
@@ -165,23 +167,16 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
         for (int c = 0; c < kColumns; ++c) values[c] = y[c] = starts ? values[c] : gate[c].step(values[c], y[c]);
       }
       const Word result = pack<float, T, kColumns>(values);
-      *reinterpret_cast<Word*>(to + i * output_step) = result;
+      if (i < count) *reinterpret_cast<Word*>(to) = result;
+      to += output_step;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * saved[next(t)], which is 0 beyond the end.
         float rounded[kColumns], after[kColumns];
         unpack(result, rounded);
         unpack(*reinterpret_cast<const Word*>(saved_here + (own_steps - here) + i * kRowBytes), after);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[c] = fmaf(rounded[c], after[c], sum[c]);
+        for (int c = 0; c < kColumns; ++c) sum[c] = i < count ? fmaf(rounded[c], after[c], sum[c]) : sum[c];
       }
-    };
-    if (__all_sync(0xffffffffu, count == kCount)) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) emit(i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (i < count) emit(i);
     }
     if constexpr (kBackward) {
 #pragma unroll
