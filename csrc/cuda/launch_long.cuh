@@ -130,7 +130,7 @@ void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, 
     if (problem.reverse) launch_ring_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
     else launch_ring_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
   };
-  if constexpr (kBackward && !kStep && sizeof(T) == 4) {
+  if constexpr (kBackward && !kStep) {
     if (plan.alone) {
       launch(std::true_type());
       return;

@@ -38,7 +38,7 @@ constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_r
   if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return bytes == 2 ? RingSize{12, 3, 4, 1} : RingSize{9, 3, 5, 2};
   if (step) return bytes == 2 ? RingSize{6, 7, 5, 2} : RingSize{5, 9, 5, 2};
-  return bytes == 2 ? RingSize{16, 3, 4, 1} : RingSize{8, 7, 4, 2};
+  return {8, 5, 5, 2};
 }
 
 constexpr int kRingSpare = 8;  // vectors kept for a neighbour of the gates, and of saved output: a line of memory
