@@ -280,6 +280,8 @@ def test_seed_names_say_the_same() -> None:
         ({"dim": 1.0}, "dim must be an integer, got float"),
         ({"input": [1.0]}, "input must be a tensor, got list"),
         ({"window": 2**63}, "window must be below 2**63, got 9223372036854775808"),
+        ({"window": -(2**63) - 1}, "window must be at least 1, got -9223372036854775809"),
+        ({"dim": 2**63}, "dim must be in [-2, 1] for a 2-D input, got 9223372036854775808"),
         ({"input": torch.eye(3).to_sparse()}, "input must be a dense tensor, got the layout sparse_coo"),
         ({"gamma": 10**400}, "gamma must be within the range of a float, got a larger int"),
     ],
@@ -288,5 +290,34 @@ def test_seed_names_say_the_same() -> None:
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_arguments_of_other_types(arguments: dict[str, Any], sentence: str, with_gradient: bool) -> None:
     call: dict[str, Any] = {"input": torch.ones(4, 8, requires_grad=with_gradient), "gamma": 0.9} | arguments
-    with pytest.raises((TypeError, RuntimeError), match=re.escape(f"discounted_cumsum: {sentence}")):
+    with pytest.raises((IndexError, TypeError, RuntimeError), match=re.escape(f"discounted_cumsum: {sentence}")):
         discounted_cumsum(**call)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"input": None}, "input must be a tensor, got NoneType"),
+        ({"input": [1.0]}, "input must be a tensor, got list"),
+        ({"dim": "time"}, "dim must be an integer, got str"),
+        ({"dim": 2**63}, "dim must be in [-2, 1] for a 2-D input, got 9223372036854775808"),
+        ({"dtype": "float32"}, "dtype must be a torch.dtype or None, got str"),
+        ({"dtype": torch.qint8}, "dtype must be floating-point, complex, integer or bool, got qint8"),
+        ({"dtype": torch.bits8}, "dtype must be floating-point, complex, integer or bool, got bits8"),
+        ({"input": torch.eye(3).to_sparse()}, "input must be a dense tensor, got the layout sparse_coo"),
+    ],
+    ids=str,
+)
+def test_arguments_of_other_types_to_cumsum(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((IndexError, TypeError, RuntimeError), match=re.escape(f"cumsum: {sentence}")):
+        cumsum(**({"input": X} | arguments))
+
+
+def test_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for arguments in ({"input": nested}, {"gamma": nested}):
+        name = next(iter(arguments))
+        with pytest.raises(RuntimeError, match=f"discounted_cumsum: {name} must be a dense tensor, got a nested one"):
+            discounted_cumsum(**call(**arguments))
+    with pytest.raises(RuntimeError, match="cumsum: input must be a dense tensor, got a nested one"):
+        cumsum(nested)

@@ -159,6 +159,43 @@ def _with_expanded_gamma(x: Tensor, gamma: Tensor, **options: Any) -> Tensor:
     return differentiable_oracle(x, gamma.expand(x.shape) if gamma.dim() == x.dim() else gamma, **options)
 
 
+@pytest.mark.parametrize("window", [2, 3, 5, 8, 17, 18, 40])
+@pytest.mark.parametrize("direction", ["right", "left"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gamma_through_windows_of_every_length(device: str, window: int, direction: str, dim: int) -> None:
+    """Windows that divide the time and that do not, as long as it and longer; rates below 0, 0 and above 1."""
+    shape = (17, 4) if dim == 0 else (4, 17)
+    rates = torch.tensor([-0.7, 0.0, 0.95, 1.4], dtype=torch.float64, device=device)
+    for gamma, complex_input, with_initial, with_reset in itertools.product(
+        (rates, rates.unsqueeze(dim), rates[2]), (False, True), (False, True), (False, True)
+    ):
+        dtype = torch.complex128 if complex_input else torch.float64
+        x, gamma = make(shape, dtype, device), gamma.clone().requires_grad_()
+        options = {
+            "dim": dim,
+            "direction": direction,
+            "window": window,
+            "initial": make((4,), dtype, device, seed=3) if with_initial else None,
+            "reset": make_reset(shape, device) if with_reset else None,
+        }
+        upstream = make(shape, dtype, device, seed=5)
+        results = [
+            torch.autograd.grad(function(x, gamma, **options), gamma, upstream)
+            for function in (discounted_cumsum, differentiable_oracle)
+        ]
+        torch.testing.assert_close(results[0], results[1], rtol=1e-11, atol=1e-11)
+
+
+def test_gamma_through_a_window_keeps_what_is_not_finite(device: str) -> None:
+    """An infinity or a NaN reaches the gradients of its own row, and no other."""
+    for value in (float("nan"), float("inf")):
+        x = make((3, 50), torch.float64, device)
+        x[1, 20] = value
+        gamma = torch.full((3,), 0.9, dtype=torch.float64, device=device, requires_grad=True)
+        (grad,) = torch.autograd.grad(discounted_cumsum(x, gamma, window=7).sum(), gamma)
+        assert grad.isfinite().tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_input_that_depends_on_gamma(device: str, window: int | None) -> None:
     """Each gradient is partial: nothing of the other paths is added twice, in the second derivative either."""

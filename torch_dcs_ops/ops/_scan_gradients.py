@@ -7,7 +7,8 @@ With y[t] = x[t] + g[t]·y[prev(t)] and u the gradient of y:
 * initial: conj(g[first])·v[first], 0 where reset[first]; with a window of K, v over the first K - 1 steps alone;
 * forward mode: the scan of dx[t] + dg[t]·y[prev(t)], which starts from the tangent of initial.
 
-The gradient of gamma through a window has no such form: it goes through the reference.
+The gradient of gamma through a window has no such form. A gamma of a row takes scans of blocks of time instead, unless
+it must itself be differentiated; that, and a gamma of every step, goes through the reference.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import _registry
 from ..reference import scan as reference
@@ -79,12 +81,17 @@ def gate_gradient(grad_input: Tensor, output: Tensor, call: ScanCall) -> Tensor:
 
 
 def windowed_gamma_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tensor:
-    """Gradient of gamma through a window, by differentiating the reference."""
+    """Gradient of gamma through a window."""
     assert call.gamma is not None
     assert call.window is not None
     if known(call.window == 1):
         return torch.zeros_like(call.gamma)  # No gate is part of it.
     create_graph = torch.is_grad_enabled()
+    moved = call.shifted and call.reset is not None
+    if not create_graph and not moved and grad.dim() and not known(grad.numel() == 0):
+        gamma = _row_gamma(call.gamma, grad.dim(), call.dim)
+        if not reference.has_step_gates(gamma, grad.dim()):
+            return _like_gamma(_windowed_rate_gradient(grad, input, call), call.gamma, gamma)
     with torch.enable_grad():
         # A new node for gamma: input and initial may depend on gamma as well, and that is not ours to add.
         gamma = call.gamma.view_as(call.gamma) if create_graph else call.gamma.detach().requires_grad_()
@@ -105,6 +112,73 @@ def windowed_gamma_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
             output, gamma, grad, create_graph=create_graph, allow_unused=True, materialize_grads=True
         )
     return grad_gamma
+
+
+def _windowed_rate_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tensor:
+    """Gradient of a rate that is the same for all steps of a row: ``sum u[t]·conj(sum k·rate^(k-1)·x[t - k])``, 0 < k < K.
+
+    Time is cut into blocks of K steps, so that a window lies in two of them (van Herk, "A fast algorithm for local
+    minimum and maximum filters on rectangular and octagonal kernels", Pattern Recognition Letters 13, 1992): in its own
+    block it is the derivative of a scan, in the block before a sum from one of its steps to its end. No sum takes away
+    what another put in.
+    """
+    assert call.gamma is not None
+    assert call.window is not None
+    dim, wide = call.dim, torch.complex128 if input.is_complex() else torch.float64
+
+    def in_order(tensor: Tensor) -> Tensor:
+        tensor = tensor.movedim(dim, -1)
+        return tensor.flip(-1) if call.reverse else tensor
+
+    values, upstream = in_order(input).to(wide), in_order(grad).to(wide)
+    cuts = None if call.reset is None else in_order(call.reset)
+    if call.initial is not None:
+        first = call.initial.to(wide).expand(values.shape[:-1]).unsqueeze(-1)
+        values, upstream = torch.cat((first, values), -1), pad(upstream, (1, 0))
+        cuts = None if cuts is None else pad(cuts, (1, 0))
+    total = values.size(-1)
+    span = torch.sym_min(call.window, total)
+    blocks = (total + span - 1) // span
+
+    def cut_up(tensor: Tensor) -> Tensor:
+        return pad(tensor, (0, blocks * span - total)).unflatten(-1, (blocks, span))
+
+    values = cut_up(values)
+    cuts = None if cuts is None else cut_up(cuts)
+    rate = reference.wide_gates(input, call.gamma, call.gamma_value, dim).movedim(dim, -1)
+    rates = rate.expand(values.shape[:-1])
+
+    def scan(terms: Tensor) -> Tensor:
+        output: Tensor = _registry.scan(terms, rates, 1.0, -1, False, False, None, cuts, None)
+        return output
+
+    def sum_to_end(terms: Tensor) -> Tensor:
+        output: Tensor = _registry.scan(terms, None, 1.0, -1, True, False, None, None, None)
+        return output
+
+    # rate^(j + 1), rate^j, and at a distance of n steps from the block's end rate^n and n·rate^(n - 1).
+    ahead = rate.unsqueeze(-1).expand(*rate.shape, span).cumprod(-1)
+    if not ahead.is_complex():
+        largest = torch.finfo(ahead.dtype).max
+        ahead = torch.where(rate.unsqueeze(-1).isfinite(), ahead.clamp(-largest, largest), ahead)
+    here = pad(ahead[..., :-1], (1, 0), value=1.0)
+    steps = torch.arange(span, device=input.device)
+    to_end, slope_to_end = here.flip(-1), pad(here.flip(-1)[..., 1:], (0, 1)) * steps.flip(0)
+    far, far_slope = values * to_end, values * slope_to_end
+    own = pad(scan(values), (1, 0))[..., :-1]
+    if cuts is not None:
+        own = torch.where(cuts, 0, own)
+        seen = cuts.cumsum(-1)
+        reaches_end = seen == seen[..., -1:]
+        far, far_slope = torch.where(reaches_end, far, 0), torch.where(reaches_end, far_slope, 0)
+    own = scan(own)
+    # A step's window begins one step further on in the block before.
+    far, far_slope = (pad(sum_to_end(terms)[..., :-1, 1:], (0, 1, 1, 0)) for terms in (far, far_slope))
+    far = here * (steps + 1) * far + ahead * far_slope
+    if cuts is not None:
+        far = torch.where(seen == 0, far, 0)
+    slope = (own + far).flatten(-2)[..., :total]
+    return reference.sum_over_steps(upstream * slope.conj(), call.gamma, -1)
 
 
 def initial_gradient(grad: Tensor, grad_input: Tensor | None, call: ScanCall) -> Tensor:

@@ -54,20 +54,26 @@ def check_direction(op: str, direction: str) -> bool:
     return direction == "right"
 
 
-def check_argument_types(op: str, input: object, dim: object, initial: object, reset: object, window: object) -> None:
+def check_argument_types(
+    op: str, input: object, gamma: object, dim: object, initial: object, reset: object, window: object
+) -> None:
     """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{op}: input must be a tensor, got {type(input).__name__}")
     for name, value in (("initial", initial), ("reset", reset)):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    check_dense(op, input=input, initial=initial, reset=reset)
+    check_dense(op, input=input, gamma=gamma, initial=initial, reset=reset)
     if not isinstance(dim, (int, torch.SymInt)):
         raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
+    if isinstance(dim, int):
+        check_dim(op, input, dim)
     if window is not None and not isinstance(window, (int, torch.SymInt)):
         raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
     if isinstance(window, int) and window >= 2**63:
         fail(op, f"window must be below 2**63, got {window}")
+    if isinstance(window, int) and window < 1:
+        fail(op, f"window must be at least 1, got {window}")
 
 
 def check_dim(op: str, input: Tensor, dim: int) -> int:

@@ -6,15 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .. import _registry
 from . import _autocast, _flops
 from ._autograd import below
 from ._backends import BACKENDS, Backend
 from ._scan_autograd import differentiable_scan, tracked
-from ._validate_scan import check_scan
+from ._validate import dtype_name, fail
+from ._validate_scan import check_argument_types, check_scan
 
 _op = _registry.cumsum
+
+_INTEGERS = (
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
 
 
 def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.dtype | None = None) -> Tensor:
@@ -45,7 +51,20 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
         >>> torch_dcs_ops.cumsum(torch.tensor([1, 2, 3]), reverse=True)
         tensor([6, 5, 3])
     """
-    output: Tensor = _op(input, dim, reverse=reverse, dtype=dtype)
+    output: Tensor
+    if is_compiling():
+        output = _op(input, dim, reverse=reverse, dtype=dtype)
+        return output
+    try:
+        output = _op(input, dim, reverse=reverse, dtype=dtype)
+    except (AttributeError, RuntimeError, TypeError):
+        check_argument_types("cumsum", input, None, dim, None, None, None)
+        if not isinstance(dtype, (torch.dtype, type(None))):
+            raise TypeError(f"cumsum: dtype must be a torch.dtype or None, got {type(dtype).__name__}") from None
+        for name, kind in (("input", input.dtype), ("dtype", dtype)):
+            if kind is not None and not (_is_inexact(kind) or kind in _INTEGERS):
+                fail("cumsum", f"{name} must be floating-point, complex, integer or bool, got {dtype_name(kind)}")
+        raise
     return output
 
 

@@ -3,7 +3,7 @@
 Without a window this is the recurrence itself, one step after the other (Blelloch, "Prefix sums and their
 applications", 1990, section 1.4, shows that it is a scan; the kernels use that, this file does not). With a window of
 K steps it takes O(T log K) by doubling, and `windowed_scan` is differentiable any number of times, which is how
-d/dgamma of a windowed scan is formed.
+d/dgamma of a windowed scan is formed where it is one of every step or differentiated again.
 
 Everything is computed in float64, complex128 or int64 and rounded once at the end.
 """
