@@ -115,7 +115,7 @@ def windowed_gamma_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
 
 
 def _windowed_rate_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tensor:
-    """Gradient of a rate that is the same for all steps of a row: ``sum u[t]·conj(sum k·rate^(k-1)·x[t - k])``, 0 < k < K.
+    """Gradient of a row's rate: the sum over t and 0 < k < K of ``u[t]·conj(k·rate^(k-1)·x[t - k])``.
 
     Time is cut into blocks of K steps, so that a window lies in two of them (van Herk, "A fast algorithm for local
     minimum and maximum filters on rectangular and octagonal kernels", Pattern Recognition Letters 13, 1992): in its own
@@ -141,7 +141,8 @@ def _windowed_rate_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
     blocks = (total + span - 1) // span
 
     def cut_up(tensor: Tensor) -> Tensor:
-        return pad(tensor, (0, blocks * span - total)).unflatten(-1, (blocks, span))
+        padded: Tensor = pad(tensor, (0, blocks * span - total))
+        return padded.reshape(*padded.shape[:-1], blocks, span)
 
     values = cut_up(values)
     cuts = None if cuts is None else cut_up(cuts)

@@ -19,7 +19,8 @@ from ._validate_scan import check_argument_types, check_scan
 _op = _registry.cumsum
 
 _INTEGERS = (
-    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.int8, torch.int16, torch.int32, torch.int64,
 )  # fmt: skip
 
 
