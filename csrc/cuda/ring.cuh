@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     const bool whole = info.flags & TileInfo::kWhole, masked = !whole || info.flags & TileInfo::kEnds;
     const int last = info.flags & TileInfo::kEnds ? kReverse ? info.low : info.high - 1 : -1;  // the row's last step
     wait(&shared.carries_ready[turn], phase);
-    float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, shuffle(lane == 31 ? shared.carries[turn][warp] : 0.0, 31)));
+    float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, shared.carries[turn][warp]));
     float sum = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -324,22 +324,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     }
     if constexpr (kBackward && !kStep) {
       sum = warp_sum(sum);
-      if (lane == 31) shared.sums[turn][warp] = sum;
+      if (lane == 0) shared.sums[turn][warp] = sum;
     }
     __syncwarp();
   };
 
   const auto stage_at = [&](int stage) { return ring + stage * Layout::kStageVectors; };
-  // As lane 0 reads it; `output` and `grad` are there for lane 0 alone.
-  const auto info_at = [&](int stage) {
-    TileInfo info{};
-    if (lane == 0) info = shared.infos[stage];
-    info.low = shuffle(info.low, 0);
-    info.high = shuffle(info.high, 0);
-    info.row = shuffle(info.row, 0);
-    info.flags = shuffle(info.flags, 0);
-    return info;
-  };
   // One loop, so that the code is there once: a round prepares a tile and finishes that of kAhead rounds before.
   State states[kAhead + 1];  // the last is of the tile prepared last
   int ready_stage = 0, ready_turn = 0, stage = 0, turn = 0, left = -1;
@@ -350,7 +340,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   for (int round = 0; more || known > 0; ++round) {
     if (more) {
       wait(&shared.full[ready_stage], ready_phase);
-      const TileInfo info = info_at(ready_stage);
+      const TileInfo info = shared.infos[ready_stage];
       more = info.row != TileInfo::kNoRow;
       if (more) {
         states[kAhead] = prepare(info, stage_at(ready_stage), ready_turn);
@@ -364,7 +354,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
         wait_for_stores_to_read();
         arrive(&shared.empty[left]);  // by this warp
       }
-      finish(states[0], info_at(stage), stage_at(stage), turn, phase);
+      finish(states[0], shared.infos[stage], stage_at(stage), turn, phase);
       --known;
       left = stage;
       if (++stage == kStages) stage = 0;

@@ -36,9 +36,10 @@ struct WarpTotals {
   }
 
   __device__ __forceinline__ void fold_warps(const RingShared<kStep, Shape>& shared, int turn) {
-    total = lane < kWarps ? shared.totals[turn][lane] : 0.0;
+    const int of = min(lane, kWarps - 1);
+    total = shared.totals[turn][of];
     if constexpr (kStep) {
-      gates = lane < kWarps ? shared.gates[turn][lane] : 1.0;
+      gates = shared.gates[turn][of];
       fold_lanes<kWarps>(total, gates, lane);
     } else {
 #pragma unroll
@@ -68,7 +69,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
     __syncwarp();
-    if (warps.lane < Shape::kWarps) arrive(&shared.carries_ready[turn]);  // the totals have been read
+    if (warps.lane == 0) arrive(&shared.carries_ready[turn]);  // the totals have been read
     if (++turn == RingShared<kStep, Shape>::kTurns) turn = 0, phase ^= 1;
   }
 }
@@ -143,12 +144,10 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     if (params.alone) {
       // One warp after the other: an infinity keeps its sign, where doubling would let two of them meet.
       if (now.tile == 0) carry_in = 0.0;
-      if (lane < kWarps) {
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          if (lane == w) into = carry_in;
-          carry_in = fold(shared.totals[turn][w], kStep ? shared.gates[turn][w] : warps.warp_powers[0], carry_in);
-        }
+      for (int w = 0; w < kWarps; ++w) {
+        if (lane == w) into = carry_in;
+        carry_in = fold(shared.totals[turn][w], kStep ? shared.gates[turn][w] : warps.warp_powers[0], carry_in);
       }
     } else {
       warps.fold_warps(shared, turn);

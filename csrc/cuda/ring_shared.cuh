@@ -33,7 +33,6 @@ struct TileInfo {
   static constexpr uint32_t kWhole = 1, kStarts = 2, kEnds = 4, kNoRow = 0xffffffffu;
 };
 
-// Whoever has read a place arrives itself for it to be written again: racecheck follows no lane's read through __syncwarp to another's arrival.
 template <bool kStep, typename Shape>
 struct RingShared {
   static constexpr int kTurns = Shape::kAhead + 1;  // of what passes between the warps: so many tiles are under way
@@ -46,7 +45,7 @@ struct RingShared {
   __device__ __forceinline__ void init(bool alone) {
     for (int i = 0; i < kTurns; ++i) {
       init_barrier(&totals_ready[i], Shape::kWarps * (Shape::kTensors == 3 ? 2 : 1));  // a warp's last lane arrives; with gates to be written over, its first too
-      init_barrier(&carries_ready[i], Shape::kWarps * (alone ? 1 : 2));  // who leaves a carry arrives, and who has read a total to publish it
+      init_barrier(&carries_ready[i], Shape::kWarps + (alone ? 0 : 1));  // who leaves a carry arrives, and who publishes the totals, for they are read
     }
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&full[i], 1);
