@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,12 @@ def test_needs_no_cpp_symbol_of_torch(name: str) -> None:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_needs_no_python_symbol(name: str) -> None:
     assert not [symbol for symbol in undefined_symbols(library(name)) if symbol.startswith(("Py", "_Py"))]
+
+
+def test_one_wheel_for_every_python() -> None:
+    library("_C.so")
+    tags = re.findall("^Tag: (.*)$", distribution("torch_dcs_ops").read_text("WHEEL") or "", re.MULTILINE)
+    assert tags == [f"py3-none-linux_{platform.machine()}"]
 
 
 def test_stream_shim_is_weak() -> None:
