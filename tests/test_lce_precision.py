@@ -45,6 +45,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("accumulate_dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("chunk", [20, 50, 200])
+@pytest.mark.parametrize("eps", [None, 2.0**-12])
+def test_whatever_memory_held(
+    device: str, eps: float | None, chunk: int, accumulate_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in all fresh memory, also between the rows of logits, which a CPU's products may read."""
+    problem = make((2, 60), 32, 101, torch.bfloat16, device)
+    limits: dict[str, Any] = {"memory_budget": 101 * 2 * chunk}
+    if eps is None:
+        limits["accumulate_dtype"] = accumulate_dtype
+    new_empty = Tensor.new_empty
+
+    def with_nan(tensor: Tensor, *size: Any, **options: Any) -> Tensor:
+        room = new_empty(tensor, *size, **options)
+        return room.fill_(torch.nan) if room.is_floating_point() else room
+
+    monkeypatch.setattr(Tensor, "new_empty", with_nan)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    loss = linear_cross_entropy(*leaves, problem.target, grad_filter_eps=eps, **limits)
+    assert all(values.isfinite().all() for values in (loss, *gradients(loss, *leaves)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", OPTIONS)

@@ -17,7 +17,7 @@ from ..reference.linear_cross_entropy import Needs, Options, normaliser
 from ._lce_filter import FilteredGradients, filter_steps
 from ._lce_gradients import ExactGradients, Gradients, KeptLogits, Upstream
 from ._lce_ignored import ValidRows, compacts, row_count, valid_rows
-from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk
+from ._lce_plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 
 _HALF_BOOST = 1024.0
 _MOST_SCALE = 16  # of logits, whose gradients it multiplies: together a quarter of float16's range
@@ -235,7 +235,7 @@ class _Logits:
         # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
         self.buffer: Tensor | None = None
         if isinstance(input, Tensor) or input.count is None:
-            self.buffer = input.new_empty(min(plan.rows, input.size(0)), plan.stride)[:, :classes]
+            self.buffer = with_padding(input.new_empty(min(plan.rows, input.size(0)), plan.stride), classes)
 
     def __call__(self, part: slice) -> Tensor:
         count = row_count(self.input, part)

@@ -50,6 +50,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 Accumulation = Literal["direct", "shared", "float32", "compact"]
 
@@ -171,6 +172,17 @@ def make_filtered_plan(
         return FilteredPlan(max(rows, 1), stride, False, group)
     is_lossy = _accumulation(dtype, accumulate_dtype) == "float32"
     return FilteredPlan(_even_chunks(rows, fitting, group), stride, is_lossy, group)
+
+
+def with_padding(room: Tensor, columns: int) -> Tensor:
+    """The first columns of uninitialised `room`, whose rows are longer than that for the sake of alignment.
+
+    On a CPU the rest is set to 0: with AMX, products of bfloat16 (oneDNN in torch 2.13) take what lies between an
+    operand's rows times 0, and a NaN there would become one of the result.
+    """
+    if not room.is_cuda and room.size(1) > columns:
+        room[:, columns:] = 0
+    return room[:, :columns]
 
 
 def _stride(classes: int, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
 from ._lce_ignored import ValidRows
-from ._lce_plan import FilteredPlan
+from ._lce_plan import FilteredPlan, with_padding
 
 SEGMENT_ROWS = 8192  # whose tails are multiplied at a time
 APART = 32  # one row in so many has an exact tail
@@ -51,7 +51,7 @@ class Tails:
         # Label smoothing's group comes first: -e_i·w_j is of rank one, m = -e and q = w over all columns.
         self.extra = int(options.label_smoothing > 0)
         terms = self.extra + -(-held // self.group) + _apart(held)
-        self.q = input.new_empty(terms, plan.stride)[:, :classes]
+        self.q = with_padding(input.new_empty(terms, plan.stride), classes)
         self.sums = input.new_empty((terms, features) if needs.linear_weight else 0)
         self.alive = linear_weight.new_empty((-(-held // plan.rows), classes), dtype=torch.uint8)
         self.mass = input.new_empty(held, dtype=row_dtype(input.dtype))

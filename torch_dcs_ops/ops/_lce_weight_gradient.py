@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _native
 from ._lce_ignored import ValidRows
-from ._lce_plan import Accumulation
+from ._lce_plan import Accumulation, with_padding
 
 _WIDE_BYTES = 32 << 20  # of float32 copies, where a half factor or result has to be converted
 _SLICE_BYTES = 64 << 20  # of results beside their place: GEMMs of several waves on a GPU
@@ -168,7 +168,7 @@ class _Shared(WeightGradient):
                     middle,
                     last,
                     room[start : start + rows * columns].view(rows, columns),
-                    beside[done : done + rows * stride].view(rows, stride)[:, : last - middle],
+                    with_padding(beside[done : done + rows * stride].view(rows, stride), last - middle),
                 )
             )
             done += rows * stride
