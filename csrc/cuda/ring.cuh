@@ -3,6 +3,8 @@
 // for the output, which leaves by a bulk copy. None waits for the others. One more warp brings the tiles in, a second publishes the block's totals, a third
 // collects those of the other blocks and leaves each warp its carry, while the others finish the tile before.
 // A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no bank.
+// A place in shared memory is written again once one lane of each warp that read it has arrived, behind a __syncwarp of that warp. By default racecheck
+// does not follow the other lanes' reads to that arrival and reports them. Every reader arriving itself would take 2 to 5 % longer.
 #pragma once
 
 #include "ring_carries.cuh"

@@ -28,8 +28,7 @@ def check_scan(
 ) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
     check_layouts(op, input=input, gamma=gamma, initial=initial, reset=reset)
-    if window is not None and known(window < 1):
-        fail(op, f"window must be at least 1, got {window}")
+    _check_window(op, window)
     if input.dtype not in FLOATING + _COMPLEX and not (integers_allowed and input.dtype == torch.int64):
         fail(op, f"input must be floating-point or complex, got {dtype_name(input.dtype)}")
     check_device_type(op, "input", input)
@@ -72,8 +71,7 @@ def check_argument_types(
         raise TypeError(f"{op}: window must be an integer or None, got {type(window).__name__}")
     if isinstance(window, int) and window >= 2**63:
         fail(op, f"window must be below 2**63, got {window}")
-    if isinstance(window, int) and window < 1:
-        fail(op, f"window must be at least 1, got {window}")
+    _check_window(op, window)
 
 
 def check_dim(op: str, input: Tensor, dim: int) -> int:
@@ -98,6 +96,11 @@ def check_output(op: str, output: Tensor, grad: Tensor) -> None:
             f"{tuple(output.shape)}",
         )
     check_device(op, "output", output, "input", grad)
+
+
+def _check_window(op: str, window: int | torch.SymInt | None) -> None:
+    if window is not None and known(window < 1):
+        fail(op, f"window must be at least 1, got {window}")
 
 
 def _check_gamma(op: str, gamma: Tensor, input: Tensor, dim: int) -> None:

@@ -45,6 +45,7 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
 
     Raises:
         IndexError: `dim` is out of range.
+        TypeError: an argument is of another type.
         RuntimeError: input is of another dtype, or on a device that is neither a CPU nor CUDA.
 
     Example::

@@ -85,12 +85,13 @@ def discounted_cumsum(
 
     Differentiable any number of times in input, gamma and initial, in both modes; works under torch.func (grad, jvp,
     vmap and what is made of them), torch.compile(fullgraph=True), torch.export and autocast (a half input is then
-    scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes six in
+    scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes four in
     float64, and that of a gamma for every step slower, plain PyTorch operations. Under torch.compile a Python number
     becomes a 0-D float64 tensor, so that another number does not compile again.
 
     Raises:
         IndexError: `dim` is out of range.
+        TypeError: an argument is of another type.
         RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it, what it must be and
             what it was.
 
