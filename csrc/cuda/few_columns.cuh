@@ -1,14 +1,12 @@
 // Scans along a strided time with too few columns to give each warp its own (walk.cuh): a block takes 32 columns, and its warps, or halves of them, take
-// stretches of 32 steps side by side. A warp leaves its stretches' totals in shared memory with a flag, waits for the flags of the warps before it alone,
-// folds their totals, and writes: the first results leave while later steps still arrive. 1024 steps of 4096 bfloat16 columns: 0.79 of a copy, with
-// barriers of the whole block (columns.cuh) 0.71, with an mbarrier a warp 0.75 (float32: 0.82 and 0.72). Halves are read by whole lines of memory, half of
-// which a neighbouring block wants: 0.82.
-// racecheck, which does not know flags, calls the totals a race. None is one: all lanes store and fence before __syncwarp, then one stores the flag; who has
-// seen it goes through __syncwarp and a fence before it reads; and a place is written again two rounds later, when the flags of the round between, which
-// the writer has waited for, say that all have read it.
+// stretches of 32 steps side by side. A warp leaves its stretches' totals in shared memory, waits for its own group of warps and those before it alone, folds
+// their totals, and writes: the first results leave while later steps still arrive. 1024 steps of 4096 bfloat16 columns: 0.80 of a copy, with flags in
+// shared memory that later warps poll the same, with barriers of the whole block (columns.cuh) 0.71, with an mbarrier a warp 0.75. Halves are read by whole
+// lines of memory, half of which a neighbouring block wants.
 #pragma once
 
 #include "async_copy.cuh"
+#include "named_barriers.cuh"
 #include "plan.h"
 #include "types.cuh"
 #include "vector.cuh"
@@ -25,6 +23,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns, kCount = kFewCount;  // kTogether: stretches of a warp
   constexpr int kRowBytes = kFewColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces, kRows = kTogether * kCount;
   constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;
+  constexpr int kGroup = 4 / kTogether;  // warps; the named barrier of a group is at its place, counted from 1
+  static_assert(kFewStretches / kTogether / kGroup < kNamedBarriers);
   constexpr bool kHeld = kSize == 2 && !kBackward;  // in registers between the two readings, so that the next round can be on its way; floats would take too many
   using Word = Vector<T, kColumns>;
   const ScanProblem& p = params.problem;
@@ -32,7 +32,6 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   const int sub = lane % kLanes, stretch = warp * kTogether + lane / kLanes, stretches = warps * kTogether;
   // Totals of this round and of the one before, then each warp's steps.
   extern __shared__ __align__(16) unsigned char few_shared[];
-  __shared__ uint32_t flags[32];  // rounds whose totals a warp has left
   double* const all_totals = reinterpret_cast<double*>(few_shared) + sub * kColumns;
   unsigned char* const here = few_shared + 2 * stretches * kFewColumns * 8 + warp * kRows * kRowBytes;
 
@@ -72,7 +71,6 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   fetch(0);
   // Behind the copies: a division of 64 bits, its code not in the cache, delayed them by 900 cycles.
   const int64_t rounds = (length + stretches * kCount - 1) / (stretches * kCount);
-  if (threadIdx.x < 32) flags[threadIdx.x] = 0;
   Gate<float, kShort> gate[kColumns];
   double power[kColumns], into[kColumns];  // gamma's over a stretch; the carry into the round
 #pragma unroll
@@ -84,13 +82,11 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     power[c] = power_of<kCount>(gamma);
     into[c] = 0.0;
   }
-  // Until the first `count` warps have left their totals of this round.
-  const auto wait_for_warps = [&](int count, uint32_t round) {
-    const volatile uint32_t* const flag = &flags[lane];
-    while (!__all_sync(0xffffffffu, lane >= count || *flag > round)) {
-    }
-    __syncwarp();  // a vote orders no memory
-    __threadfence_block();
+  // This warp has left its totals; those of its group and of the groups before it are there.
+  const auto exchange_totals = [&] {
+    const int group = warp / kGroup + 1;
+    for (int later = group + 1; later <= (warps - 1) / kGroup + 1; ++later) arrive_at(later, min(later * kGroup, warps) * 32);
+    wait_at(group, min(group * kGroup, warps) * 32);
   };
   T* const output = at_start(static_cast<T*>(p.output), p.output_strides) + sub * kColumns;
   const int64_t output_step = step_of(p.output_strides);
@@ -120,9 +116,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     double* const totals = all_totals + (round & 1) * stretches * kFewColumns;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) totals[stretch * kFewColumns + c] = y[c];
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0) *const_cast<volatile uint32_t*>(&flags[warp]) = static_cast<uint32_t>(round) + 1;
+    exchange_totals();
 
     // The first stretch of all has no carry that a gamma which is no number could meet.
     double carry[kColumns];
@@ -135,7 +129,6 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
         carry[c] = round == 0 && s == 0 ? total : fold(total, power[c], carry[c]);
       }
     };
-    wait_for_warps(warp, static_cast<uint32_t>(round));
 #pragma unroll 8
     for (int s = 0; s < warp * kTogether; ++s) take_in(s);
     if (kTogether == 2 && lane >= kLanes) take_in(stretch - 1);
@@ -187,8 +180,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
         __syncwarp();
         fetch(round + 1);
       }
-      // The totals of a round are written over two rounds later, when all warps have left those of the next and so read these.
-      wait_for_warps(warps, static_cast<uint32_t>(round));
+      // All totals are there. They are written over two rounds later, behind the next such barrier.
+      __syncthreads();
       for (int s = stretch; s < stretches; ++s) take_in(s);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) into[c] = carry[c];

@@ -3,8 +3,6 @@
 // for the output, which leaves by a bulk copy. None waits for the others. One more warp brings the tiles in, a second publishes the block's totals, a third
 // collects those of the other blocks and leaves each warp its carry, while the others finish the tile before.
 // A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no bank.
-// A place in shared memory is written again once one lane of each warp that read it has arrived, behind a __syncwarp of that warp. By default racecheck
-// does not follow the other lanes' reads to that arrival and reports them. Every reader arriving itself would take 2 to 5 % longer.
 #pragma once
 
 #include "ring_carries.cuh"
@@ -26,68 +24,81 @@ struct RingLayout {
   static constexpr int kBefore = kReverse ? kTile : -1, kAfter = kReverse ? -1 : kTile;
 };
 
-// Brings tiles in. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one
-// more in part.
+// Asks for a tile, to lie in `stage`; one lane does. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors)
+// exist as a whole, and perhaps one more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
+__device__ __forceinline__ void bring_tile(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now,
+                                           int stage) {
   using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
   const int64_t whole_vectors = p.length / kVec;
   const int rest = static_cast<int>(p.length - whole_vectors * kVec);
-  TileWalk now(params);
-  int stage = 0;
-  uint32_t phase = 1;  // the first wait for an empty stage is over at once
-  bool filling = true;
-  while (true) {
-    wait(&shared.empty[stage], phase);
-    TileInfo& info = shared.infos[stage];
-    if (!now.inside()) {
-      info.row = TileInfo::kNoRow;
-      arrive(&shared.full[stage]);
-      break;
+  TileInfo& info = shared.infos[stage];
+  if (!now.inside()) {
+    info.row = TileInfo::kNoRow;
+    arrive(&shared.full[stage]);
+    return;
+  }
+  const int64_t start = static_cast<int64_t>(now.tile) * kTileVectors;
+  const int64_t first = kReverse ? params.padded / kVec - start - kTileVectors : start;
+  info.row = now.row;
+  info.output = row_offset(p, p.output_strides, now.row) + first * kVec;
+  if constexpr (kBackward && kStep) info.grad = row_offset(p, p.grad_gamma_strides, now.row) + first * kVec;
+  info.low = static_cast<int>(max(int64_t{0}, -first)) * kVec;
+  info.high = static_cast<int>(min(int64_t{kTileVectors * kVec}, p.length - first * kVec));
+  const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
+  info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) | (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
+  auto* const to = ring + stage * Layout::kStageVectors;
+  int bytes = 0;
+  const auto each = [&](const auto& bring) {
+    bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
+    if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
+    if constexpr (kStep && kShifted) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
+    if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
+    if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
+  };
+  // `count` vectors from `skip` behind the tile's first on.
+  each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
+    const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
+    if (end > begin) bytes += static_cast<int>(end - begin) * 16;
+    // A part of a vector must be there before the arrival.
+    if (rest && whole_vectors >= first + skip && whole_vectors < first + skip + count)
+      to[at + static_cast<int>(whole_vectors - first)] =
+          load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
+  });
+  // The gate before a warp's slice is read even where the row has none: so that it is not what another warp has left there.
+  if constexpr (kBackward && kStep) {
+    for (int warp = 1; !whole && warp < Shape::kWarps; ++warp) {
+      const int place = kReverse ? kTileVectors - warp * Shape::kSlice : warp * Shape::kSlice - 1;
+      if (first + place < 0 || (first + place) * kVec >= p.length) to[Layout::kGatesAt + place] = {};
     }
-    const int64_t start = static_cast<int64_t>(now.tile) * kTileVectors;
-    const int64_t first = kReverse ? params.padded / kVec - start - kTileVectors : start;
-    info.row = now.row;
-    info.output = row_offset(p, p.output_strides, now.row) + first * kVec;
-    if constexpr (kBackward && kStep) info.grad = row_offset(p, p.grad_gamma_strides, now.row) + first * kVec;
-    info.low = static_cast<int>(max(int64_t{0}, -first)) * kVec;
-    info.high = static_cast<int>(min(int64_t{kTileVectors * kVec}, p.length - first * kVec));
-    const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
-    info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) | (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
-    auto* const to = ring + stage * Layout::kStageVectors;
-    int bytes = 0;
-    const auto each = [&](const auto& bring) {
-      bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
-      if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
-      if constexpr (kStep && kShifted) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
-      if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
-      if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
-    };
-    // `count` vectors from `skip` behind the tile's first on.
-    each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
-      const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
-      if (end > begin) bytes += static_cast<int>(end - begin) * 16;
-      // A part of a vector must be there before the arrival.
-      if (rest && whole_vectors >= first + skip && whole_vectors < first + skip + count)
-        to[at + static_cast<int>(whole_vectors - first)] =
-            load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
-    });
-    arrive_expecting(&shared.full[stage], bytes);
-    each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
-      const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
-      const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
-      if (end <= begin) return;
-      const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
-      if (kStep && !kBackward && params.load_once) load_with(bulk_load_once);
-      else load_with(bulk_load);
-    });
-    now.move_on();
-    if (++stage == Shape::kStages) stage = 0, phase ^= 1, filling = false;
+  }
+  arrive_expecting(&shared.full[stage], bytes);
+  each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
+    const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
+    const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
+    if (end <= begin) return;
+    const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
+    if (kStep && !kBackward && params.load_once) load_with(bulk_load_once);
+    else load_with(bulk_load);
+  });
+}
+
+// Brings the block's tiles in, one after the other, and then none.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
+__device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
+  using Shared = RingShared<kStep, Shape>;
+  int stage = 0;
+  bool filling = true, more = true;
+  for (TileWalk now(params); more; now.move_on()) {
+    if (!filling) wait_at(Shared::kLeft + stage, Shared::kArrivals);
+    more = now.inside();
+    if (threadIdx.x % 32 == 0) bring_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring, now, stage);
+    if (++stage == Shape::kStages) stage = 0, filling = false;
     // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come late, and all wait for its total.
     constexpr int kFirst = kStep ? 1 : 2;
-    if (filling && !params.alone && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
+    if (more && filling && !params.alone && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
   }
 }
 
@@ -113,7 +124,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
 
   extern __shared__ __align__(128) unsigned char ring_bytes[];
   Chunk* const ring = reinterpret_cast<Chunk*>(ring_bytes);
-  __shared__ RingShared<kStep, Shape> shared;
+  using Shared = RingShared<kStep, Shape>;
+  __shared__ Shared shared;
   static_assert(sizeof(shared) <= kRingStaticBytes);
   if (threadIdx.x == 0) shared.init(params.alone);
   __syncthreads();
@@ -123,9 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   }
   if (warp > kWarps - 1) {
     if (warp == kWarps && !params.alone) publish_totals<kStep, kVec>(params, shared);
-    if (warp == kWarps + 2 && lane == 0) bring_tiles<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring);
-    __syncwarp();
-    if constexpr (kBackward && !kStep) __syncthreads();
+    if (warp == kWarps + 2) bring_tiles<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring);
     return;
   }
 
@@ -240,16 +250,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
         if (lane >= 1 << d) total = fold(total, lane_powers[d], other);
       }
     }
-    // Finishing writes the gradient over gates: the lanes have read their neighbours', the first lane those of the warp before.
-    if constexpr (kStep && kBackward) {
-      __syncwarp();
-      if (lane == 0) arrive(&shared.totals_ready[turn]);
-    }
     if (lane == 31) {
       shared.totals[turn][warp] = total;
       if constexpr (kStep) shared.gates[turn][warp] = gates;
-      arrive(&shared.totals_ready[turn]);
     }
+    // Finishing writes the gradient over gates, too: by then all have read their neighbours'.
+    if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
+    arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
     State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0, gate_before};
     if (lane == 0) state.entering = 0.0, state.gates = 1.0;
     return state;
@@ -352,9 +359,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       }
     }
     if (round >= kAhead && known > 0) {
-      if (left >= 0 && lane == 0) {
-        wait_for_stores_to_read();
-        arrive(&shared.empty[left]);  // by this warp
+      if (left >= 0) {
+        if (lane == 0) wait_for_stores_to_read();
+        arrive_at(Shared::kLeft + left, Shared::kArrivals);
       }
       finish(states[0], shared.infos[stage], stage_at(stage), turn, phase);
       --known;
@@ -366,7 +373,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     for (int i = 0; i < kAhead; ++i) states[i] = states[i + 1];
   }
   if (lane == 0) wait_for_stores();
-  if constexpr (kBackward && !kStep) __syncthreads();
+  if constexpr (kBackward && !kStep) arrive_at(Shared::kLastSums, Shared::kArrivals);
 #endif
 }
 

@@ -36,10 +36,9 @@ struct WarpTotals {
   }
 
   __device__ __forceinline__ void fold_warps(const RingShared<kStep, Shape>& shared, int turn) {
-    const int of = min(lane, kWarps - 1);
-    total = shared.totals[turn][of];
+    total = lane < kWarps ? shared.totals[turn][lane] : 0.0;
     if constexpr (kStep) {
-      gates = shared.gates[turn][of];
+      gates = lane < kWarps ? shared.gates[turn][lane] : 1.0;
       fold_lanes<kWarps>(total, gates, lane);
     } else {
 #pragma unroll
@@ -55,12 +54,13 @@ template <bool kStep, int kVec, typename Shape>
 __device__ __forceinline__ void publish_totals(const StreamParams& params, RingShared<kStep, Shape>& shared) {
   Word* const words = static_cast<Word*>(params.statuses);
   if constexpr (kStep) clear_pieces(params);
+  using Shared = RingShared<kStep, Shape>;
   WarpTotals<kStep, kVec, Shape> warps(params);
-  uint32_t index = blockIdx.x, phase = 0;
+  uint32_t index = blockIdx.x;
   int turn = 0;
   for (TileWalk now(params); now.inside(); now.move_on(), index += gridDim.x) {
     warps.set_row(now.row);
-    wait(&shared.totals_ready[turn], phase);
+    wait_at(Shared::kToPublish + turn, Shared::kArrivals);
     warps.fold_warps(shared, turn);
     if constexpr (kStep) {
       const double total = shuffle(warps.total, Shape::kWarps - 1), gates = shuffle(warps.gates, Shape::kWarps - 1);
@@ -69,8 +69,8 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
     __syncwarp();
-    if (warps.lane == 0) arrive(&shared.carries_ready[turn]);  // the totals have been read
-    if (++turn == RingShared<kStep, Shape>::kTurns) turn = 0, phase ^= 1;
+    if (warps.lane < Shape::kWarps) arrive(&shared.carries_ready[turn]);  // the totals have been read
+    if (++turn == Shared::kTurns) turn = 0;
   }
 }
 
@@ -102,7 +102,8 @@ __device__ __forceinline__ void wipe_marks(const StreamParams& params, Word* wor
 
 template <typename T, bool kStep, bool kBackward, typename Shape>
 __device__ __forceinline__ void collect_carries(const StreamParams& params, RingShared<kStep, Shape>& shared) {
-  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = RingShared<kStep, Shape>::kTurns;
+  using Shared = RingShared<kStep, Shape>;
+  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = Shared::kTurns;
   const ScanProblem& p = params.problem;
   const Word* const statuses = static_cast<const Word*>(params.statuses);
   const Word* const words = kStep ? copy_of_pieces(statuses, params, blockIdx.x % kStepCopies) : statuses;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       for (int64_t j = (params.alone ? 1 : params.tiles) + lane; j < p.partials; j += 32) partials[j] = 0.f;
     behind.move_on();
   };
-  uint32_t index = blockIdx.x, phase = 0, rounds = 0;
+  uint32_t index = blockIdx.x, rounds = 0;
   int turn = 0;
   if (kStep && !params.alone) wait_for_marks(marks_behind_pieces(params), params.tag);
   for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
@@ -139,15 +140,17 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       far_power = power_of<32>(warps.tile_power);
       if (params.tiles > blocks) base_weight = whole_power(warps.tile_power, blocks);
     }
-    wait(&shared.totals_ready[turn], phase);
+    wait_at(Shared::kToCollect + turn, Shared::kArrivals);
     double into = 0.0;  // the carry into this lane's warp
     if (params.alone) {
       // One warp after the other: an infinity keeps its sign, where doubling would let two of them meet.
       if (now.tile == 0) carry_in = 0.0;
+      if (lane < kWarps) {
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        if (lane == w) into = carry_in;
-        carry_in = fold(shared.totals[turn][w], kStep ? shared.gates[turn][w] : warps.warp_powers[0], carry_in);
+        for (int w = 0; w < kWarps; ++w) {
+          if (lane == w) into = carry_in;
+          carry_in = fold(shared.totals[turn][w], kStep ? shared.gates[turn][w] : warps.warp_powers[0], carry_in);
+        }
       }
     } else {
       warps.fold_warps(shared, turn);
@@ -171,14 +174,14 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       shared.carries[turn][lane] = into;
       arrive(&shared.carries_ready[turn]);  // each for what it wrote
     }
-    if (++turn == kTurns) turn = 0, phase ^= 1;
+    if (++turn == kTurns) turn = 0;
   }
   if (params.replayed && !params.alone) {
     if constexpr (kStep) wipe_marks(params, marks_behind_pieces(params), blocks);
     else wipe_marks(params, static_cast<Word*>(params.statuses), static_cast<int64_t>(params.rows) * params.tiles);
   }
   if constexpr (kBackward && !kStep) {
-    __syncthreads();  // the last sums are there
+    wait_at(Shared::kLastSums, Shared::kArrivals);
     if (rounds < kTurns) turn = 0;
     for (uint32_t i = 0; i < min(rounds, static_cast<uint32_t>(kTurns)); ++i) {
       store_sum(turn);

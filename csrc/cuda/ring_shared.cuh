@@ -3,6 +3,7 @@
 
 #include "bulk.cuh"
 #include "lookback.cuh"
+#include "named_barriers.cuh"
 #include "stream.cuh"
 #include "types.cuh"
 
@@ -36,21 +37,19 @@ struct TileInfo {
 template <bool kStep, typename Shape>
 struct RingShared {
   static constexpr int kTurns = Shape::kAhead + 1;  // of what passes between the warps: so many tiles are under way
-  uint64_t full[Shape::kStages], empty[Shape::kStages];  // a tile has arrived; has left
-  uint64_t totals_ready[kTurns], carries_ready[kTurns];  // of a tile
+  // Named barriers, at which the warps that scan arrive: a tile has left; its totals are there to be published, to be collected; all sums are there.
+  static constexpr int kLeft = 1, kToPublish = kLeft + Shape::kStages, kToCollect = kToPublish + kTurns, kLastSums = kToCollect + kTurns;
+  static_assert(kLastSums < kNamedBarriers);
+  static constexpr int kArrivals = (Shape::kWarps + 1) * 32;  // with the warp that waits
+  uint64_t full[Shape::kStages], carries_ready[kTurns];  // a tile has arrived; its carries are there
   TileInfo infos[Shape::kStages];
   double totals[kTurns][Shape::kWarps], gates[kStep ? kTurns : 1][Shape::kWarps], carries[kTurns][Shape::kWarps];  // of warps
   float sums[kTurns][Shape::kWarps];  // of gamma's gradient
 
   __device__ __forceinline__ void init(bool alone) {
-    for (int i = 0; i < kTurns; ++i) {
-      init_barrier(&totals_ready[i], Shape::kWarps * (Shape::kTensors == 3 ? 2 : 1));  // a warp's last lane arrives; with gates to be written over, its first too
-      init_barrier(&carries_ready[i], Shape::kWarps + (alone ? 0 : 1));  // who leaves a carry arrives, and who publishes the totals, for they are read
-    }
-    for (int i = 0; i < Shape::kStages; ++i) {
-      init_barrier(&full[i], 1);
-      init_barrier(&empty[i], Shape::kWarps);
-    }
+    // Who leaves a carry arrives, and who has read a total to publish it.
+    for (int i = 0; i < kTurns; ++i) init_barrier(&carries_ready[i], Shape::kWarps * (alone ? 1 : 2));
+    for (int i = 0; i < Shape::kStages; ++i) init_barrier(&full[i], 1);
     publish_barriers();
   }
 };
