@@ -254,7 +254,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       shared.totals[turn][warp] = total;
       if constexpr (kStep) shared.gates[turn][warp] = gates;
     }
-    // Finishing writes the gradient over gates, too: by then all have read their neighbours'.
+    // Finishing writes the gradient over gates: by then all have read their neighbours', the first lanes those of another warp.
+    if (kStep && kBackward && lane == 0) arrive(&shared.carries_ready[turn]);
     if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
     arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
     State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0, gate_before};

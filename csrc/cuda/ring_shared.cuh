@@ -47,8 +47,8 @@ struct RingShared {
   float sums[kTurns][Shape::kWarps];  // of gamma's gradient
 
   __device__ __forceinline__ void init(bool alone) {
-    // Who leaves a carry arrives, and who has read a total to publish it.
-    for (int i = 0; i < kTurns; ++i) init_barrier(&carries_ready[i], Shape::kWarps * (alone ? 1 : 2));
+    // Who leaves a carry arrives, who has read a total to publish it, and who has read another warp's gate, where those are to be written over.
+    for (int i = 0; i < kTurns; ++i) init_barrier(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
     for (int i = 0; i < Shape::kStages; ++i) init_barrier(&full[i], 1);
     publish_barriers();
   }
