@@ -1,0 +1,53 @@
+"""That the list of small scans (cuda_problems.py) leaves out no kernel, and that each takes the one it is there for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_problems import PROBLEMS, Problem
+
+SOURCES = Path(__file__).parents[1] / "csrc/cuda"
+
+
+def sources_of(name: str, seen: set[Path]) -> set[Path]:
+    path = SOURCES / name
+    if path.exists() and path not in seen:
+        seen.add(path)
+        for included in re.findall(r'#include "(.+)"', path.read_text()):
+            sources_of(included, seen)
+    return seen
+
+
+def test_every_kernel_that_scans_is_among_them() -> None:
+    paths: set[Path] = set()
+    for name in ("scan_bfloat16.cu", "scan_complex_float.cu", "total.cu"):
+        sources_of(name, paths)
+    kernels = {name for path in paths for name in re.findall(r"__global__[^{;]*?(\w+_kernel)\(", path.read_text())}
+    assert {"ring_kernel", "rows_kernel", "total_kernel"} <= kernels
+    listed = {name for problem in PROBLEMS for name in problem.kernels.split()}
+    assert kernels - {"compiled_for_kernel"} == listed  # that one is never launched
+
+
+def is_the_gpu_of_the_list() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    device = torch.cuda.get_device_properties(0)
+    return (device.major, device.minor, device.multi_processor_count) == (9, 0, 132)
+
+
+@pytest.mark.skipif(
+    not is_the_gpu_of_the_list(),
+    reason="which kernel a scan takes depends on the GPU: the list is for 132 multiprocessors of 9.0",
+)
+@pytest.mark.parametrize(
+    "problem", PROBLEMS, ids=lambda problem: f"{problem.kernels}-{problem.shape}-{problem.dtype}-{problem.gamma}"
+)
+def test_launches_its_kernels(problem: Problem) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        problem.run()
+        torch.cuda.synchronize()
+    launched = {name for event in profile.events() for name in re.findall(r"dcs::(\w+_kernel)\b", event.name)}
+    assert set(problem.kernels.split()) <= launched
