@@ -1,5 +1,6 @@
-"""Small scans that between them launch every CUDA kernel that scans, in every way it works: for tools under which the
-whole suite would take hours.
+"""Small scans that between them launch every CUDA kernel that scans; those whose blocks or warps wait for each other in
+each of their forms, long enough that their places in shared memory are used again. For tools under which the whole
+suite would take hours.
 
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=3dcs python tests/cuda_problems.py [KERNEL ...]
 """
@@ -23,7 +24,7 @@ class Problem:
     kernels: str  # that it takes on an H200 (132 multiprocessors)
     shape: tuple[int, int]
     dtype: torch.dtype
-    gamma: str | float = 0.99  # or "row", "step"
+    gamma: str | float = 0.99  # or "row", "step"; or "constant step", which has no gradient
     dim: int = -1
     backward: bool = False
     reset: bool = False
@@ -35,11 +36,11 @@ class Problem:
             return torch.randn(shape, dtype=self.dtype, device="cuda").requires_grad_(self.backward)
 
         def gates(shape: tuple[int, ...]) -> torch.Tensor:
-            dtype = self.dtype if self.gamma == "step" or self.dtype.is_complex else torch.float32
+            dtype = torch.float32 if self.gamma == "row" and not self.dtype.is_complex else self.dtype
             drawn = (0.8 + 0.2 * torch.rand(shape, dtype=dtype.to_real(), device="cuda")).to(dtype)
-            if self.gamma == "step":
+            if self.gamma != "row":
                 drawn.view(-1)[::1013] = 0
-            return drawn.requires_grad_(self.backward)
+            return drawn.requires_grad_(self.backward and self.gamma != "constant step")
 
         x = draw(self.shape)
         others = list(self.shape)
@@ -49,7 +50,7 @@ class Problem:
         if isinstance(self.gamma, float):
             gamma = torch.tensor(self.gamma, device="cuda", requires_grad=True) if self.backward else self.gamma
         else:
-            gamma = gates(self.shape if self.gamma == "step" else row)
+            gamma = gates(row if self.gamma == "row" else self.shape)
         del others[self.dim]
         initial = draw(tuple(others)) if self.initial else None
         reset = torch.rand(self.shape, device="cuda") < 0.01 if self.reset else None
@@ -71,9 +72,13 @@ def _long_rows() -> list[Problem]:
             problems += [
                 Problem("ring_kernel", (3, 437_501 * full), dtype, "row" if backward else "step", backward=backward),
                 Problem("ring_kernel", (600, 2561 * full), dtype, "step", backward=backward),
-                Problem("ring_kernel", (264, 5122 * full), dtype, backward=backward),
+                Problem("ring_kernel", (264, 8450 * full), dtype, backward=backward),
+                Problem("ring_kernel", (264, 5122 * full), dtype, "step", backward=backward),
             ]
         problems.append(Problem("ring_kernel", (3, 437_501 * full), dtype, "step", backward=True))
+        problems += [
+            Problem("ring_kernel", (rows, 5122 * full), dtype, "constant step", backward=True) for rows in (60, 264)
+        ]
         problems += [
             Problem("stream_kernel", (16, 20_001 * full), dtype, 1.5),
             Problem("stream_kernel", (264, 10_240 * full), dtype),
@@ -125,12 +130,15 @@ def _columns() -> list[Problem]:
             Problem("few_columns_kernel", (1024, 96), dtype),
             Problem("few_columns_kernel", (3000, 96), dtype, "row"),
             Problem("few_columns_kernel", (70, 96), dtype),
+            Problem("few_columns_kernel", (64, 96), dtype),
+            Problem("few_columns_kernel", (200, 96), dtype),
             Problem("columns_kernel", (200, 16_902), dtype, "step"),
             Problem("columns_kernel", (300, 64), dtype, "step", backward=True),
             Problem("columns_kernel", (2000, 33), dtype, backward=True),
             Problem("columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
         ]
-    problems.append(Problem("few_columns_kernel", (2100, 96), BFLOAT, backward=True))
+    problems += [Problem("few_columns_kernel", (steps, 96), BFLOAT, backward=True) for steps in (100, 2100)]
+    problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
     problems += [Problem("columns_kernel", (300, 40), dtype, "step", backward=True) for dtype in (DOUBLE, COMPLEX)]
     return [Problem(**{**problem.__dict__, "dim": 0}) for problem in problems]
 
