@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from cuda_problems import PROBLEMS, Problem
+from launched_kernels import has_132_multiprocessors, launched_kernels
 
 SOURCES = Path(__file__).parents[1] / "csrc/cuda"
 
@@ -32,15 +31,8 @@ def test_every_kernel_that_scans_is_among_them() -> None:
     assert kernels - {"compiled_for_kernel"} == listed  # that one is never launched
 
 
-def is_the_gpu_of_the_list() -> bool:
-    if not torch.cuda.is_available():
-        return False
-    device = torch.cuda.get_device_properties(0)
-    return (device.major, device.minor, device.multi_processor_count) == (9, 0, 132)
-
-
 @pytest.mark.skipif(
-    not is_the_gpu_of_the_list(),
+    not has_132_multiprocessors(),
     reason="which kernel a scan takes depends on the GPU: the list is for 132 multiprocessors of 9.0",
 )
 @pytest.mark.parametrize(
@@ -48,10 +40,7 @@ def is_the_gpu_of_the_list() -> bool:
 )
 def test_launches_its_kernels(problem: Problem) -> None:
     """The first that is named in both directions, in the backward too where there is one."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        problem.run()
-        torch.cuda.synchronize()
-    launched = Counter(name for event in profile.events() for name in re.findall(r"dcs::(\w+_kernel)\b", event.name))
+    launched = launched_kernels(problem.run)
     scans, *others = problem.kernels.split()
     assert launched[scans] >= (4 if problem.backward else 2)
     assert all(launched[name] >= 2 for name in others)

@@ -21,7 +21,7 @@ struct FewColumnsParams {
   int64_t blocks;  // of an outer index
 };
 
-// Warps of a group, whose barrier is at its place, counted from 1.
+// Warps of a group, which are four stretches; the number of its barrier is its place, counted from 1.
 template <typename T>
 constexpr int kFewGroup = sizeof(T);
 
