@@ -127,6 +127,7 @@ def _columns() -> list[Problem]:
             Problem("few_columns_kernel", (70, 96), dtype),
             Problem("few_columns_kernel", (64, 96), dtype),
             Problem("few_columns_kernel", (200, 96), dtype),
+            Problem("few_columns_kernel", (300, 96), dtype),
             Problem("columns_kernel", (200, 16_902), dtype, "step"),
             Problem("columns_kernel", (300, 64), dtype, "step", backward=True),
             Problem("columns_kernel", (2000, 33), dtype, backward=True),

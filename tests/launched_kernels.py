@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 import torch
 
+KERNEL = re.compile(r"dcs::(?:\(anonymous namespace\)::)?(\w+_kernel)\b")
+
 
 def launched_kernels(run: Callable[[], object]) -> Counter[str]:
     """How often each is launched, by its name without arguments."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    return Counter(name for event in profile.events() for name in re.findall(r"dcs::(\w+_kernel)\b", event.name))
+    return Counter(name for event in profile.events() for name in KERNEL.findall(event.name))
 
 
 def has_132_multiprocessors() -> bool:

@@ -169,10 +169,12 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
 # one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several. Rows
 # of columns in whole vectors: as many as warps walk along, with 8 and with 4 bytes a lane, of fewer stretches than they
-# keep on their way and of more, with idle lanes; few of them, for a part of a round and for several.
+# keep on their way and of more, with idle lanes; few of them, whose warps wait all for each other or by groups, for a
+# part of a round and for several.
 MANY = (
     (5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901), (300, 130), (2100, 70), (3, 65_536),
     (37, 60_008), (150, 60_000), (150, 30_008), (1024, 4096), (70, 4000), (2100, 72),
+    (200, 264), (300, 264),
 )  # fmt: skip
 
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <type_traits>
-#include <utility>
 
 #include "async_copy.cuh"
 #include "named_barriers.cuh"
@@ -24,20 +23,18 @@ struct FewColumnsParams {
 // Warps of a group, which are four stretches; the number of its barrier is its place, counted from 1.
 template <typename T>
 constexpr int kFewGroup = sizeof(T);
+// Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side (named_barriers.cuh), where of larger blocks
+// registers hold no more.
+template <typename T>
+constexpr int kFewWholeBlock = 2 * kFewGroup<T>;
 
-template <int... kIndices, typename Visit>
-__device__ __forceinline__ void visit_groups(std::integer_sequence<int, kIndices...>, const Visit& visit) {
-  (visit(std::integral_constant<int, kIndices + 1>()), ...);
-}
-
-// `kOneGroup`: there are no more warps than that; so that many blocks of few warps run side by side, it takes no barriers but that of the block.
-template <typename T, bool kBackward, bool kReverse, bool kOneGroup>
+template <typename T, bool kBackward, bool kReverse, bool kWholeBlock>
 __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kernel(const __grid_constant__ FewColumnsParams params) {
   constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns, kCount = kFewCount;  // kTogether: stretches of a warp
   constexpr int kRowBytes = kFewColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces, kRows = kTogether * kCount;
   constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;
-  constexpr int kGroup = kFewGroup<T>, kGroups = kFewStretches / kTogether / kGroup;
-  static_assert(kGroups < kNamedBarriers);
+  constexpr int kGroup = kFewGroup<T>;
+  static_assert(kFewStretches / kTogether / kGroup < kNamedBarriers);
   constexpr bool kHeld = kSize == 2 && !kBackward;  // in registers between the two readings, so that the next round can be on its way; floats would take too many
   using Word = Vector<T, kColumns>;
   const ScanProblem& p = params.problem;
@@ -97,25 +94,17 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   }
   // This warp has left its totals; those of its group and of the groups before it are there.
   const auto exchange_totals = [&] {
-    if constexpr (kOneGroup) {
+    if constexpr (kWholeBlock) {
       __syncthreads();
     } else {
-      const auto each = [&](const auto& visit) {
-        visit_groups(std::make_integer_sequence<int, kGroups>(), [&](auto group) { visit(group, min(group() * kGroup, warps) * 32); });
-      };
-      __syncwarp();
-      each([&](auto later, int threads) {
-        if (later() > warp / kGroup + 1 && (later() - 1) * kGroup < warps) arrive_at(later, threads);
-      });
-      each([&](auto group, int threads) {
-        if (group() == warp / kGroup + 1) wait_at(group, threads);
-      });
+      const int group = warp / kGroup + 1;
+      for (int later = group + 1; later <= (warps - 1) / kGroup + 1; ++later) arrive_at(later, min(later * kGroup, warps) * 32);
+      wait_at(group, min(group * kGroup, warps) * 32);
     }
   };
   T* const output = at_start(static_cast<T*>(p.output), p.output_strides) + sub * kColumns;
   const int64_t output_step = step_of(p.output_strides);
   double sums[kColumns] = {};
-  __syncthreads();
 
   for (int64_t round = 0; round < rounds; ++round) {
     wait_for_copies<0>();

@@ -159,10 +159,10 @@ void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stre
 template <typename T, bool kBackward>
 void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns)};
-  const auto kernel_of = [&](auto one_group) {
-    return problem.reverse ? few_columns_kernel<T, kBackward, true, one_group()> : few_columns_kernel<T, kBackward, false, one_group()>;
+  const auto kernel_of = [&](auto whole_block) {
+    return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()> : few_columns_kernel<T, kBackward, false, whole_block()>;
   };
-  const auto kernel = plan.warps <= kFewGroup<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
+  const auto kernel = plan.warps <= kFewWholeBlock<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   allow_shared(kernel, shared, plan.most_shared);

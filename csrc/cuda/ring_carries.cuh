@@ -68,8 +68,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
     } else if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
-    __syncwarp();
-    if (warps.lane < Shape::kWarps) arrive(&shared.carries_ready[turn]);  // the totals have been read
+    if (warps.lane < Shape::kWarps) arrive(&shared.carries_ready[turn]);  // each has read its total
     if (++turn == Shared::kTurns) turn = 0;
   }
 }
@@ -169,10 +168,9 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     if constexpr (kBackward && !kStep) {
       if (++rounds > kTurns) store_sum(turn);
     }
-    __syncwarp();  // all lanes have read what this arrival lets the warps write over
     if (lane < kWarps) {
       shared.carries[turn][lane] = into;
-      arrive(&shared.carries_ready[turn]);  // each for what it wrote
+      arrive(&shared.carries_ready[turn]);  // each for what it wrote, and for what it read
     }
     if (++turn == kTurns) turn = 0;
   }
