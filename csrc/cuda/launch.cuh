@@ -158,7 +158,7 @@ void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stre
 
 template <typename T, bool kBackward>
 void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns)};
+  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns), plan.in_turn};
   const auto kernel_of = [&](auto whole_block) {
     return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()> : few_columns_kernel<T, kBackward, false, whole_block()>;
   };

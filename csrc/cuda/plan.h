@@ -35,6 +35,7 @@ struct Plan {
   int whole_chunks = 0;     // rows that a warp holds whole, 32 vectors a chunk; kBlockChunks: a block does (whole_rows.cuh)
   bool walk = false;        // columns that warps walk along alone (walk.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (few_columns.cuh)
+  bool in_turn = false;     // of these: enough blocks that their requests delay each other
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
   int reread = 0;           // clusters of a row whose blocks read again what lies before them (reread.cuh, reread_steps.cuh)
   int most_shared = 0;      // bytes that one block can have
@@ -326,6 +327,7 @@ class Planner {
     const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches), warps = ceil_div(stretches * bytes, 4);
     if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes) return false;
     plan.few = true;
+    plan.in_turn = 2 * column_groups(kFewColumns) >= device_.multiprocessors;
     plan.warps = static_cast<int>(warps);
     return true;
   }
