@@ -28,8 +28,8 @@ constexpr unsigned kFewPace = 200;
 // Warps of a group, which are four stretches; the number of its barrier is its place, counted from 1.
 template <typename T>
 constexpr int kFewGroup = sizeof(T);
-// Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side (named_barriers.cuh), where of larger blocks
-// registers hold no more.
+// Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side (named_barriers.cuh), where registers and
+// shared memory hold more. Of larger blocks they hold four or, of the smallest, five to seven.
 template <typename T>
 constexpr int kFewWholeBlock = 2 * kFewGroup<T>;
 
