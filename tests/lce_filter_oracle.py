@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dcs_ops.ops import _lce_tails
-from torch_dcs_ops.ops._backends import launchers
+from torch_dcs_ops.ops._triton import launchers
 from torch_dcs_ops.reference import filtered_gradients as reference
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -21,7 +21,8 @@ from .ops import (
     softmax,
 )
 from . import returns
-from ._info import __version__, info
+from ._info import info
+from ._version import __version__
 
 __all__ = [
     "__version__",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import sys
 from typing import Any
@@ -10,18 +9,8 @@ from typing import Any
 import torch
 
 from . import _native, compile
+from ._version import __version__, version_of
 from .compile import _versions
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-# A checkout on the path that is not installed has no metadata.
-__version__ = _version("torch_dcs_ops") or "0+unknown"
 
 _DESCRIPTIONS = {
     ("native", "cpu"): "C++",
@@ -120,7 +109,7 @@ def info() -> Info:
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "cuda": torch.version.cuda,
-            "triton": _version("triton"),
+            "triton": version_of("triton"),
         },
         kernels=kernels,
         libraries={library.name: {"path": library.path, "loaded": library.loaded} for library in libraries.values()},

@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .filtered_tiles import load_rows, load_weights, store_parts, tile_at
+from .filtered_tiles import load_rows, load_weights, store_parts
+from .tiles import tile_at
 
 _ALIGNMENT = 16  # bytes, of rows
 

@@ -25,9 +25,9 @@ from .filtered_tiles import (
     load_rows,
     load_weights,
     store_parts,
-    tile_at,
 )  # fmt: skip
 from .launch import device_of, on_device, readable, units
+from .tiles import tile_at
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -29,15 +29,6 @@ BAND = 8  # tiles of successive programs: 8 rows of them share their other opera
 
 
 @triton.jit
-def tile_at(number, tiles_down, tiles_across, BAND: tl.constexpr):
-    """Row and column of a tile: column by column through BAND rows of tiles, then the next ones."""
-    group = number // (BAND * tiles_across)
-    height = min(tiles_down - group * BAND, BAND)
-    place = number % (BAND * tiles_across)
-    return group * BAND + place % height, place // height
-
-
-@triton.jit
 def load_rows(pointers, rows, columns, D, EVEN: tl.constexpr):
     """Of a matrix of D columns, 0 where `rows` is false; EVEN: no column lies beyond the last."""
     if EVEN:

@@ -8,7 +8,6 @@ bounded: an element whose S is 2^24 times that bound is certified, the others ar
 import triton
 import triton.language as tl
 
-from .filtered_products import tile_at
 from .log_bmm_tiles import (
     ALL,
     last_maximum,
@@ -21,6 +20,7 @@ from .log_bmm_tiles import (
     store_factor,
     two_sum,
 )
+from .tiles import tile_at
 
 # Of a line. A line that has no finite term holds HAS_MASKED too.
 HAS_MASKED = tl.constexpr(1)  # -inf is among its terms: its powers have a floor

@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-#include "dcs/scan_problem.h"
+#include "dcs/types.h"
 
 namespace dcs::cpu {
 

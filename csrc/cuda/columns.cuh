@@ -3,8 +3,8 @@
 // It asks nothing of strides, so it is also the path for every layout the row kernel does not take.
 #pragma once
 
-#include "lookback.cuh"
 #include "plan.h"
+#include "segment.cuh"
 #include "types.cuh"
 #include "vector.cuh"
 

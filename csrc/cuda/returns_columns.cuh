@@ -3,8 +3,8 @@
 // column, and each warp goes through its steps again from its carry.
 #pragma once
 
-#include "lookback.cuh"
 #include "returns_step.cuh"
+#include "segment.cuh"
 #include "vector.cuh"
 
 namespace dcs {

@@ -1,8 +1,8 @@
 // The steps of the kernels of known forms: a lane's stretch of a row, in registers.
 #pragma once
 
-#include "lookback.cuh"
 #include "returns_step.cuh"
+#include "segment.cuh"
 
 namespace dcs {
 

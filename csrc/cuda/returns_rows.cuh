@@ -5,8 +5,8 @@
 // whole lines both ways.
 #pragma once
 
-#include "lookback.cuh"
 #include "returns_tile.cuh"
+#include "segment.cuh"
 
 namespace dcs {
 

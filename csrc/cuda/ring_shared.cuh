@@ -2,9 +2,8 @@
 #pragma once
 
 #include "bulk.cuh"
-#include "lookback.cuh"
 #include "named_barriers.cuh"
-#include "stream.cuh"
+#include "stream_params.cuh"
 #include "types.cuh"
 
 namespace dcs {

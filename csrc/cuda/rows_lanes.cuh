@@ -1,8 +1,8 @@
 // The row kernel's (rows.cuh) gammas, and its scan across the lanes of a warp.
 #pragma once
 
-#include "lookback.cuh"
 #include "rows_tile.cuh"
+#include "segment.cuh"
 
 namespace dcs {
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "plan.h"
 #include "softmax.h"
 #include "softmax_columns.cuh"
 #include "softmax_split.cuh"

@@ -2,8 +2,8 @@
 // All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take few requests, on one of four copies.
 #pragma once
 
-#include "lookback.cuh"
-#include "stream.cuh"
+#include "stream_params.cuh"
+#include "tile_status.cuh"
 #include "types.cuh"
 
 namespace dcs {

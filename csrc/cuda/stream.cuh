@@ -9,38 +9,16 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include "lookback.cuh"
 #include "plan.h"
+#include "segment.cuh"
+#include "stream_params.cuh"
+#include "tile_status.cuh"
 #include "types.cuh"
 #include "vector.cuh"
 
 namespace dcs {
 
 constexpr int kStreamWarps = kStreamThreads / 32;
-
-struct StreamParams {
-  ScanProblem problem;
-  uint32_t rows;
-  uint32_t tiles;  // of a row
-  int64_t padded;  // a row in whole vectors
-  bool one_gamma;
-  bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
-  void* statuses;  // else one of a tile: zeroed; in ring.cuh and held.cuh as they come, and `tag` marks what this call wrote
-  uint64_t tag;
-  bool load_once;  // in ring.cuh, forward with a gamma a step: what has been read makes room in L2 first
-  bool replayed;   // a graph will launch the same again, tag and all
-};
-
-// base^exponent, clamped.
-template <typename Wide>
-__device__ inline Wide whole_power(Wide base, unsigned exponent) {
-  Wide power = cast<Wide>(1.0);
-  for (; exponent; exponent >>= 1) {
-    if (exponent & 1) power = power_mul(power, base);
-    base = power_mul(base, base);
-  }
-  return power;
-}
 
 // `kAlone`: a block takes whole rows, one tile after the other, and waits for nobody.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kAlone, int kChunks>

@@ -7,7 +7,7 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "dcs/scan_problem.h"
+#include "dcs/types.h"
 
 namespace dcs {
 

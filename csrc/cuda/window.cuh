@@ -4,7 +4,7 @@
 // with the window that held it.
 #pragma once
 
-#include "lookback.cuh"
+#include "segment.cuh"
 #include "types.cuh"
 
 namespace dcs {

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from .. import __version__
+from .._version import __version__
 from .known_discounts import give_numbers
 from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
 from .returns_alone import mark_returns_alone

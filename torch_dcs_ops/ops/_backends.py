@@ -7,34 +7,19 @@ themselves.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .. import _native
 from ..reference import scan as reference
+from ._triton import TRITON_KEYS, launchers
 
 
 class Backend(NamedTuple):
     dispatch_key: str
     scan: Callable[..., Tensor]
     scan_gradients: Callable[..., tuple[Tensor, Tensor]]
-
-
-@functools.cache
-def launchers(name: str) -> ModuleType | None:
-    """A module of triton_kernels, None where it cannot be imported."""
-    # Imported at the first call: importing the package does not import triton.
-    try:
-        return importlib.import_module(f"{_native.__package__}.triton_kernels.{name}")
-    except ImportError as error:
-        warnings.warn(f"the Triton kernels cannot be imported, what runs without them is slower: {error}", stacklevel=2)
-        return None
 
 
 def _triton_scan(*args: Any) -> Tensor:
@@ -65,6 +50,4 @@ def _backends() -> tuple[Backend, ...]:
     return tuple(backends)
 
 
-# The dispatch keys of the devices that get the Triton kernels.
-TRITON_KEYS = tuple(key for key, kernels in (("CPU", _native.CPU), ("CUDA", _native.CUDA)) if kernels.kind == "triton")
 BACKENDS = _backends()

@@ -20,11 +20,11 @@ from .. import _native
 from ..reference import filtered_gradients as reference
 from ..reference.cross_entropy_rows import row_dtype
 from ..reference.linear_cross_entropy import Needs, Options
-from ._backends import launchers
 from ._lce_gradients import Gradients, Upstream
 from ._lce_ignored import ValidRows
 from ._lce_plan import FilteredPlan
 from ._lce_tails import Tails
+from ._triton import launchers
 
 # Of eps to 1/V. Of rows of independent normal logits, 16 is exceeded somewhere among a thousand rows in half of the
 # columns, 8 in all of them: there the filter costs more than it saves.

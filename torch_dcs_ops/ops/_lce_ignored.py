@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _native
-from ._backends import launchers
+from ._triton import launchers
 
 _BLOCK_BYTES = 32 << 20  # of rows on their way back
 LEAST_PRODUCT = 1 << 40  # N·V·D from which on the copies are small beside the GEMMs

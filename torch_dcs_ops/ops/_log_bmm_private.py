@@ -15,7 +15,7 @@ from .. import _registry
 from ..reference import log_bmm as reference
 from ..reference.log_bmm import sum_dtype
 from . import _flops
-from ._backends import TRITON_KEYS, launchers
+from ._triton import TRITON_KEYS, launchers
 from ._validate import fail
 from ._validate_log_bmm import check_beside, check_matrices, check_not_empty, check_precision, check_uniforms
 

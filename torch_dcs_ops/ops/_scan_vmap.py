@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import _registry
-from ._validate_scan import check_dim, check_direction, check_output, check_scan, check_unshifted_initial
+from ._validate import check_dim
+from ._validate_scan import check_direction, check_output, check_scan, check_unshifted_initial
 from ._vmap import BATCHED, Batch
 
 _OP = "discounted_cumsum"

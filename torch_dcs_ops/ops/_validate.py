@@ -48,6 +48,13 @@ def check_device(op: str, name: str, tensor: Tensor, other_name: str, other: Ten
         fail(op, f"{name} must be on {possessive} device {other.device}, got {tensor.device}")
 
 
+def check_dim(op: str, input: Tensor, dim: int) -> int:
+    bound = max(input.dim(), 1)
+    if not -bound <= dim < bound:
+        raise IndexError(f"{op}: dim must be in [{-bound}, {bound - 1}] for a {input.dim()}-D input, got {dim}")
+    return dim % bound
+
+
 def check_layouts(op: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._validate import FLOATING, check_dense, check_device, check_device_type, check_layouts, dtype_name, fail, known
+from ._validate import (
+    FLOATING,
+    check_dense,
+    check_device,
+    check_device_type,
+    check_dim,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
 
 _COMPLEX = (torch.complex64, torch.complex128)
 
@@ -72,13 +82,6 @@ def check_argument_types(
     if isinstance(window, int) and window >= 2**63:
         fail(op, f"window must be below 2**63, got {window}")
     _check_window(op, window)
-
-
-def check_dim(op: str, input: Tensor, dim: int) -> int:
-    bound = max(input.dim(), 1)
-    if not -bound <= dim < bound:
-        raise IndexError(f"{op}: dim must be in [{-bound}, {bound - 1}] for a {input.dim()}-D input, got {dim}")
-    return dim % bound
 
 
 def check_unshifted_initial(op: str, shifted: bool, initial: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import _registry
 from ..reference import cross_entropy_rows as reference
 from ._autograd import any_requires_grad, below
-from ._backends import TRITON_KEYS, launchers
+from ._triton import TRITON_KEYS, launchers
 from ._validate import check_device, check_floating, check_layouts, dtype_name, fail, known
 
 _OP = "_cross_entropy_rows_"

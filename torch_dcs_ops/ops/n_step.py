@@ -15,8 +15,8 @@ from .. import _registry
 from ..reference import returns as reference
 from . import _autocast, _flops
 from ._autograd import below, tracked
-from ._backends import TRITON_KEYS, launchers
 from ._temporal_difference_formulas import n_step_formulas
+from ._triton import TRITON_KEYS, launchers
 from ._validate_returns import check_n, check_returns
 from ._vmap import BATCHED
 from .temporal_difference import batched_operands

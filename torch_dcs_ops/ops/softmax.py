@@ -12,9 +12,17 @@ from .. import _registry
 from ..reference import softmax as reference
 from . import _autocast, _flops
 from ._autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
-from ._backends import TRITON_KEYS, launchers
-from ._validate import check_device, check_device_type, check_floating, check_layouts, dtype_name, fail, known
-from ._validate_scan import check_dim
+from ._triton import TRITON_KEYS, launchers
+from ._validate import (
+    check_device,
+    check_device_type,
+    check_dim,
+    check_floating,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
 from ._vmap import BATCHED, Batch
 
 _OP = "softmax"

@@ -17,9 +17,9 @@ from .. import _registry
 from ..reference import returns as reference
 from . import _autocast, _flops
 from ._autograd import below, tracked
-from ._backends import TRITON_KEYS, launchers
 from ._scan_vmap import ScanBatch
 from ._temporal_difference_formulas import formulas
+from ._triton import TRITON_KEYS, launchers
 from ._validate_returns import check_returns
 from ._vmap import BATCHED
 

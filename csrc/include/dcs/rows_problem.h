@@ -16,11 +16,9 @@
 
 #include <cstdint>
 
-#include <torch/headeronly/core/ScalarType.h>
+#include "dcs/types.h"
 
 namespace dcs {
-
-using torch::headeronly::ScalarType;
 
 // One number a row, or (stride 0) one for all.
 struct RowScalar {
