@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.examples.language_model import LanguageModel
-from torch_dcs_ops.ops._lce_filter import LEAST_ODDS
+from torch_dcs_ops.ops.linear_cross_entropy.filter import LEAST_ODDS
 
 WARM_UP_STEPS = 20
 HELD_OUT_SEQUENCES = 64

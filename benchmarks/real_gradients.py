@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_dcs_ops.ops._lce_plan import make_filtered_plan
 from torch_dcs_ops.ops._triton import launchers
+from torch_dcs_ops.ops.linear_cross_entropy.plan import make_filtered_plan
 from torch_dcs_ops.reference import filtered_gradients as reference
 
 QUANTILES = (0.5, 0.9, 0.99)

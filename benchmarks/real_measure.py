@@ -20,7 +20,7 @@ from real_model import Snapshot
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
-from torch_dcs_ops.ops import _lce_tails
+from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
 
 TARGET_EPS = 2**-12  # of which the targets speak
 REAL_TARGET = 1 / 0.5  # torch.compile's time over that of the filtered step
@@ -67,11 +67,11 @@ def _with_shares(filters: Sequence[float]) -> Iterator[tuple[str, Loss]]:
 
 def _with_share(eps: float, share: int) -> Loss:
     def loss(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
-        before, _lce_tails.APART = _lce_tails.APART, share
+        before, filter_tails.APART = filter_tails.APART, share
         try:  # a mean's gradients are formed here
             return linear_cross_entropy(x, w, y, grad_filter_eps=eps)
         finally:
-            _lce_tails.APART = before
+            filter_tails.APART = before
 
     return loss
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dcs_ops.ops import _lce_tails
 from torch_dcs_ops.ops._triton import launchers
+from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
 from torch_dcs_ops.reference import filtered_gradients as reference
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -116,8 +116,8 @@ def dense(
         own = (-hit * slope.gather(1, y), even * class_weight * slope)
         parts.append(_Part(a, p * slope, tail, alive, y, mask, own))
     found = []
-    for first in range(0, len(parts), max(_lce_tails.SEGMENT_ROWS // chunk, 1)):
-        found += _segment(parts[first : first + max(_lce_tails.SEGMENT_ROWS // chunk, 1)], share, group_rows)
+    for first in range(0, len(parts), max(filter_tails.SEGMENT_ROWS // chunk, 1)):
+        found += _segment(parts[first : first + max(filter_tails.SEGMENT_ROWS // chunk, 1)], share, group_rows)
     g = torch.cat(found) * logit_scale if found else x.new_zeros(0, w.size(0), dtype=F64)
     return [g @ w.double(), g.t() @ x.double(), g.sum(0)], [float(part.alive.double().mean()) for part in parts]
 

@@ -33,7 +33,7 @@ from rows_oracle import (
 from torch import Tensor
 
 from torch_dcs_ops import _native
-from torch_dcs_ops.ops.cross_entropy_rows import check_rows
+from torch_dcs_ops.ops.linear_cross_entropy.rows import check_rows
 
 ALL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The interpreter takes some 10 ms a row.

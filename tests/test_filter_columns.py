@@ -17,7 +17,6 @@ from filter_kernel_oracle import (
     Problem,
     assert_close,
     error,
-    filter_steps,  # noqa: F401 (the fixture `steps`)
     keep,
     kernel_test,
     load,

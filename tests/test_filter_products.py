@@ -19,7 +19,6 @@ from filter_kernel_oracle import (
     Product,
     assert_close,
     error,
-    filter_steps,  # noqa: F401 (the fixture `steps`)
     gpu_test,
     keep,
     kernel_test,

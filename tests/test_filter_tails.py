@@ -18,7 +18,6 @@ from filter_kernel_oracle import (
     Problem,
     assert_close,
     error,
-    filter_steps,  # noqa: F401 (the fixture `steps`)
     kernel_test,
     on_device,
     unit,

@@ -14,17 +14,19 @@ from lce_oracle import assert_within_budget, gradients, leaf, oracle, relative_e
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
-from torch_dcs_ops.ops import _lce_filter, _lce_plan, _lce_tails
-from torch_dcs_ops.ops._lce_filter import filter_steps
-from torch_dcs_ops.ops._lce_gradients import Upstream
-from torch_dcs_ops.ops._lce_plan import FilteredPlan, make_filtered_plan
+from torch_dcs_ops.ops.linear_cross_entropy import filter as gradient_filter
+from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
+from torch_dcs_ops.ops.linear_cross_entropy import plan as planning
+from torch_dcs_ops.ops.linear_cross_entropy.filter import filter_steps
+from torch_dcs_ops.ops.linear_cross_entropy.gradients import Upstream
+from torch_dcs_ops.ops.linear_cross_entropy.plan import FilteredPlan, make_filtered_plan
 from torch_dcs_ops.reference.linear_cross_entropy import Needs, Options
 
 
 @pytest.fixture(autouse=True)
 def _small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of these tests has not the classes for an eps of 16/V."""
-    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 1)
+    monkeypatch.setattr(gradient_filter, "LEAST_ODDS", 1)
 
 
 def compare(
@@ -118,7 +120,7 @@ def test_sizes(device: str, rows: int) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("segment", [1, 64, 100, 128])
 def test_segments(device: str, segment: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lce_tails, "SEGMENT_ROWS", segment)
+    monkeypatch.setattr(filter_tails, "SEGMENT_ROWS", segment)
     for chunk in (32, 64, 96):
         compare(device, {"reduction": "mean", "label_smoothing": 0.1}, chunk=chunk, dtype=dtype)
 
@@ -129,8 +131,8 @@ def test_groups_of_a_gpu(
     device: str, rows: int, chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 128 rows, on a CPU too."""
-    monkeypatch.setitem(_lce_plan._GROUP_ROWS, "cpu", 128)
-    monkeypatch.setattr(_lce_tails, "SEGMENT_ROWS", 300)
+    monkeypatch.setitem(planning._GROUP_ROWS, "cpu", 128)
+    monkeypatch.setattr(filter_tails, "SEGMENT_ROWS", 300)
     for options in ({"label_smoothing": 0.1, "ignore_index": 3}, {"softcap": 30.0}):
         compare(device, {"reduction": "none", **options}, rows=rows, chunk=chunk, dtype=dtype, eps=0.5)
 
@@ -377,23 +379,23 @@ def test_one_function_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     options, needs = Options(grad_filter_eps=EPS), Needs(input=True)
     assert filter_steps(cpu, CLASSES, target, Upstream(), options, needs) is not None
     assert filter_steps(cpu, CLASSES, target, Upstream(), options, Needs()) is None
-    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 16)
+    monkeypatch.setattr(gradient_filter, "LEAST_ODDS", 16)
     assert filter_steps(cpu, int(16 / EPS) - 1, target, Upstream(), options, needs) is None
     assert filter_steps(cpu, int(16 / EPS), target, Upstream(), options, needs) is not None
-    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 1)
+    monkeypatch.setattr(gradient_filter, "LEAST_ODDS", 1)
     assert filter_steps(cpu, CLASSES, target, Upstream(entropy=cpu[:, 0]), options, needs) is None
     assert filter_steps(cpu, CLASSES, target.float(), Upstream(), options, needs) is None
     steps = object()
     for missing, kind in ((False, "native"), (True, "native"), (True, "reference")):
-        monkeypatch.setattr(_lce_filter, "launchers", lambda name, missing=missing: None if missing else steps)
-        monkeypatch.setattr(_lce_filter._native, "CUDA", SimpleNamespace(kind=kind))
+        monkeypatch.setattr(gradient_filter, "launchers", lambda name, missing=missing: None if missing else steps)
+        monkeypatch.setattr(gradient_filter._native, "CUDA", SimpleNamespace(kind=kind))
         found = [
             filter_steps(
                 SimpleNamespace(device=torch.device("cuda"), dtype=dtype), CLASSES, target, Upstream(), options, needs
             )
             for dtype in (F32, F64)
         ]  # fmt: skip
-        assert found == ([_lce_filter.reference] * 2 if kind == "reference" else [None if missing else steps, None])
+        assert found == ([gradient_filter.reference] * 2 if kind == "reference" else [None if missing else steps, None])
 
 
 def test_plans() -> None:

@@ -11,13 +11,13 @@ from torch import Tensor, func
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
-from torch_dcs_ops.ops import _lce_filter
+from torch_dcs_ops.ops.linear_cross_entropy import filter as gradient_filter
 
 
 @pytest.fixture(autouse=True)
 def _small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of these tests has not the classes for an eps of 16/V."""
-    monkeypatch.setattr(_lce_filter, "LEAST_ODDS", 1)
+    monkeypatch.setattr(gradient_filter, "LEAST_ODDS", 1)
 
 
 def test_retained_graphs(device: str) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
-from torch_dcs_ops.ops import _lce_driver as driver
-from torch_dcs_ops.ops import _lce_gradients, _lce_ignored
-from torch_dcs_ops.ops._lce_ignored import ValidRows, compacts, row_count
-from torch_dcs_ops.ops._lce_plan import make_plan
+from torch_dcs_ops.ops.linear_cross_entropy import chunks as driver
+from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
+from torch_dcs_ops.ops.linear_cross_entropy import valid_rows
+from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan
+from torch_dcs_ops.ops.linear_cross_entropy.valid_rows import ValidRows, compacts, row_count
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 ROWS = 150
@@ -68,7 +69,7 @@ def on_the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(driver, "compacts", lambda *_: "device")
     monkeypatch.setattr(functional, "grouped_mm", with_nan)
-    monkeypatch.setattr(_lce_gradients, "grouped_product_fills", lambda *_: request.param)
+    monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: request.param)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -168,7 +169,7 @@ def test_nothing_is_moved_where_no_row_is_ignored(monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any) -> None:
         raise AssertionError("rows were moved")
 
-    monkeypatch.setattr(_lce_ignored, "ValidRows", fail)
+    monkeypatch.setattr(valid_rows, "ValidRows", fail)
     for reduction in ("mean", "none"):
         step(linear_cross_entropy, problem, F32, reduction=reduction)
     with pytest.raises(AssertionError, match="rows were moved"):
@@ -202,7 +203,7 @@ def test_an_ignored_row_is_not_looked_at() -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_order(mask: str, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """There and back by blocks of a few rows."""
-    monkeypatch.setattr(_lce_ignored, "_BLOCK_BYTES", 7 * 3 * 4)
+    monkeypatch.setattr(valid_rows, "_BLOCK_BYTES", 7 * 3 * 4)
     x, valid = torch.randn(ROWS, 3), ~MASKS[mask](ROWS)
     rows = ValidRows(x, torch.where(valid, 5, -3), -3, where)
     count = int(valid.sum())
@@ -298,7 +299,7 @@ def test_cuda_graph_with_another_mask(
 ) -> None:
     """Captured once, replayed with every mask: what runs without a graph, and what the valid rows alone give."""
     rows, classes = 2048, 4096
-    monkeypatch.setattr(_lce_ignored, "LEAST_PRODUCT", 0)
+    monkeypatch.setattr(valid_rows, "LEAST_PRODUCT", 0)
     problem = problem_of("random", BF16, "cuda", rows, features=features, classes=classes)
     x, w = (t / features**0.25 for t in problem[:2])
     target = problem.target.clone()

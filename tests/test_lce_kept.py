@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.library import opcheck
 
 from torch_dcs_ops import linear_cross_entropy
-from torch_dcs_ops.ops import _lce_kept
-from torch_dcs_ops.ops._lce_plan import keeps_logits, make_plan
+from torch_dcs_ops.ops.linear_cross_entropy import compiled as compiled_module
+from torch_dcs_ops.ops.linear_cross_entropy.plan import keeps_logits, make_plan
 
 BF16 = torch.bfloat16
 LOGITS = "dcs._linear_cross_entropy_logits.default"
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.fixture(autouse=True)
 def _cpus_keep_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op is the same on every device and for every size; elsewhere the default is to sum over chunks."""
-    monkeypatch.setattr(_lce_kept, "_DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(_lce_kept, "keeps_logits", lambda *_: True)
+    monkeypatch.setattr(compiled_module, "_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(compiled_module, "keeps_logits", lambda *_: True)
 
 
 def loss_of(problem: Problem, options: dict[str, Any], function: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_dcs_ops.ops._lce_plan import make_plan
+from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 MIB = 1 << 20

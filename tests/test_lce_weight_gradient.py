@@ -12,8 +12,8 @@ from test_lce_memory import peak, peak_inside_gemms
 from torch import Tensor
 
 from torch_dcs_ops import _native, _registry, linear_cross_entropy
-from torch_dcs_ops.ops._lce_plan import Accumulation, make_plan
-from torch_dcs_ops.ops._lce_weight_gradient import make_accumulator
+from torch_dcs_ops.ops.linear_cross_entropy.plan import Accumulation, make_plan
+from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import make_accumulator
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # (N, D, V): N on either side of D and of 2·D; V odd, below one slice, one.

@@ -64,7 +64,7 @@ def test_shapes(device: str, first: tuple[int, ...], second: tuple[int, ...]) ->
 
 @pytest.mark.parametrize(("first", "second"), [((4, 5, 6), (6, 7)), ((5, 6), (4, 6, 7)), ((4, 5, 6), (1, 6, 7))])
 def test_a_repeated_batch_is_not_copied(first: tuple[int, ...], second: tuple[int, ...]) -> None:
-    from torch_dcs_ops.ops._log_bmm_batch import as_matrices
+    from torch_dcs_ops.ops.log_bmm.batch import as_matrices
 
     a, b = torch.randn(first), torch.randn(second)
     matrices = as_matrices(a, b)

@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch_dcs_ops import discounted_cumsum, returns
 from torch_dcs_ops.compile import _hook, known_discounts
 from torch_dcs_ops.compile.returns_alone import mark_returns_alone
-from torch_dcs_ops.ops.temporal_difference import STAYS_A_CALL
+from torch_dcs_ops.ops.returns.temporal_difference import STAYS_A_CALL
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from generated_code import (
-    DEVICE,
-    Kernels,
-    lowered_scans,  # noqa: F401 (the fixture `kernels`)
-    lowering_test,
-    starts_the_interpreter,
-)
+from generated_code import DEVICE, Kernels, lowering_test, starts_the_interpreter
 from processes import run_in_the_interpreter
 from torch import Tensor
 

@@ -242,7 +242,7 @@ def test_private_ops_are_checked_as_well() -> None:
 
 def test_other_devices_are_refused() -> None:
     """There is no such device here; the check itself is what the reference, the kernel of every device, begins with."""
-    from torch_dcs_ops.ops._validate_scan import check_scan
+    from torch_dcs_ops.ops.scan.validate import check_scan
 
     class Elsewhere:
         dtype, device, ndim, shape = torch.float32, torch.device("mps"), 2, (4, 8)

@@ -14,15 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from generated_code import (
-    BLOCKS,
-    DEVICE,
-    INTERPRETED,
-    Kernels,
-    lowered_scans,  # noqa: F401 (the fixture `kernels`)
-    lowering_test,
-    starts_the_interpreter,
-)
+from generated_code import BLOCKS, DEVICE, INTERPRETED, Kernels, lowering_test, starts_the_interpreter
 from processes import run_in_the_interpreter
 from scan_oracle import HALF, LAYOUTS, assert_is_scan, differentiable_oracle, make, make_gamma, make_reset
 from torch import Tensor

@@ -25,8 +25,6 @@ from typing import Any
 
 import torch
 
-from . import _registry as _registry  # The schemas are defined before a library adds implementations to them.
-
 VARIABLE = "TORCH_DCS_KERNELS"
 KINDS = ("native", "triton", "reference")
 

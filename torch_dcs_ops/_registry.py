@@ -51,13 +51,14 @@ _SCHEMAS = (
     "int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, bool need_weight_grad, "
     "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy, logits_gradient): the forward of a compiled graph whose backward makes the
-    # gradients of the operands from the logits' (_lce_kept.py).
+    # gradients of the operands from the logits' (linear_cross_entropy/compiled.py).
     "_linear_cross_entropy_logits(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
     "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
     "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_predictions, "
     "bool need_entropy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
-    # softcap 0: none. within, beside: a second place for the gradient (_lce_weight_gradient.py), of the CUDA kernels.
+    # softcap 0: none. within, beside: a second place for the gradient, of the CUDA kernels
+    # (linear_cross_entropy/weight_gradient.py).
     "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
     "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy, Tensor(b!)? within=None, "

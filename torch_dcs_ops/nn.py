@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.linear_cross_entropy.loss import linear_cross_entropy
 
 __all__ = ["LinearCrossEntropyLoss"]
 

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 
 from . import _registry
-from .ops._autocast import widened
-from .ops._returns_call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
-from .ops._temporal_difference_formulas import next_step, one_step_errors, times
-from .ops._validate_returns import (
+from .ops._common.autocast import widened
+from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
+from .ops.returns.formulas import next_step, one_step_errors, times
+from .ops.returns.validate import (
     check_given,
     check_n,
     check_one_bootstrap,

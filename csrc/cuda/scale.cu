@@ -48,7 +48,7 @@ void launch(const Tensor& input, const Tensor& factor, const Tensor& output) {
   check_cuda(cudaGetLastError(), kScale, "launching the kernel");
 }
 
-// The caller is torch_dcs_ops/ops/_lce_scale.py alone, with buffers of its own.
+// The caller is torch_dcs_ops/ops/linear_cross_entropy/scale.py alone, with buffers of its own.
 void scale(Tensor input, Tensor factor, Tensor output) {
   const ScalarType from = input.scalar_type(), to = output.scalar_type();
   if (input.numel() != output.numel() || !input.is_contiguous() || !output.is_contiguous())

@@ -1,7 +1,7 @@
 """Gives the ops discounts that are numbers of the graph as numbers.
 
-What a user writes as a Python number is a 0-D tensor of the graph (ops/discounted_cumsum.py), which another number does
-not compile again. The backward is given that tensor as one that the forward has saved, and its kernels are written
+What a user writes as a Python number is a 0-D tensor of the graph (ops/scan/discounted_cumsum.py), which another number
+does not compile again. The backward is given that tensor as one that the forward has saved, and its kernels are written
 without knowing the number: twice the registers for the scan of a column (1024 steps of 4096 columns on an H200: half
 the speed). Where the graph holds the number itself, as Dynamo writes it until it has seen another one, it is compiled
 for that number alone anyway.
@@ -53,7 +53,7 @@ def has_numbers(node: fx.Node) -> bool:
 
 
 def number_of(rate: Any) -> float | None:
-    """A number that the graph makes a discount of, as number_as_tensor makes it (ops/discounted_cumsum.py).
+    """A number that the graph makes a discount of, as number_as_tensor makes it (ops/scan/discounted_cumsum.py).
 
     A user's own tensor may look like that, be rounded to another dtype, and be written to: then it is no such number.
     """

@@ -31,8 +31,8 @@ import torch
 from torch._guards import TracingContext
 
 from .. import _registry
-from ..ops import temporal_difference
-from ..ops._validate import FLOATING
+from ..ops._common.validate import FLOATING
+from ..ops.returns import temporal_difference
 from ..reference.scan import gate_gradient_dtype
 from . import _inductor, _inductor_kernels
 from ._build import hint

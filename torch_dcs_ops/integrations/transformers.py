@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, CausalLMOutputWithPast
 
-from ..ops.linear_cross_entropy import linear_cross_entropy
+from ..ops.linear_cross_entropy.loss import linear_cross_entropy
 
 __all__ = ["SUPPORTED", "FusedLoss", "fused_loss"]
 

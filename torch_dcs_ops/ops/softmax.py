@@ -10,10 +10,9 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import softmax as reference
-from . import _autocast, _flops
-from ._autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
-from ._triton import TRITON_KEYS, launchers
-from ._validate import (
+from ._common import autocast, flops
+from ._common.autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
+from ._common.validate import (
     check_device,
     check_device_type,
     check_dim,
@@ -23,7 +22,8 @@ from ._validate import (
     fail,
     known,
 )
-from ._vmap import BATCHED, Batch
+from ._common.vmap import BATCHED, Batch
+from ._triton import TRITON_KEYS, launchers
 
 _OP = "softmax"
 _BACKWARD_OP = "_softmax_backward"
@@ -209,6 +209,6 @@ _registry.LIBRARY.impl(_OP, _autograd, "Autograd", with_keyset=True)
 _registry.LIBRARY.impl(_BACKWARD_OP, _autograd_backward, "Autograd", with_keyset=True)
 _registry.LIBRARY.impl(_OP, _vmap, "FuncTorchBatched", with_keyset=True)
 _registry.LIBRARY.impl(_BACKWARD_OP, _vmap_backward, "FuncTorchBatched", with_keyset=True)
-_autocast.register(_OP, _op)
-_flops.register(torch.ops.dcs.softmax, _count)
-_flops.register(torch.ops.dcs._softmax_backward, _count_backward)
+autocast.register(_OP, _op)
+flops.register(torch.ops.dcs.softmax, _count)
+flops.register(torch.ops.dcs._softmax_backward, _count_backward)

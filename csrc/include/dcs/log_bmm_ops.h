@@ -1,4 +1,4 @@
-// The checks of the log-semiring family's private ops, in the sentences of torch_dcs_ops/ops/_validate_log_bmm.py (tests compare the two).
+// The checks of the log-semiring family's private ops, in the sentences of torch_dcs_ops/ops/log_bmm/validate.py (tests compare the two).
 #pragma once
 
 #include <optional>

@@ -1,6 +1,6 @@
 // `_temporal_difference_scan` and `_n_step_returns` over a backend: checks, the (outer, time, inner) view of every operand, outputs. A backend gives
 //   static void run(const ReturnsProblem&, const Tensor& rewards)   rewards: for the stream and the device
-// The sentences are those of torch_dcs_ops/ops/_validate_returns.py (a test compares the two).
+// The sentences are those of torch_dcs_ops/ops/returns/validate.py (a test compares the two).
 #pragma once
 
 #include "dcs/returns_problem.h"

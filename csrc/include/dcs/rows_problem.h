@@ -27,7 +27,7 @@ struct RowScalar {
 };
 
 // Where the logits' gradient is written a second time, for one GEMM over the rows of several calls: by slices of `width` classes, `inner` of a slice's
-// columns in the memory of its part of the GEMM's result and the others beside it (torch_dcs_ops/ops/_lce_weight_gradient.py).
+// columns in the memory of its part of the GEMM's result and the others beside it (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
 struct KeptGradient {
   void* within = nullptr;  // null: nowhere. Slices lie width * room elements apart, and are matrices of `rows` rows
   void* beside = nullptr;  // one slice behind the other; rows padded to 16 bytes

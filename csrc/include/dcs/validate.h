@@ -1,4 +1,4 @@
-// The scan ops' checks, in the sentences of torch_dcs_ops/ops/_validate_scan.py (tests compare the two).
+// The scan ops' checks, in the sentences of torch_dcs_ops/ops/scan/validate.py (tests compare the two).
 #pragma once
 
 #include <optional>

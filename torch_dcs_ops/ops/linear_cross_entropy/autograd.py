@@ -1,0 +1,243 @@
+"""The nodes of linear_cross_entropy and linear_log_probs in autograd's graph, for both modes and any order.
+
+* A reduced loss (mean, sum) forms its gradients in forward, in the pass that has the logits: `_linear_cross_entropy_
+  forward` with its need_* arguments. backward() scales them. A compiled graph may keep the gradient of the logits for
+  its backward instead (compiled.py). Everything else (reduction none, a gradient of the lse, a backward that is itself
+  differentiated, every level of torch.func) makes the logits again, chunk by chunk, in
+  `_linear_cross_entropy_backward`.
+* That op is a node of its own, whose derivative is taken of the reference over the full logits, and only when somebody
+  asks for it: `create_graph=True` and torch.func.grad cost no memory until then.
+* Forward mode, and gradients in class probabilities or in the class weights, run the reference instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, func
+from torch.autograd.function import _SingleLevelFunction
+
+from ... import _registry
+from ...reference import linear_cross_entropy as reference
+from ...reference.cross_entropy_rows import check_target_range, row_dtype
+from ...reference.linear_cross_entropy import Needs, Options
+from .._common.autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
+from .compiled import is_kept, kept_gradients
+from .kernel_ops import forward_gradient_dtype
+from .scale import buffers_may_be_private, graph_is_being_freed, scaled
+from .validate import check_call
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_OP = "linear_cross_entropy"
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def differentiable(
+    keyset: torch._C.DispatchKeySet,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    need_predictions: bool,
+    need_entropy: bool,
+) -> Results:
+    """(loss, lse, predictions, entropy) as a node of autograd's graph."""
+    check_call(_OP, input, linear_weight, target, linear_bias, weight, options)
+    if in_forward_mode() or any_requires_grad(target, weight):
+        _check_plain_targets(target, options, linear_weight.size(0))
+        return reference.linear_cross_entropy(input, linear_weight, target, linear_bias, weight, options)
+    results: Results = apply(
+        LossFunction, keyset, input, linear_weight, linear_bias, target, weight, options, need_predictions, need_entropy
+    )
+    return results
+
+
+class LossFunction(_SingleLevelFunction):
+    """A loss. Saves the operands and, where they are formed already, the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor,
+        weight: Tensor | None,
+        options: Options,
+        need_predictions: bool,
+        need_entropy: bool,
+    ) -> Results:
+        needs = Needs(*ctx.needs_input_grad[1:4])
+        fused = options.reduction != "none" and not _functorch_active()
+        kept = fused and is_kept(input, linear_weight, options, needs)
+        op = _registry.linear_cross_entropy_logits if kept else _registry.linear_cross_entropy_forward
+        wanted = () if kept else needs if fused else Needs()
+        loss, lse, predictions, entropy, *gradients = run_below(
+            op, keyset, input, linear_weight, target, linear_bias, weight, *options, *wanted, need_predictions,
+            need_entropy,
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.needs, ctx.fused, ctx.kept = options, needs, fused, kept
+        ctx.private = buffers_may_be_private()
+        ctx.mark_non_differentiable(predictions, *(() if need_entropy else (entropy,)))
+        ctx.save_for_backward(input, linear_weight, linear_bias, target, weight, *(gradients if fused else ()))
+        return loss, lse, predictions, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, _: Any, grad_entropy: Tensor | None
+    ) -> tuple[Any, ...]:
+        if grad_loss is None and grad_lse is None and grad_entropy is None:
+            return (None,) * 9
+        input, linear_weight, linear_bias, target, weight, *gradients = ctx.saved_tensors
+        needs: Needs = ctx.needs
+        if ctx.fused and grad_loss is not None and grad_lse is None and grad_entropy is None and not (
+            torch.is_grad_enabled()
+        ):  # fmt: skip
+            if ctx.kept:
+                found = kept_gradients(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
+            else:
+                may_overwrite = ctx.private and graph_is_being_freed()
+                dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)
+                found = [
+                    scaled(gradient, grad_loss, dtype, may_overwrite) if need else None
+                    for gradient, dtype, need in zip(gradients, dtypes, needs, strict=True)
+                ]
+        else:
+            computed = _registry.linear_cross_entropy_backward(
+                grad_loss, grad_lse, grad_entropy, input, linear_weight, target, linear_bias, weight, *ctx.options,
+                *needs,
+            )  # fmt: skip
+            found = [gradient if need else None for gradient, need in zip(computed, needs, strict=True)]
+        return (None, *found, None, None, None, None, None)
+
+
+class GradientFunction(_SingleLevelFunction):
+    """The gradients of a loss, differentiable in the upstream gradients and the operands."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        grad_loss: Tensor | None,
+        grad_lse: Tensor | None,
+        grad_entropy: Tensor | None,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor,
+        weight: Tensor | None,
+        options: Options,
+        needs: Needs,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradients: tuple[Tensor, Tensor, Tensor] = run_below(
+            _registry.linear_cross_entropy_backward, keyset, grad_loss, grad_lse, grad_entropy, input, linear_weight,
+            target, linear_bias, weight, *options, *needs,
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.needs = options, needs
+        ctx.mark_non_differentiable(*(g for g, need in zip(gradients, needs, strict=True) if not need))
+        ctx.save_for_backward(grad_loss, grad_lse, grad_entropy, input, linear_weight, linear_bias, target, weight)
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        *operands, target, weight = ctx.saved_tensors
+        given = [need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True)]
+        wanted = [index for index, need in enumerate(ctx.needs_input_grad[1:7]) if need]
+        found: list[Tensor | None] = [None] * 6
+        if any(given) and wanted:
+            names = ("grad_loss", "grad_lse", "grad_entropy", "input", "linear_weight", "linear_bias")
+
+            def gradients(values: dict[str, Tensor]) -> tuple[Tensor, ...]:
+                merged = dict(zip(names, operands, strict=True)) | values
+                every = reference.linear_cross_entropy_gradients(
+                    **merged, target=target, weight=weight, options=ctx.options, needs=Needs(*given)
+                )
+                return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+
+            pullback = func.vjp(gradients, {names[index]: operands[index] for index in wanted})[1]
+            (by_name,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
+            for index in wanted:
+                found[index] = by_name[names[index]]
+        return (None, *found, None, None, None, None)
+
+
+def forward_autograd(
+    keyset: torch._C.DispatchKeySet,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    *rest: Any,
+) -> Any:
+    """`_linear_cross_entropy_forward` at the Autograd key: where it is differentiated, it is taken apart."""
+    if not tracked(input, linear_weight, target, linear_bias, weight):
+        return below(
+            _registry.linear_cross_entropy_forward, keyset, input, linear_weight, target, linear_bias, weight, *rest
+        )
+    count = len(Options._fields)
+    options, needs, (need_predictions, need_entropy) = Options(*rest[:count]), Needs(*rest[count:-2]), rest[-2:]
+    rows = differentiable(
+        keyset, input, linear_weight, target, linear_bias, weight, options, need_predictions, need_entropy
+    )
+    empty = input.new_empty(0)
+    gradients: tuple[Tensor, ...] = (empty, empty, empty)
+    if any(needs):
+        ones = torch.ones_like(rows[0])
+        gradients = _registry.linear_cross_entropy_backward(
+            ones, None, None, input, linear_weight, target, linear_bias, weight, *options, *needs
+        )
+    dtypes = (forward_gradient_dtype(input.dtype),) * 2 + (row_dtype(input.dtype),)
+    loss, lse, predictions, entropy = rows
+    return (
+        loss,
+        lse,
+        predictions if need_predictions else predictions.new_empty(0),
+        entropy if need_entropy else entropy.new_empty(0),
+        *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)),
+    )
+
+
+def backward_autograd(
+    keyset: torch._C.DispatchKeySet,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    *rest: Any,
+) -> Any:
+    """`_linear_cross_entropy_backward` at the Autograd key."""
+    upstream = (grad_loss, grad_lse, grad_entropy)
+    if not tracked(*upstream, input, linear_weight, target, linear_bias, weight):
+        return below(
+            _registry.linear_cross_entropy_backward, keyset, *upstream, input, linear_weight, target, linear_bias,
+            weight, *rest,
+        )  # fmt: skip
+    count = len(Options._fields)
+    options, needs = Options(*rest[:count]), Needs(*rest[count:])
+    if in_forward_mode() or any_requires_grad(target, weight):
+        return reference.linear_cross_entropy_gradients(
+            *upstream, input, linear_weight, target, linear_bias, weight, options, needs
+        )
+    return apply(GradientFunction, keyset, *upstream, input, linear_weight, linear_bias, target, weight, options, needs)
+
+
+def _check_plain_targets(target: Tensor, options: Options, classes: int) -> None:
+    # Under a transform or a mode there are no values to look at: the reference's gather does.
+    if not (target.is_floating_point() or _functorch_active() or torch._C._len_torch_dispatch_stack()):
+        check_target_range(target, options.ignore_index, classes)
+
+
+_registry.LIBRARY.impl("_linear_cross_entropy_forward", forward_autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl("_linear_cross_entropy_backward", backward_autograd, "Autograd", with_keyset=True)

@@ -1,0 +1,245 @@
+"""Linear cross entropy by chunks of rows: a GEMM to logits, the row op in place, GEMMs to the gradients.
+
+The same eager operations on every device; nothing waits for the GPU, so that a call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ... import _registry
+from ...reference.cross_entropy_rows import check_target_range, row_dtype
+from ...reference.linear_cross_entropy import Needs, Options, normaliser
+from .filter import FilteredGradients, filter_steps
+from .gradients import ExactGradients, Gradients, KeptLogits, Upstream
+from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
+from .valid_rows import ValidRows, compacts, row_count, valid_rows
+
+_HALF_BOOST = 1024.0
+_MOST_SCALE = 16  # of logits, whose gradients it multiplies: together a quarter of float16's range
+
+
+class Rows(NamedTuple):
+    """Results of every row; (0,) where they were not asked for."""
+
+    loss: Tensor
+    lse: Tensor
+    predictions: Tensor
+    entropy: Tensor
+
+
+def forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs | None,
+    need_predictions: bool,
+    need_entropy: bool,
+) -> tuple[Rows, Gradients | Tensor]:
+    """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
+
+    needs None: the gradient of the logits (N, V), of which they are made, instead; not for float16.
+
+    float16 has no room for 1/N: its gradients are float32, normalised after all sums.
+    """
+    _check_targets(target, options, linear_weight.size(0))
+    divisor = _divisor(target, weight, options, input.dtype)
+    scale = None if divisor is None else divisor.reshape(1).reciprocal()
+    is_half = input.dtype == torch.float16
+    late = is_half and needs is not None and any(needs)
+    grad_loss = scale
+    if late:
+        boost = _half_boost(weight, options)
+        grad_loss = input.new_full((1,), boost, dtype=row_dtype(input.dtype))
+        late_scale = 1 / boost if scale is None else scale / boost
+        if isinstance(late_scale, Tensor):
+            # No valid row: the sums are 0, and stay so as in F.cross_entropy.
+            late_scale = torch.where((target != options.ignore_index).any(), late_scale, 1)
+    rows, gradients = _run(
+        input, linear_weight, target, linear_bias, weight, options, needs,
+        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype,
+    )  # fmt: skip
+    if late:
+        assert isinstance(gradients, Gradients)
+        gradients = Gradients(*(gradient.mul_(late_scale) for gradient in gradients))
+    wanted = (True, True, need_predictions, need_entropy)
+    lead = input.shape[:-1]
+    # A copy, not a view: users may change what they get in place.
+    if len(lead) != 1:
+        rows = Rows(*(values.view(lead).clone() if want else values for values, want in zip(rows, wanted, strict=True)))
+    if options.reduction != "none":
+        total = rows.loss.sum()
+        rows = rows._replace(loss=total if divisor is None else total / divisor)
+    return rows, gradients
+
+
+def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
+    """Of a mean."""
+    return normaliser(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
+
+
+def _half_boost(weight: Tensor | None, options: Options) -> float:
+    """A power of 2 that keeps the logits' float16 gradients, which end at 6e-8, from 0; 1 where they may be large."""
+    is_small = weight is None and not options.z_loss and abs(options.logit_scale) <= _MOST_SCALE
+    return _HALF_BOOST if is_small else 1.0
+
+
+def backward(
+    upstream: Upstream,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs,
+) -> Gradients:
+    """Gradients in the operands' dtypes; `upstream.loss` has the shape of the loss."""
+    _check_targets(target, options, linear_weight.size(0))
+    dtype = row_dtype(input.dtype)
+    loss, lse, entropy = (None if grad is None else grad.reshape(-1).to(dtype) for grad in upstream)
+    if loss is None:
+        loss = input.new_zeros(1, dtype=dtype)
+    else:
+        divisor = _divisor(target, weight, options, input.dtype)
+        loss = loss if divisor is None else loss / divisor
+    _, gradients = _run(
+        input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,
+        input.dtype,
+    )  # fmt: skip
+    assert isinstance(gradients, Gradients)
+    if linear_bias is not None:
+        gradients = gradients._replace(linear_bias=gradients.linear_bias.to(linear_bias.dtype))
+    return gradients
+
+
+def _check_targets(target: Tensor, options: Options, classes: int) -> None:
+    # On CUDA the row op asserts it on the device.
+    if target.device.type == "cpu" and not target.is_floating_point():
+        check_target_range(target, options.ignore_index, classes)
+
+
+def _run(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs | None,
+    upstream: Upstream,
+    need_predictions: bool,
+    need_entropy: bool,
+    gradient_dtype: torch.dtype,
+) -> tuple[Rows, Gradients | Tensor]:
+    """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias.
+
+    needs None: the gradient of the logits (N, V) instead, of all rows at a time.
+    """
+    classes, features = linear_weight.shape
+    shape, dtype = input.shape, row_dtype(input.dtype)
+    input = input.reshape(shape[:-1].numel(), features)
+    total = input.size(0)
+    by_class = target.is_floating_point()
+    target = target.reshape(-1, classes) if by_class else target.reshape(-1)
+    linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
+    weight = None if weight is None else weight.to(dtype).contiguous()
+    keeps, needs = needs is None, needs or Needs()
+    steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
+    rows = Rows(
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(total if need_entropy else 0, dtype=dtype),
+    )
+    grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
+    where = None if keeps else compacts(input, linear_weight, target, need_predictions)
+    chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
+    operand: Tensor | ValidRows = input
+    if chosen is not None:
+        operand, target, upstream = chosen, chosen.gather(target), Upstream(*(chosen.gather(grad) for grad in upstream))
+    count = operand.size(0)
+    limits = options.memory_budget, options.accumulate_dtype
+    plan: Plan | FilteredPlan
+    gradients: ExactGradients | FilteredGradients | KeptLogits
+    if keeps:
+        plan, gradients = single_chunk(count, classes, input.dtype), KeptLogits()
+    elif steps is None:
+        plan = make_plan(
+            count,
+            features,
+            classes,
+            input.dtype,
+            gradient_dtype,
+            input.device.type,
+            needs.linear_weight,
+            *limits,
+            is_forward=not any(needs),
+        )
+        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
+    else:
+        plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)
+        gradients = FilteredGradients(
+            steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
+        )
+    make_logits = _Logits(plan, operand, linear_weight)
+    pieces: list[tuple[Tensor, ...]] = []
+    for start in range(0, count, plan.rows):
+        part = slice(start, min(start + plan.rows, count))
+        logits = make_logits(part)
+        results = _registry.cross_entropy_rows_(
+            logits,
+            target[part].to(dtype).contiguous() if by_class else target[part],
+            linear_bias,
+            weight,
+            *(grad if grad is None or grad.numel() == 1 else grad[part] for grad in upstream),
+            options.ignore_index,
+            options.label_smoothing,
+            options.softcap or 0.0,
+            options.logit_scale,
+            options.z_loss,
+            keeps or (steps is None and any(needs)),
+            need_predictions,
+            need_entropy,
+            *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
+        )
+        pieces.append(results)
+        gradients.add(logits, part, results[1])
+        del logits
+    del make_logits  # its memory is room for the sums' last steps
+    for whole, found_rows in zip(rows, zip(*pieces, strict=True), strict=True) if pieces else ():
+        if whole.numel():
+            torch.cat(found_rows, out=whole[:count])  # one launch, not one a chunk
+    found = gradients.result()
+    if isinstance(found, Tensor):
+        return rows, found
+    if chosen is not None:
+        for values in (*rows, found.input):
+            chosen.restore_(values)
+    return rows, found._replace(input=found.input.reshape(shape)) if needs.input else found
+
+
+class _Logits:
+    """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
+
+    def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor) -> None:
+        self.input, self.linear_weight = input, linear_weight
+        classes = linear_weight.size(0)
+        # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
+        self.buffer: Tensor | None = None
+        if isinstance(input, Tensor) or input.count is None:
+            self.buffer = with_padding(input.new_empty(min(plan.rows, input.size(0)), plan.stride), classes)
+
+    def __call__(self, part: slice) -> Tensor:
+        count = row_count(self.input, part)
+        if count is not None:
+            return functional.grouped_mm(self.input[part], self.linear_weight.t()[None], offs=count)
+        out = None if self.buffer is None else self.buffer[: part.stop - part.start]
+        return torch.mm(self.input[part], self.linear_weight.t(), out=out)

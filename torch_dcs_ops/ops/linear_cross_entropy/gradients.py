@@ -1,0 +1,89 @@
+"""What becomes of the logits' gradient, one chunk after another: the exact gradients of input, linear_weight and
+linear_bias, or itself, kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...reference.cross_entropy_rows import row_dtype
+from ...reference.linear_cross_entropy import Needs
+from .plan import Plan
+from .valid_rows import ValidRows, grouped_product_fills, row_count
+from .weight_gradient import make_accumulator
+
+
+class Upstream(NamedTuple):
+    """Gradients of the rows' losses, lse and entropies: (N,) or (1,) in the rows' dtype. None: 1 for loss, else 0."""
+
+    loss: Tensor | None = None
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor
+
+
+class ExactGradients:
+    """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        input: Tensor | ValidRows,
+        linear_weight: Tensor,
+        grad_input: Tensor,
+        needs: Needs,
+        dtype: torch.dtype,
+    ) -> None:
+        """input is (N, D); grad_input, where it is needed, has rows for all of these."""
+        self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
+        self.grad_input = grad_input
+        classes = linear_weight.size(0)
+        self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
+        self.grad_weight = (
+            make_accumulator(plan.accumulation, input, linear_weight, dtype) if needs.linear_weight else None
+        )
+
+    def places(self, part: slice) -> tuple[Any, ...]:
+        """The row op's last arguments for the rows `part`."""
+        return () if self.grad_weight is None else self.grad_weight.places(part)
+
+    def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
+        """logits (n, V) of the rows `part`."""
+        if self.needs.input:
+            count = row_count(self.input, part)
+            if count is not None and grouped_product_fills(logits.size(0), self.linear_weight.size(1), logits.device):
+                self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
+            elif self.dtype == logits.dtype:
+                torch.mm(logits, self.linear_weight, out=self.grad_input[part])
+            elif logits.device.type == "cuda":
+                torch.mm(logits, self.linear_weight, out_dtype=self.dtype, out=self.grad_input[part])
+            else:
+                self.grad_input[part] = torch.mm(logits, self.linear_weight)
+        if self.grad_weight is not None:
+            self.grad_weight.add(logits, part)
+        if self.needs.linear_bias:
+            self.grad_bias += logits.sum(0, dtype=self.grad_bias.dtype)
+
+    def result(self) -> Gradients:
+        grad_weight = self.grad_input.new_empty(0) if self.grad_weight is None else self.grad_weight.result()
+        return Gradients(self.grad_input, grad_weight, self.grad_bias)
+
+
+class KeptLogits:
+    """The logits' gradient itself, (N, V); N is 1 at least."""
+
+    def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
+        """logits (N, V) of all rows."""
+        self.gradient = logits
+
+    def result(self) -> Tensor:
+        return self.gradient

@@ -1,0 +1,141 @@
+"""`dcs::linear_log_probs`: log p(target) and the entropy of a linear layer's softmax, without holding the logits.
+
+Both come out of the row pass of linear_cross_entropy, whose private ops and nodes of autograd these are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference.cross_entropy_rows import row_dtype
+from ...reference.linear_cross_entropy import Options
+from .._common import autocast, flops
+from .._common.autograd import below, tracked
+from .._common.validate import dtype_name, fail
+from .autograd import differentiable
+from .kernel_ops import gemm_flops
+from .loss import autocast_operands
+from .validate import check_argument_types, check_call, normal_ignore_index
+
+_OP = "linear_log_probs"
+_op = _registry.linear_log_probs
+
+
+def linear_log_probs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    memory_budget: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of every target, and entropy, of the softmax over ``input·linear_weightᵀ + linear_bias``.
+
+    What fine-tuning by reinforcement learning needs of a policy, both differentiable any number of times, in the memory
+    of :func:`linear_cross_entropy`; its arguments and its transforms. The backward makes the logits a second time.
+
+    Args:
+        input: (..., D).
+        linear_weight: (V, D), input's dtype.
+        target: class indices, int64 (...).
+        linear_bias: (V,), input's dtype.
+        softcap: bounds the logits to (-softcap, softcap).
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
+        ignore_index: a row with this target has log-probability and entropy 0 and no gradient. None is -100.
+        memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
+
+    Returns:
+        (log_probs, entropy), both of input's leading shape, float32 for half input, else of input's dtype. Entropy is
+        in nats, of the distribution that softcap and logit_scale make.
+
+    Raises:
+        IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.
+        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
+
+    Example::
+
+        >>> log_probs, entropy = torch_dcs_ops.linear_log_probs(hidden, head, tokens, logit_scale=1 / temperature)
+    """
+    try:
+        log_probs, entropy = _op(
+            input, linear_weight, target, linear_bias=linear_bias, softcap=softcap, logit_scale=logit_scale,
+            ignore_index=ignore_index, memory_budget=memory_budget,
+        )  # fmt: skip
+    except (AttributeError, RuntimeError, TypeError):
+        check_argument_types(
+            _OP, input, linear_weight, target, linear_bias, None, "none",
+            ignore_index=ignore_index, memory_budget=memory_budget,
+        )  # fmt: skip
+        raise
+    return log_probs, entropy
+
+
+def _options(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    *,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    memory_budget: int | None = None,
+) -> Options:
+    """Those of a checked call."""
+    options = Options(
+        reduction="none", ignore_index=normal_ignore_index(ignore_index), softcap=softcap, logit_scale=logit_scale,
+        memory_budget=memory_budget,
+    )  # fmt: skip
+    if target.is_floating_point():
+        fail(_OP, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")
+    check_call(_OP, input, linear_weight, target, linear_bias, None, options)
+    return options
+
+
+def _kernel(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, **keywords: Any
+) -> tuple[Tensor, Tensor]:
+    options = _options(input, linear_weight, target, linear_bias, **keywords)
+    with torch._C._AutoDispatchBelowAutograd():
+        loss, _, _, entropy, *_ = _registry.linear_cross_entropy_forward(
+            input, linear_weight, target, linear_bias, None, *options, False, False, False, False, True
+        )
+        return 0 - loss, entropy
+
+
+def _fake(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, **keywords: Any
+) -> tuple[Tensor, Tensor]:
+    _options(input, linear_weight, target, linear_bias, **keywords)
+    log_probs = input.new_empty(input.shape[:-1], dtype=row_dtype(input.dtype))
+    return log_probs, torch.empty_like(log_probs)
+
+
+def _autograd(
+    keyset: torch._C.DispatchKeySet,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    **keywords: Any,
+) -> Any:
+    if not tracked(input, linear_weight, linear_bias):
+        return below(_op, keyset, input, linear_weight, target, linear_bias=linear_bias, **keywords)
+    options = _options(input, linear_weight, target, linear_bias, **keywords)
+    loss, _, _, entropy = differentiable(keyset, input, linear_weight, target, linear_bias, None, options, False, True)
+    return 0 - loss, entropy
+
+
+_registry.LIBRARY.impl("linear_log_probs", _kernel, "CompositeExplicitAutograd")
+torch.library.register_fake("dcs::linear_log_probs", _fake, lib=_registry.LIBRARY)
+_registry.LIBRARY.impl("linear_log_probs", _autograd, "Autograd", with_keyset=True)
+autocast.register_cast("linear_log_probs", _op, autocast_operands)
+flops.register(torch.ops.dcs.linear_log_probs, gemm_flops)

@@ -1,0 +1,281 @@
+"""`dcs::linear_cross_entropy`: the cross entropy of a linear layer's logits, without holding the logits.
+
+Here: the public function and the registrations of the op and of its `aux` overload. The work is that of the private ops
+(kernel_ops.py over chunks.py), autograd's nodes are in autograd.py, vmap in vmap.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference.cross_entropy_rows import row_dtype
+from ...reference.linear_cross_entropy import Options, shifted_target
+from .._common import autocast, flops
+from .._common.autograd import below, tracked
+from . import vmap  # noqa: F401  (vmap registers)
+from .autograd import differentiable
+from .kernel_ops import gemm_flops
+from .validate import check_argument_types, check_call, normal_ignore_index
+
+_OP = "linear_cross_entropy"
+_op = _registry.linear_cross_entropy
+_aux_op = _registry.linear_cross_entropy_aux
+
+Results = tuple[Tensor, ...]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    z_loss: float = 0.0,
+    shift: bool = False,
+    grad_filter_eps: float | None = None,
+    memory_budget: int | None = None,
+    accumulate_dtype: torch.dtype | None = None,
+    return_lse: bool = False,
+    return_predictions: bool = False,
+    options: None = None,
+) -> Any:
+    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target)`` without the logits in memory.
+
+    With u = logit_scale·(input·linear_weightᵀ + linear_bias), z = softcap·tanh(u / softcap) and lse = logsumexp(z),
+    the loss of a row with target t is ``weight[t]·(lse - z[t]) + z_loss·lse²``; label smoothing and class
+    probabilities as in F.cross_entropy. Logits are formed for some rows at a time, in input's dtype, and everything
+    behind them is float32 (float64 for float64).
+
+    Args:
+        input: (..., D), any leading shape; float16, bfloat16, float32 or float64, any strides.
+        linear_weight: (V, D), input's dtype. K-dimensional weights are not taken.
+        target: class indices, int64 (...), or class probabilities, floating-point (..., V).
+        linear_bias: (V,), input's dtype.
+        weight: (V,), a factor of every class, of any floating dtype.
+        reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
+            F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss a row.
+        ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where that can
+            be (see the documentation). None is -100. Negative or None for class probabilities, for which it means
+            nothing.
+        label_smoothing: in [0, 1].
+        softcap: bounds the logits to (-softcap, softcap).
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
+        z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
+            of the loss, by the weights of the valid targets.
+        shift: input (..., T, D) at step t predicts target (..., T) at step t + 1. The last step has no target:
+            whatever has a value a row, has T - 1 of them.
+        grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
+            the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
+            above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
+            the mean shape of 32 rows (see the documentation). The results themselves are exact, as are the gradients
+            for a number below 16/V, for class probabilities, for softcap together with label_smoothing, in float16, in
+            float64 on CUDA, and on CUDA without triton.
+        memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
+            rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half input takes further memory when there
+            is more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
+        accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32. torch.bfloat16,
+            for bfloat16 input, rounds after every chunk and needs no memory (1.6 times the error of one GEMM at four
+            chunks). torch.float32, for half input, is what None is.
+        return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
+        return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too, which then are
+            not left out.
+        options: of torch.nn.functional.linear_cross_entropy; only None is taken.
+
+    Returns:
+        The loss: float32 for half input, else input's dtype; 0-D, or input's leading shape for reduction "none". With
+        return_lse or return_predictions a tuple (loss, lse, predictions) of what was asked for.
+
+    A mean or a sum forms its gradients in forward, where the logits are, and only those that are needed: a frozen input
+    or linear_weight costs neither time nor memory. backward() multiplies them by the gradient of the loss, in place
+    where the graph is being freed. Reduction "none" and the gradient of the lse make the logits a second time.
+    Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class
+    probabilities or class weights hold full logits, and are exact whatever grad_filter_eps is. Works under torch.func,
+    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias are cast as for
+    F.linear, the loss is float32).
+
+    Raises:
+        IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion, as in F.cross_entropy.
+        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
+
+    Example::
+
+        >>> hidden, head = torch.randn(2, 5, 8), torch.randn(100, 8)
+        >>> tokens = torch.randint(100, (2, 5))
+        >>> loss = torch_dcs_ops.linear_cross_entropy(hidden, head, tokens, shift=True)
+    """
+    if options is not None:
+        raise RuntimeError(
+            f"{_OP}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
+            "chooses the chunks here"
+        )
+    op = _aux_op if return_lse or return_predictions else _op
+    try:
+        results = op(
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            z_loss=z_loss,
+            shift=shift,
+            grad_filter_eps=grad_filter_eps,
+            memory_budget=memory_budget,
+            accumulate_dtype=accumulate_dtype,
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        check_argument_types(
+            _OP, input, linear_weight, target, linear_bias, weight, reduction,
+            ignore_index=ignore_index, memory_budget=memory_budget,
+        )  # fmt: skip
+        raise
+    if op is _op:
+        return results
+    loss, lse, predictions = results
+    return (loss, *((lse,) if return_lse else ()), *((predictions,) if return_predictions else ()))
+
+
+def _options(
+    *,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    z_loss: float = 0.0,
+    grad_filter_eps: float | None = None,
+    memory_budget: int | None = None,
+    accumulate_dtype: torch.dtype | None = None,
+) -> Options:
+    return Options(
+        reduction, normal_ignore_index(ignore_index), label_smoothing, softcap, logit_scale, z_loss, grad_filter_eps,
+        memory_budget, accumulate_dtype,
+    )  # fmt: skip
+
+
+def _shifted(
+    shift: bool, input: Tensor, target: Tensor, options: Options, run: Callable[[Tensor, Tensor], Results]
+) -> Results:
+    """`run(input, target)` on the steps that have a target; its results are the loss and values of every row."""
+    if not shift:
+        return run(input, target)
+    if target.is_floating_point():
+        return run(input[..., :-1, :], target[..., 1:, :])
+    # No step is cut out of input, which would copy it: the last one is ignored.
+    loss, *rows = run(input, shifted_target(target, options.ignore_index))
+    return (_without_last(loss) if options.reduction == "none" else loss, *map(_without_last, rows))
+
+
+def _without_last(values: Tensor) -> Tensor:
+    # Not contiguous(), which under export would ask whether the sizes make a copy unnecessary.
+    return values[..., :-1].clone(memory_format=torch.contiguous_format)
+
+
+def _register(name: str, op: Any, is_aux: bool) -> None:
+    """The kernels of one overload; `aux` returns (loss, lse, predictions), the other one the loss."""
+
+    count = 3 if is_aux else 1
+
+    def results(values: Results) -> Any:
+        return values if is_aux else values[0]
+
+    def kernel(
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        shift: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        options = _options(**keywords)
+        check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
+
+        def run(x: Tensor, y: Tensor) -> Results:
+            every: Results = _registry.linear_cross_entropy_forward(
+                x, linear_weight, y, linear_bias, weight, *options, False, False, False, is_aux, False
+            )
+            return every[:count]
+
+        with torch._C._AutoDispatchBelowAutograd():
+            return results(_shifted(shift, input, target, options, run))
+
+    def fake(
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        shift: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        options = _options(**keywords)
+        check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
+        lead = (*input.shape[:-2], input.size(-2) - 1) if shift else input.shape[:-1]
+        loss = input.new_empty(lead if options.reduction == "none" else (), dtype=row_dtype(input.dtype))
+        return results((loss, loss.new_empty(lead), loss.new_empty(lead, dtype=torch.int64)))
+
+    def autograd(
+        keyset: torch._C.DispatchKeySet,
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        shift: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        if not tracked(input, linear_weight, target, linear_bias, weight):
+            return below(
+                op,
+                keyset,
+                input,
+                linear_weight,
+                target,
+                linear_bias=linear_bias,
+                weight=weight,
+                shift=shift,
+                **keywords,
+            )
+        options = _options(**keywords)
+        check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
+
+        def run(x: Tensor, y: Tensor) -> Results:
+            return differentiable(keyset, x, linear_weight, y, linear_bias, weight, options, is_aux, False)[:count]
+
+        return results(_shifted(shift, input, target, options, run))
+
+    _registry.LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dcs::{name}", fake, lib=_registry.LIBRARY)
+    _registry.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+    autocast.register_cast(name, op, autocast_operands)
+
+
+def autocast_operands(args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """input, linear_weight and linear_bias as F.linear has them; target and the class weights stay as they are."""
+    input, linear_weight, *rest = args
+    bias = {"linear_bias": autocast.lowered(keywords["linear_bias"])} if "linear_bias" in keywords else {}
+    return (autocast.lowered(input), autocast.lowered(linear_weight), *rest), keywords | bias
+
+
+_register("linear_cross_entropy", _op, False)
+_register("linear_cross_entropy.aux", _aux_op, True)
+flops.register(torch.ops.dcs.linear_cross_entropy, gemm_flops)

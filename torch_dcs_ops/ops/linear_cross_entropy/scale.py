@@ -1,0 +1,87 @@
+"""backward() of a reduced loss: the gradients that forward has formed, times the gradient of the loss.
+
+Out of place this holds linear_weight's gradient twice. It is done in place where nobody can see the difference:
+eagerly, with autograd about to free the graph, an upstream gradient that is no batch, and buffers that nobody else has
+seen. Under torch.compile the compiler decides, by donated buffers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from ... import _registry
+from ...reference.cross_entropy_rows import row_dtype
+from .._common.validate import dtype_name, fail
+
+_OP = "_scale"
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_BLOCK_ELEMENTS = 1 << 20
+
+
+def _eager() -> bool:
+    return not (_dispatch_modes() or _functorch_active() or is_compiling())
+
+
+def buffers_may_be_private() -> bool:
+    """Whether what a forward saves now stays with it: not where hooks pack it or a mode looks at it."""
+    return _eager() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def graph_is_being_freed() -> bool:
+    """In a backward: whether nobody can run it again."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
+    """gradient·factor in `dtype`, rounded once: a factor beside a half gradient keeps its float32 precision."""
+    # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
+    if not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched"):
+        return (gradient * _broadcast(factor, gradient)).to(dtype)
+    in_place = may_overwrite and gradient.dtype == dtype
+    output = gradient if in_place else torch.empty_like(gradient, dtype=dtype)
+    _registry.scale(gradient, factor, output)
+    return output
+
+
+def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
+    # A factor with dimensions takes part in the promotion; a 0-D one would be rounded to the gradient's dtype.
+    return factor.reshape((1,) * gradient.dim())
+
+
+def _check(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    if output.shape != input.shape or not (input.is_contiguous() and output.is_contiguous()):
+        fail(_OP, f"input and output must be contiguous and of one size, got {tuple(input.shape)} and "
+                  f"{tuple(output.shape)}")  # fmt: skip
+    dtype = row_dtype(input.dtype)
+    if factor.numel() != 1 or factor.dtype != dtype:
+        found = f"{dtype_name(factor.dtype)} of the shape {tuple(factor.shape)}"
+        fail(_OP, f"factor must be one {dtype_name(dtype)}, got {found}")
+
+
+def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    _check(input, factor, output)
+    if output is input and factor.device.type == "cpu" and factor.item() == 1.0:
+        return
+    broadcast = _broadcast(factor, input)
+    for source, result in zip(_blocks(input), _blocks(output), strict=True):
+        torch.mul(source, broadcast, out=result)
+
+
+def _fake(input: Tensor, factor: Tensor, output: Tensor) -> None:
+    _check(input, factor, output)
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """On a CPU an operation between dtypes makes a wide copy of its operands: small parts keep it small."""
+    if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.numel() <= _BLOCK_ELEMENTS:
+        return (tensor,)
+    blocks: tuple[Tensor, ...] = tensor.view(-1, tensor.size(-1)).split(max(_BLOCK_ELEMENTS // tensor.size(-1), 1))
+    return blocks
+
+
+_registry.LIBRARY.impl("_scale", _reference, "CompositeExplicitAutograd")
+torch.library.register_fake("dcs::_scale", _fake, lib=_registry.LIBRARY)

@@ -1,0 +1,166 @@
+"""The checks of linear_cross_entropy and linear_log_probs, the same for the fakes and for every kernel entry."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...reference.linear_cross_entropy import Options
+from .._common.validate import (
+    FLOATING,
+    check_dense,
+    check_device,
+    check_device_type,
+    check_floating,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
+
+_REDUCTIONS = ("none", "mean", "sum")
+_DEFAULT_IGNORE_INDEX = -100
+
+
+def check_call(
+    op: str,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    *,
+    shift: bool = False,
+) -> None:
+    """Raises a sentence that names the wrong argument."""
+    check_layouts(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    _check_input(op, input)
+    _check_linear_weight(op, linear_weight, input)
+    _check_target(op, target, input, linear_weight.size(0))
+    _check_classes(op, "linear_bias", linear_bias, linear_weight)
+    if linear_bias is not None and linear_bias.dtype != input.dtype:
+        fail(op, f"linear_bias must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(linear_bias.dtype)}")
+    _check_classes(op, "weight", weight, linear_weight)
+    if weight is not None and weight.dtype not in FLOATING:
+        fail(op, f"weight must be floating-point, got {dtype_name(weight.dtype)}")
+    if shift and (input.dim() < 2 or known(input.size(-2) < 1)):
+        fail(op, f"input must have the shape (..., T, D) with T >= 1 for shift, got {tuple(input.shape)}")
+    check_options(op, options, input.dtype)
+    if target.is_floating_point() and options.ignore_index >= 0:
+        fail(op, f"ignore_index must be negative or None for class probabilities, got {options.ignore_index}")
+
+
+def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
+    if options.reduction not in _REDUCTIONS:
+        fail(op, f'reduction must be "none", "mean" or "sum", got "{options.reduction}"')
+    if not 0 <= options.label_smoothing <= 1:
+        fail(op, f"label_smoothing must be in [0, 1], got {options.label_smoothing}")
+    if options.softcap is not None and not 0 < options.softcap < math.inf:
+        fail(op, f"softcap must be a positive number or None, got {options.softcap}")
+    if not math.isfinite(options.logit_scale):
+        fail(op, f"logit_scale must be finite, got {options.logit_scale}")
+    if not 0 <= options.z_loss < math.inf:
+        fail(op, f"z_loss must be a number >= 0, got {options.z_loss}")
+    if options.grad_filter_eps is not None and not 0 <= options.grad_filter_eps < 1:
+        fail(op, f"grad_filter_eps must be None or a number >= 0 and < 1, got {options.grad_filter_eps}")
+    if options.memory_budget is not None and options.memory_budget < 1:
+        fail(op, f"memory_budget must be at least 1 byte, got {options.memory_budget}")
+    allowed = {torch.bfloat16: (torch.bfloat16, torch.float32), torch.float64: (torch.float64,)}
+    accepted = allowed.get(dtype, (torch.float32,))
+    if options.accumulate_dtype is not None and options.accumulate_dtype not in accepted:
+        fail(
+            op,
+            f"accumulate_dtype must be None or {' or '.join(map(dtype_name, accepted))} for {dtype_name(dtype)} "
+            f"input, got {dtype_name(options.accumulate_dtype)}",
+        )
+
+
+def check_upstream(op: str, name: str, grad: Tensor | None, shape: torch.Size, input: Tensor) -> None:
+    """The private backward takes a gradient for the loss, and for the lse and the entropy of every row."""
+    if grad is None:
+        return
+    check_layouts(op, **{name: grad})
+    if not grad.is_floating_point():
+        fail(op, f"{name} must be floating-point, got {dtype_name(grad.dtype)}")
+    check_device(op, name, grad, "input", input)
+    if _differs(grad.shape, shape):
+        fail(op, f"{name} must have the shape {tuple(shape)}, got {tuple(grad.shape)}")
+
+
+def normal_ignore_index(ignore_index: int | None) -> int:
+    return _DEFAULT_IGNORE_INDEX if ignore_index is None else ignore_index
+
+
+def check_argument_types(
+    op: str,
+    input: object,
+    linear_weight: object,
+    target: object,
+    linear_bias: object,
+    weight: object,
+    reduction: object,
+    **integers: object,
+) -> None:
+    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    for name, value in (("input", input), ("linear_weight", linear_weight), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+    for name, value in (("linear_bias", linear_bias), ("weight", weight)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
+    check_dense(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    if not isinstance(reduction, str):
+        raise TypeError(f"{op}: reduction must be a string, got {type(reduction).__name__}")
+    for name, number in integers.items():
+        if number is not None and not isinstance(number, int | torch.SymInt):
+            raise TypeError(f"{op}: {name} must be an integer or None, got {type(number).__name__}")
+
+
+def _check_input(op: str, input: Tensor) -> None:
+    check_floating(op, "input", input)
+    check_device_type(op, "input", input)
+    if input.dim() < 1:
+        fail(op, "input must have the shape (..., D), got a 0-D tensor")
+
+
+def _check_linear_weight(op: str, linear_weight: Tensor, input: Tensor) -> None:
+    features = input.size(-1)
+    if linear_weight.dim() != 2 or known(linear_weight.size(1) != features):
+        fail(op, f"linear_weight must have the shape (V, D) with D = {features} as in input, got "
+                 f"{tuple(linear_weight.shape)}")  # fmt: skip
+    if known(linear_weight.size(0) < 1):
+        fail(op, "linear_weight must have one class at least, got none")
+    if linear_weight.dtype != input.dtype:
+        fail(op, f"linear_weight must have input's dtype {dtype_name(input.dtype)}, got "
+                 f"{dtype_name(linear_weight.dtype)}")  # fmt: skip
+    check_device(op, "linear_weight", linear_weight, "input", input)
+
+
+def _check_target(op: str, target: Tensor, input: Tensor, classes: int) -> None:
+    lead = input.shape[:-1]
+    check_device(op, "target", target, "input", input)
+    if target.is_floating_point():
+        if _differs(target.shape, (*lead, classes)):
+            fail(op, f"target must have the shape {(*lead, classes)} for class probabilities, got "
+                     f"{tuple(target.shape)}")  # fmt: skip
+    elif target.dtype != torch.int64:
+        fail(op, "target must be int64 (class indices) or floating-point (class probabilities), got "
+                 f"{dtype_name(target.dtype)}")  # fmt: skip
+    elif _differs(target.shape, lead):
+        fail(op, f"target must have input's shape without its last dimension, {tuple(lead)}, got "
+                 f"{tuple(target.shape)}")  # fmt: skip
+
+
+def _check_classes(op: str, name: str, tensor: Tensor | None, linear_weight: Tensor) -> None:
+    if tensor is None:
+        return
+    check_device(op, name, tensor, "input", linear_weight)
+    if _differs(tensor.shape, linear_weight.shape[:1]):
+        fail(op, f"{name} must have the shape ({linear_weight.size(0)},), one entry a class, got {tuple(tensor.shape)}")
+
+
+def _differs(shape: torch.Size | tuple[int, ...], wanted: torch.Size | tuple[int, ...]) -> bool:
+    return len(shape) != len(wanted) or any(known(a != b) for a, b in zip(shape, wanted, strict=True))

@@ -1,0 +1,1 @@
+"""Returns and advantages of reinforcement learning, in one pass each."""

@@ -1,0 +1,267 @@
+"""`_temporal_difference_scan` made of differentiable operations: pointwise ones around one `discounted_cumsum`.
+
+What autograd, forward mode and the transforms of torch.func differentiate, any number of times; and what compiled code
+is made of where scans are part of generated kernels (see compile/scan_lowering.py): one kernel then, as no operation
+reads a scan's result at another step. The symbols are those of reference/returns.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...reference.scan import align_gates, has_step_gates
+from .._common.autocast import widened
+from ..scan.discounted_cumsum import discounted_cumsum
+
+Rate = float | Tensor
+
+
+class _Discounts(NamedTuple):
+    """gamma and lambda, and their product, for use beside rewards and for a scan."""
+
+    gamma: Rate  # rewards' dtype, broadcasts against rewards
+    product: Rate  # likewise
+    gate: Rate  # as precise as it can be had: a number, one a row (float64), or one a step
+
+
+class _Steps(NamedTuple):
+    """What the temporal difference of a step is made of."""
+
+    r: Tensor
+    v: Tensor
+    after: Tensor  # v', where it is known
+    lacks_after: Tensor | None  # where v' counts as 0 (None: nowhere)
+    gamma: Rate
+
+    def difference(self) -> Tensor:
+        return self.r + self.gamma * _filled(self.after, self.lacks_after) - self.v
+
+    def next_step(self, dim: int) -> _Steps:
+        r, v, after, lacks_after, gamma = self
+        lacks_after = None if lacks_after is None else next_step(lacks_after, dim)
+        if isinstance(gamma, Tensor) and gamma.dim() == r.dim() and gamma.size(dim) != 1:
+            gamma = next_step(gamma, dim)
+        return _Steps(next_step(r, dim), next_step(v, dim), next_step(after, dim), lacks_after, gamma)
+
+
+def formulas(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    rhos: Tensor | None,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg: float,
+    dim: int,
+    need_advantages: bool,
+    need_targets: bool,
+    need_pg: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op; arguments are validated already and `dim` is not negative."""
+    dtype = rewards.dtype
+    r, v, rho = map(widened, (rewards, values, rhos))
+    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    if v is None:
+        targets = _lambda_returns(r, after, lacks_after, ends, discounts, dim)
+        return _none(rewards), targets.to(dtype), _none(rewards)
+
+    steps = _Steps(r, v, after, lacks_after, discounts.gamma)
+    difference = steps.difference()
+    delta = difference if rho is None else rho.clamp(max=clip_rho) * difference
+    ratio = None if rho is None else rho.clamp(max=clip_c)
+    pg_advantages = _none(rewards)
+    if need_pg:
+        # From the operands of the next step, not by shifting delta: a compiler keeps a result that two operations read
+        # in memory, in a kernel of its own, when it is made of more than four tensors.
+        next_delta = steps.next_step(dim).difference()
+        if rho is not None:
+            next_delta = next_step(rho, dim).clamp(max=clip_rho) * next_delta
+        carried = _carried(next_delta, None if ratio is None else next_step(ratio, dim), ends, discounts, dim)
+        advantages = delta + (carried if ratio is None else ratio * carried)
+        pg = difference + carried
+        pg_advantages = (pg if rho is None else rho.clamp(max=clip_pg) * pg).to(dtype)
+    else:
+        gate = discounts.gate if ratio is None else discounts.product * ratio
+        advantages = discounted_cumsum(delta, gate, dim=dim, reset=ends)
+    targets = (advantages + v).to(dtype) if need_targets else _none(rewards)
+    return advantages.to(dtype) if need_advantages else _none(rewards), targets, pg_advantages
+
+
+def n_step_formulas(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> Tensor:
+    """Returns over n steps: with u_t the value of step t's own state, a scan of ``r_t + boot_t - u_t`` over a window of
+    n steps, plus u. The values between cancel (lambda 1), or leave a share (1 - lambda) of each behind.
+    """
+    r, v = widened(rewards), widened(values)
+    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    if v is None:
+        # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
+        v = _step_before(_filled(after, ends), dim)
+    delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
+    targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v
+    return targets.to(rewards.dtype)
+
+
+def one_step_errors(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+) -> Tensor:
+    """``r_t + boot_t - v_t``"""
+    r, v = widened(rewards), widened(values)
+    lacks_after, _, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
+    discounts = _discounts(r, gamma, gamma_value, None, 1.0, dim)
+    return _Steps(r, v, after, lacks_after, discounts.gamma).difference()
+
+
+def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
+    """``rate·factors``, with rate as gamma and lambda are given and factors one a step."""
+    return factors * (align_gates(rate.to(factors.device), factors.dim(), dim) if isinstance(rate, Tensor) else rate)
+
+
+def next_step(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the next step, 0 at the last one."""
+    return _padded(tensor, dim, 1)
+
+
+def _step_before(tensor: Tensor, dim: int) -> Tensor:
+    """What is at the step before, 0 at the first one."""
+    return _padded(tensor, dim, 0)
+
+
+def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
+    if tensor.size(dim) == 0:
+        return tensor
+    # The last dimension comes first. Made from the number of dimensions, as dim may be a symbol under torch.compile.
+    pads = [int(place == dim and side == shift) for place in reversed(range(tensor.dim())) for side in (0, 1)]
+    return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
+
+
+def _ends(
+    r: Tensor,
+    v: Tensor | None,
+    after: Tensor | None,
+    last: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    dim: int,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Where v' counts as 0, where an episode ends (None: nowhere), and v'."""
+    terminates = None if terminated is None else _as_bool(terminated)
+    truncates = None if truncated is None else _as_bool(truncated)
+    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    if after is not None:
+        return terminates, ends, after
+    return ends, ends, _next_values(r, v, last, dim)
+
+
+def _filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    return tensor if mask is None else tensor.masked_fill(mask, 0.0)
+
+
+def _carried(
+    next_delta: Tensor, next_ratio: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+) -> Tensor:
+    """What is carried to a step, ``gamma_t·lambda_t·A_{t+1}`` or 0, as a recurrence of its own.
+
+    A and pg are made of it at their own step: no operation reads a scan's result of another one.
+    """
+    ends = _or_last(ends, next_delta, dim)
+    gate = discounts.gate if next_ratio is None else discounts.product * next_ratio
+    return discounted_cumsum((discounts.product * next_delta).masked_fill(ends, 0.0), gate, dim=dim, reset=ends)
+
+
+def _lambda_returns(
+    r: Tensor, after: Tensor, lacks_after: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+) -> Tensor:
+    product = (torch.ones_like(r) * discounts.product).masked_fill(_or_last(ends, r, dim), 0.0)
+    weight = discounts.gamma - product
+    # Only where it would show: the factor has a derivative at 0 too.
+    is_unread = (weight == 0) & ~after.isfinite()
+    if lacks_after is not None:
+        is_unread = is_unread | lacks_after
+    return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
+
+
+def _discounts(
+    r: Tensor, gamma: Tensor | None, gamma_value: float, trace: Tensor | None, trace_value: float, dim: int
+) -> _Discounts:
+    if gamma is None and trace is None:
+        product = gamma_value * trace_value
+        return _Discounts(gamma_value, product, product)
+    first = gamma_value if gamma is None else _rate(r, gamma, dim)
+    second = trace_value if trace is None else _rate(r, trace, dim)
+    ndim = r.dim()
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dim() != second.dim():
+        first, second = align_gates(first, ndim, dim), align_gates(second, ndim, dim)
+    gate = first * second
+    return _Discounts(_beside_rewards(first, r, dim), _beside_rewards(gate, r, dim), gate)
+
+
+def _rate(r: Tensor, rate: Tensor, dim: int) -> Tensor:
+    """One a step in rewards' dtype; one a row in float64, as rounding errors multiply, and without a time of size 1."""
+    rate = rate.to(r.device)
+    if has_step_gates(rate, r.dim()):
+        if rate.size(dim) != 1:
+            return rate.to(r.dtype)
+        rate = rate.squeeze(dim)
+    return rate.double()
+
+
+def _beside_rewards(rate: Rate, r: Tensor, dim: int) -> Rate:
+    return align_gates(rate, r.dim(), dim).to(r.dtype) if isinstance(rate, Tensor) else rate
+
+
+def _next_values(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
+    after = torch.zeros_like(r) if v is None else next_step(v, dim)
+    if last is None:
+        return after
+    return torch.where(_is_last(r, dim), last.expand(r.shape[:dim] + r.shape[dim + 1 :]).unsqueeze(dim), after)
+
+
+def _is_last(r: Tensor, dim: int) -> Tensor:
+    steps = torch.arange(r.size(dim), device=r.device)
+    return (steps == r.size(dim) - 1).view([-1 if d == dim else 1 for d in range(r.dim())])
+
+
+def _or_last(ends: Tensor | None, r: Tensor, dim: int) -> Tensor:
+    last = _is_last(r, dim)
+    return last.expand(r.shape) if ends is None else ends | last
+
+
+def _as_bool(flag: Tensor) -> Tensor:
+    return flag if flag.dtype == torch.bool else flag != 0
+
+
+def _none(rewards: Tensor) -> Tensor:
+    return rewards.new_empty(0)

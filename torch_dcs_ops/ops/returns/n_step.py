@@ -1,0 +1,98 @@
+"""`dcs::_n_step_returns`, the private op of torch_dcs_ops.returns.n_step_returns.
+
+Here: validation, the fake, the Python kernel, autograd, vmap, autocast and FLOPs. Its definition is in
+reference/returns.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference import returns as reference
+from .._common import autocast, flops
+from .._common.autograd import below, tracked
+from .._common.vmap import BATCHED
+from .._triton import TRITON_KEYS, launchers
+from .formulas import n_step_formulas
+from .temporal_difference import batched_operands
+from .validate import check_n, check_returns
+
+_OP = "_n_step_returns"
+_op = _registry.n_step_returns
+_DIM = 10
+
+
+def _check(
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Tensor | None,
+    gamma_value: float,
+    trace: Tensor | None,
+    trace_value: float,
+    dim: int,
+    n: int,
+) -> int:
+    dim = check_returns(
+        _OP, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, None, dim, False
+    )
+    check_n(_OP, n)
+    return dim
+
+
+def _with_dim(args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
+    return (*args[:_DIM], dim, *args[_DIM + 1 :])
+
+
+def _reference(*args: Any) -> Tensor:
+    return reference.n_step_returns(*_with_dim(args, _check(*args)))
+
+
+def _triton(*args: Any) -> Tensor:
+    module = launchers("n_step")
+    if module is None:
+        return _reference(*args)
+    targets: Tensor = module.n_step_returns(*_with_dim(args, _check(*args)))
+    return targets
+
+
+def _fake(*args: Any) -> Tensor:
+    _check(*args)
+    return torch.empty_like(args[0])
+
+
+def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
+    if tracked(*args):
+        return n_step_formulas(*_with_dim(args, _check(*args)))
+    targets: Tensor = below(_op, keyset, *args)
+    return targets
+
+
+def _vmap(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
+    dim = _check(*args)
+    with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+        batch, operands = batched_operands(args[:_DIM])
+        targets: Tensor = batch.wrap(_op(*operands, dim + 1, *args[_DIM + 1 :]))
+    return targets
+
+
+def _flops_of(rewards_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    # Counted as a scan is: the next value, and a product and a sum; a window's own steps are a matter of the kernel.
+    return 4 * int(torch.Size(rewards_shape).numel())
+
+
+_registry.LIBRARY.impl(_OP, _reference, "CompositeExplicitAutograd")
+for _key in TRITON_KEYS:
+    _registry.LIBRARY.impl(_OP, _triton, _key)
+torch.library.register_fake(f"dcs::{_OP}", _fake, lib=_registry.LIBRARY)
+_registry.LIBRARY.impl(_OP, _autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl(_OP, _vmap, "FuncTorchBatched", with_keyset=True)
+autocast.register(_OP, _op)
+flops.register(torch.ops.dcs._n_step_returns, _flops_of)

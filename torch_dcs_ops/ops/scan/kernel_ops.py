@@ -1,0 +1,130 @@
+"""`dcs::_scan` and `dcs::_scan_gradients`, the private family that discounted_cumsum and cumsum are fronts of.
+
+Here: kernels of the Python backends, fakes, autocast, FLOPs. Autograd is in autograd.py, vmap in vmap.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference.scan import gate_gradient_dtype, has_step_gates
+from .._common import autocast, flops
+from . import autograd, vmap  # noqa: F401  (they register)
+from .backends import BACKENDS, Backend
+from .validate import check_output, check_scan, check_unshifted_initial
+
+_OP = "discounted_cumsum"
+
+
+def _check_call(
+    input: Tensor,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+    shifted: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    window: int | None,
+) -> int:
+    check_unshifted_initial(_OP, shifted, initial)
+    # Integers are summed (cumsum), never discounted.
+    is_integer_sum = input.dtype == torch.int64 and gamma is None and gamma_value == 1.0
+    return check_scan(_OP, input, gamma, dim, initial, reset, window, integers_allowed=is_integer_sum)
+
+
+def _check_backward_call(
+    grad: Tensor, output: Tensor, gamma: Tensor | None, dim: int, initial: Tensor | None, reset: Tensor | None
+) -> int:
+    dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
+    check_output(_OP, output, grad)
+    return dim
+
+
+def _register(backend: Backend) -> None:
+    def scan(
+        input: Tensor,
+        gamma: Tensor | None,
+        gamma_value: float,
+        dim: int,
+        reverse: bool,
+        shifted: bool,
+        initial: Tensor | None,
+        reset: Tensor | None,
+        window: int | None,
+    ) -> Tensor:
+        dim = _check_call(input, gamma, gamma_value, dim, shifted, initial, reset, window)
+        return backend.scan(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
+
+    def scan_gradients(
+        grad: Tensor,
+        output: Tensor,
+        gamma: Tensor | None,
+        gamma_value: float,
+        dim: int,
+        reverse: bool,
+        initial: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        dim = _check_backward_call(grad, output, gamma, dim, initial, reset)
+        return backend.scan_gradients(grad, output, gamma, gamma_value, dim, reverse, initial, reset)
+
+    _registry.LIBRARY.impl("_scan", scan, backend.dispatch_key)
+    _registry.LIBRARY.impl("_scan_gradients", scan_gradients, backend.dispatch_key)
+
+
+def _scan_fake(
+    input: Tensor,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+    reverse: bool,
+    shifted: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    window: int | None,
+) -> Tensor:
+    _check_call(input, gamma, gamma_value, dim, shifted, initial, reset, window)
+    return torch.empty_like(input)
+
+
+def _scan_gradients_fake(
+    grad: Tensor,
+    output: Tensor,
+    gamma: Tensor | None,
+    gamma_value: float,
+    dim: int,
+    reverse: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    dim = _check_backward_call(grad, output, gamma, dim, initial, reset)
+    dtype = gate_gradient_dtype(grad.dtype, gamma, grad.dim())
+    if has_step_gates(gamma, grad.dim()):
+        return torch.empty_like(grad), torch.empty_like(grad, dtype=dtype)
+    sums = () if gamma is not None and not gamma.dim() else (*grad.shape[:dim], *grad.shape[dim + 1 :])
+    return torch.empty_like(grad), grad.new_empty(sums, dtype=dtype)
+
+
+for _backend in BACKENDS:
+    _register(_backend)
+torch.library.register_fake("dcs::_scan", _scan_fake, lib=_registry.LIBRARY)
+torch.library.register_fake("dcs::_scan_gradients", _scan_gradients_fake, lib=_registry.LIBRARY)
+autocast.register("_scan", _registry.scan)
+
+
+def scan_flops(input_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """A multiplication and an addition an element."""
+    return 2 * int(torch.Size(input_shape).numel())
+
+
+def _scan_gradients_flops(grad_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    # The adjoint scan, then a product and a sum for gamma.
+    return 2 * scan_flops(grad_shape)
+
+
+flops.register(torch.ops.dcs._scan, scan_flops)
+flops.register(torch.ops.dcs._scan_gradients, _scan_gradients_flops)
