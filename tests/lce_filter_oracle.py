@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dcs_ops.ops._triton import launchers
 from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
-from torch_dcs_ops.reference import filtered_gradients as reference
+from torch_dcs_ops.reference.linear_cross_entropy import filter as reference
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 EPS = 2**-6

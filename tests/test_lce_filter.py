@@ -20,7 +20,7 @@ from torch_dcs_ops.ops.linear_cross_entropy import plan as planning
 from torch_dcs_ops.ops.linear_cross_entropy.filter import filter_steps
 from torch_dcs_ops.ops.linear_cross_entropy.gradients import Upstream
 from torch_dcs_ops.ops.linear_cross_entropy.plan import FilteredPlan, make_filtered_plan
-from torch_dcs_ops.reference.linear_cross_entropy import Needs, Options
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Needs, Options
 
 
 @pytest.fixture(autouse=True)

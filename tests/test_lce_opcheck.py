@@ -10,7 +10,7 @@ from lce_oracle import Problem, leaf, make
 from torch import Tensor
 from torch.library import opcheck
 
-from torch_dcs_ops.reference.linear_cross_entropy import Options
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 LOSS = torch.ops.dcs.linear_cross_entropy.default
 AUX = torch.ops.dcs.linear_cross_entropy.aux

@@ -10,8 +10,8 @@ import torch
 from lce_oracle import make
 from torch import Tensor
 
-from torch_dcs_ops.reference.cross_entropy_rows import cross_entropy_rows_, row_dtype
-from torch_dcs_ops.reference.linear_cross_entropy import Options, cross_entropy
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Options, cross_entropy
+from torch_dcs_ops.reference.linear_cross_entropy.rows import cross_entropy_rows_, row_dtype
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

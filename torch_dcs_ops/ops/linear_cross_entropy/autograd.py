@@ -19,9 +19,9 @@ from torch import Tensor, func
 from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
-from ...reference import linear_cross_entropy as reference
-from ...reference.cross_entropy_rows import check_target_range, row_dtype
-from ...reference.linear_cross_entropy import Needs, Options
+from ...reference.linear_cross_entropy import loss as reference
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common.autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
 from .compiled import is_kept, kept_gradients
 from .kernel_ops import forward_gradient_dtype

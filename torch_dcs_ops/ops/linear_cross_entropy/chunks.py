@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ... import _registry
-from ...reference.cross_entropy_rows import check_target_range, row_dtype
-from ...reference.linear_cross_entropy import Needs, Options, normaliser
+from ...reference.linear_cross_entropy.loss import Needs, Options, normaliser
+from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, KeptLogits, Upstream
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._guards import TracingContext
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Needs, Options
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import flops
 from .._common.autograd import any_requires_grad, below
 from .._common.validate import dtype_name, fail

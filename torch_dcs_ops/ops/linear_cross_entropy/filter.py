@@ -5,7 +5,8 @@ row's gradient, its tail, is shared by a group of rows (filter_tails.py), but fo
 are exact. The kept columns need the products of the exact gradient, on as many columns as there are; a tail is of rank
 one a group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's constant part is exact.
 
-The steps on the logits are reference/filtered_gradients.py on a CPU, triton_kernels/filtered_gradients.py on a GPU.
+The steps on the logits are reference/linear_cross_entropy/filter.py on a CPU and triton_kernels/filtered_gradients.py
+on a GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ... import _native
-from ...reference import filtered_gradients as reference
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Needs, Options
+from ...reference.linear_cross_entropy import filter as reference
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._triton import launchers
 from .filter_tails import Tails
 from .gradients import Gradients, Upstream

@@ -12,8 +12,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Needs, Options
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .plan import FilteredPlan, with_padding
 from .valid_rows import ValidRows
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Needs
+from ...reference.linear_cross_entropy.loss import Needs
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .plan import Plan
 from .valid_rows import ValidRows, grouped_product_fills, row_count
 from .weight_gradient import make_accumulator

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Needs, Options
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import flops
 from . import chunks as driver
 from .gradients import Gradients, Upstream

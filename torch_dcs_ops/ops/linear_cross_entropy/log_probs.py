@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Options
+from ...reference.linear_cross_entropy.loss import Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.validate import dtype_name, fail

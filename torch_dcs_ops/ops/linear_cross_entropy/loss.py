@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import Options, shifted_target
+from ...reference.linear_cross_entropy.loss import Options, shifted_target
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference import cross_entropy_rows as reference
+from ...reference.linear_cross_entropy import rows as reference
 from .._common.autograd import any_requires_grad, below
 from .._common.validate import check_device, check_floating, check_layouts, dtype_name, fail, known
 from .._triton import TRITON_KEYS, launchers

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common.validate import dtype_name, fail
 
 _OP = "_scale"

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...reference.linear_cross_entropy import Options
+from ...reference.linear_cross_entropy.loss import Options
 from .._common.validate import (
     FLOATING,
     check_dense,

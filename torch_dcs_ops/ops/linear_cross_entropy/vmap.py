@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.cross_entropy_rows import row_dtype
-from ...reference.linear_cross_entropy import normaliser, shifted_target
+from ...reference.linear_cross_entropy.loss import normaliser, shifted_target
+from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common.vmap import BATCHED, Batch
 from .validate import normal_ignore_index
 

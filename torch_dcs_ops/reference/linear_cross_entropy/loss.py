@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, func
 from torch.nn import functional
 
-from .cross_entropy_rows import row_dtype
+from .rows import row_dtype
 
 
 class Options(NamedTuple):

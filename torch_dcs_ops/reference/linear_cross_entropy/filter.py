@@ -1,12 +1,12 @@
 """The steps of a filtered gradient in plain PyTorch: what the kernels compute, and what a CPU runs.
 
-Of a chunk of rows of logits, with z, p, lse and the slope s = dz/dlogit / logit_scale as in cross_entropy_rows.py, the
+Of a chunk of rows of logits, with z, p, lse and the slope s = dz/dlogit / logit_scale as in rows.py, the
 gradient of the logits in row i is a_i·p_ij·s_ij - h_i·[j = t_i]·s_ij (label smoothing apart, which is of rank one). A
 column is alive, and its gradient kept, where any row has p > eps or its target. The columns that are not alive are the
 tail: a row has its exact mass there, m_i = a_i·Σ_j p_ij·s_ij, and the shape q_j = Σ p_ij·s_ij of its group of rows.
 
 The steps follow one another on the same logits, which belong to them: `target_gradient`, `columns`, `keep`, `gather_`,
-then the products. `mark_targets` comes before some chunks; after these, the steps of filtered_tails.py and the last
+then the products. `mark_targets` comes before some chunks; after these, the steps of filter_tails.py and the last
 product.
 Here `columns` leaves p in the place of float32 logits, so that no other buffer of their size is read or written, and
 the number of kept columns is read from `count`. The kernels leave both alone: they run in a CUDA graph.
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .cross_entropy_rows import row_dtype
-from .filtered_tails import add_tails, choose_rows, holds_p, probabilities, share_tails, weigh_tails
+from .filter_tails import add_tails, choose_rows, holds_p, probabilities, share_tails, weigh_tails
+from .rows import row_dtype
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",

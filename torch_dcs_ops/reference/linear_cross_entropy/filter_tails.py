@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cross_entropy_rows import row_dtype
+from .rows import row_dtype
 
 _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weigh nothing
 

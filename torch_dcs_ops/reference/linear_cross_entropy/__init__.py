@@ -1,0 +1,1 @@
+"""The cross entropy of a linear layer in plain PyTorch."""
