@@ -129,12 +129,13 @@ def lowered_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     """torch.compile with the lowerings of scans switched on, and the code that it generates for DEVICE."""
     import torch._inductor.config as inductor_config
 
-    from torch_dcs_ops.compile import _inductor, scan_lowering
-    from torch_dcs_ops.compile._hook import Hook
+    from torch_dcs_ops.compile import scan_lowering
+    from torch_dcs_ops.compile.graph_pass import Hook
+    from torch_dcs_ops.compile.inductor import lowering
 
     if not scan_lowering.install():
         pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
-    monkeypatch.setattr(_inductor, "GENERATED_DEVICES", (DEVICE,))
+    monkeypatch.setattr(lowering, "GENERATED_DEVICES", (DEVICE,))
     context = emulated_gpu() if INTERPRETED else recorded_kernels()
     with context as recorded, inductor_config.patch(pre_grad_custom_pass=Hook()):
         yield recorded

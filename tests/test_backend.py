@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_dcs_ops
 from torch_dcs_ops.compile import backend
-from torch_dcs_ops.compile._hook import Hook
+from torch_dcs_ops.compile.graph_pass import Hook
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -183,20 +183,20 @@ def test_disable_finds_the_hook_among_the_passes_of_others() -> None:
 
 def test_lowerings_are_off_where_the_caches_cannot_tell(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton", reason="the lowerings generate Triton")
-    from torch_dcs_ops.compile import _inductor
+    from torch_dcs_ops.compile.inductor import lowering
 
-    _inductor._say_that_the_key_lacks_them.cache_clear()
-    assert not _inductor.active()
+    lowering._say_that_the_key_lacks_them.cache_clear()
+    assert not lowering.active()
     with config.patch(pre_grad_custom_pass=Hook()):
-        assert _inductor.active()
+        assert lowering.active()
     assert not caplog.records
     with config.patch(pre_grad_custom_pass=Hook((lambda graph: None,))):
-        assert not _inductor.active()
-        assert not _inductor.active()
+        assert not lowering.active()
+        assert not lowering.active()
     assert [record.getMessage()[:40] for record in caplog.records] == ["scans do not fuse with other operations:"]
     if hasattr(config, "pre_grad_pass_timing"):  # torch 2.13
         with config.patch(pre_grad_custom_pass=Hook(), pre_grad_pass_timing="early"):
-            assert not _inductor.active()
+            assert not lowering.active()
 
 
 def test_a_torch_whose_private_parts_have_moved(
@@ -208,7 +208,7 @@ def test_a_torch_whose_private_parts_have_moved(
         monkeypatch.delitem(sys.modules, f"torch_dcs_ops.compile.{name}", raising=False)
         monkeypatch.delattr(torch_dcs_ops.compile, name, raising=False)
     # Its import then fails, as it does where torch lacks a name; torch itself keeps all of its own.
-    monkeypatch.setitem(sys.modules, "torch_dcs_ops.compile._inductor", None)
+    monkeypatch.setitem(sys.modules, "torch_dcs_ops.compile.inductor.lowering", None)
     model, tokens = Model().to(device), torch.randint(23, (2, 5), device=device)
     for _ in range(2):
         torch._dynamo.reset()

@@ -257,9 +257,9 @@ def test_beside_others(kernels: Kernels, companion: Any, gamma: str) -> None:
 def test_many_steps_or_many_columns_are_not_whole(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
 ) -> None:
-    from torch_dcs_ops.compile import _heuristics
+    from torch_dcs_ops.compile.inductor import heuristics
 
-    monkeypatch.setattr(_heuristics, "MANY_COLUMNS", 16)
+    monkeypatch.setattr(heuristics, "MANY_COLUMNS", 16)
     if shape[0] > 2048:  # kernels of the operations around the scan alone: fewer programs for the interpreter
         monkeypatch.setitem(BLOCKS, "XBLOCK", 1024)
     x, gamma = make(shape, torch.float32, DEVICE), make_gamma("step", shape, 0, torch.float32, DEVICE)
@@ -273,7 +273,6 @@ def test_many_steps_or_many_columns_are_not_whole(
 @pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), (3, "few operands"), (4, "many operands")])
 def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, columns: str) -> None:
     """How the kernel is written and what it is launched with are for the same number of operands."""
-    from torch_dcs_ops.compile import _heuristics
 
     def function(x: Tensor, added: list[Tensor]) -> Tensor:
         return discounted_cumsum(sum(added, x * 2), 0.9, dim=0) * 2
@@ -284,7 +283,7 @@ def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, colu
     torch.testing.assert_close(result, function(x.double(), added), check_dtype=False, rtol=1e-5, atol=1e-5)
     assert_whole_columns(kernels)
     assert f"columns={columns!r}," in kernels.source
-    assert f"column_order(r0_index, {_heuristics.COLUMNS[columns].steps})" in kernels.source
+    assert f"column_order(r0_index, {heuristics.COLUMNS[columns].steps})" in kernels.source
 
 
 @lowering_test

@@ -18,8 +18,8 @@ from lce_graphs import FUSED, REFUSED, B, D, Operands, T, V, rows
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from torch_dcs_ops.compile import _steps
-from torch_dcs_ops.compile import linear_cross_entropy as fusing
+from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
+from torch_dcs_ops.compile.passes import match_steps
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -28,10 +28,10 @@ LOSS = torch.ops.dcs.linear_cross_entropy.default
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    for known in (fusing._said, _steps._softcaps):
+    for known in (fusing._said, match_steps._softcaps):
         known.clear()
     yield
-    for known in (fusing._said, _steps._softcaps):
+    for known in (fusing._said, match_steps._softcaps):
         known.clear()
 
 
@@ -154,7 +154,7 @@ def test_a_number_that_changes_is_no_constant(
         assert record.fused == len(record.graphs)
     else:
         # With dynamic=True every number is a variable, and some are constants all the same.
-        assert record.fused == (_steps.SOFTCAPS_OF_A_LINE if dynamic else 1)
+        assert record.fused == (match_steps.SOFTCAPS_OF_A_LINE if dynamic else 1)
         assert len(record.graphs) == record.fused + 1
         assert "changes from call to call" in caplog.text
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import discounted_cumsum, returns
-from torch_dcs_ops.compile import _hook, known_discounts
-from torch_dcs_ops.compile.returns_alone import mark_returns_alone
+from torch_dcs_ops.compile import graph_pass
+from torch_dcs_ops.compile.passes import constant_discounts
+from torch_dcs_ops.compile.passes.standalone_returns import mark_returns_alone
 from torch_dcs_ops.ops.returns.temporal_difference import STAYS_A_CALL
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -139,7 +140,7 @@ def _marked(function: Callable[..., Any], *args: Tensor) -> tuple[int, torch.fx.
         return module.forward
 
     torch.compile(function, fullgraph=True, dynamic=False, backend=backend)(*args)
-    known_discounts.give_numbers(graphs[0])
+    constant_discounts.give_numbers(graphs[0])
     return mark_returns_alone(graphs[0]), graphs[0]
 
 
@@ -205,7 +206,7 @@ def test_an_error_leaves_the_graph(
 ) -> None:
     """An error in a pass would end the compilation; at the second call, leave the first one changed."""
     asked: list[Any] = []
-    number_of = known_discounts.number_of
+    number_of = constant_discounts.number_of
 
     def fails(rate: Any) -> float | None:
         """At the first discount of a call; every one has two."""
@@ -222,8 +223,8 @@ def test_an_error_leaves_the_graph(
     def twice(r: Tensor, v: Tensor, b: Tensor, done: Tensor) -> Any:
         return _gae(r, v, b, done), _gae(v, r, b, done)
 
-    monkeypatch.setattr(known_discounts, "number_of", fails)
-    monkeypatch.setattr(_hook, "_failed", set())
+    monkeypatch.setattr(constant_discounts, "number_of", fails)
+    monkeypatch.setattr(graph_pass, "_failed", set())
     r, v, b, done = torch.randn(8, 3), torch.randn(8, 3), torch.randn(3), torch.rand(8, 3) < 0.1
     for _ in range(2):
         asked.clear()

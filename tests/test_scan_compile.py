@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import cumsum, discounted_cumsum
-from torch_dcs_ops.compile.known_discounts import give_numbers
+from torch_dcs_ops.compile.passes.constant_discounts import give_numbers
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

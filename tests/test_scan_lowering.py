@@ -79,7 +79,7 @@ def test_gae_is_one_kernel(kernels: Kernels, dynamic: bool, time: int, looped: b
             torch.testing.assert_close(results, gae(*wide(inputs), time), check_dtype=False, rtol=1e-4, atol=1e-5)
     assert_one_kernel(kernels)
     assert ("tl.max_contiguous" in kernels.source) == (time == 0)
-    assert "from torch_dcs_ops.compile import _heuristics as triton_heuristics" in kernels.source
+    assert "from torch_dcs_ops.compile.inductor import heuristics as triton_heuristics" in kernels.source
 
 
 @lowering_test
@@ -446,35 +446,35 @@ def test_other_compilations_are_left_alone(kernels: Kernels) -> None:
 
 def test_tiles_are_no_larger_than_the_sizes() -> None:
     """Inductor leaves masks out where a size is 1, and relies on a tile of 1 there."""
-    from torch_dcs_ops.compile import _heuristics
+    from torch_dcs_ops.compile.inductor import heuristics
 
-    for tiles in _heuristics.TILES.values():
+    for tiles in heuristics.TILES.values():
         for tile in tiles:
-            assert _heuristics._config(tile, {"x": 1, "r0_": 4}).kwargs == {"XBLOCK": 1, "R0_BLOCK": 4}
-    assert [c.kwargs for c in _heuristics._whole_row_configs({"x": 1, "r0_": 256})] == [{"XBLOCK": 1}, {"XBLOCK": 1}]
+            assert heuristics._config(tile, {"x": 1, "r0_": 4}).kwargs == {"XBLOCK": 1, "R0_BLOCK": 4}
+    assert [c.kwargs for c in heuristics._whole_row_configs({"x": 1, "r0_": 256})] == [{"XBLOCK": 1}, {"XBLOCK": 1}]
 
 
 def test_deterministic_compilations_do_not_choose_by_timing() -> None:
-    from torch_dcs_ops.compile import _heuristics
+    from torch_dcs_ops.compile.inductor import heuristics
 
     sizes = {"x": 64, "r0_": 64}
-    assert not _heuristics._chooses_without_timing(sizes, inductor_meta={"deterministic": False})
-    assert _heuristics._chooses_without_timing({**sizes, "y": 2}, inductor_meta={})
-    for decorator in (_heuristics.reduction, _heuristics.persistent_reduction):
-        with mock.patch.object(_heuristics, "triton_heuristics") as inductor:
+    assert not heuristics._chooses_without_timing(sizes, inductor_meta={"deterministic": False})
+    assert heuristics._chooses_without_timing({**sizes, "y": 2}, inductor_meta={})
+    for decorator in (heuristics.reduction, heuristics.persistent_reduction):
+        with mock.patch.object(heuristics, "triton_heuristics") as inductor:
             decorator(sizes, inductor_meta={"deterministic": True})
         inductor.cached_autotune.assert_not_called()
 
 
 def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    from torch_dcs_ops.compile import _inductor
+    from torch_dcs_ops.compile.inductor import lowering
 
     with (
-        mock.patch.object(_inductor._versions, "TESTED_VERSIONS", ((2, 0),)),
+        mock.patch.object(lowering._versions, "TESTED_VERSIONS", ((2, 0),)),
         caplog.at_level(logging.WARNING, "torch_dcs_ops"),
     ):
-        register = _inductor.register.__wrapped__
-        with mock.patch.object(_inductor._inductor_kernels, "wrap_methods") as wrap:
+        register = lowering.register.__wrapped__
+        with mock.patch.object(lowering.codegen, "wrap_methods") as wrap:
             assert not register(())
         wrap.assert_not_called()
     (record,) = caplog.records

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from torch_dcs_ops.compile import linear_cross_entropy as fusing
+from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (a development dependency)")
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

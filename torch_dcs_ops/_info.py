@@ -10,7 +10,7 @@ import torch
 
 from . import _native, compile
 from ._version import __version__, version_of
-from .compile import _versions
+from .compile.inductor import versions
 
 _DESCRIPTIONS = {
     ("native", "cpu"): "C++",
@@ -126,9 +126,9 @@ def _is_enabled() -> bool:
 
 
 def _scans() -> str:
-    if _versions.torch_version() in _versions.TESTED_VERSIONS:
+    if versions.torch_version() in versions.TESTED_VERSIONS:
         return "on CUDA part of the kernels around them, where that is faster"
-    return f"calls of their own: their lowering was tested with torch {_versions.tested()}, this is {torch.__version__}"
+    return f"calls of their own: their lowering was tested with torch {versions.tested()}, this is {torch.__version__}"
 
 
 def _built_with(library: _native.Library) -> str | None:

@@ -26,7 +26,7 @@ def enable(*, minimum_logits: int | None = None) -> None:
     from torch._inductor import config
 
     from .backend import hook_after
-    from .linear_cross_entropy import MINIMUM_LOGITS
+    from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
     hook = hook_after(config.pre_grad_custom_pass, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
     if config.pre_grad_custom_pass != hook:
@@ -37,7 +37,7 @@ def disable() -> None:
     """Undoes `enable`. Functions that are compiled already are compiled again at their next call."""
     from torch._inductor import config
 
-    from ._hook import Hook, passes_of
+    from .graph_pass import Hook, passes_of
 
     if is_enabled():
         rest: list[Any] = []
@@ -50,7 +50,7 @@ def is_enabled() -> bool:
     """Whether `enable` is in force."""
     from torch._inductor import config
 
-    from ._hook import Hook, passes_of
+    from .graph_pass import Hook, passes_of
 
     return any(isinstance(one, Hook) for one in passes_of(config.pre_grad_custom_pass))
 

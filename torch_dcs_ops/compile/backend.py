@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._hook import Hook, passes_of
-from .linear_cross_entropy import MINIMUM_LOGITS
+from .graph_pass import Hook, passes_of
+from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
 log = logging.getLogger("torch_dcs_ops.compile")
 

@@ -34,9 +34,9 @@ from .. import _registry
 from ..ops._common.validate import FLOATING
 from ..ops.returns import temporal_difference
 from ..reference.scan import gate_gradient_dtype
-from . import _inductor, _inductor_kernels
-from ._build import hint
-from ._inductor import Combine, Index, Loader, Value, ops
+from .inductor import codegen, lowering
+from .inductor.lowering import Combine, Index, Loader, Value, ops
+from .passes.build import hint
 
 # Inductor gives a row of a scan over tuples to one block; the library's kernels cut long rows, and look back. Alone, on
 # an H200 (float32, one gamma), as fractions of a copy, generated / the library's: 16 rows of 1048576 steps 0.05 / 0.77,
@@ -75,7 +75,7 @@ class Scan:
         """The discount, where it is one number that is known while compiling."""
         if self.gamma is None:
             return self.gamma_value
-        return _inductor.constant_value(self.gamma) if not self.gamma.get_size() else None
+        return lowering.constant_value(self.gamma) if not self.gamma.get_size() else None
 
     @property
     def is_sum(self) -> bool:
@@ -85,7 +85,7 @@ class Scan:
     def has_step_gates(self) -> bool:
         if self.gamma is None or len(self.gamma.get_size()) != len(self.size):
             return False
-        return not _inductor.is_known_to_equal(self.gamma.get_size()[self.axis], 1)
+        return not lowering.is_known_to_equal(self.gamma.get_size()[self.axis], 1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,30 +114,28 @@ def lowers_to_scan(scan: Scan) -> bool:
         return False
     if scan.number is not None and not math.isfinite(scan.number):
         return False
-    if not _inductor.generates_scans(input.get_device(), scan.reverse):
+    if not lowering.generates_scans(input.get_device(), scan.reverse):
         return False
     # Alone the library's kernels are at least as fast: they know that a scalar gamma is the same at every step.
-    sizes = [_inductor_kernels.size_hint(size) for size in scan.size]
+    sizes = [codegen.size_hint(size) for size in scan.size]
     if _has_few_long_rows(sizes, scan.axis) and not _takes_whole_columns(scan, sizes):
         return False
-    return not _is_degenerate(scan) and _inductor.has_work_to_fuse()
+    return not _is_degenerate(scan) and lowering.has_work_to_fuse()
 
 
 def fuses_temporal_differences(rewards: torch.Tensor, dim: int) -> bool:
     """Whether `_temporal_difference_scan` is traced as pointwise operations around a scan that becomes a part of their
     kernel; else the library's kernel is called, which is the whole of it too.
     """
-    if TracingContext.try_get() is None or rewards.device.type not in _inductor.GENERATED_DEVICES:
+    if TracingContext.try_get() is None or rewards.device.type not in lowering.GENERATED_DEVICES:
         return False
     sizes = [hint(size) for size in rewards.shape]
-    return (
-        _inductor.active() and not (0 in sizes or sizes[dim] == 1) and not _has_few_long_rows(sizes, dim % len(sizes))
-    )
+    return lowering.active() and not (0 in sizes or sizes[dim] == 1) and not _has_few_long_rows(sizes, dim % len(sizes))
 
 
 def _is_degenerate(scan: Scan) -> bool:
     length = scan.size[scan.axis]
-    return _inductor.is_known_to_equal(length, 1) or any(_inductor.is_known_to_equal(n, 0) for n in scan.size)
+    return lowering.is_known_to_equal(length, 1) or any(lowering.is_known_to_equal(n, 0) for n in scan.size)
 
 
 def _has_few_long_rows(sizes: list[int], axis: int) -> bool:
@@ -150,9 +148,9 @@ def _has_few_long_rows(sizes: list[int], axis: int) -> bool:
 
 def _takes_whole_columns(scan: Scan, sizes: list[int]) -> bool:
     rows = math.prod(sizes) // max(sizes[scan.axis], 1)
-    if math.prod(sizes[scan.axis + 1 :]) == 1 or not _inductor_kernels.scans_in_columns(scan.dtype, scan.column_gamma):
+    if math.prod(sizes[scan.axis + 1 :]) == 1 or not codegen.scans_in_columns(scan.dtype, scan.column_gamma):
         return False
-    return _inductor_kernels.holds_whole_columns(scan.size[scan.axis], rows)
+    return codegen.holds_whole_columns(scan.size[scan.axis], rows)
 
 
 def lower_discounted_cumsum(
@@ -166,7 +164,7 @@ def lower_discounted_cumsum(
     window: Any = None,
 ) -> Any:
     """Both overloads: gamma is a tensor or a number."""
-    rates, number = (gamma, 1.0) if _inductor.is_tensor(gamma) else (None, gamma)
+    rates, number = (gamma, 1.0) if lowering.is_tensor(gamma) else (None, gamma)
     return lower_scan(input, rates, number, dim, direction == "right", False, initial, reset, window)
 
 
@@ -175,7 +173,7 @@ def lower_cumsum(input: Any, dim: int = -1, *, reverse: bool = False, dtype: tor
     wanted = dtype or (source if source.is_floating_point or source.is_complex else torch.int64)
     if wanted not in _SUMS or source.is_complex:
         return None
-    return lower_scan(_inductor.to_dtype(input, wanted), None, 1.0, dim, reverse, False, None, None, None)
+    return lower_scan(lowering.to_dtype(input, wanted), None, 1.0, dim, reverse, False, None, None, None)
 
 
 def lower_scan(
@@ -225,26 +223,26 @@ def _gate_gradient(grad_input: Any, forward: Scan) -> Any:
         product = ops.mul(ops.to_dtype(grad_at(index), dtype), previous)
         return product if reset_at is None else ops.where(reset_at(index), ops.constant(0.0, dtype), product)
 
-    product = _inductor.pointwise(grad_input, dtype, product_at)
+    product = lowering.pointwise(grad_input, dtype, product_at)
     has_axis = forward.gamma is not None and len(forward.gamma.get_size()) == len(forward.size)
     meta_gamma = None if forward.gamma is None else torch.empty((), dtype=forward.gamma.get_dtype(), device="meta")
     if has_axis:
         assert meta_gamma is not None
         meta_gamma = meta_gamma.expand((1,) * len(forward.size))
     else:
-        product = _inductor.sum_over(product, [forward.axis])
+        product = lowering.sum_over(product, [forward.axis])
         if forward.gamma is not None and not forward.gamma.get_size():
-            product = _inductor.sum_over(product, list(range(len(forward.size) - 1)))
-    return _inductor.to_dtype(product, gate_gradient_dtype(grad_input.get_dtype(), meta_gamma, len(forward.size)))
+            product = lowering.sum_over(product, list(range(len(forward.size) - 1)))
+    return lowering.to_dtype(product, gate_gradient_dtype(grad_input.get_dtype(), meta_gamma, len(forward.size)))
 
 
 def _build(scan: Scan) -> Any:
     if scan.is_sum:
-        return _inductor.directed_scan(
+        return lowering.directed_scan(
             scan.input, (scan.dtype,), (_value_loader(scan),), scan.axis, _join_sums, scan.reverse
         )
     is_bounded = scan.number is not None and abs(scan.number) <= 1
-    return _inductor.directed_scan(
+    return lowering.directed_scan(
         scan.input,
         (scan.dtype, scan.dtype),
         (_gate_loader(scan), _value_loader(scan)),
@@ -351,7 +349,7 @@ def _broadcast_loader(tensor: Any) -> Loader:
     """Loads by an index into a shape that the tensor broadcasts to, aligned at the right."""
     load: Loader = tensor.make_loader()
     size = tensor.get_size()
-    is_broadcast = [_inductor.is_known_to_equal(n, 1) for n in size]
+    is_broadcast = [lowering.is_known_to_equal(n, 1) for n in size]
 
     def load_at(index: Index) -> Value:
         own = index[len(index) - len(size) :]
@@ -374,7 +372,7 @@ def _previous_loader(scan: Scan, load: Loader, other: float | bool, dtype: torch
 
 def _is_first(scan: Scan, index: Index) -> Value:
     first = scan.size[scan.axis] - 1 if scan.reverse else 0
-    return ops.eq(_inductor.index_value(index[scan.axis]), _inductor.index_value(first))
+    return ops.eq(lowering.index_value(index[scan.axis]), lowering.index_value(first))
 
 
 def _is_finite(value: Value, dtype: torch.dtype) -> Value:
@@ -396,7 +394,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
 
 def install() -> bool:
     """Registers the lowerings, once a process. Returns False, having warned once, where torch is not a tested one."""
-    if not _inductor.register(tuple(LOWERINGS.items())):
+    if not lowering.register(tuple(LOWERINGS.items())):
         return False
     temporal_difference.fuses_in_compiled_code = fuses_temporal_differences
     return True

@@ -30,7 +30,7 @@ _Results = tuple[Tensor, Tensor, Tensor]
 # Whether a graph that is being traced becomes kernels that scans are part of: then it is given the formulas, to fuse
 # with what is around them. Set by compile/scan_lowering.py, as nothing here imports anything there.
 fuses_in_compiled_code: Callable[[Tensor, int], bool] | None = None
-# The mark of a call in a graph that stays a call all the same (compile/returns_alone.py).
+# The mark of a call in a graph that stays a call all the same (compile/passes/standalone_returns.py).
 STAYS_A_CALL = "dcs_stays_a_call"
 
 

@@ -16,9 +16,9 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .._version import __version__
-from .known_discounts import give_numbers
-from .linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
-from .returns_alone import mark_returns_alone
+from .passes.constant_discounts import give_numbers
+from .passes.linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
+from .passes.standalone_returns import mark_returns_alone
 
 log = logging.getLogger("torch_dcs_ops.compile")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _registry
+from ... import _registry
 
 # What may take a discount: none of them writes to it, or gives it another name.
 _RETURNS = (_registry.temporal_difference_scan, _registry.n_step_returns)

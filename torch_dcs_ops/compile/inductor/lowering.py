@@ -1,4 +1,4 @@
-"""What the scan lowering takes from Inductor, in one place: this module and `_inductor_kernels` alone touch its private
+"""What the scan lowering takes from Inductor, in one place: this module and `codegen` alone touch its private
 parts. Here is how an op's lowering becomes loops; there, how the code generator writes these.
 
 Versions of torch that none of this was tested with get the extern kernels and one warning.
@@ -20,8 +20,8 @@ from torch._inductor.virtualized import V
 from torch._inductor.virtualized import ops as ops
 from torch._library.utils import get_layout_constraint_tag
 
-from . import _inductor_kernels, _versions
-from ._inductor_kernels import DirectedScan
+from . import codegen, versions
+from .codegen import DirectedScan
 
 logger = logging.getLogger("torch_dcs_ops")
 
@@ -38,14 +38,14 @@ Combine: TypeAlias = Callable[[tuple[Value, ...], tuple[Value, ...]], tuple[Valu
 @functools.cache
 def register(lowerings: tuple[tuple[Any, Callable[..., Any]], ...]) -> bool:
     """`scan_lowering.install`: (op, function that builds its kernel or returns None) for every op, once a process."""
-    if _versions.torch_version() not in _versions.TESTED_VERSIONS or not _inductor_kernels.methods_are_known():
+    if versions.torch_version() not in versions.TESTED_VERSIONS or not codegen.methods_are_known():
         logger.warning(
             "scans do not fuse with other operations under torch %s: the scan lowering is tested with torch %s",
             torch.__version__,
-            _versions.tested(),
+            versions.tested(),
         )
         return False
-    _inductor_kernels.wrap_methods()
+    codegen.wrap_methods()
     for op, build in lowerings:
         lowering.register_lowering(op, type_promotion_kind=None)(_guarded(op, build))
     return True

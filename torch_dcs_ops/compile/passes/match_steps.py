@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._build import Builder, value_of
-from ._nodes import (
+from .build import Builder, value_of
+from .nodes import (
     Refusal,
     arguments_of,
     check_sole_user,

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from .. import _registry
-from ..ops.returns.temporal_difference import STAYS_A_CALL
-from .known_discounts import has_numbers
+from ... import _registry
+from ...ops.returns.temporal_difference import STAYS_A_CALL
+from .constant_discounts import has_numbers
 
 _OPERANDS = (0, 1, 2, 3, 4, 5, 10)
 _VIEWS = (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 
 IMPORTS = (
-    "from torch_dcs_ops.compile import _heuristics as triton_heuristics\n"
+    "from torch_dcs_ops.compile.inductor import heuristics as triton_heuristics\n"
     "from torch_dcs_ops.triton_kernels import group_scan"
 )
 _SCAN_CALL = re.compile(r"^( *)(\w+,[\w ,]*) = tl\.associative_scan\(\(([\w ,]+)\), 1, (\w+)\)$", re.MULTILINE)
@@ -40,7 +40,7 @@ def with_turned_groups(source: str, steps: int) -> str:
 def with_columns(source: str, columns: str, steps: int, number: float | None) -> str:
     """The scans of a kernel whose tiles hold whole columns, `steps` successive steps in the registers of a thread.
 
-    columns: which ones (see `_heuristics.COLUMNS`), an argument of the decorator. number: the discount of all of them,
+    columns: which ones (see `heuristics.COLUMNS`), an argument of the decorator. number: the discount of all of them,
     if that is one and known.
     """
     helpers: dict[str, str] = {}

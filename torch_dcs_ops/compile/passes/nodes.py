@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
-from ._build import shown, value_of
+from .build import shown, value_of
 
 _FUNCTIONS: dict[Any, str] = {
     torch.reshape: "reshape", torch.flatten: "flatten", torch.clone: "clone", operator.getitem: "getitem",

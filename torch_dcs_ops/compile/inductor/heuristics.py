@@ -1,7 +1,7 @@
 """Launch configurations of the generated kernels that hold a scan.
 
 The source of such a kernel imports this module in the place of Inductor's `triton_heuristics`, in the processes that
-compile kernels as well as in the one that runs them. Of this package only `_inductor_kernels` imports it,
+compile kernels as well as in the one that runs them. Of this package only `codegen` imports it,
 for the sizes.
 """
 

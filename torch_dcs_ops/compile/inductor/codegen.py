@@ -15,7 +15,7 @@ operations around it in the same kernel. To that is added, by wrapping methods a
   It lays a tile out for the widest loads otherwise (16 rows a thread beside a bool operand), has threads to spare, and
   spreads them over time: 30 shuffles an element for GAE. Of few rows there are not enough for the threads of a GPU:
   then a block holds all steps of its rows, and a thread successive ones.
-* The launch configurations of such a kernel come from `_heuristics`.
+* The launch configurations of such a kernel come from `heuristics`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import ops as ops
 
-from . import _heuristics, _source
+from . import generated_source, heuristics
 
 # The methods that `wrap_methods` wraps, with the parameters that the wrappers rely on.
 _WRAPPED_METHODS = (
@@ -105,7 +105,7 @@ def wrap_methods() -> None:
         # The mask was made of the index that counts up, and so leaves out the same steps.
         backwards, length = _walks_backwards(self), f"{entry.prefix}numel"
         if self.persistent_reduction and _holds_whole_columns(self):
-            steps = _heuristics.COLUMNS[_columns(self)].steps
+            steps = heuristics.COLUMNS[_columns(self)].steps
             code.writeline(f"{entry.name} = group_scan.column_order({entry.name}, {steps})")
             if not self._has_constant_mask(entry):
                 code.writeline(f"{entry.prefix}mask = {entry.name} < {length}")
@@ -121,12 +121,12 @@ def wrap_methods() -> None:
     def codegen_kernel(self: Any, name: str | None = None) -> str:
         source: str = write_kernel(self, name)
         if _scans_of_kernel(self):
-            source = _source.with_imports(source)
+            source = generated_source.with_imports(source)
             if self.persistent_reduction and _holds_whole_columns(self):
                 columns, number = _columns(self), _scans_of_kernel(self)[0].number
-                source = _source.with_columns(source, columns, _heuristics.COLUMNS[columns].steps, number)
+                source = generated_source.with_columns(source, columns, heuristics.COLUMNS[columns].steps, number)
             elif _scans_by_groups(self) and _walks_backwards(self):
-                source = _source.with_turned_groups(source, _STEPS_OF_A_THREAD)
+                source = generated_source.with_turned_groups(source, _STEPS_OF_A_THREAD)
         return source
 
     @functools.wraps(is_persistent)
@@ -230,8 +230,8 @@ def _holds_whole_columns(kernel: Any) -> bool:
 
 def holds_whole_columns(length: Any, columns: int) -> bool:
     """Whether blocks hold whole columns, of so many steps each."""
-    shortest, longest = _heuristics.WHOLE_COLUMNS
-    if not isinstance(length, int | sympy.Integer) or columns >= _heuristics.MANY_COLUMNS:
+    shortest, longest = heuristics.WHOLE_COLUMNS
+    if not isinstance(length, int | sympy.Integer) or columns >= heuristics.MANY_COLUMNS:
         return False
     return bool(shortest <= length <= longest)
 
@@ -242,11 +242,11 @@ def scans_in_columns(dtype: torch.dtype, number: float | None) -> bool:
 
 
 def _columns(kernel: Any) -> str:
-    """Which of `_heuristics.COLUMNS`. From the graph: the kernel's loads are counted when it is written, too late."""
+    """Which of `heuristics.COLUMNS`. From the graph: the kernel's loads are counted when it is written, too late."""
     nodes = list(kernel.features.scheduler_nodes())
     written = {dependency for node in nodes for dependency in node.read_writes.writes}
     operands = {dependency for node in nodes for dependency in node.read_writes.reads} - written
-    return _heuristics.columns_of(len(operands))
+    return heuristics.columns_of(len(operands))
 
 
 def _scans_of_kernel(kernel: Any) -> list[DirectedScan]:

@@ -2,7 +2,7 @@
 
 It is read from the loss backwards. What the loss takes as logits must come from a linear map by steps that leave every
 row of logits whole (views, slices of rows, upcasts, numbers as factors, a bias, a softcap) or cut it to its first
-classes, each used by the next one alone (`_steps.py`).
+classes, each used by the next one alone (`match_steps.py`).
 
 Nothing is changed here.
 """
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from ._build import shown, value_of
-from ._nodes import (
+from .build import shown, value_of
+from .match_steps import COPIES, LINEAR_MAPS, LOG_SOFTMAX, ROW_STEPS, STEPS, TRANSPOSITIONS, RowStep, Steps
+from .mutation import between, first_writer
+from .nodes import (
     Refusal,
     are_numbers,
     arguments_of,
@@ -30,8 +32,6 @@ from ._nodes import (
     source_of,
     specialised,
 )
-from ._steps import COPIES, LINEAR_MAPS, LOG_SOFTMAX, ROW_STEPS, STEPS, TRANSPOSITIONS, RowStep, Steps
-from ._writes import between, first_writer
 
 _LOSSES = (functional.cross_entropy, functional.nll_loss)
 _INFERENCE_MODES = ("_enter_inference_mode", "_exit_inference_mode")

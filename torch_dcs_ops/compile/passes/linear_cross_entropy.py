@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from .. import _registry
-from ._build import Builder, hint, shown, value_of
-from ._match import Match, find, is_loss, logits_of, place_of
-from ._nodes import Refusal
+from ... import _registry
+from .build import Builder, hint, shown, value_of
+from .match import Match, find, is_loss, logits_of, place_of
+from .nodes import Refusal
 
 log = logging.getLogger("torch_dcs_ops.compile")
 

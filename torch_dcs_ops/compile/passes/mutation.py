@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._build import run_on_fakes, shown, value_of
+from .build import run_on_fakes, shown, value_of
 
 
 def between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:

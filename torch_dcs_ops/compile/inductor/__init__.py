@@ -1,0 +1,1 @@
+"""The only user of private parts of TorchInductor: what scan_lowering needs of it."""

@@ -1,0 +1,1 @@
+"""What fuses and rewrites in the graph before the compiler lowers it."""
