@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_dcs_ops.ops._triton import launchers
+from torch_dcs_ops.ops._common.triton import launchers
 from torch_dcs_ops.ops.linear_cross_entropy.plan import make_filtered_plan
 from torch_dcs_ops.reference.linear_cross_entropy import filter as reference
 
@@ -94,7 +94,7 @@ def _alive(p: Tensor, y: Tensor, eps: float) -> Tensor:
     """The columns (V,) that are kept: all of them, where more than the op's limit would be."""
     alive = p.amax(0) > eps
     alive[y] = True
-    steps = launchers("filtered_gradients") if p.is_cuda else None
+    steps = launchers("linear_cross_entropy.filter") if p.is_cuda else None
     return alive | (alive.sum() > int((steps or reference).MOST * p.size(1)))
 
 

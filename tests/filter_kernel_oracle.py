@@ -1,8 +1,8 @@
 """Triton kernels of the filter, for their tests: where these run, operands, and what they compute in float64.
 
-The kernels are those of filtered gradients (triton_kernels/filtered_*.py), step by step, and of rows moved in place.
-On a GPU they run for real; without one in Triton's interpreter, in a process that test_filter_kernels.py starts for all
-of their files.
+The kernels are those of filtered gradients (filter*.py of triton_kernels/linear_cross_entropy), step by step, and of
+compacted rows. On a GPU they run for real; without one in Triton's interpreter, in a process that
+test_filter_kernels.py starts for all of their files.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ EPS = 2.0**-10
 SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_256)] if GPU else [])
 
 
-def load(name: str) -> ModuleType:
+def load(name: str, family: str = "linear_cross_entropy") -> ModuleType:
     """A module of triton_kernels, installed or from the checkout."""
     try:
-        return importlib.import_module(f"torch_dcs_ops.triton_kernels.{name}")
+        return importlib.import_module(f"torch_dcs_ops.triton_kernels.{family}.{name}")
     except ImportError:
         sys.path.insert(0, str(Path(__file__).parent.parent))
         try:
-            return importlib.import_module(f"triton_kernels.{name}")
+            return importlib.import_module(f"triton_kernels.{family}.{name}")
         finally:
             sys.path.pop(0)
 
 
 @pytest.fixture(name="steps")
 def filter_steps(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """triton_kernels/filtered_gradients.py."""
+    """triton_kernels/linear_cross_entropy/filter.py."""
     if INTERPRETED:
         multiply_bfloat16(monkeypatch)
-    return load("filtered_gradients")
+    return load("filter")
 
 
 def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

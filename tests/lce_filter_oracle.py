@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dcs_ops.ops._triton import launchers
+from torch_dcs_ops.ops._common.triton import launchers
 from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
 from torch_dcs_ops.reference.linear_cross_entropy import filter as reference
 
@@ -48,7 +48,7 @@ def budget_of(chunk: int, dtype: torch.dtype = F32) -> int:
 
 def most_alive(x: Tensor) -> float:
     """The part of the columns beyond which a chunk keeps all."""
-    steps = launchers("filtered_gradients") if x.is_cuda else reference
+    steps = launchers("linear_cross_entropy.filter") if x.is_cuda else reference
     assert steps is not None
     return float(steps.MOST)
 

@@ -55,10 +55,10 @@ def make_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> Kernel:
         return Kernel(name, OP)
     pytest.importorskip("triton")
     try:
-        launchers = importlib.import_module("torch_dcs_ops.triton_kernels.cross_entropy_rows")
+        launchers = importlib.import_module("torch_dcs_ops.triton_kernels.linear_cross_entropy.rows")
     except ImportError:
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
-        launchers = importlib.import_module("triton_kernels.cross_entropy_rows")
+        launchers = importlib.import_module("triton_kernels.linear_cross_entropy.rows")
     return Kernel(name, launchers.cross_entropy_rows_)
 
 

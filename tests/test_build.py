@@ -119,7 +119,7 @@ def test_pure_python_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for expected in ("__init__.py", "py.typed", "triton_kernels/scan.py", "examples/reinforce_cartpole.py"):
+    for expected in ("__init__.py", "py.typed", "triton_kernels/scan/launch.py", "examples/reinforce_cartpole.py"):
         assert f"torch_dcs_ops/{expected}" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".cu", "_build_info.json"))]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"torch_dcs_ops"}

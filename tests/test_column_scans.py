@@ -55,7 +55,7 @@ def assert_whole_columns(kernels: Kernels) -> None:
     """One kernel, without a loop over time, in which every scan is one of columns."""
     assert len(kernels.names()) == 1, kernels.names()
     assert kernels.extern_ops() == []
-    assert "group_scan.column_order(" in kernels.source
+    assert "register_groups.column_order(" in kernels.source
     assert "tl.range(" not in kernels.source
 
 
@@ -90,7 +90,7 @@ def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
         return one, discounted_cumsum(one, gates, dim=0, direction="left") * 2, cumsum(one * 2, 0)
 
     torch.compile(function, fullgraph=True, dynamic=False)(x, gates)
-    for kind in ("group_scan.discounted_columns(", "_columns(", "group_scan.summed_columns("):
+    for kind in ("register_groups.discounted_columns(", "_columns(", "register_groups.summed_columns("):
         assert kind in kernels.source
     compiled_for_a_gpu(kernels.source, XBLOCK=16, num_warps=4)
 
@@ -137,7 +137,7 @@ def test_cumsum(kernels: Kernels, dtype: torch.dtype, reverse: bool) -> None:
     torch.testing.assert_close(result, function(x.double()), check_dtype=False, rtol=1e-6, atol=1e-4)
     if dtype == torch.float64:
         # Not one of columns: twice the registers.
-        assert "group_scan" not in kernels.source or "column_order" not in kernels.source
+        assert "register_groups" not in kernels.source or "column_order" not in kernels.source
     else:
         assert_whole_columns(kernels)
 
@@ -273,6 +273,7 @@ def test_many_steps_or_many_columns_are_not_whole(
 @pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), (3, "few operands"), (4, "many operands")])
 def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, columns: str) -> None:
     """How the kernel is written and what it is launched with are for the same number of operands."""
+    from torch_dcs_ops.compile.inductor import heuristics
 
     def function(x: Tensor, added: list[Tensor]) -> Tensor:
         return discounted_cumsum(sum(added, x * 2), 0.9, dim=0) * 2

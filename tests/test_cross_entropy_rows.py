@@ -366,7 +366,7 @@ def test_triton_kernel_compiles_for_sm_90() -> None:
 
     sys.path.insert(0, str(Path(__file__).parent.parent))
     try:
-        kernel = importlib.import_module("triton_kernels.cross_entropy_rows").cross_entropy_rows
+        kernel = importlib.import_module("triton_kernels.linear_cross_entropy.rows").cross_entropy_rows
     finally:
         sys.path.pop(0)
     names: list[str] = kernel.arg_names

@@ -198,7 +198,7 @@ def test_rows_moved_apart(step: int, share: float) -> None:
     expected = memory.clone()
     expected[:, :columns] = torch.where(wanted[:, None], memory[source.clamp(max=rows - 1), :columns], 0)
     place, source, wanted = on_device(memory, source, wanted)
-    load("moved_rows").restore_rows(place[:, :columns], source, wanted, step)
+    load("compact_rows").restore_rows(place[:, :columns], source, wanted, step)
     assert torch.equal(place.cpu(), expected)
 
 
@@ -208,7 +208,7 @@ def test_rows_moved_apart(step: int, share: float) -> None:
 def test_order_of_rows(rows: int, share: float) -> None:
     target = torch.where(torch.rand(rows) < share, torch.randint(1000, (rows,)), -7)
     for place in (target, torch.stack((target, target), 1)[:, 0]):
-        index, rank, valid, count = (value.cpu() for value in load("moved_rows").order_rows(place.to(DEVICE), -7))
+        index, rank, valid, count = (value.cpu() for value in load("compact_rows").order_rows(place.to(DEVICE), -7))
         assert torch.equal(valid, target != -7)
         assert count.tolist() == [int(valid.sum())]
         assert torch.equal(rank, valid.cumsum(0) - valid.long())

@@ -53,21 +53,21 @@ PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 64, "COLUMNS": 128, "ROWS": 128
 @pytest.mark.parametrize(
     ("module", "name", "options"),
     [
-        ("filtered_columns", "sum_groups", {"ROWS": 4}),
-        ("filtered_columns", "mark_rows", {}),
-        ("filtered_columns", "count_alive", {}),
-        ("filtered_columns", "place_columns", {}),
-        ("filtered_tails", "rank_rows", {"ROWS": 16, "BLOCK": 512}),
-        ("filtered_tails", "take_rows", {"BLOCK": 2048, "EACH": 32}),
-        ("filtered_tails", "part_group", {"kinds": {"single_ptr": "bf16", "valid_ptr": "u8"}}),
-        ("filtered_tails", "weigh_rows", {"ROWS": 8, "BLOCK": 512, "kinds": {"index_ptr": "i64", "sums_ptr": "bf16"}}),
-        ("filtered_tails", "add_rows", {"ROWS": 8, "BLOCK": 512}),
-        ("filtered_gradients", "gather_rows", {"ROWS": 2, "WORD": 8}),
-        ("filtered_gradients", "pack_rows", {"ROWS": 1}),
-        ("filtered_gradients", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
-        ("moved_rows", "order_targets", {}),
-        ("filtered_products", "multiply_kept", PRODUCT_OPTIONS),
-        ("filtered_products", "add_products", PRODUCT_OPTIONS),
+        ("filter_columns", "sum_groups", {"ROWS": 4}),
+        ("filter_columns", "mark_rows", {}),
+        ("filter_columns", "count_alive", {}),
+        ("filter_columns", "place_columns", {}),
+        ("filter_tails", "rank_rows", {"ROWS": 16, "BLOCK": 512}),
+        ("filter_tails", "take_rows", {"BLOCK": 2048, "EACH": 32}),
+        ("filter_tails", "part_group", {"kinds": {"single_ptr": "bf16", "valid_ptr": "u8"}}),
+        ("filter_tails", "weigh_rows", {"ROWS": 8, "BLOCK": 512, "kinds": {"index_ptr": "i64", "sums_ptr": "bf16"}}),
+        ("filter_tails", "add_rows", {"ROWS": 8, "BLOCK": 512}),
+        ("filter", "gather_rows", {"ROWS": 2, "WORD": 8}),
+        ("filter", "pack_rows", {"ROWS": 1}),
+        ("filter", "sum_kept", {"ROWS": 64, "BLOCK": 64}),
+        ("compact_rows", "order_targets", {}),
+        ("filter_products", "multiply_kept", PRODUCT_OPTIONS),
+        ("filter_products", "add_products", PRODUCT_OPTIONS),
     ],
 )
 def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> None:
@@ -83,17 +83,17 @@ WIDE_ROWS = ("kept_ptr", "weight_ptr", "weight_stride", "out_ptr", "out_stride",
 @pytest.mark.parametrize(
     ("module", "name", "tile", "aligned"),
     [
-        ("filtered_bulk", "multiply_kept_in_bulk", "BULK_KEPT_TILE", ("weight_ptr", "weight_stride", "D")),
-        ("filtered_bulk", "multiply_kept_in_bulk", "BULK_KEPT_TILE", WIDE_ROWS[1:]),
-        ("filtered_bulk", "add_products_in_bulk", "BULK_TILE", ()),
-        ("filtered_bulk", "add_products_in_bulk", "BULK_TILE", ("total_ptr", "rest_ptr", "total_stride", "D")),
-        ("filtered_products", "multiply_kept", "WIDE", ()),
-        ("filtered_products", "multiply_kept", "WIDE", WIDE_ROWS),
+        ("filter_products_tma", "multiply_kept_in_bulk", "BULK_KEPT_TILE", ("weight_ptr", "weight_stride", "D")),
+        ("filter_products_tma", "multiply_kept_in_bulk", "BULK_KEPT_TILE", WIDE_ROWS[1:]),
+        ("filter_products_tma", "add_products_in_bulk", "BULK_TILE", ()),
+        ("filter_products_tma", "add_products_in_bulk", "BULK_TILE", ("total_ptr", "rest_ptr", "total_stride", "D")),
+        ("filter_products", "multiply_kept", "WIDE", ()),
+        ("filter_products", "multiply_kept", "WIDE", WIDE_ROWS),
     ],
 )
 def test_wide_tiles_fit(module: str, name: str, tile: str, aligned: tuple[str, ...], total: str) -> None:
     """Into the shared memory of the devices that they are chosen for, however much of it the compiler plans."""
-    tiles = load("filtered_tiles")
+    tiles = load("filter_tiles")
     sizes = getattr(tiles, tile)
     options = PRODUCT_OPTIONS | {"ROWS": sizes.rows, "COLUMNS": sizes.columns, "DEPTH": sizes.depth, "PARTS": 2}
     options |= {"STAGES": sizes.stages, "kinds": dict.fromkeys(("out_ptr", "total_ptr", "rest_ptr"), total)}

@@ -121,7 +121,7 @@ def test_products_in_bulk(steps: ModuleType, shape: tuple[int, int, int, int], m
     products = sys.modules[steps.input_gradient.__module__]
     if GPU and products.device_of(torch.empty(0, device=DEVICE)).shared_memory < products.BULK_BYTES:
         pytest.skip("the device has less shared memory")
-    monkeypatch.setattr(products, "device_of", lambda tensor: load("launch").Device(2, products.BULK_BYTES))
+    monkeypatch.setattr(products, "device_of", lambda tensor: load("launch", "common").Device(2, products.BULK_BYTES))
     made = []
     describe = products.descriptor
 

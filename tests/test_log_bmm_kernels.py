@@ -40,7 +40,7 @@ from torch_dcs_ops.reference import log_bmm as reference
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available()
 ROOT = Path(__file__).parent.parent
-HAS_LAUNCHERS = importlib.util.find_spec("triton") is not None and (ROOT / "triton_kernels" / "log_bmm.py").is_file()
+HAS_LAUNCHERS = importlib.util.find_spec("triton") is not None and (ROOT / "triton_kernels/log_bmm").is_dir()
 KERNELS = (["triton-cpu"] if HAS_LAUNCHERS else []) if INTERPRETED else ["op-cpu", "reference-cpu"]
 KERNELS += (["op-cuda"] + (["triton-cuda"] if HAS_LAUNCHERS else [])) if GPU and not INTERPRETED else []
 SIZE = 20 if INTERPRETED else 64
@@ -73,10 +73,10 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
     module: ModuleType = reference
     if name.startswith("triton"):
         try:
-            module = importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm")
+            module = importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm.launch")
         except ImportError:
             monkeypatch.syspath_prepend(str(ROOT))
-            module = importlib.import_module("triton_kernels.log_bmm")
+            module = importlib.import_module("triton_kernels.log_bmm.launch")
     return Kernel(name, module)
 
 

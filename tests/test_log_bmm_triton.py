@@ -45,7 +45,7 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """triton_kernels/log_bmm.py, installed or from the checkout; all that it allocates is poisoned."""
+    """triton_kernels/log_bmm/launch.py, installed or from the checkout; all that it allocates is poisoned."""
     new_empty, empty_like = Tensor.new_empty, torch.empty_like
 
     def poisoned(tensor: Tensor) -> Tensor:
@@ -54,10 +54,10 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: poisoned(new_empty(*args, **options)))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: poisoned(empty_like(*args, **options)))
     try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm")
+        return importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm.launch")
     except ImportError:
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
-        return importlib.import_module("triton_kernels.log_bmm")
+        return importlib.import_module("triton_kernels.log_bmm.launch")
 
 
 class Problem(NamedTuple):

@@ -232,7 +232,7 @@ def test_all_of_the_kernel_tests() -> None:
 )
 def test_triton(shape: tuple[int, ...], dim: int) -> None:
     pytest.importorskip("triton")
-    function = importlib.import_module("torch_dcs_ops.triton_kernels.n_step").n_step_returns
+    function = importlib.import_module("torch_dcs_ops.triton_kernels.returns.n_step").n_step_returns
     device = "cpu" if INTERPRETED else "cuda"
     options = itertools.product((False, True), ("number", "row", "step"), ("bool", "float", "none"))
     for i, (next_values, rates, flags) in enumerate(options):

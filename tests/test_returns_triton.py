@@ -43,8 +43,8 @@ def test_all_of_the_kernel_tests() -> None:
 
 @pytest.fixture(autouse=True)
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of triton_kernels/returns.py; `check` calls it."""
-    module = importlib.import_module("torch_dcs_ops.triton_kernels.returns")
+    """Of triton_kernels/returns/temporal_difference.py; `check` calls it."""
+    module = importlib.import_module("torch_dcs_ops.triton_kernels.returns.temporal_difference")
     monkeypatch.setattr(test_returns_kernels, "OP", module.temporal_difference_scan)
     return module.temporal_difference_scan
 

@@ -388,7 +388,7 @@ def test_lengths(kernels: Kernels, length: int, kind: str, looped: bool, directi
     assert_one_kernel(kernels)
     in_groups = length in (32, 132)
     assert ("tl.max_contiguous" in kernels.source) == in_groups
-    assert ("group_scan.turned" in kernels.source) == (in_groups and direction == "right")
+    assert ("register_groups.turned" in kernels.source) == (in_groups and direction == "right")
 
 
 @lowering_test
@@ -410,7 +410,7 @@ def test_sums_of_groups(kernels: Kernels, length: int, looped: bool, reverse: bo
         result = torch.compile(lambda x: -cumsum(-x, 1, reverse=reverse), fullgraph=True)(x)
     assert torch.equal(result, x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1))
     assert_one_kernel(kernels)
-    assert ("group_scan.turned" in kernels.source) == reverse
+    assert ("register_groups.turned" in kernels.source) == reverse
 
 
 @lowering_test

@@ -41,12 +41,12 @@ def test_in_the_interpreter(marks: str) -> None:
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """triton_kernels/scan.py, installed or from the checkout."""
+    """triton_kernels/scan/launch.py, installed or from the checkout."""
     try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.scan")
+        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.launch")
     except ImportError:
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
-        return importlib.import_module("triton_kernels.scan")
+        return importlib.import_module("triton_kernels.scan.launch")
 
 
 @numpy.errstate(all="ignore")

@@ -56,7 +56,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     """`record(capability)`: from then on launches are compiled for it; what each kernel needed at most."""
     from triton.runtime.jit import JITFunction
 
-    from torch_dcs_ops.triton_kernels import filtered_products, launch, log_bmm
+    from torch_dcs_ops.triton_kernels.common.launch import Device
+    from torch_dcs_ops.triton_kernels.linear_cross_entropy import filter_products
+    from torch_dcs_ops.triton_kernels.log_bmm import launch
 
     def start(capability: int) -> Launched:
         launched: Launched = {}
@@ -66,8 +68,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
             launched[kernel.__name__] = max(needed, launched.get(kernel.__name__, 0))
 
         monkeypatch.setattr(JITFunction, "run", run)
-        device = launch.Device(4, LIMITS[capability], tensor_memory=capability == 100)
-        for module in (filtered_products, log_bmm):
+        device = Device(4, LIMITS[capability], tensor_memory=capability == 100)
+        for module in (filter_products, launch):
             monkeypatch.setattr(module, "device_of", lambda _: device)
         return launched
 
@@ -98,16 +100,16 @@ def check(launched: Launched, capability: int, *names: str) -> None:
     ],
 )
 def test_products(record: Record, capability: int, dtype: torch.dtype, apart: int) -> None:
-    from torch_dcs_ops.triton_kernels import filtered_products
+    from torch_dcs_ops.triton_kernels.linear_cross_entropy import filter_products
 
     launched = record(capability)
     rows, classes, features = 1024, 2048, 1024
     kept, index = matrix(rows, classes, dtype, apart), torch.zeros(classes, dtype=torch.int32)
-    filtered_products.input_gradient(
+    filter_products.input_gradient(
         kept, index, index[:1], matrix(classes, features, dtype, apart), matrix(rows, features, dtype)
     )
     total = matrix(classes, features, dtype)
-    filtered_products.add_weight_gradient(
+    filter_products.add_weight_gradient(
         kept, index, index[:1], matrix(rows, features, dtype, apart), total, total, index, 0
     )
     check(launched, capability)
@@ -118,10 +120,10 @@ def test_products(record: Record, capability: int, dtype: torch.dtype, apart: in
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("capability", list(LIMITS))
 def test_log_bmm(record: Record, capability: int, precision: str) -> None:
-    from torch_dcs_ops.triton_kernels import log_bmm
+    from torch_dcs_ops.triton_kernels.log_bmm import launch
 
     launched = record(capability)
     a, b = torch.zeros(2, 256, 256), torch.zeros(2, 256, 256)
-    out, log_s = log_bmm.log_bmm(a, b, precision)
-    log_bmm.log_bmm_backward(out, a, b, log_s, precision, True, True)
+    out, log_s = launch.log_bmm(a, b, precision)
+    launch.log_bmm_backward(out, a, b, log_s, precision, True, True)
     check(launched, capability, "multiply", "multiply_gradient", "prepare", "scale_gradient")

@@ -1,4 +1,4 @@
-"""Triton kernels and their launchers, of which `scan.scan` and `scan.scan_gradients` are the entries.
+"""Triton kernels and their launchers, one folder a family.
 
 Nothing here knows of torch.library. Installed as torch_dcs_ops.triton_kernels.
 """

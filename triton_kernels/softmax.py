@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import on_device
+from .common.launch import on_device
 
 LARGEST_TILE = 32768  # elements of a line that a program holds; 65536 spill
 LOOP_TILE = 8192  # elements of a block of a longer line

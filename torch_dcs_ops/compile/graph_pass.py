@@ -92,7 +92,7 @@ def _sources() -> str:
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
     package = Path(__file__).parents[1]
     paths = [path for part in ("compile", "ops", "reference") for path in package.joinpath(part).rglob("*.py")]
-    for name in ("group_scan", "tile"):
+    for name in ("scan.register_groups", "scan.tile"):
         spec = importlib.util.find_spec(f"torch_dcs_ops.triton_kernels.{name}")
         assert spec is not None
         paths.append(Path(str(spec.origin)))

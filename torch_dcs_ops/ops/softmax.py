@@ -12,6 +12,7 @@ from .. import _registry
 from ..reference import softmax as reference
 from ._common import autocast, flops
 from ._common.autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
+from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
     check_device,
     check_device_type,
@@ -23,7 +24,6 @@ from ._common.validate import (
     known,
 )
 from ._common.vmap import BATCHED, Batch
-from ._triton import TRITON_KEYS, launchers
 
 _OP = "softmax"
 _BACKWARD_OP = "_softmax_backward"

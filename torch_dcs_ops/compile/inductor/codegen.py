@@ -106,12 +106,12 @@ def wrap_methods() -> None:
         backwards, length = _walks_backwards(self), f"{entry.prefix}numel"
         if self.persistent_reduction and _holds_whole_columns(self):
             steps = heuristics.COLUMNS[_columns(self)].steps
-            code.writeline(f"{entry.name} = group_scan.column_order({entry.name}, {steps})")
+            code.writeline(f"{entry.name} = register_groups.column_order({entry.name}, {steps})")
             if not self._has_constant_mask(entry):
                 code.writeline(f"{entry.prefix}mask = {entry.name} < {length}")
         if _scans_by_groups(self):
             if backwards:
-                code.writeline(f"{entry.name} = group_scan.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
+                code.writeline(f"{entry.name} = register_groups.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
             # Else the narrowest operand, such as a bool, would decide how many steps a thread loads.
             code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [1, {_STEPS_OF_A_THREAD}])")
         elif backwards:

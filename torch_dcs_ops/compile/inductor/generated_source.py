@@ -1,7 +1,7 @@
 """What the source of a generated kernel with scans is changed to, once Inductor has written it.
 
 Both rewritings let a thread hold successive steps, which Inductor's one form of a scan, `tl.associative_scan` over a
-tile of rows by steps, spreads over threads; the functions they call are in `triton_kernels/group_scan.py`.
+tile of rows by steps, spreads over threads; the functions they call are in `triton_kernels/scan/register_groups.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 IMPORTS = (
     "from torch_dcs_ops.compile.inductor import heuristics as triton_heuristics\n"
-    "from torch_dcs_ops.triton_kernels import group_scan"
+    "from torch_dcs_ops.triton_kernels.scan import register_groups"
 )
 _SCAN_CALL = re.compile(r"^( *)(\w+,[\w ,]*) = tl\.associative_scan\(\(([\w ,]+)\), 1, (\w+)\)$", re.MULTILINE)
 _LAST_STEP = "rbase == (RBLOCK - 1)"
@@ -27,7 +27,7 @@ def with_turned_groups(source: str, steps: int) -> str:
     """The reversed scans of a kernel whose tiles have their groups, but not the groups' steps, in the scan's order."""
 
     def turned(values: Iterable[str]) -> str:
-        return ", ".join(f"group_scan.turned({value}, {steps})" for value in values) + ","
+        return ", ".join(f"register_groups.turned({value}, {steps})" for value in values) + ","
 
     def statements(indent: str, results: list[str], operands: list[str], combine: str) -> str:
         scan = f"{', '.join(results)}, = tl.associative_scan(({turned(operands)}), 1, {combine})"
@@ -48,9 +48,9 @@ def with_columns(source: str, columns: str, steps: int, number: float | None) ->
     def statements(indent: str, results: list[str], operands: list[str], combine: str) -> str:
         if number is not None:
             gate, value = operands
-            return f"{indent}{results[-1]} = group_scan.discounted_columns({gate}, {value}, {number!r}, {steps})"
+            return f"{indent}{results[-1]} = register_groups.discounted_columns({gate}, {value}, {number!r}, {steps})"
         if len(operands) == 1:
-            return f"{indent}{results[0]} = group_scan.summed_columns({operands[0]}, {steps})"
+            return f"{indent}{results[0]} = register_groups.summed_columns({operands[0]}, {steps})"
         helpers[combine] = _JOINED_COLUMNS.format(combine=combine)
         return f"{indent}{results[-1]} = {combine}_columns({', '.join(operands)}, {steps})"
 
@@ -70,8 +70,8 @@ def {combine}_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, 
 
 @triton.jit
 def {combine}_columns(gates, values, V: tl.constexpr):
-    gate = group_scan.steps_of(gates, V)
-    value = group_scan.steps_of(values, V)
+    gate = register_groups.steps_of(gates, V)
+    value = register_groups.steps_of(values, V)
     product = gate[0]
     total = value[0]
     for i in tl.static_range(1, V):
@@ -83,7 +83,7 @@ def {combine}_columns(gates, values, V: tl.constexpr):
     for i in tl.static_range(V):
         _, carry = {combine}(one, carry, gate[i], value[i])
         results = results + (carry,)
-    return group_scan.tile_of(results, V)
+    return register_groups.tile_of(results, V)
 """
 
 

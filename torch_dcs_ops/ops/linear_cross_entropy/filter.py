@@ -5,8 +5,8 @@ row's gradient, its tail, is shared by a group of rows (filter_tails.py), but fo
 are exact. The kept columns need the products of the exact gradient, on as many columns as there are; a tail is of rank
 one a group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's constant part is exact.
 
-The steps on the logits are reference/linear_cross_entropy/filter.py on a CPU and triton_kernels/filtered_gradients.py
-on a GPU.
+The steps on the logits are reference/linear_cross_entropy/filter.py on a CPU and
+triton_kernels/linear_cross_entropy/filter.py on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ... import _native
 from ...reference.linear_cross_entropy import filter as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import row_dtype
-from .._triton import launchers
+from .._common.triton import launchers
 from .filter_tails import Tails
 from .gradients import Gradients, Upstream
 from .plan import FilteredPlan
@@ -50,7 +50,7 @@ def filter_steps(
         return None
     if input.device.type != "cuda" or _native.CUDA.kind == "reference":
         return reference
-    return None if input.dtype == torch.float64 else launchers("filtered_gradients")
+    return None if input.dtype == torch.float64 else launchers("linear_cross_entropy.filter")
 
 
 class FilteredGradients:

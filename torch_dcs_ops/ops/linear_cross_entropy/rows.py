@@ -14,8 +14,8 @@ from torch import Tensor
 from ... import _registry
 from ...reference.linear_cross_entropy import rows as reference
 from .._common.autograd import any_requires_grad, below
+from .._common.triton import TRITON_KEYS, launchers
 from .._common.validate import check_device, check_floating, check_layouts, dtype_name, fail, known
-from .._triton import TRITON_KEYS, launchers
 
 _OP = "_cross_entropy_rows_"
 _COUNT = 14  # arguments behind logits that all kernels take
@@ -77,7 +77,7 @@ def _reference(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def _triton(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    module = launchers("cross_entropy_rows")
+    module = launchers("linear_cross_entropy.rows")
     if module is None:
         return _reference(logits, *args)
     check_rows(logits, *args[:6])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ... import _native
-from .._triton import launchers
+from .._common.triton import launchers
 
 _BLOCK_BYTES = 32 << 20  # of rows on their way back
 LEAST_PRODUCT = 1 << 40  # N·V·D from which on the copies are small beside the GEMMs
@@ -143,7 +143,9 @@ class ValidRows:
 
 def _mover(tensor: Tensor) -> ModuleType | None:
     """The kernels that move rows, where there are any."""
-    return launchers("moved_rows") if tensor.is_cuda and _native.CUDA.kind != "reference" else None
+    return (
+        launchers("linear_cross_entropy.compact_rows") if tensor.is_cuda and _native.CUDA.kind != "reference" else None
+    )
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from ... import _registry
 from ...reference import log_bmm as reference
 from ...reference.log_bmm import sum_dtype
 from .._common import flops
+from .._common.triton import TRITON_KEYS, launchers
 from .._common.validate import fail
-from .._triton import TRITON_KEYS, launchers
 from .validate import check_beside, check_matrices, check_not_empty, check_precision, check_uniforms
 
 
@@ -111,7 +111,7 @@ def _register(
 
     def triton_kernel(*args: Any) -> Any:
         check(*args)
-        module = launchers("log_bmm")
+        module = launchers("log_bmm.launch")
         if module is not None:
             try:
                 return getattr(module, run.__name__)(*args)

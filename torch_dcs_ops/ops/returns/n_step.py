@@ -15,8 +15,8 @@ from ... import _registry
 from ...reference import returns as reference
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
+from .._common.triton import TRITON_KEYS, launchers
 from .._common.vmap import BATCHED
-from .._triton import TRITON_KEYS, launchers
 from .formulas import n_step_formulas
 from .temporal_difference import batched_operands
 from .validate import check_n, check_returns
@@ -56,7 +56,7 @@ def _reference(*args: Any) -> Tensor:
 
 
 def _triton(*args: Any) -> Tensor:
-    module = launchers("n_step")
+    module = launchers("returns.n_step")
     if module is None:
         return _reference(*args)
     targets: Tensor = module.n_step_returns(*_with_dim(args, _check(*args)))

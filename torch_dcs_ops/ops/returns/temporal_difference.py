@@ -17,8 +17,8 @@ from ... import _registry
 from ...reference import returns as reference
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
+from .._common.triton import TRITON_KEYS, launchers
 from .._common.vmap import BATCHED
-from .._triton import TRITON_KEYS, launchers
 from ..scan.vmap import ScanBatch
 from .formulas import formulas
 from .validate import check_returns
@@ -69,7 +69,7 @@ def _reference(*args: Any) -> _Results:
 
 
 def _triton(*args: Any) -> _Results:
-    module = launchers("returns")
+    module = launchers("returns.temporal_difference")
     if module is None:
         return _reference(*args)
     results: _Results = module.temporal_difference_scan(*_with_dim(args, _check(*args)))

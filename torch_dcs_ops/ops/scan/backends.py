@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...reference import scan as reference
-from .._triton import TRITON_KEYS, launchers
+from .._common.triton import TRITON_KEYS, launchers
 
 
 class Backend(NamedTuple):
@@ -23,7 +23,7 @@ class Backend(NamedTuple):
 
 
 def _triton_scan(*args: Any) -> Tensor:
-    module = launchers("scan")
+    module = launchers("scan.launch")
     if module is not None:
         try:
             output: Tensor = module.scan(*args)
@@ -34,7 +34,7 @@ def _triton_scan(*args: Any) -> Tensor:
 
 
 def _triton_scan_gradients(*args: Any) -> tuple[Tensor, Tensor]:
-    module = launchers("scan")
+    module = launchers("scan.launch")
     if module is not None:
         try:
             gradients: tuple[Tensor, Tensor] = module.scan_gradients(*args)

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import device_of, on_device
-from .log_bmm_gradient import GROUP, multiply_gradient, scale_gradient, sum_gradient
-from .log_bmm_product import multiply, prepare, sum_terms
-from .max_sample_bmm import draw_term, largest_term
+from ..common.launch import device_of, on_device
+from .gradient import GROUP, multiply_gradient, scale_gradient, sum_gradient
+from .max_sample import draw_term, largest_term
+from .product import multiply, prepare, sum_terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LEAST = 16  # terms, rows and columns of a product; of fewer the sums are made term by term

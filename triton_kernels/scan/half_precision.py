@@ -1,7 +1,7 @@
 """Scans of float16 and bfloat16 with one gamma, a number from 1/2 to 1 in magnitude: long rows, and whole columns.
 
 Everything is float32 here, 2^13 times finer than what is stored, and powers of gamma come from the host or from `exp2`.
-The kernels for every form and dtype (scan_lookback.py, scan_columns.py) spend 24 and 16 instructions an element on
+The kernels for every form and dtype (lookback.py, columns.py) spend 24 and 16 instructions an element on
 float64 powers, on gamma in two parts and on the recurrence step by step, these 13 and 10 to 13: on an H200 halves wait
 for instructions, not for memory. A weight stays above 0 (`above_zero`), so that an infinity does not become a NaN.
 """
@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .group_scan import column_order, steps_of, tile_of
-from .scan_lookback import PUBLISHED, look_back_words, publish
-from .scan_problem import ScanProblem, Tile
+from .lookback import PUBLISHED, look_back_words, publish
+from .problem import ScanProblem, Tile
+from .register_groups import column_order, steps_of, tile_of
 from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
 
 SMALLEST_GAMMA = 0.5
@@ -67,7 +67,7 @@ def scan_weighted(total, weights, P: tl.constexpr, J: tl.constexpr, LEVELS: tl.c
 
 @triton.jit
 def look_back(word_ptr, tile, total, tile_log, initial, GROUP: tl.constexpr):
-    """The carry into `tile` by the scheme and the words of scan_lookback.py; publishes what `tile` adds.
+    """The carry into `tile` by the scheme and the words of lookback.py; publishes what `tile` adds.
 
     `tile_log`: of the weight of a whole tile, to base 2.
     """

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .cross_entropy_rows import capped
-from .launch import WORD, on_device, units
+from ..common.launch import WORD, on_device, units
+from .rows import capped
 
 WARPS = 4
 MOST_RANKED = 1 << 15  # rows, each of which is compared with all

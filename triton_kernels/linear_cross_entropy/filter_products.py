@@ -2,7 +2,7 @@
 
 How many columns are kept is read on the device. `input_gradient` launches a program a tile, whose sum is that long;
 `add_weight_gradient` and `finish_weight_gradient` a fixed number of programs, which take tiles until there are no more.
-Where operands are aligned for it, the kernels of filtered_bulk.py do all that.
+Where operands are aligned for it, the kernels of filter_products_tma.py do all that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .filtered_bulk import add_products_in_bulk, descriptor, multiply_kept_in_bulk
-from .filtered_tiles import (
+from ..common.launch import device_of, on_device, readable, units
+from ..common.tiles import tile_at
+from .filter_products_tma import add_products_in_bulk, descriptor, multiply_kept_in_bulk
+from .filter_tiles import (
     BAND,
     BULK_BYTES,
     BULK_KEPT_TILE,
@@ -26,8 +28,6 @@ from .filtered_tiles import (
     load_weights,
     store_parts,
 )  # fmt: skip
-from .launch import device_of, on_device, readable, units
-from .tiles import tile_at
 
 
 @triton.jit(do_not_specialize=["n"])

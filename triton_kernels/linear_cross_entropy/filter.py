@@ -1,7 +1,7 @@
 """Filtered gradients of linear cross entropy on the GPU: the pass that packs the kept columns' gradient.
 
-All steps are here by name; what comes before is in filtered_columns.py, the products in filtered_products.py, and what
-a segment of chunks ends with in filtered_tails.py.
+All steps are here by name; what comes before is in filter_columns.py, the products in filter_products.py, and what
+a segment of chunks ends with in filter_tails.py.
 
 Per chunk of rows: `columns` finds the vocabulary columns that some row needs and the sums of every group of rows,
 `keep` numbers those columns with the targets', `gather_` makes the kept columns' gradient at the front of the rows' own
@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .cross_entropy_rows import capped
-from .filtered_columns import columns, keep, mark_targets, new_places
-from .filtered_products import add_weight_gradient, finish_weight_gradient, input_gradient
-from .filtered_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
-from .launch import WORD, on_device, readable, units
+from ..common.launch import WORD, on_device, readable, units
+from .filter_columns import columns, keep, mark_targets, new_places
+from .filter_products import add_weight_gradient, finish_weight_gradient, input_gradient
+from .filter_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
+from .rows import capped
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",

@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import scan_halves
-from .launch import on_device
-from .problem import HALF_DTYPES, Gates, Operand
-from .scan_columns import scan_columns
-from .scan_lookback import look_back_words, scan_lookback
-from .scan_problem import LONGEST_TILE, ScanProblem, Tile
-from .scan_tiles import chain_chunks, scan_tiles
-from .scan_window import scan_window
+from ..common.launch import on_device
+from ..common.layout import HALF_DTYPES, Gates, Operand
+from . import half_precision
+from .columns import scan_columns
+from .lookback import look_back_words, scan_lookback
+from .problem import LONGEST_TILE, ScanProblem, Tile
+from .tiles import chain_chunks, scan_tiles
+from .window import scan_window
 
 # Programs that keep an H200 (132 SMs) busy: a smaller grid is cut in time as well.
 BUSY_PROGRAMS = 264
@@ -139,9 +139,9 @@ class _Problem(ScanProblem):
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
         long_rows = self.layout.length > LONGEST_TILE and not self.time_major
-        if long_rows and gradient == "none" and scan_halves.covers(self):
+        if long_rows and gradient == "none" and half_precision.covers(self):
             share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
-            scan_halves.run_rows(self, 2 * LONGEST_TILE // share, LOOKBACK_GROUP // share)
+            half_precision.run_rows(self, 2 * LONGEST_TILE // share, LOOKBACK_GROUP // share)
             return self.new((0, 1), self.accumulate_dtype)
         one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
         if long_rows and one_pass and gradient != "step":
@@ -264,7 +264,7 @@ class _Problem(ScanProblem):
 
         As many steps as keep COLUMN_VALUES on their way with a program for every 64 columns, down to 16 where the steps
         are many: fewer leave sectors of memory in part. 64 or 128 values a thread; 32 successive steps in float32, 16
-        in halves (scan_halves.py has its own). On an H200 0.8 to 0.98 of a copy's speed.
+        in halves (half_precision.py has its own). On an H200 0.8 to 0.98 of a copy's speed.
         """
         known = self.gates.kind in ("sum", "scalar") and abs(self.gates.value) <= 1 and self.reset.tensor is None
         length, rows = self.layout.length, self.layout.rows
@@ -274,7 +274,7 @@ class _Problem(ScanProblem):
         _, middle, most = COLUMN_STEPS
         fitting = triton.next_power_of_2(triton.cdiv(COLUMN_VALUES, rows))
         steps = min(triton.next_power_of_2(length), max(middle, min(most, fitting)))
-        wide = 128 if scan_halves.covers(self) and steps < length else 64
+        wide = 128 if half_precision.covers(self) and steps < length else 64
         columns = min(wide, max(16, 32 * most // steps), triton.next_power_of_2(self.layout.inner))
         while columns > 16 and rows < columns * (2 * BUSY_PROGRAMS // 5):
             columns //= 2
@@ -286,8 +286,8 @@ class _Problem(ScanProblem):
         return Tile(columns, 1, steps // group, group, max(1, columns * steps // (32 * values)))
 
     def run_columns(self, block: Tile) -> None:
-        if scan_halves.covers(self):
-            scan_halves.run_columns(self, block)
+        if half_precision.covers(self):
+            half_precision.run_columns(self, block)
             return
         x, y, initial, layout = self.x, self.y, self.initial, self.layout
         assert x.tensor is not None

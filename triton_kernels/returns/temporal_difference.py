@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import float_bits, on_device
-from .problem import Layout
-from .rollout import Rollout
-from .tile import (
+from ..common.launch import float_bits, on_device
+from ..common.layout import Layout
+from ..scan.tile import (
     group_totals,
     last_lane,
     load_gamma,
@@ -27,6 +26,7 @@ from .tile import (
     store_steps,
     within,
 )
+from .rollout import Rollout
 
 # Below 8 neighbours a row of them is less than a 32-byte sector (see scan.py).
 NEIGHBOURS = 8

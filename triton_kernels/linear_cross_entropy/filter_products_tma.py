@@ -1,7 +1,7 @@
 """The products of filtered gradients with operands that the tensor memory accelerator loads (compute capability 9 on).
 
 Threads that do not load operands by themselves have registers and time for larger tiles. The L2 cache's bandwidth, at
-which the kernels of filtered_products.py run on an H200, is enough for a quarter more of them (1024 rows, 9000 columns
+which the kernels of filter_products.py run on an H200, is enough for a quarter more of them (1024 rows, 9000 columns
 and 4096 features: 189 to 159 us a sum over rows, 169 to 125 over columns; 128256 columns of 320 rows 1250 to 890).
 """
 
@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .filtered_tiles import load_rows, load_weights, store_parts
-from .tiles import tile_at
+from ..common.tiles import tile_at
+from .filter_tiles import load_rows, load_weights, store_parts
 
 _ALIGNMENT = 16  # bytes, of rows
 

@@ -8,7 +8,8 @@ bounded: an element whose S is 2^24 times that bound is certified, the others ar
 import triton
 import triton.language as tl
 
-from .log_bmm_tiles import (
+from ..common.tiles import tile_at
+from .tiles import (
     ALL,
     last_maximum,
     line_shifts,
@@ -20,7 +21,6 @@ from .log_bmm_tiles import (
     store_factor,
     two_sum,
 )
-from .tiles import tile_at
 
 # Of a line. A line that has no finite term holds HAS_MASKED too.
 HAS_MASKED = tl.constexpr(1)  # -inf is among its terms: its powers have a floor

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from .log_bmm_product import existing, places, tile_lines
-from .log_bmm_tiles import ALL, exact_exp, is_finite, load_terms
+from .product import existing, places, tile_lines
+from .tiles import ALL, exact_exp, is_finite, load_terms
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import on_device
+from ..common.launch import on_device
 
 BLOCK = 2048  # elements of a program
 WARPS = 4

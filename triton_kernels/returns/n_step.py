@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import on_device
-from .problem import Layout
+from ..common.launch import on_device
+from ..common.layout import Layout
+from ..scan.tile import load_gamma
 from .rollout import Rollout
-from .tile import load_gamma
 
 BLOCK = 256
 

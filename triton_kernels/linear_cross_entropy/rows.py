@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import float_bits, on_device
+from ..common.launch import float_bits, on_device
 
 # Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
 LARGEST_BLOCK = 8192

@@ -8,8 +8,8 @@ terms are added one by one, as are those of G > 1e30, whose sum might overflow. 
 import triton
 import triton.language as tl
 
-from .log_bmm_product import existing, tile_lines
-from .log_bmm_tiles import exact_exp, load_terms, product, scaled_exp, store_factor, two_sum
+from .product import existing, tile_lines
+from .tiles import exact_exp, load_terms, product, scaled_exp, store_factor, two_sum
 
 GROUP = tl.constexpr(32)  # successive rows that share a mark for each column
 LEAST_LOG_S = tl.constexpr(-64.0)

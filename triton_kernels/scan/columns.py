@@ -1,13 +1,13 @@
 """The scan kernel for few columns: a program holds whole columns, a thread successive steps of them in registers.
 
-Programs that walk along time (scan_tiles.py) have too little on its way where the columns are few: 0.43 of a copy for
+Programs that walk along time (tiles.py) have too little on its way where the columns are few: 0.43 of a copy for
 1024 steps of 4096 float32 columns on an H200. Here all of a column is loaded at once.
 """
 
 import triton
 import triton.language as tl
 
-from .group_scan import column_order, discounted_columns
+from .register_groups import column_order, discounted_columns
 
 
 @triton.jit

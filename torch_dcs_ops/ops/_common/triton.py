@@ -7,7 +7,7 @@ import importlib
 import warnings
 from types import ModuleType
 
-from .. import _native
+from ... import _native
 
 # The dispatch keys of the devices that get the Triton kernels.
 TRITON_KEYS = tuple(key for key, kernels in (("CPU", _native.CPU), ("CUDA", _native.CUDA)) if kernels.kind == "triton")

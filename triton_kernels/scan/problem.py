@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .problem import HALF_DTYPES, Layout, Operand, read_gates
+from ..common.layout import HALF_DTYPES, Layout, Operand, read_gates
 
 # A row of at most this length is one tile; longer ones look back.
 LONGEST_TILE = 8192
@@ -16,7 +16,7 @@ LONGEST_TILE = 8192
 
 @dataclass(frozen=True)
 class Tile:
-    """R rows (columns, if time-major) by Q segments of J groups of V steps; see scan_tiles.py."""
+    """R rows (columns, if time-major) by Q segments of J groups of V steps; see tiles.py."""
 
     R: int
     Q: int

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .problem import Layout, Operand, read_gates
+from ..common.layout import Layout, Operand, read_gates
 
 
 def strides(*operands: Operand) -> list[int]:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import device_of
+from ..common.launch import device_of
 from .tile import (
     gate_gradients,
     group_totals,

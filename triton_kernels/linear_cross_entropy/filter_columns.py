@@ -1,6 +1,6 @@
 """Filtered gradients on the GPU: which vocabulary columns a chunk of rows needs, and the sums of its groups of rows.
 
-z, p and s of a logit as in filtered_gradients.py.
+z, p and s of a logit as in filter.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .filtered_tails import probabilities
-from .launch import WORD, on_device, units
+from ..common.launch import WORD, on_device, units
+from .filter_tails import probabilities
 
 # With 4 rows at a time eight programs fit into a multiprocessor, and 1024 rows of 128256 columns onto an H200 at once:
 # 8 rows take 72 registers a thread and a second round, 101 us and not 75.

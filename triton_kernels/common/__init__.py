@@ -1,0 +1,1 @@
+"""What the launchers and kernels of every family use."""

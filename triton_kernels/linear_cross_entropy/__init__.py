@@ -1,0 +1,1 @@
+"""The rows of the loss, and the filtered gradient."""

@@ -1,0 +1,1 @@
+"""Log-semiring products, their gradients, maxima and samples."""

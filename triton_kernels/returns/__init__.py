@@ -1,0 +1,1 @@
+"""Returns and advantages: temporal differences and n-step sums."""

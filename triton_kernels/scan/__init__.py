@@ -1,0 +1,1 @@
+"""Discounted and plain cumulative sums."""
