@@ -7,9 +7,9 @@ import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    import quick_interpreter
+    from support import triton_interpreter
 
-    quick_interpreter.install()
+    triton_interpreter.install()
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 

@@ -1,0 +1,529 @@
+"""integrations.transformers: the loss and every gradient of the unpatched model, and the model as it was afterwards.
+
+`exact` is the unpatched model in float64, its loss too; an error may be FACTOR times what the unpatched float32 model
+makes against it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linear_cross_entropy.oracle import assert_within_budget, relative_error
+
+transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
+
+from torch_dcs_ops.integrations import transformers as integration  # noqa: E402
+from torch_dcs_ops.integrations.transformers import SUPPORTED, fused_loss  # noqa: E402
+
+from linear_cross_entropy.test_memory import peak  # noqa: E402
+
+FACTOR = 1.5
+VOCABULARY, BATCH, STEPS = 160, 2, 12
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
+CAPPED = {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ArceeForCausalLM": ("arcee", {}),
+    "Cohere2ForCausalLM": ("cohere2", {"logit_scale": 0.3}),
+    "CohereForCausalLM": ("cohere", {"logit_scale": 0.3}),
+    "GPT2LMHeadModel": ("gpt2", GPT2),
+    "Gemma2ForCausalLM": ("gemma2", CAPPED),
+    "Gemma3ForCausalLM": ("gemma3_text", CAPPED),
+    "GemmaForCausalLM": ("gemma", {}),
+    "Glm4ForCausalLM": ("glm4", {}),
+    "GlmForCausalLM": ("glm", {}),
+    "GraniteForCausalLM": ("granite", {"logits_scaling": 3.0}),
+    "LlamaForCausalLM": ("llama", {}),
+    "MistralForCausalLM": ("mistral", {}),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "OlmoForCausalLM": ("olmo", {}),
+    "Phi3ForCausalLM": ("phi3", {}),
+    "PhiForCausalLM": ("phi", {}),  # its lm_head has a bias
+    "Qwen2ForCausalLM": ("qwen2", {}),
+    "Qwen3ForCausalLM": ("qwen3", {}),
+    "SmolLM3ForCausalLM": ("smollm3", {}),
+    "StableLmForCausalLM": ("stablelm", {}),
+    "Starcoder2ForCausalLM": ("starcoder2", {}),
+}
+
+
+def build(name: str = "LlamaForCausalLM", **changes: Any) -> Any:
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    model_type, own = MODELS.get(name, (name.removesuffix("ForCausalLM").lower(), {}))
+    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = {} if model_type == "gpt2" else {**SIZES, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    # The usual 0.02 makes logits near 0, in which a wrong scale would hardly show.
+    options = {**tokens, **sizes, "initializer_range": 0.3, **own, **changes}
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(transformers.AutoConfig.for_model(model_type, **options))
+    if model.lm_head.bias is not None:
+        nn.init.normal_(model.lm_head.bias)
+    return model
+
+
+def batch(**changes: Any) -> dict[str, Any]:
+    """Token ids with a padded sample, and labels that ignore the padding and a prompt."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (BATCH, STEPS), generator=generator)
+    mask = torch.ones_like(ids)
+    ids[0, -3:] = mask[0, -3:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[1, :4] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, **changes}
+
+
+def shifted(labels: Tensor, ignore_index: int = -100) -> Tensor:
+    return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+
+
+def exact_loss(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Any = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """ForCausalLMLoss without its rounding of float64 logits to float32."""
+    if shift_labels is None:
+        shift_labels = shifted(labels, ignore_index)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = functional.cross_entropy(
+        logits.flatten(0, -2), shift_labels.flatten(), ignore_index=ignore_index, reduction=reduction
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def exactly(model: Any) -> Any:
+    wide = copy.deepcopy(model).double()
+    wide.loss_function = exact_loss
+    return wide
+
+
+def results(model: Any, **inputs: Any) -> list[Tensor]:
+    """The loss and the gradient of every parameter."""
+    loss = model(**inputs).loss
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def check(model: Any, **inputs: Any) -> None:
+    own, exact = results(model, **inputs), results(exactly(model), **inputs)
+    with fused_loss(model):
+        found = results(model, **inputs)
+    assert found[0].dtype == own[0].dtype
+    assert_within_budget(found, own, exact, [FACTOR] * len(own))
+
+
+def has_own_loss(model: Any) -> bool:
+    return model(**batch()).logits is not None
+
+
+def test_every_supported_model_is_tested() -> None:
+    assert set(SUPPORTED) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients(name: str) -> None:
+    model = build(name).train()
+    check(model, **batch())
+    wide = exactly(model)
+    exact = results(wide, **batch())
+    del wide._loss_function
+    with fused_loss(wide):
+        found = results(wide, **batch())
+        assert wide(**batch()).logits is None
+    assert max(map(relative_error, found, exact)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_weights(name: str, tied: bool) -> None:
+    model = build(name, tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+    check(model, **batch())
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "num_items_in_batch": lambda: batch(num_items_in_batch=31),
+    "num_items_in_batch tensor": lambda: batch(num_items_in_batch=torch.tensor(31)),
+    "ignore_index": lambda: batch(labels=batch()["labels"].masked_fill(batch()["labels"] == -100, 7), ignore_index=7),
+    "shift_labels": lambda: batch(shift_labels=shifted(batch()["labels"]).flip(-1)),
+    "shift_labels and num_items_in_batch": lambda: batch(shift_labels=batch()["labels"], num_items_in_batch=9),
+    "logits_to_keep": lambda: batch(logits_to_keep=5, labels=batch()["labels"][:, -5:]),
+    "logits_to_keep positions": lambda: batch(
+        logits_to_keep=torch.tensor([0, 4, 5, 9]), labels=batch()["labels"][:, [0, 4, 5, 9]]
+    ),
+    "logits_to_keep of each sample": lambda: batch(
+        logits_to_keep=torch.tensor([[0, 4, 5], [1, 2, 9]]), labels=batch()["labels"][:, 4:7]
+    ),
+    "logits_to_keep mask": lambda: batch(
+        logits_to_keep=batch()["labels"] != -100, shift_labels=shifted(batch()["labels"])[batch()["labels"] != -100]
+    ),
+    "without attention": lambda: {k: v for k, v in batch().items() if k != "attention_mask"},
+    "use_cache": lambda: batch(use_cache=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_calls(name: str, call: str) -> None:
+    model = build(name)
+    if "logits_to_keep" in call and "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        pytest.skip(f"{name} of transformers {transformers.__version__} has no logits_to_keep")
+    if call.endswith(("sample", "mask")) and not hasattr(transformers.modeling_utils, "slice_logits_to_keep"):
+        pytest.skip(f"transformers {transformers.__version__} keeps the same positions of every sample")
+    check(model, **CALLS[call]())
+
+
+def test_num_items_and_labels_may_be_on_the_cpu(device: str) -> None:
+    model = build().to(device)
+    inputs = {name: value.to(device) for name, value in batch().items()}
+    own, exact = (
+        results(model, **inputs, num_items_in_batch=17),
+        results(exactly(model), **inputs, num_items_in_batch=17),
+    )
+    with fused_loss(model):
+        found = results(model, **inputs, shift_labels=shifted(batch()["labels"]), num_items_in_batch=torch.tensor(17))
+    assert_within_budget(found, own, exact, [FACTOR] * len(own))
+
+
+def test_no_valid_label_is_nan_as_it_was() -> None:
+    model = build()
+    with fused_loss(model):
+        assert model(**batch(labels=torch.full((BATCH, STEPS), -100))).loss.isnan()
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("training", [False, True])
+def test_outputs(training: bool, name: str) -> None:
+    model = build(name, attn_implementation="eager").train(training)
+    inputs = batch(output_hidden_states=True, output_attentions=True, use_cache=True)
+    own = model(**inputs)
+    with fused_loss(model):
+        found = model(**inputs)
+        as_tuple = model(**inputs, return_dict=False)
+        positional = model(inputs.pop("input_ids"), **inputs)
+        with pytest.raises(TypeError, match="multiple values"):
+            model(inputs["labels"], input_ids=inputs["labels"], **inputs)
+    assert type(found) is type(own)
+    assert [name for name in own if name != "logits"] == list(found)
+    assert found.logits is None
+    torch.testing.assert_close((found.hidden_states, found.attentions), (own.hidden_states, own.attentions))
+    assert found.past_key_values.get_seq_length() == STEPS
+    assert isinstance(as_tuple, tuple)
+    assert len(as_tuple) == len(found)
+    torch.testing.assert_close(as_tuple[0], found.loss)
+    torch.testing.assert_close(positional.loss, found.loss)
+
+
+def test_return_dict_of_the_config() -> None:
+    model = build(return_dict=False)
+    with fused_loss(model):
+        found = model(**batch())
+    assert isinstance(found, tuple)
+    assert found[0].shape == ()
+
+
+def test_without_labels_the_models_own_forward_runs() -> None:
+    model = build().eval()
+    inputs = {"input_ids": batch()["input_ids"][:, :6]}
+    generate = functools.partial(model.generate, **inputs, max_new_tokens=4, do_sample=False)
+    own, tokens = model(**inputs).logits, generate()
+    with fused_loss(model):
+        assert torch.equal(model(**inputs).logits, own)
+        assert torch.equal(generate(), tokens)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
+def test_gradient_checkpointing() -> None:
+    model = build().train()
+    inputs = batch(use_cache=False)
+    own, exact = results(model, **inputs), results(exactly(model), **inputs)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with fused_loss(model):
+        found = results(model, **inputs)
+    assert_within_budget(found, own, exact, [FACTOR] * len(own))
+
+
+@pytest.mark.parametrize("half", ["autocast", "weights"])
+def test_bfloat16(half: str) -> None:
+    model = build("Gemma2ForCausalLM")
+    exact = results(exactly(model.bfloat16() if half == "weights" else model), **batch())
+    with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
+        own = results(model, **batch())
+        with fused_loss(model):
+            found = results(model, **batch())
+    assert found[0].dtype == own[0].dtype == torch.float32
+    assert_within_budget(found, own, exact, [FACTOR] * len(own))
+
+
+def test_options() -> None:
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    model, inputs = build(), batch()
+    labels = inputs.pop("labels")
+    smoothed = LabelSmoother(epsilon=0.1)(model(**inputs), labels, shift_labels=True)
+    lse = model(**inputs).logits.logsumexp(-1)[shifted(labels) != -100]
+    with fused_loss(model, label_smoothing=0.1, memory_budget=1000):
+        torch.testing.assert_close(model(**batch()).loss, smoothed)
+    plain = model(**batch()).loss
+    with fused_loss(model, z_loss=0.01):
+        torch.testing.assert_close(model(**batch()).loss, plain + 0.01 * lse.square().mean())
+
+
+def test_memory_does_not_grow_with_the_logits() -> None:
+    vocabulary, rows = 20000, 512
+    model = build(vocab_size=vocabulary, hidden_size=16, intermediate_size=16, head_dim=8, max_position_embeddings=rows)
+    ids = torch.randint(vocabulary, (1, rows))
+    logits = rows * vocabulary * 4
+
+    def step() -> int:
+        return peak(lambda: model(input_ids=ids, labels=ids, use_cache=False).loss.backward())
+
+    step()  # the parameters' gradients
+    assert step() > 2 * logits
+    with fused_loss(model, memory_budget=1 << 20):
+        assert step() < logits / 2
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("LlamaForCausalLM", "inductor"), ("Gemma2ForCausalLM", "aot_eager"), ("GPT2LMHeadModel", "aot_eager")],
+)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled(name: str, backend: str) -> None:
+    model = build(name)
+    inputs = batch(num_items_in_batch=torch.tensor(17))
+    own, exact = results(model, **inputs), results(exactly(model), **inputs)
+    with fused_loss(model):
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        found = compiled(**inputs)
+        assert found.logits is None
+        gradients = torch.autograd.grad(found.loss, list(model.parameters()))
+    assert_within_budget([found.loss, *gradients], own, exact, [FACTOR] * len(own))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_model_follows(in_place: bool) -> None:
+    """fused_loss after torch.compile, of what that made; restore() after that; twice."""
+    model = build()
+    own, exact = model(**batch()).loss, exactly(model)
+    if in_place:
+        model.compile(fullgraph=True, backend="eager")
+    compiled = model if in_place else torch.compile(model, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert has_own_loss(compiled)
+        with fused_loss(compiled):
+            found = compiled(**batch())
+            assert found.logits is None
+            torch.testing.assert_close(found.loss, own)
+            for keep in (STEPS - 1, STEPS - 3):  # the second length makes the graph dynamic
+                shorter = {name: value[:, :keep] for name, value in batch().items()}
+                torch.testing.assert_close(compiled(**shorter).loss, exact(**shorter).loss.float())
+    assert has_own_loss(compiled)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def train(model: Any) -> list[Tensor]:
+    """As Trainer does it: gradients accumulate over micro-batches, whose losses are divided by all labels of the step.
+
+    Returns the losses of all steps in one tensor, then the parameters.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(3, VOCABULARY, (3, BATCH, STEPS), generator=generator)
+    labels = torch.where(torch.rand(ids.shape, generator=generator) < 0.3, -100, ids)
+    num_items_in_batch = (labels[..., 1:] != -100).sum()
+    losses = []
+    for _ in range(4):
+        step = torch.zeros(())
+        for micro_ids, micro_labels in zip(ids, labels, strict=True):
+            loss = model(input_ids=micro_ids, labels=micro_labels, num_items_in_batch=num_items_in_batch).loss
+            loss.backward()
+            step = step + loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(step)
+    return [torch.stack(losses), *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_training_loop(name: str) -> None:
+    model = build(name, tie_word_embeddings=True)
+    patched, exact = copy.deepcopy(model), train(exactly(model))
+    own = train(model)
+    with fused_loss(patched, memory_budget=5 * VOCABULARY * 4):
+        found = train(patched)
+    assert found[0][-1] < found[0][0]
+    assert_within_budget(found, own, exact, [FACTOR] * len(own))
+
+
+def test_trainer(tmp_path: Any) -> None:
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    data = [{k: v[0] for k, v in batch().items()}, {k: v[1] for k, v in batch().items()}] * 8
+
+    def fit(model: Any, **options: Any) -> float:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), use_cpu=True, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=2,
+            optim="sgd", learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True, **options,
+        )  # fmt: skip
+        return float(transformers.Trainer(model, arguments, train_dataset=data).train().training_loss)
+
+    model = build()
+    patched, halved = copy.deepcopy(model), copy.deepcopy(model)
+    loss = fit(model)
+    with fused_loss(patched):
+        assert fit(patched) == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(patched.state_dict(), model.state_dict())
+    with fused_loss(halved):
+        assert fit(halved, bf16=True) == pytest.approx(loss, rel=2**-8)
+    assert has_own_loss(halved), "Accelerate's autocast wraps the forward again"
+
+
+# --- what the model is left as --------------------------------------------------------------------------------------
+
+
+def test_restored_exactly() -> None:
+    model = build()
+    forward, attributes, state = model.forward, set(model.__dict__), model.state_dict()
+    fused = fused_loss(model)
+    assert fused.model is model
+    assert set(model.__dict__) == attributes | {"forward"}
+    assert list(model.state_dict()) == list(state)
+    with pytest.raises(IndexError), fused:
+        model(**batch(labels=torch.full((BATCH, STEPS), VOCABULARY)))
+    assert model.forward == forward
+    assert set(model.__dict__) == attributes
+    fused.restore()
+    again = fused_loss(model)
+    fused.restore()
+    assert not has_own_loss(model), "a handle restores only what it did itself"
+    again.restore()
+    assert has_own_loss(model)
+
+
+def test_copies() -> None:
+    model = build()
+    with fused_loss(model):
+        duplicate = copy.deepcopy(model)
+        nn.init.zeros_(duplicate.lm_head.weight)
+        torch.testing.assert_close(duplicate(**batch()).loss, torch.tensor(VOCABULARY).log())
+        read = pickle.loads(pickle.dumps(model))
+        assert has_own_loss(read)
+    assert has_own_loss(duplicate)
+    for other in (duplicate, read):
+        with fused_loss(other):
+            assert not has_own_loss(other)
+        assert "forward" not in other.__dict__
+
+
+def test_a_forward_wrapped_afterwards_stays() -> None:
+    model, calls = build(), []
+    with fused_loss(model):
+        inner = model.forward.__func__
+
+        def outer(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(self)
+            return inner(self, *args, **kwargs)
+
+        model.forward = MethodType(outer, model)
+        assert not has_own_loss(model)
+    assert has_own_loss(model)
+    assert calls == [model, model]
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def with_attribute(path: str, value: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        *owners, name = path.split(".")
+        owner = functools.reduce(getattr, owners, model)
+        setattr(owner, name, value(owner))
+
+    return change
+
+
+class LowRankLinear(nn.Linear):
+    pass
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "head class": (with_attribute("lm_head", lambda m: LowRankLinear(32, VOCABULARY)), "lm_head is a LowRankLinear"),
+    "head hooks": (lambda m: m.lm_head.register_forward_hook(lambda *_: None), "lm_head has hooks"),
+    "head forward": (with_attribute("lm_head.forward", lambda m: m.forward), "lm_head's forward was replaced"),
+    "loss_function": (with_attribute("loss_function", lambda m: exact_loss), "the model's loss_function"),
+    "loss_type": (with_attribute("loss_type", lambda m: "ForMaskedLM"), "the model's loss_"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_and_at_a_call(case: str) -> None:
+    change, sentence = REFUSED[case]
+    model = build()
+    with fused_loss(model):
+        change(model)
+        with pytest.raises(RuntimeError, match=f"fused_loss: {sentence}"):
+            model(**batch())
+    model = build()
+    change(model)
+    with pytest.raises(RuntimeError, match=f"fused_loss: {sentence}.*the model is left as it was"):
+        fused_loss(model)
+    assert "forward" not in model.__dict__
+
+
+def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithForward(transformers.LlamaForCausalLM):  # type: ignore[name-defined,misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class Named(transformers.LlamaForCausalLM):  # type: ignore[name-defined,misc]
+        pass
+
+    llama = build()
+    with fused_loss(Named(llama.config)):
+        pass
+    with pytest.raises(RuntimeError, match=r"fused_loss: WithForward\.forward is that of test_transformers, not of"):
+        fused_loss(WithForward(llama.config))
+    # The router's loss is part of a mixture's.
+    mixture = build("MixtralForCausalLM", num_local_experts=2)
+    for other in (mixture, nn.Linear(2, 2), nn.Sequential(llama)):
+        with pytest.raises(RuntimeError, match=rf"{type(other).__name__} is not a class it knows; .*LlamaForCausalLM"):
+            fused_loss(other)
+    with fused_loss(llama), pytest.raises(RuntimeError, match="has a fused loss already"):
+        fused_loss(llama)
+    llama.forward = functools.partial(type(llama).forward, llama)
+    with pytest.raises(RuntimeError, match="the model's forward was replaced"):
+        fused_loss(llama)
+    del llama.forward
+    monkeypatch.setattr(type(llama), "forward", lambda self: None)
+    with pytest.raises(RuntimeError, match=r"LlamaForCausalLM\.forward is that of test_transformers"):
+        fused_loss(llama)
+
+
+def test_a_forward_that_another_release_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(integration._ARCHITECTURES, "GraniteForCausalLM", integration._PLAIN)
+    with pytest.raises(
+        RuntimeError, match=r"reads \['config.logits_scaling', 'model'\] of the model, where \['model'\]"
+    ):
+        fused_loss(build("GraniteForCausalLM"))

@@ -1,0 +1,163 @@
+"""`dcs::_cross_entropy_rows_` for its tests: its implementations, its definitions in float64, its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_dcs_ops  # noqa: F401  (loads the libraries)
+from torch_dcs_ops import _native
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+GPU = torch.cuda.is_available()
+OP = torch.ops.dcs._cross_entropy_rows_.default
+KERNELS = ["triton-cpu"] if INTERPRETED else ["op-cpu"] + (["op-cuda", "triton-cuda"] if GPU else [])
+
+
+class Results(NamedTuple):
+    loss: Tensor
+    lse: Tensor
+    predictions: Tensor
+    entropy: Tensor
+
+
+class Kernel:
+    """An implementation: called with the op's arguments, by name; what is not given is off."""
+
+    def __init__(self, name: str, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.name, self.run = name, run
+        self.device = name.rpartition("-")[2]
+        # The reference rounds p_t before it takes log p_t: it is 0 for a certain target.
+        self.is_reference = name == "op-cpu" and not _native.CPU_LIBRARY.loaded
+
+    def __call__(
+        self, logits: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
+        grad_loss: Tensor | None = None, grad_lse: Tensor | None = None, grad_entropy: Tensor | None = None,
+        ignore_index: int = -100, label_smoothing: float = 0.0, softcap: float = 0.0, logit_scale: float = 1.0,
+        z_loss: float = 0.0, gradient: bool = True, predictions: bool = True, entropy: bool = True,
+    ) -> Results:  # fmt: skip
+        results = self.run(
+            logits, target, linear_bias, weight, grad_loss, grad_lse, grad_entropy, ignore_index, label_smoothing,
+            softcap, logit_scale, z_loss, gradient, predictions, entropy,
+        )  # fmt: skip
+        return Results(*results)
+
+
+def make_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    if name.startswith("op"):
+        return Kernel(name, OP)
+    pytest.importorskip("triton")
+    try:
+        launchers = importlib.import_module("torch_dcs_ops.triton_kernels.linear_cross_entropy.rows")
+    except ImportError:
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+        launchers = importlib.import_module("triton_kernels.linear_cross_entropy.rows")
+    return Kernel(name, launchers.cross_entropy_rows_)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def values(
+    logits: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None, ignore_index: int,
+    label_smoothing: float, softcap: float, logit_scale: float, z_loss: float,
+) -> Results:  # fmt: skip
+    """The definitions, differentiable, in the dtype of `logits`."""
+    u = logit_scale * (logits if linear_bias is None else logits + linear_bias)
+    z = softcap * torch.tanh(u / softcap) if softcap else u
+    lse, log_p = z.logsumexp(1), z.log_softmax(1)
+    w = torch.ones_like(z[0]) if weight is None else weight
+    even = label_smoothing / z.size(1)
+    if target.is_floating_point():
+        valid = torch.ones_like(lse, dtype=torch.bool)
+        q = (1 - label_smoothing) * target + even
+    else:
+        valid = target != ignore_index
+        hot = torch.nn.functional.one_hot(torch.where(valid, target, 0), z.size(1)).to(z.dtype)
+        q = (1 - label_smoothing) * hot + even
+    loss = -(w * q * log_p).sum(1) + z_loss * lse * lse
+    entropy = -(log_p.exp() * log_p).sum(1)
+    return Results(
+        *(torch.where(valid, value, 0) for value in (loss, lse)), z.argmax(1), torch.where(valid, entropy, 0)
+    )
+
+
+def oracle(dtype: torch.dtype, logits: Tensor, target: Tensor, options: dict[str, Any]) -> tuple[Results, Tensor]:
+    """`values` and the gradient of their sum as the op defines it, all arithmetic in `dtype`."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    options = {name: cast(value) for name, value in options.items()}
+    grads = [options.get(name) for name in ("grad_loss", "grad_lse", "grad_entropy")]
+    leaf = logits.to(dtype).clone().requires_grad_()
+    results = values(
+        leaf, cast(target), options.get("linear_bias"), options.get("weight"), options.get("ignore_index", -100),
+        options.get("label_smoothing", 0.0), options.get("softcap", 0.0), options.get("logit_scale", 1.0),
+        options.get("z_loss", 0.0),
+    )  # fmt: skip
+    total = (results.loss * (1 if grads[0] is None else grads[0])).sum()
+    for grad, value in ((grads[1], results.lse), (grads[2], results.entropy)):
+        if grad is not None:
+            total = total + (grad * value).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    return Results(*(value.detach() for value in results)), gradient
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    """Relative, in the Frobenius norm."""
+    norm = float(expected.double().norm())
+    return float((value.double() - expected.double()).norm()) / (norm if norm > 0 else 1.0)
+
+
+def make_logits(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
+    return (3 * torch.randn(rows, columns)).to(dtype).to(device)
+
+
+def make_target(rows: int, columns: int, device: str) -> Tensor:
+    target = torch.randint(columns, (rows,))
+    target[rows // 2] = -100
+    return target.to(device)
+
+
+def make_options(kind: str, rows: int, columns: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).to(wide(dtype)).to(device)
+
+    bias, weight = numbers(columns), numbers(columns).abs()
+    table: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "bias": {"linear_bias": bias},
+        "weight": {"weight": weight},
+        "smoothing": {"label_smoothing": 0.1},
+        "weighted-smoothing": {"weight": weight, "label_smoothing": 0.3},
+        "softcap": {"softcap": 5.0},
+        "scale": {"logit_scale": 0.37},
+        "negative-scale": {"logit_scale": -1.5},
+        "z-loss": {"z_loss": 1e-2},
+        "grad-loss": {"grad_loss": numbers(rows)},
+        "one-grad-loss": {"grad_loss": numbers(1)},
+        "grad-lse": {"grad_lse": numbers(rows)},
+        "grad-entropy": {"grad_entropy": numbers(rows)},
+        "everything": {
+            "linear_bias": bias,
+            "weight": weight,
+            "label_smoothing": 0.2,
+            "softcap": 8.0,
+            "logit_scale": 1.3,
+            "z_loss": 1e-3,
+            "grad_loss": numbers(rows),
+            "grad_lse": numbers(rows),
+            "grad_entropy": numbers(rows),
+        },
+    }
+    table["no-cap"] = {**table["everything"], "softcap": 0.0}
+    return table[kind]

@@ -1,0 +1,225 @@
+"""Bad arguments: one sentence each, the same from the public function, the raw op, fakes and compiled graphs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+
+from linear_cross_entropy.oracle import leaf
+
+X = torch.ones(2, 3, 4)
+W = torch.ones(5, 4)
+Y = torch.zeros(2, 3, dtype=torch.int64)
+Q = torch.ones(2, 3, 5)
+OP = "linear_cross_entropy: "
+
+TABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "integer input": (
+        {"input": X.long()},
+        "input must be float16, bfloat16, float32 or float64, got int64",
+    ),
+    "complex input": ({"input": X + 0j}, "input must be float16, bfloat16, float32 or float64, got complex64"),
+    "0-D input": ({"input": torch.tensor(1.0)}, "input must have the shape (..., D), got a 0-D tensor"),
+    "features": (
+        {"linear_weight": torch.ones(5, 3)},
+        "linear_weight must have the shape (V, D) with D = 4 as in input, got (5, 3)",
+    ),
+    "K-dimensional weight": (
+        {"linear_weight": torch.ones(5, 2, 4)},
+        "linear_weight must have the shape (V, D) with D = 4 as in input, got (5, 2, 4)",
+    ),
+    "no class": ({"linear_weight": torch.ones(0, 4)}, "linear_weight must have one class at least, got none"),
+    "dtype of linear_weight": (
+        {"linear_weight": W.double()},
+        "linear_weight must have input's dtype float32, got float64",
+    ),
+    "sparse": ({"linear_weight": W.to_sparse()}, "linear_weight must be a dense tensor, got the layout sparse_coo"),
+    "shape of target": (
+        {"target": Y[0]},
+        "target must have input's shape without its last dimension, (2, 3), got (3,)",
+    ),
+    "int32 target": (
+        {"target": Y.int()},
+        "target must be int64 (class indices) or floating-point (class probabilities), got int32",
+    ),
+    "shape of probabilities": (
+        {"target": Q[..., :4]},
+        "target must have the shape (2, 3, 5) for class probabilities, got (2, 3, 4)",
+    ),
+    "ignore_index of probabilities": (
+        {"target": Q, "ignore_index": 2},
+        "ignore_index must be negative or None for class probabilities, got 2",
+    ),
+    "shape of linear_bias": (
+        {"linear_bias": torch.ones(4)},
+        "linear_bias must have the shape (5,), one entry a class, got (4,)",
+    ),
+    "dtype of linear_bias": (
+        {"linear_bias": torch.ones(5).half()},
+        "linear_bias must have input's dtype float32, got float16",
+    ),
+    "shape of weight": ({"weight": torch.ones(1)}, "weight must have the shape (5,), one entry a class, got (1,)"),
+    "dtype of weight": ({"weight": torch.ones(5).long()}, "weight must be floating-point, got int64"),
+    "reduction": ({"reduction": "avg"}, 'reduction must be "none", "mean" or "sum", got "avg"'),
+    "label_smoothing": ({"label_smoothing": 1.5}, "label_smoothing must be in [0, 1], got 1.5"),
+    "softcap": ({"softcap": 0.0}, "softcap must be a positive number or None, got 0.0"),
+    "logit_scale": ({"logit_scale": float("nan")}, "logit_scale must be finite, got nan"),
+    "z_loss": ({"z_loss": -0.1}, "z_loss must be a number >= 0, got -0.1"),
+    "shift": (
+        {"input": X[0, 0], "target": Y[0, 0], "shift": True},
+        "input must have the shape (..., T, D) with T >= 1 for shift, got (4,)",
+    ),
+    "grad_filter_eps": (
+        {"grad_filter_eps": -0.01},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got -0.01",
+    ),
+    "grad_filter_eps of 1": (
+        {"grad_filter_eps": 1.0},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got 1.0",
+    ),
+    "grad_filter_eps that is no number": (
+        {"grad_filter_eps": float("nan")},
+        "grad_filter_eps must be None or a number >= 0 and < 1, got nan",
+    ),
+    "memory_budget": ({"memory_budget": 0}, "memory_budget must be at least 1 byte, got 0"),
+    "accumulate_dtype": (
+        {"accumulate_dtype": torch.bfloat16},
+        "accumulate_dtype must be None or float32 for float32 input, got bfloat16",
+    ),
+    "accumulate_dtype of bfloat16": (
+        {"input": X.bfloat16(), "linear_weight": W.bfloat16(), "accumulate_dtype": torch.float16},
+        "accumulate_dtype must be None or bfloat16 or float32 for bfloat16 input, got float16",
+    ),
+}
+
+
+def split(changes: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    call = {"input": X, "linear_weight": W, "target": Y} | changes
+    return tuple(call.pop(name) for name in ("input", "linear_weight", "target")), call
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_sentences(name: str) -> None:
+    changes, sentence = TABLE[name]
+    args, options = split(changes)
+    expected = pytest.raises(RuntimeError, match=re.escape(OP + sentence))
+    with expected:
+        linear_cross_entropy(*args, **options)
+    with expected:
+        torch.ops.dcs.linear_cross_entropy.default(*args, **options)
+    with expected:
+        linear_cross_entropy(args[0], args[1], args[2], return_lse=True, **options)
+    if args[1].layout is torch.strided:
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(t) for t in args]
+            tensors = {k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in options.items()}
+            with expected:
+                torch.ops.dcs.linear_cross_entropy.default(*fakes, **tensors)
+
+
+@pytest.mark.parametrize("name", ["features", "shape of target", "reduction", "grad_filter_eps", "shift"])
+def test_sentences_where_a_gradient_is_recorded(name: str) -> None:
+    changes, sentence = TABLE[name]
+    args, options = split(changes)
+    with pytest.raises(RuntimeError, match=re.escape(OP + sentence)):
+        linear_cross_entropy(leaf(args[0]), *args[1:], **options)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    for op in (linear_cross_entropy, linear_log_probs):
+        with pytest.raises(RuntimeError, match=f"^{op.__name__}: input must be a dense tensor, got a nested one$"):
+            op(nested, W, Y)
+
+
+def test_log_probs_have_no_filter() -> None:
+    with pytest.raises(TypeError, match="grad_filter_eps"):
+        linear_log_probs(X, W, Y, grad_filter_eps=2**-12)  # type: ignore[call-arg]
+
+
+def test_options_of_torch_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: options must be None, got object: memory_budget"):
+        linear_cross_entropy(X, W, Y, options=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"input": [1.0]}, "input must be a tensor, got list"),
+        ({"target": 3}, "target must be a tensor, got int"),
+        ({"linear_weight": None}, "linear_weight must be a tensor, got NoneType"),
+        ({"linear_bias": 0.5}, "linear_bias must be a tensor or None, got float"),
+        ({"weight": [1.0] * 5}, "weight must be a tensor or None, got list"),
+        ({"reduction": None}, "reduction must be a string, got NoneType"),
+        ({"memory_budget": 1e9}, "memory_budget must be an integer or None, got float"),
+        ({"ignore_index": 0.5}, "ignore_index must be an integer or None, got float"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_arguments_of_other_types(changes: Any, sentence: str) -> None:
+    args, options = split(changes)
+    with pytest.raises(TypeError, match=re.escape(OP + sentence)):
+        linear_cross_entropy(*args, **options)
+
+
+@pytest.mark.parametrize("wrong", [5, -1, -101, 2**40])
+def test_out_of_range_targets(wrong: int) -> None:
+    target = Y.clone()
+    target[1, 1] = wrong
+    sentence = re.escape(OP + f"target must be in [0, 4] or ignore_index (-100), got {wrong}")
+    for x in (X, leaf(X)):
+        for run in (linear_cross_entropy, linear_log_probs, torch.ops.dcs.linear_cross_entropy):
+            with pytest.raises(IndexError, match=sentence):
+                run(x, W, target)
+    with pytest.raises(IndexError, match=sentence):
+        linear_cross_entropy(X, W, target, weight=torch.ones(5), reduction="none")
+    linear_cross_entropy(X, W, target, ignore_index=wrong)
+
+
+def test_shifted_targets_are_checked_where_they_are_used() -> None:
+    target = Y.clone()
+    target[0, 0] = 77
+    linear_cross_entropy(X, W, target, shift=True)
+    target[0, 2] = 78
+    with pytest.raises(IndexError, match="got 78"):
+        linear_cross_entropy(X, W, target, shift=True)
+
+
+def test_log_probs_sentences() -> None:
+    with pytest.raises(RuntimeError, match=re.escape("linear_log_probs: target must be int64 (class indices), got")):
+        linear_log_probs(X, W, Q)
+    with pytest.raises(RuntimeError, match=r"linear_log_probs: softcap must be a positive number or None, got -1\.0"):
+        linear_log_probs(X, W, Y, softcap=-1.0)
+    with pytest.raises(TypeError, match="linear_log_probs: input must be a tensor, got list"):
+        linear_log_probs([1.0], W, Y)  # type: ignore[arg-type]
+
+
+def test_the_row_op_is_not_differentiable() -> None:
+    logits = leaf(torch.ones(2, 5)).clone()
+    with pytest.raises(RuntimeError, match="logits must not require a gradient"):
+        torch.ops.dcs._cross_entropy_rows_(
+            logits, Y[0, :2], None, None, None, None, None, -100, 0.0, 0.0, 1.0, 0.0, True, False, False
+        )
+
+
+def test_gradients_in_forward_need_a_reduced_loss() -> None:
+    with pytest.raises(RuntimeError, match='reduction must be "mean" or "sum" for gradients in forward, got "none"'):
+        torch.ops.dcs._linear_cross_entropy_forward(
+            X, W, Y, None, None, "none", -100, 0.0, None, 1.0, 0.0, None, None, None, True, False, False, False, False
+        )
+
+
+def test_meta_tensors() -> None:
+    loss, lse, predictions = linear_cross_entropy(
+        X.to("meta"), W.to("meta"), Y.to("meta"), shift=True, reduction="none", return_lse=True, return_predictions=True
+    )
+    assert loss.shape == lse.shape == predictions.shape == (2, 2)
+    assert loss.device.type == "meta"

@@ -1,0 +1,118 @@
+"""What a call allocates: the peak by the profiler's record of every allocation, the kernels' own included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+
+from linear_cross_entropy.oracle import leaf, make, oracle
+
+FEATURES, CLASSES = 16, 5000
+BUDGET = 1 << 20
+# Beyond the logits: the row op's temporaries where it is the reference, slices of a half gradient, values of rows.
+SLACK = 24 << 20
+
+
+def peak(run: Callable[[], Any]) -> int:
+    """The most bytes of CPU tensors at a time that `run` adds to what there was."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def peak_inside_gemms(rows: int, features: int, classes: int, chunk: int, dtype: torch.dtype) -> int:
+    """What torch's own GEMMs of a step take beside operands and results: nothing, or copies for its kernels."""
+    x, w = torch.randn(rows, features).to(dtype), torch.randn(classes, features).to(dtype)
+    logits, grad_x = torch.randn(chunk, classes).to(dtype), torch.empty(chunk, features, dtype=dtype)
+    part = torch.randn(rows, -(-classes // 8)).to(dtype)
+    grad_w = torch.empty(part.size(1), features, dtype=dtype)
+    gemms: tuple[Callable[[], Tensor], ...] = (
+        lambda: torch.mm(x[:chunk], w.t(), out=logits),
+        lambda: torch.mm(logits, w, out=grad_x),
+        lambda: torch.mm(part.t(), x, out=grad_w),
+    )
+    return max(map(peak, gemms))
+
+
+def full_logits(rows: int, dtype: torch.dtype) -> int:
+    return rows * CLASSES * dtype.itemsize
+
+
+def operands(rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    problem = make((rows,), FEATURES, CLASSES, dtype)
+    return leaf(problem.input), leaf(problem.linear_weight), problem.target
+
+
+def test_the_measure_sees_full_logits() -> None:
+    x, w, y = operands(4000, torch.float32)
+    assert peak(lambda: oracle(x, w, y)[0].backward()) > full_logits(4000, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_training_memory_does_not_grow_with_the_logits(reduction: str, dtype: torch.dtype) -> None:
+    rows = 6000
+    x, w, y = operands(rows, dtype)
+    used = peak(lambda: linear_cross_entropy(x, w, y, reduction=reduction, memory_budget=BUDGET).sum().backward())
+    # The gradients, at most float32 and once more in their own dtype, and a second sum of linear_weight's size.
+    results = (x.numel() + 2 * w.numel()) * 4 + (x.numel() + w.numel()) * dtype.itemsize
+    assert used <= results + BUDGET + SLACK < full_logits(rows, dtype) * 0.8
+
+
+@pytest.mark.parametrize("eps", [None, 2**-8])
+def test_leaving_out_ignored_rows_takes_no_more_memory(eps: float | None) -> None:
+    """Beside the moment's rows of input, and a block of the gradient on its way to its place."""
+    rows, features = 6000, 1000
+    problem = make((rows,), features, 500, torch.float32, ignored=0.0)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    used = [
+        peak(lambda y=y: linear_cross_entropy(x, w, y, memory_budget=BUDGET, grad_filter_eps=eps).backward())
+        for y in (problem.target, problem.target.masked_fill(torch.arange(rows) % 3 == 0, -100))
+    ]
+    assert used[1] <= used[0] + (32 << 20) < used[0] + 2 * x.nbytes
+
+
+def test_inference_memory() -> None:
+    rows = 6000
+    x, w, y = operands(rows, torch.float32)
+    with torch.no_grad():
+        for run in (lambda: linear_cross_entropy(x, w, y), lambda: linear_log_probs(x, w, y)):
+            assert peak(run) <= (32 << 20) + SLACK < full_logits(rows, torch.float32) / 2
+
+
+def test_a_frozen_head_costs_no_gradient() -> None:
+    problem = make((64,), 400, CLASSES, torch.float32)
+    x, w = leaf(problem.input), problem.linear_weight
+    used = peak(lambda: linear_cross_entropy(x, w, problem.target, memory_budget=1).backward())
+    assert used < w.nbytes / 2 + SLACK < w.nbytes * 4  # the row op's own temporaries are in it
+    assert peak(lambda: linear_cross_entropy(leaf(x), leaf(w), problem.target).backward()) > w.nbytes
+
+
+def test_backward_scales_in_place() -> None:
+    """8 MB of gradient that exist already: a backward that frees the graph adds next to nothing."""
+    problem = make((64,), 400, CLASSES, torch.float32)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    loss = linear_cross_entropy(x, w, problem.target) * 3
+    assert peak(lambda: loss.backward(retain_graph=True)) > w.nbytes
+    x.grad = w.grad = None
+    assert peak(loss.backward) < w.nbytes / 8
+
+
+def test_create_graph_costs_no_logits_until_they_are_needed() -> None:
+    rows = 6000
+    x, w, y = operands(rows, torch.float32)
+    loss = linear_cross_entropy(x, w, y, memory_budget=BUDGET)
+    used = peak(lambda: torch.autograd.grad(loss, (x, w), create_graph=True))
+    assert used < x.nbytes + w.nbytes + BUDGET + SLACK < full_logits(rows, torch.float32) / 2

@@ -1,0 +1,92 @@
+"""nn.LinearCrossEntropyLoss, and calls written for torch.nn.functional.linear_cross_entropy."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import torch_dcs_ops
+from torch_dcs_ops.nn import LinearCrossEntropyLoss
+
+from linear_cross_entropy.oracle import gradients, leaf, make
+
+has_torch_op = pytest.mark.skipif(
+    not hasattr(functional, "linear_cross_entropy"), reason="F.linear_cross_entropy came with torch 2.13"
+)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "ignore_index": {"ignore_index": 3},
+    "ignore_index None": {"ignore_index": None},
+    "label_smoothing": {"label_smoothing": 0.1},
+    "options None": {"options": None},
+}
+
+
+@has_torch_op
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("lead", [(), (6,)], ids=str)
+@pytest.mark.parametrize("by_class", [False, True])
+def test_calls_written_for_torch(device: str, by_class: bool, lead: tuple[int, ...], name: str) -> None:
+    options = OPTIONS[name]
+    if by_class and options.get("ignore_index"):
+        return
+    problem = make(lead, device=device, ignored=0.0)
+    target = problem.probabilities if by_class else problem.target
+    results = []
+    for f in (torch_dcs_ops.linear_cross_entropy, functional.linear_cross_entropy):
+        x, w, b = leaf(problem.input), leaf(problem.linear_weight), leaf(problem.linear_bias)
+        loss = f(x, w, target, linear_bias=b, weight=problem.weight, **options)
+        results.append([loss, *gradients(loss.sum(), x, w, b)])
+    torch.testing.assert_close(*results, equal_nan=True)  # a mean over no valid target
+
+
+@has_torch_op
+def test_the_signature_covers_torchs() -> None:
+    ours = inspect.signature(torch_dcs_ops.linear_cross_entropy).parameters
+    theirs = inspect.signature(functional.linear_cross_entropy).parameters
+    assert set(theirs) <= set(ours)
+    assert [n for n, p in theirs.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == [
+        n for n, p in ours.items() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    assert set(inspect.signature(torch.nn.LinearCrossEntropyLoss).parameters) <= set(
+        inspect.signature(LinearCrossEntropyLoss).parameters
+    )
+
+
+@has_torch_op
+@pytest.mark.parametrize("bias", [False, True])
+def test_torchs_state_dict_loads(bias: bool) -> None:
+    theirs = torch.nn.LinearCrossEntropyLoss(7, 13, bias=bias, weight=torch.rand(13), label_smoothing=0.1)
+    ours = LinearCrossEntropyLoss(7, 13, bias=bias, weight=torch.ones(13), label_smoothing=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    problem = make((6,), dtype=torch.float32)
+    torch.testing.assert_close(ours(problem.input, problem.target), theirs(problem.input, problem.target))
+
+
+def test_module(device: str) -> None:
+    problem = make(dtype=torch.float32, device=device)
+    module = LinearCrossEntropyLoss(
+        7, 13, bias=True, device=device, shift=True, softcap=5.0, return_predictions=True, memory_budget=1000
+    )
+    loss, predictions = module(problem.input, problem.target)
+    loss.backward()
+    assert predictions.shape == (3, 4)
+    assert all(p.grad is not None for p in module.parameters())
+    assert "softcap=5.0" in repr(module)
+    assert "memory_budget=1000" in repr(module)
+
+
+def test_sentences() -> None:
+    with pytest.raises(RuntimeError, match=r"LinearCrossEntropyLoss: out_features must be \(\), got \(3,\)"):
+        LinearCrossEntropyLoss(7, 13, out_features=(3,))
+    with pytest.raises(RuntimeError, match=r"LinearCrossEntropyLoss: weight must have the shape \(13,\)"):
+        LinearCrossEntropyLoss(7, 13, weight=torch.ones(12))
+    with pytest.raises(RuntimeError, match="options must be None"):
+        LinearCrossEntropyLoss(7, 13, options=object())(torch.ones(2, 7), torch.ones(2).long())  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""Small scans that between them launch every CUDA kernel that scans; those whose blocks or warps wait for each other in
+each of their forms, long enough that their places in shared memory are used again. For tools under which the whole
+suite would take hours.
+
+    compute-sanitizer --tool racecheck --kernel-name kernel_substring=3dcs python tests/scan/cuda_cases.py [KERNEL ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+
+from torch_dcs_ops import discounted_cumsum
+
+HALF, BFLOAT, FLOAT, DOUBLE, COMPLEX = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A scan in both directions, with its gradients where `backward`."""
+
+    kernels: str  # that it takes on an H200 (132 multiprocessors)
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    gamma: str | float = 0.99  # or "row", "step"; or "constant step", which has no gradient
+    dim: int = -1
+    backward: bool = False
+    reset: bool = False
+    initial: bool = False
+    window: int | None = None
+
+    def run(self) -> None:
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.randn(shape, dtype=self.dtype, device="cuda").requires_grad_(self.backward)
+
+        def gates(shape: tuple[int, ...]) -> torch.Tensor:
+            dtype = torch.float32 if self.gamma == "row" and not self.dtype.is_complex else self.dtype
+            drawn = (0.8 + 0.2 * torch.rand(shape, dtype=dtype.to_real(), device="cuda")).to(dtype)
+            if self.gamma != "row":
+                drawn.view(-1)[::1013] = 0
+            return drawn.requires_grad_(self.backward and self.gamma != "constant step")
+
+        x = draw(self.shape)
+        gamma: float | torch.Tensor
+        if isinstance(self.gamma, float):
+            gamma = torch.tensor(self.gamma, device="cuda", requires_grad=True) if self.backward else self.gamma
+        else:
+            gamma = gates(x.narrow(self.dim, 0, 1).shape if self.gamma == "row" else self.shape)
+        initial = draw(x.select(self.dim, 0).shape) if self.initial else None
+        reset = torch.rand(self.shape, device="cuda") < 0.01 if self.reset else None
+        for direction in ("left", "right"):
+            y = discounted_cumsum(
+                x, gamma, dim=self.dim, direction=direction, initial=initial, reset=reset, window=self.window
+            )
+            if self.backward:
+                y.backward(torch.randn_like(y))
+
+
+def _long_rows() -> list[Problem]:
+    problems = []
+    for dtype in (BFLOAT, FLOAT):
+        full = 16 // dtype.itemsize
+        # Each place that a ring keeps in shared memory is used again.
+        problems += [
+            Problem("ring_kernel", (3, 875_001 * full), dtype),
+            Problem("ring_kernel", (3, 437_501 * full), dtype, "row", backward=True),
+            Problem("ring_kernel", (3, 437_501 * full), dtype, "step", backward=True),
+            Problem("ring_kernel", (600, 2561 * full), dtype, "step", backward=True),
+            Problem("ring_kernel", (264, 8450 * full), dtype),
+            Problem("ring_kernel", (264, 8450 * full), dtype, backward=True),
+            Problem("ring_kernel", (264, 5122 * full), dtype, "step", backward=True),
+            Problem("ring_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
+            Problem("ring_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
+            Problem("stream_kernel", (16, 20_001 * full), dtype, 1.5),
+            Problem("stream_kernel", (264, 10_240 * full), dtype),
+            Problem("stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
+        ]
+    problems += [Problem("held_kernel", (16, 262_144), BFLOAT, backward=backward) for backward in (False, True)]
+    problems.append(Problem("ring_kernel", (16, 20_001 * 8), HALF, "step", backward=True))
+    return problems
+
+
+def _rows() -> list[Problem]:
+    problems = []
+    for dtype in (BFLOAT, FLOAT):
+        full = 16 // dtype.itemsize
+        problems += [
+            Problem("tiny_kernel", (32, full), dtype),
+            Problem("tiny_kernel", (32, full), dtype, "step"),
+            Problem("reread_kernel", (1, 9998), dtype),
+            Problem("reread_kernel", (1, 30_001 * full), dtype),
+            Problem("reread_steps_kernel", (1, 9998), dtype, "step"),
+            Problem("reread_steps_kernel", (1, 65_536), dtype, "step"),
+        ]
+        for backward in (False, True):  # the gamma of a gradient is a tensor
+            problems += [
+                Problem("short_rows_kernel", (1000, 8 * full), dtype, backward=backward),
+                Problem("whole_rows_kernel", (300, 64 * full), dtype, backward=backward),
+                Problem("rows_kernel", (40, 33 * full), dtype, backward=backward),
+                Problem("rows_kernel", (7, 20_001), dtype, reset=True, initial=True, backward=backward),
+            ]
+        problems += [
+            Problem("rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
+            Problem("rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
+            Problem("rows_kernel", (50, 4000), dtype, "step", backward=True),
+            Problem("rows_kernel", (2, 40_008), dtype, "row", backward=True),
+            Problem("rows_kernel", (7, 20_000), dtype, "step", reset=True, backward=True),
+        ]
+    problems.append(Problem("whole_rows_kernel", (40, 4096), BFLOAT, backward=True))
+    for dtype in (DOUBLE, COMPLEX):
+        for gamma in (0.99, "row", "step"):
+            problems.append(Problem("rows_kernel", (3, 9000), dtype, gamma, reset=True, backward=True))
+    return problems
+
+
+def _columns() -> list[Problem]:
+    problems = []
+    for dtype in (BFLOAT, FLOAT):
+        full = 16 // dtype.itemsize
+        problems += [
+            Problem("walk_kernel", (100, 16_384 * full // 2), dtype, backward=True),
+            Problem("walk_kernel", (100, 8192 * full // 2), dtype, "row"),
+            Problem("few_columns_kernel", (1024, 96), dtype),
+            Problem("few_columns_kernel", (3000, 96), dtype, "row"),
+            Problem("few_columns_kernel", (70, 96), dtype),
+            Problem("few_columns_kernel", (64, 96), dtype),
+            Problem("few_columns_kernel", (200, 96), dtype),
+            Problem("few_columns_kernel", (300, 96), dtype),
+            Problem("columns_kernel", (200, 16_902), dtype, "step"),
+            Problem("columns_kernel", (300, 64), dtype, "step", backward=True),
+            Problem("columns_kernel", (2000, 33), dtype, backward=True),
+            Problem("columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
+        ]
+    problems += [Problem("few_columns_kernel", (steps, 96), BFLOAT, backward=True) for steps in (100, 2100)]
+    problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
+    problems += [Problem("columns_kernel", (300, 40), dtype, "step", backward=True) for dtype in (DOUBLE, COMPLEX)]
+    return [replace(problem, dim=0) for problem in problems]
+
+
+def _others() -> list[Problem]:
+    problems = []
+    for dtype in (BFLOAT, FLOAT, DOUBLE, COMPLEX):
+        problems.append(Problem("window_direct_kernel", (30, 500), dtype, window=7))
+        composed = "window_leaves_kernel window_compose_kernel window_store_kernel"
+        problems.append(Problem(composed, (30, 500), dtype, "step", window=100, reset=True))
+    problems.append(Problem("rows_kernel total_kernel", (40, 3000), FLOAT, backward=True))
+    return problems
+
+
+PROBLEMS = [*_long_rows(), *_rows(), *_columns(), *_others()]
+
+
+def main(kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    for problem in PROBLEMS:
+        if not kernels or any(name in problem.kernels for name in kernels):
+            problem.run()
+            torch.cuda.synchronize()
+            print(problem, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,185 @@
+"""softmax's CUDA kernels: every regime and its boundaries, capture, bits from run to run, addresses past 2**31."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_dcs_ops import softmax
+
+from softmax.oracle import DTYPES, assert_gradient, assert_softmax
+from support.cuda_graphs import captured
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+backward = torch.ops.dcs._softmax_backward.default
+
+# Lanes (to 256 elements, or 256 vectors of 16 bytes), a block, clusters of 2 to 16 blocks, chunks.
+WIDTHS = (
+    1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 63, 64, 65, 128, 200, 255, 256, 257, 512, 1000, 1023, 1024, 1025, 2048, 2056,
+    4096, 4100, 8191, 8192, 8200, 16384, 16392, 32768, 32769, 65536, 65537, 131072, 131080, 262144, 262145, 300001,
+    524288, 524296, 1048576, 1048577, 1200000, 3000001,
+)  # fmt: skip
+FEW, MANY = 3, 600
+
+
+def check(x: Tensor, dim: int) -> None:
+    """Forward and backward, into memory that held NaN."""
+    g = torch.randn(x.shape, device="cuda").to(x.dtype)
+    poison()
+    y = softmax(x, dim)
+    assert y.stride() == torch.empty_like(x).stride()
+    assert_softmax(y, x, dim)
+    poison()
+    dx = backward(g, y, dim)
+    assert dx.stride() == torch.empty_like(y).stride()
+    assert_gradient(dx, g, y, dim)
+
+
+def poison() -> None:
+    """What the allocator hands out next is full of NaN."""
+    for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24):
+        for _ in range(4):
+            torch.full((size,), float("nan"), device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_rows(columns: int, dtype: torch.dtype) -> None:
+    for rows in (1, FEW, MANY) if columns <= 40_000 else (1, FEW):
+        check((4 * torch.randn(rows, columns, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [65536, 65537, 131072, 262144, 300001])
+def test_many_long_rows(columns: int, dtype: torch.dtype) -> None:
+    """As many as fill the GPU several times: clusters are not made larger for want of rows."""
+    x = torch.randn(400, columns, device="cuda").to(dtype)
+    g = torch.randn_like(x)
+    y = softmax(x)
+    dx = backward(g, y, 1)
+    for part in (slice(0, 3), slice(200, 203), slice(397, 400)):
+        assert_softmax(y[part], x[part], 1)
+        assert_gradient(dx[part], g[part], y[part], 1)
+    assert not y.isnan().any()
+    assert not dx.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 31, 64, 65, 128, 256, 257, 512, 513, 1024, 1025, 5000, 70_001])
+@pytest.mark.parametrize("inner", [2, 3, 8, 16, 33, 64, 200])
+def test_columns(length: int, inner: int, dtype: torch.dtype) -> None:
+    """Inner columns in whole vectors and not; steps in registers, and in chunks."""
+    for outer in (1, 5) if length * inner < 1 << 20 else (1,):
+        check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(100, 4096), (1000, 16384), (3000, 40_000), (17, 300, 1000)], ids=str)
+def test_many_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(torch.randn(shape, device="cuda").to(dtype), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("columns", [5, 64, 1000, 9000, 70_000, 70_001])
+def test_rows_that_begin_inside_a_vector(columns: int, dtype: torch.dtype) -> None:
+    base = torch.randn(4 * (columns + 9) + 1, device="cuda").to(dtype)
+    check(base[1 : 1 + 4 * columns].view(4, columns), 1)
+    check(base[:-1].view(4, columns + 9)[:, 3 : 3 + columns], 1)
+    check(base[1 : 1 + 4 * columns].view(columns, 4), 0)
+    check(base[:columns].expand(3, columns), 1)
+    y = softmax(base[: 4 * columns].view(4, columns))
+    off_by_one = base[1 : 1 + 4 * columns].view(4, columns)
+    assert_gradient(backward(off_by_one, y, 1), off_by_one, y, 1)
+    assert_gradient(backward(base[0].expand(4, columns), y, 1), base[0].expand(4, columns), y, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [7, 64, 1000, 9001, 40_000, 140_000, 1_200_001])
+def test_special_values(columns: int, dtype: torch.dtype) -> None:
+    """Rows with NaN, with inf, of -inf alone, and nearly so; of the largest numbers that there are."""
+    x = torch.randn(12, columns, device="cuda").to(dtype)
+    big, inf = torch.finfo(dtype).max, float("inf")
+    x[0, columns // 2] = float("nan")
+    x[1, 0] = inf
+    x[2, -1] = inf
+    x[3] = -inf
+    x[4, :-1] = -inf
+    x[5, 1:] = -inf
+    x[6, ::2] = -inf
+    x[7] = big
+    x[8] = -big
+    x[9, 0] = big
+    x[10, :-1] = -big
+    x[11, columns // 2] = -inf
+    for tensor, dim in ((x, 1), (x.t().contiguous(), 0)):
+        y = softmax(tensor, dim)
+        assert_softmax(y, tensor, dim)
+        g = torch.randn_like(tensor)
+        assert_gradient(backward(g, y, dim), g, y, dim)
+        grads = torch.zeros_like(tensor)
+        grads.select(1 - dim, 11).fill_(inf)
+        assert backward(grads, y, dim).select(1 - dim, 11).isnan().any()
+
+
+SHAPES = (((300, 40), 1), ((300, 1000), 1), ((50, 9000), 1), ((9, 70_000), 1), ((2, 1_300_000), 1), ((300, 64), 0),
+          ((9000, 64), 0), ((9000, 33), 0))  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+def test_the_bits_are_the_same_in_100_runs(shape: tuple[int, int], dim: int) -> None:
+    x, g = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
+    y = softmax(x, dim)
+    dx = backward(g, y, dim)
+    for _ in range(100):
+        assert torch.equal(softmax(x, dim), y)
+        assert torch.equal(backward(g, y, dim), dx)
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+def test_capture_and_replay(shape: tuple[int, int], dim: int) -> None:
+    x, g = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
+
+    def run() -> list[Tensor]:
+        y = softmax(x, dim)
+        return [y, backward(g, y, dim)]
+
+    graph, results = captured(run)
+    for _ in range(3):
+        x.normal_()
+        for result in results:
+            result.fill_(float("nan"))
+        graph.replay()
+        for result, expected in zip(results, run(), strict=True):
+            assert torch.equal(result, expected)
+
+
+def test_side_stream() -> None:
+    x = torch.randn(64, 100_000, device="cuda")
+    expected = softmax(2 * x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.mul_(2)
+        output = softmax(x)
+    stream.synchronize()
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "dim"), [((2**31 + 40,), 0), ((2**31 // 8 + 5, 8), 1), ((3, 2**30 + 8), 1),
+                                            ((2**31 // 4096 + 5, 4096), 1), ((2**26 + 5, 33), 0), ((5, 2**29), 0)],
+                         ids=str)  # fmt: skip
+def test_addresses_past_two_to_the_31(shape: tuple[int, ...], dim: int) -> None:
+    x = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    y = softmax(x, dim)
+    each = torch.tensor(1 / shape[dim]).to(torch.bfloat16)
+    assert float(y.min()) == float(y.max()) == float(each)
+    g = torch.ones_like(x)
+    g.flatten()[-1] = 3
+    del x
+    dx = backward(g, y, dim)
+    sum_of_line = float(each) * (shape[dim] + 2)
+    last = dx.flatten()[-1]
+    assert abs(float(last) - (3 - sum_of_line) * float(each)) <= 0.02 * abs(float(each)) * (3 + sum_of_line)
