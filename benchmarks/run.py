@@ -51,10 +51,10 @@ def main() -> int:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     if options.device in ("auto", "cpu"):
-        import lce_cpu
-        import log_bmm_cpu
-        import returns_cpu
-        import scan_cpu
+        from linear_cross_entropy import cpu as lce_cpu
+        from log_bmm import cpu as log_bmm_cpu
+        from returns import cpu as returns_cpu
+        from scan import cpu as scan_cpu
 
         print(f"CPU: {facts['cpu']}, {options.threads} threads, torch {facts['torch']}")
         for on_cpu, title in (
@@ -69,12 +69,12 @@ def main() -> int:
             rows += part[0]
             skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
-        import gae_cuda
-        import lce_cuda
-        import log_bmm_cuda
-        import returns_cuda
-        import scan_cuda
-        import softmax_cuda
+        from linear_cross_entropy import cuda as lce_cuda
+        from log_bmm import cuda as log_bmm_cuda
+        from returns import cuda as returns_cuda
+        from returns import gae_compiled as gae_cuda
+        from scan import cuda as scan_cuda
+        from softmax import cuda as softmax_cuda
 
         print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
         for suite, title in (

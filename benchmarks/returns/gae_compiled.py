@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from cells import Case, Measured, run_cell
+from cell import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
-from peers import associative_scan, python_loop
 from torch import Tensor
 
 from torch_dcs_ops import discounted_cumsum
+
+from scan.peers import associative_scan, python_loop
 
 GAMMA, LAMBDA = 0.99, 0.95
 TRAFFIC = 17 / 8

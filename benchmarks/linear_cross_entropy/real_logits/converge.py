@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lce_functions import Loss
-from real_gradients import kept_fraction, power_name
-from real_model import batches
-from real_tokens import Tokens
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.examples.language_model import LanguageModel
 from torch_dcs_ops.ops.linear_cross_entropy.filter import LEAST_ODDS
+
+from linear_cross_entropy.functions import Loss
+from linear_cross_entropy.real_logits.gradients import kept_fraction, power_name
+from linear_cross_entropy.real_logits.model import batches
+from linear_cross_entropy.real_logits.tokens import Tokens
 
 WARM_UP_STEPS = 20
 HELD_OUT_SEQUENCES = 64

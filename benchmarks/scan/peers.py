@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 import torch
-from cells import Case, Measured
+from cell import Case, Measured
 from torch import Tensor
 
 

@@ -14,12 +14,13 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 
 import torch
-from cells import Case, Measured, run_cell
+from cell import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
-from peers import peer_functions
 from torch import Tensor
 
 import torch_dcs_ops  # noqa: F401  (registers torch.ops.dcs)
+
+from scan.peers import peer_functions
 
 GAMMA = 0.99
 TRITON_TARGET = 0.80

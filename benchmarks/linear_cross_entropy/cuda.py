@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from harness import CudaTimer, Deadline, Function, Row, Skipped
-from lce_functions import Loss, eager, own, peak_gibibytes, peers, step
 from torch import Tensor
+
+from linear_cross_entropy.functions import Loss, eager, own, peak_gibibytes, peers, step
 
 DTYPE = torch.bfloat16
 SECONDS = 120.0

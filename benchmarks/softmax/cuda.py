@@ -1,7 +1,7 @@
 """dcs::softmax on a GPU, each time as a fraction of copying the same number of bytes.
 
 The floors, in tensors read or written: forward 2 (= `y.copy_(x)`), backward 3 (gradient, output, input's gradient).
-Alone (`python benchmarks/softmax_cuda.py`) it prints a line a cell, without the peers that must be compiled.
+Alone (`PYTHONPATH=benchmarks python -m softmax.cuda`) it prints a line a cell, without the peers that must be compiled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from cells import Case, Measured, run_cell
+from cell import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
 
 CASES = (

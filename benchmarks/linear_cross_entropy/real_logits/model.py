@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real_tokens import Tokens
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torch_dcs_ops import linear_cross_entropy
+
+from linear_cross_entropy.real_logits.tokens import Tokens
 
 REPORT_SECONDS = 5.0
 WARM_UP_STEPS = 50

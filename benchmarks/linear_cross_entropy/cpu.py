@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 from harness import CpuTimer, Deadline, Row, Skipped
-from lce_functions import eager, own, step
 from torch.profiler import ProfilerActivity, profile
+
+from linear_cross_entropy.functions import eager, own, step
 
 ROWS, FEATURES, CLASSES = 2048, 512, 32_000
 NAME = f"lce {ROWS}x{FEATURES}x{CLASSES}"

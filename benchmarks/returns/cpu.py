@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import CpuTimer, Deadline, Row, Skipped
-from returns_functions import KINDS, peers, rollout
+
+from returns.functions import KINDS, peers, rollout
 
 # Steps and environments, in both layouts.
 SIZES = ((2048, 64), (128, 4096))

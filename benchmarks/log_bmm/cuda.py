@@ -1,6 +1,6 @@
 """dcs::log_bmm on CUDA in float32 beside naive, compiled naive and the unsafe product of exponentials.
 
-Run by run.py with the other suites, or alone: one line a cell, `python benchmarks/log_bmm_cuda.py --only 8x256`.
+Run by run.py with the other suites, or alone: one line a cell, `PYTHONPATH=benchmarks python -m log_bmm.cuda --only 8x256`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from harness import CudaTimer, Deadline, Row, Skipped
-from log_bmm_functions import DATA, Product, naive, step, unsafe
 from torch import Tensor
 
 from torch_dcs_ops import log_bmm
+
+from log_bmm.functions import DATA, Product, naive, step, unsafe
 
 SIZES = ((8, 1024), (8, 256), (1, 2048))
 # Milliseconds, forward and forward with backward, of data that is certified as a whole.

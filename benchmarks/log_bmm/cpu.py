@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 from harness import CpuTimer, Deadline, Row, Skipped
-from log_bmm_functions import DATA, naive, step, unsafe
 
 from torch_dcs_ops import log_bmm, max_bmm
+
+from log_bmm.functions import DATA, naive, step, unsafe
 
 BATCH, SIZE = 8, 256
 TARGETS = {"fwd": 8.0, "fwd+bwd": 5.0}  # times naive's speed

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peers import associative_scan
 from torch import Tensor
 
 from torch_dcs_ops import returns
+
+from scan.peers import associative_scan
 
 GAMMA, LAMBDA = 0.99, 0.95
 

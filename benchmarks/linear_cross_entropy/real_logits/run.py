@@ -1,13 +1,14 @@
 """dcs::linear_cross_entropy on the logits of a language model, which benchmarks on random numbers know nothing about.
 
-    python benchmarks/lce_real.py prepare --tokens build/tokens.npz               # some minutes of CPU time
-    python benchmarks/lce_real.py train --tokens build/tokens.npz --model build/model.pt --seconds 100
-    python benchmarks/lce_real.py measure --model build/model.pt --output result.json --peers
-    python benchmarks/lce_real.py converge --tokens build/tokens.npz --output converge.json
+    RUN="env PYTHONPATH=benchmarks python -m linear_cross_entropy.real_logits.run"
+    $RUN prepare --tokens build/tokens.npz                  # some minutes of CPU time
+    $RUN train --tokens build/tokens.npz --model build/model.pt --seconds 100
+    $RUN measure --model build/model.pt --output result.json --peers
+    $RUN converge --tokens build/tokens.npz --output converge.json
 
-`prepare` makes tokens of the Python sources on this machine (real_tokens.py), `train` a small model of them
-(real_model.py), `measure` the errors, times and memory of filtered gradients on its hidden states and head
-(real_measure.py), and `converge` trains with exact and with filtered gradients (real_converge.py).
+`prepare` makes tokens of the Python sources on this machine (tokens.py), `train` a small model of them
+(model.py), `measure` the errors, times and memory of filtered gradients on its hidden states and head
+(measure.py), and `converge` trains with exact and with filtered gradients (converge.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FILTERS = (2**-8, 2**-10, 2**-12)  # a smaller one is exact at 128256 tokens
 
 
 def prepare(options: argparse.Namespace) -> None:
-    import real_tokens
+    from linear_cross_entropy.real_logits import tokens as real_tokens
 
     folders = options.sources or real_tokens.default_folders()
     real_tokens.prepare(
@@ -34,8 +35,8 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    import real_model
-    from real_tokens import Tokens
+    from linear_cross_entropy.real_logits import model as real_model
+    from linear_cross_entropy.real_logits.tokens import Tokens
 
     shape = real_model.Shape(options.width, options.layers, options.heads, options.features, options.length)
     schedule = real_model.Schedule(
@@ -50,8 +51,8 @@ def train(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    import real_measure
-    from real_model import Snapshot
+    from linear_cross_entropy.real_logits import measure as real_measure
+    from linear_cross_entropy.real_logits.model import Snapshot
 
     snapshot = Snapshot.load(options.model, _device(options))
     facts = environment(options.commit)
@@ -65,8 +66,8 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def converge(options: argparse.Namespace) -> None:
-    import real_converge
-    from real_tokens import Tokens
+    from linear_cross_entropy.real_logits import converge as real_converge
+    from linear_cross_entropy.real_logits.tokens import Tokens
 
     tokens = Tokens.load(options.tokens)
     setting = real_converge.Setting(options.steps)

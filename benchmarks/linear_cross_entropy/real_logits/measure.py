@@ -14,13 +14,21 @@ from typing import Any
 
 import torch
 from harness import CpuTimer, CudaTimer, Function, Row, Skipped, print_rows
-from lce_functions import Loss, eager, own, peak_gibibytes, peers, step
-from real_gradients import Errors, Gradients, Sparsity, exact_gradients, power_name, sparsity
-from real_model import Snapshot
 from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import filter_tails
+
+from linear_cross_entropy.functions import Loss, eager, own, peak_gibibytes, peers, step
+from linear_cross_entropy.real_logits.gradients import (
+    Errors,
+    Gradients,
+    Sparsity,
+    exact_gradients,
+    power_name,
+    sparsity,
+)
+from linear_cross_entropy.real_logits.model import Snapshot
 
 TARGET_EPS = 2**-12  # of which the targets speak
 REAL_TARGET = 1 / 0.5  # torch.compile's time over that of the filtered step
@@ -156,7 +164,7 @@ def _note(outcome: Outcome) -> str:
 
 
 def _flat(rows: int, features: int, classes: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As in lce_cuda.py: independent normal numbers, logits of variance 1."""
+    """As in linear_cross_entropy/cuda.py: independent normal numbers, logits of variance 1."""
     torch.manual_seed(seed)
     x = torch.randn(rows, features, device=device, dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(classes, features, device=device, dtype=torch.bfloat16).div_(features**0.5).requires_grad_()

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 from harness import CpuTimer, Deadline, Row, Skipped, call_microseconds
-from peers import python_loop
 
 import torch_dcs_ops
+
+from scan.peers import python_loop
 
 GAMMA = 0.99
 SHAPES = ((1, 100_000), (4096, 4096), (65_536, 128))

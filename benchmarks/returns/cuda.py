@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from cells import Case, Measured, run_cell
+from cell import Case, Measured, run_cell
 from harness import CudaTimer, Deadline, Row, Skipped
-from returns_functions import KINDS, Kind, Rollout, peers, rollout
+
+from returns.functions import KINDS, Kind, Rollout, peers, rollout
 
 TARGET = 0.80
 # (batch, T) with the last dimension as time, and (T, batch) with the first one.
