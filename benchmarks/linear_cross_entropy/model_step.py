@@ -1,6 +1,7 @@
 """A training step of a compiled Llama with backend="dcs" beside one with TorchInductor as it is.
 
-    PYTHONPATH=benchmarks python -m linear_cross_entropy.model_step --output result.json  # a GPU: 1.2 billion parameters, 8192 tokens
+    # On a GPU: 1.2 billion parameters, 8192 tokens.
+    PYTHONPATH=benchmarks python -m linear_cross_entropy.model_step --output result.json
 
 The model is transformers' LlamaForCausalLM in the shape of Llama 3.2 1B with random weights, bfloat16, tied embeddings;
 the compiled function returns the loss alone, so that the logits need not leave it. Both steps run on the same model, in

@@ -1,6 +1,8 @@
 """dcs::log_bmm on CUDA in float32 beside naive, compiled naive and the unsafe product of exponentials.
 
-Run by run.py with the other suites, or alone: one line a cell, `PYTHONPATH=benchmarks python -m log_bmm.cuda --only 8x256`.
+Run by run.py with the other suites, or alone, one line a cell:
+
+    PYTHONPATH=benchmarks python -m log_bmm.cuda --only 8x256
 """
 
 from __future__ import annotations

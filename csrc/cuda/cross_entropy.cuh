@@ -1,4 +1,4 @@
-// The rows of `_cross_entropy_rows_` on a GPU; dcs/rows_problem.h has the formulas.
+// The rows of `_cross_entropy_rows_` on a GPU; dcs/cross_entropy/problem.h has the formulas.
 //
 // A warp, a block, or (sm_90) a cluster of 2, 4 or 8 blocks takes a row. It reads the row once: every thread sums up its vectors relative to the largest
 // logit that it has met, keeps them in shared memory, and the threads' sums are joined. Then it writes the gradient from shared memory. What a block

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/rows_problem.h"
+#include "dcs/cross_entropy/problem.h"
 #include "device.h"
 
 namespace dcs {

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "cross_entropy.h"
-#include "dcs/cross_entropy_rows.h"
+#include "dcs/cross_entropy/ops.h"
 #include "host.h"
 
 namespace dcs {

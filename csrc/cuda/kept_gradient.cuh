@@ -1,11 +1,11 @@
-// The second place of the logits' gradient (KeptGradient in dcs/rows_problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
+// The second place of the logits' gradient (KeptGradient in dcs/cross_entropy/problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "dcs/rows_problem.h"
+#include "dcs/cross_entropy/problem.h"
 #include "device.h"
 
 namespace dcs {

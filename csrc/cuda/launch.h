@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/scan_problem.h"
+#include "dcs/scan/problem.h"
 #include "plan.h"
 
 namespace dcs {

@@ -10,7 +10,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "dcs/log_bmm_ops.h"
+#include "dcs/log_bmm/ops.h"
 #include "host.h"
 #include "log_bmm.cuh"
 

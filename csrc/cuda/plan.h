@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <numeric>
 
-#include "dcs/scan_problem.h"
+#include "dcs/scan/problem.h"
 #include "device.h"
 #include "shapes.h"
 

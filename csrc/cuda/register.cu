@@ -1,5 +1,5 @@
 // The scan ops on CUDA.
-#include "dcs/scan_ops.h"
+#include "dcs/scan/ops.h"
 #include "host.h"
 #include "launch.h"
 #include "plan.h"

@@ -1,6 +1,6 @@
 // `_temporal_difference_scan` on CUDA.
 #include "returns.h"
-#include "dcs/returns_ops.h"
+#include "dcs/returns/ops.h"
 #include "host.h"
 
 namespace dcs {

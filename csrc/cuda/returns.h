@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/returns_problem.h"
+#include "dcs/returns/problem.h"
 #include "device.h"
 
 namespace dcs {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "dcs/returns_problem.h"
+#include "dcs/returns/problem.h"
 #include "types.cuh"
 
 namespace dcs {

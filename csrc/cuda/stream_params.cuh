@@ -1,7 +1,7 @@
 // What the kernels of rows of many tiles are launched with.
 #pragma once
 
-#include "dcs/scan_problem.h"
+#include "dcs/scan/problem.h"
 #include "types.cuh"
 
 namespace dcs {

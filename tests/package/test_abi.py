@@ -100,9 +100,10 @@ def test_instruction_set_files_define_no_shared_function() -> None:
     root = Path(__file__).parents[2]
     objects = [
         path
-        for path in root.glob("build/*/CMakeFiles/_C.dir/cpu/*.o")
+        for folder in root.glob("build/*/CMakeFiles/_C.dir")
+        for path in folder.rglob("*.o")
         if re.search(r"_avx(2|512)\.cpp\.o$", path.name)
-        and (root / "csrc" / "cpu" / path.name.removesuffix(".o")).is_file()
+        and (root / "csrc" / path.relative_to(folder).with_suffix("")).is_file()
     ]
     if not objects:
         pytest.skip("no build folder")

@@ -25,7 +25,7 @@ from support.subprocesses import run_tests
 pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled CPU library is not loaded")
 
 KINDS = ("number", "scalar", "row", "row1", "step", "time")
-CHUNK = 4096  # steps; kChunk in csrc/cpu/scan.h
+CHUNK = 4096  # steps; kChunk in csrc/cpu/scan/kernels.h
 
 
 @dataclass

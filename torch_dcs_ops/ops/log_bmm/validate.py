@@ -1,4 +1,4 @@
-"""The checks of log_bmm, max_bmm and sample_bmm. csrc/include/dcs/log_bmm_ops.h says those of the private ops."""
+"""The checks of log_bmm, max_bmm and sample_bmm. csrc/include/dcs/log_bmm/ops.h says those of the private ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of `_temporal_difference_scan`. csrc/include/dcs/returns_ops.h says the same sentences in C++; a test
+"""The checks of `_temporal_difference_scan`. csrc/include/dcs/returns/ops.h says the same sentences in C++; a test
 compares the two. Beside them what the functions of torch_dcs_ops.returns ask for themselves.
 
 Exceptions are IndexError for the dimension of time and RuntimeError for everything else.

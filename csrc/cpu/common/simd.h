@@ -1,0 +1,178 @@
+// Vectors of doubles, as wide as the file's instruction set has them: loads and stores with conversion, and an inclusive scan within a vector.
+#pragma once
+
+#include <immintrin.h>
+
+#include "common/element.h"
+
+namespace dcs::cpu {
+namespace {
+
+#if defined(__AVX512F__)
+
+using Vector = __m512d;
+constexpr int kWidth = 8;
+
+DCS_INLINE Vector splat(double value) { return _mm512_set1_pd(value); }
+DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
+DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
+DCS_INLINE Vector load(const double* from) { return _mm512_loadu_pd(from); }
+DCS_INLINE Vector load(const float* from) { return _mm512_cvtps_pd(_mm256_loadu_ps(from)); }
+DCS_INLINE Vector load(const BFloat16* from) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+}
+DCS_INLINE Vector load(const Half* from) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(_mm512_cvtph_ps(_mm256_castsi128_si256(bits))));
+}
+DCS_INLINE void store(double* to, Vector v) { _mm512_storeu_pd(to, v); }
+DCS_INLINE void store(float* to, Vector v) { _mm256_storeu_ps(to, _mm512_cvtpd_ps(v)); }
+DCS_INLINE void store(BFloat16* to, Vector v) {
+  const __m256i bits = _mm256_castps_si256(_mm512_cvtpd_ps(v));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  const __mmask8 is_nan = _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi32_epi16(_mm256_mask_mov_epi32(rounded, is_nan, nan)));
+}
+DCS_INLINE void store(Half* to, Vector v) {
+  const __m512 wide = _mm512_castps256_ps512(_mm512_cvtpd_ps(v));
+  const __m256i bits = _mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(bits));
+}
+
+// v moved `kBy` lanes on in scan order (from lane 0 up, or mirrored: from the last lane down), zeros moved in.
+template <int kBy, bool kMirrored>
+DCS_INLINE Vector move_on(Vector v) {
+  const __m512i zero = _mm512_setzero_si512(), bits = _mm512_castpd_si512(v);
+  if constexpr (kMirrored) return _mm512_castsi512_pd(_mm512_alignr_epi64(zero, bits, kBy));
+  return _mm512_castsi512_pd(_mm512_alignr_epi64(bits, zero, 8 - kBy));
+}
+
+// The last lane in scan order, in every lane.
+template <bool kMirrored>
+DCS_INLINE Vector last_lane(Vector v) {
+  return _mm512_permutexvar_pd(_mm512_set1_epi64(kMirrored ? 0 : 7), v);
+}
+
+#elif defined(__AVX2__)
+
+using Vector = __m256d;
+constexpr int kWidth = 4;
+
+DCS_INLINE Vector splat(double value) { return _mm256_set1_pd(value); }
+DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
+DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
+DCS_INLINE Vector load(const double* from) { return _mm256_loadu_pd(from); }
+DCS_INLINE Vector load(const float* from) { return _mm256_cvtps_pd(_mm_loadu_ps(from)); }
+DCS_INLINE Vector load(const BFloat16* from) {
+  const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16)));
+}
+DCS_INLINE void store(double* to, Vector v) { _mm256_storeu_pd(to, v); }
+DCS_INLINE void store(float* to, Vector v) { _mm_storeu_ps(to, _mm256_cvtpd_ps(v)); }
+
+template <int kBy, bool kMirrored>
+DCS_INLINE Vector move_on(Vector v) {
+  if constexpr (kBy == 1 && kMirrored) return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0xf9), _mm256_setzero_pd(), 8);
+  if constexpr (kBy == 1) return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0x90), _mm256_setzero_pd(), 1);
+  return _mm256_permute2f128_pd(v, v, kMirrored ? 0x81 : 0x08);
+}
+
+template <bool kMirrored>
+DCS_INLINE Vector last_lane(Vector v) {
+  return _mm256_permute4x64_pd(v, kMirrored ? 0x00 : 0xff);
+}
+
+#else
+
+using Vector = __m128d;
+constexpr int kWidth = 2;
+
+DCS_INLINE Vector splat(double value) { return _mm_set1_pd(value); }
+DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm_add_pd(_mm_mul_pd(a, b), c); }
+DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm_mul_pd(a, b); }
+DCS_INLINE Vector load(const double* from) { return _mm_loadu_pd(from); }
+DCS_INLINE Vector load(const float* from) {
+  return _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+DCS_INLINE void store(double* to, Vector v) { _mm_storeu_pd(to, v); }
+DCS_INLINE void store(float* to, Vector v) { _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_castps_si128(_mm_cvtpd_ps(v))); }
+
+template <int kBy, bool kMirrored>
+DCS_INLINE Vector move_on(Vector v) {
+  if constexpr (kMirrored) return _mm_unpackhi_pd(v, _mm_setzero_pd());
+  return _mm_unpacklo_pd(_mm_setzero_pd(), v);
+}
+
+template <bool kMirrored>
+DCS_INLINE Vector last_lane(Vector v) {
+  return kMirrored ? _mm_unpacklo_pd(v, v) : _mm_unpackhi_pd(v, v);
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+
+// The 16-bit types one by one where there are no instructions for them (half: F16C, which -mavx2 alone does not give).
+template <typename T>
+DCS_INLINE Vector load_each(const T* from) {
+  double values[kWidth];
+  for (int i = 0; i < kWidth; ++i) values[i] = Element<T>::load(from[i]);
+  return load(values);
+}
+template <typename T>
+DCS_INLINE void store_each(T* to, Vector v) {
+  double values[kWidth];
+  store(values, v);
+  for (int i = 0; i < kWidth; ++i) to[i] = Element<T>::store(values[i]);
+}
+
+#if defined(__AVX2__)
+DCS_INLINE void store(BFloat16* to, Vector v) {
+  const __m128i bits = _mm_castps_si128(_mm256_cvtpd_ps(v));
+  const __m128i high = _mm_srli_epi32(bits, 16);
+  const __m128i odd = _mm_and_si128(high, _mm_set1_epi32(1));
+  const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(bits, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff))), 16);
+  const __m128i is_nan = _mm_cmpgt_epi32(_mm_and_si128(bits, _mm_set1_epi32(0x7fffffff)), _mm_set1_epi32(0x7f800000));
+  const __m128i chosen = _mm_blendv_epi8(rounded, _mm_or_si128(high, _mm_set1_epi32(0x40)), is_nan);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(chosen, chosen));
+}
+#else
+DCS_INLINE Vector load(const BFloat16* from) { return load_each(from); }
+DCS_INLINE void store(BFloat16* to, Vector v) { store_each(to, v); }
+#endif
+
+#if defined(__AVX2__) && defined(__F16C__)
+DCS_INLINE Vector load(const Half* from) {
+  return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+DCS_INLINE void store(Half* to, Vector v) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtps_ph(_mm256_cvtpd_ps(v), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+DCS_INLINE Vector load(const Half* from) { return load_each(from); }
+DCS_INLINE void store(Half* to, Vector v) { store_each(to, v); }
+#endif
+
+#endif
+
+#if defined(__AVX512F__)
+DCS_INLINE double first_lane(Vector v) { return _mm512_cvtsd_f64(v); }
+#elif defined(__AVX2__)
+DCS_INLINE double first_lane(Vector v) { return _mm256_cvtsd_f64(v); }
+#else
+DCS_INLINE double first_lane(Vector v) { return _mm_cvtsd_f64(v); }
+#endif
+
+DCS_INLINE double add_lanes(Vector v) {
+  double lanes[kWidth];
+  store(lanes, v);
+  double sum = lanes[0];
+  for (int i = 1; i < kWidth; ++i) sum += lanes[i];
+  return sum;
+}
+
+}  // namespace
+}  // namespace dcs::cpu

@@ -1,3 +1,0 @@
-#define DCS_KERNELS kCrossEntropyAvx2
-#define DCS_ISA "avx2"
-#include "cross_entropy_kernels.h"

@@ -1,3 +1,0 @@
-#define DCS_KERNELS kCrossEntropyDefault
-#define DCS_ISA "default"
-#include "cross_entropy_kernels.h"

@@ -1,3 +1,0 @@
-#define DCS_KERNELS kLogBmmAvx2
-#define DCS_ISA "avx2"
-#include "log_bmm_kernels.h"

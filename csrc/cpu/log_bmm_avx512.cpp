@@ -1,8 +1,0 @@
-#define DCS_KERNELS kLogBmmAvx512
-#define DCS_ISA "avx512"
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC's own intrinsics headers leave a don't-care operand uninitialised (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include "log_bmm_kernels.h"

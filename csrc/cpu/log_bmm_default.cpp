@@ -1,3 +1,0 @@
-#define DCS_KERNELS kLogBmmDefault
-#define DCS_ISA "default"
-#include "log_bmm_kernels.h"

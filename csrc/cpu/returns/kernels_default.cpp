@@ -1,0 +1,3 @@
+#define DCS_RETURNS kReturnsDefault
+#define DCS_ISA "default"
+#include "returns/kernel_table.h"

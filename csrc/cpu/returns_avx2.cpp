@@ -1,3 +1,0 @@
-#define DCS_RETURNS kReturnsAvx2
-#define DCS_ISA "avx2"
-#include "returns_kernels.h"

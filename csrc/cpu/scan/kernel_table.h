@@ -1,0 +1,93 @@
+// The table of kernels; included by one file an instruction set, which defines DCS_KERNELS (the table's name) and DCS_ISA (its name in messages).
+#pragma once
+
+#include "scan/columns.h"
+#include "scan/contiguous.h"
+#include "scan/lanes.h"
+#include "scan/window.h"
+
+namespace dcs::cpu {
+namespace {
+
+template <typename Run>
+DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
+  switch (problem.dtype) {
+    case ScalarType::Half: return run(Type<Half>{});
+    case ScalarType::BFloat16: return run(Type<BFloat16>{});
+    case ScalarType::Float: return run(Type<float>{});
+    default: return run(Type<double>{});
+  }
+}
+
+void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    scan_columns_any<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, count);
+  });
+}
+
+void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
+  if (is_contiguous(problem))
+    return with_contiguous(problem, [&](auto type) { contiguous_rows<typename decltype(type)::type>(problem, begin, end); });
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    lane_rows<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, begin, end);
+  });
+}
+
+void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
+  const int64_t outer = row / problem.inner, inner = row % problem.inner;
+  if (is_contiguous(problem))
+    return with_contiguous(problem, [&](auto type) {
+      contiguous_fold_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
+    });
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    fold_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
+  });
+}
+
+void carry(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
+  const int64_t outer = row / problem.inner, inner = row % problem.inner;
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    carry_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks,
+                                                                                                      value);
+  });
+}
+
+void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
+  const int64_t outer = row / problem.inner, inner = row % problem.inner;
+  if (is_contiguous(problem))
+    return with_contiguous(problem, [&](auto type) {
+      contiguous_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
+    });
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    lane_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
+  });
+}
+
+void add_partials(const ScanProblem& problem, int64_t begin, int64_t end, const Chunk* chunks, Value* sum) {
+  with_types(problem, [&](auto type, auto, auto) {
+    using Sum = typename Element<typename decltype(type)::type>::Sum;
+    Sum total = Kept<Sum>::get(*sum);
+    for (int64_t chunk = begin; chunk < end; ++chunk) total = add(total, Kept<Sum>::get(chunks[chunk - begin].partial));
+    keep(sum, total);
+  });
+}
+
+void store_partial(const ScanProblem& problem, int64_t row, const Value* sum) {
+  with_types(problem, [&](auto type, auto, auto) {
+    using T = typename decltype(type)::type;
+    write_partial<T>(problem, row / problem.inner, row % problem.inner, Kept<typename Element<T>::Sum>::get(*sum));
+  });
+}
+
+void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Value* scratch) {
+  const int64_t outer = row / problem.inner, inner = row % problem.inner;
+  with_types(problem, [&](auto type, auto gate, auto step) {
+    window_blocks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, scratch);
+  });
+}
+
+}  // namespace
+
+extern const Kernels DCS_KERNELS = {DCS_ISA, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
+
+}  // namespace dcs::cpu

@@ -1,0 +1,54 @@
+// What the driver (ops.cpp) asks of the kernels, which are compiled once for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "dcs/scan/problem.h"
+
+namespace dcs::cpu {
+
+// Rows are numbered outer * problem.inner + inner. Steps and chunks are counted in scan order.
+
+constexpr int64_t kChunk = 4096;    // steps; fixed, so that bits do not depend on the number of threads
+constexpr int64_t kColumns = 512;   // columns that one call takes: their carries and gates stay in the first-level cache
+
+// Room for one number of any kind.
+struct Value {
+  double re, im;
+};
+
+// A chunk seen as y_out = sum + product * y_in, and then its carry-in and its share of gamma's gradient.
+struct Chunk {
+  Value sum;
+  Value product;
+  Value carry;
+  Value partial;
+  bool cut;  // a reset, or the beginning of the row: y_out = sum
+};
+
+struct Kernels {
+  const char* name;
+
+  // Whole columns [inner, inner + count) of one outer index; needs an output whose inner stride is 1.
+  void (*columns)(const ScanProblem&, int64_t outer, int64_t inner, int64_t count);
+  // Whole rows [begin, end).
+  void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
+
+  // One row in chunks [begin, end), chunks[c - begin] describing chunk c: sums and products; then, over all in order, carries (`carry`: the
+  // row's value before the first of them, updated to the one after the last); then outputs and partials.
+  void (*aggregate)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);
+  void (*carry)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* carry);
+  void (*scan_chunks)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);
+  // Adds a row's partials to `sum`, and writes the sum as gamma's gradient.
+  void (*add_partials)(const ScanProblem&, int64_t begin, int64_t end, const Chunk* chunks, Value* sum);
+  void (*store_partial)(const ScanProblem&, int64_t row, const Value* sum);
+
+  // One row's outputs of the windows' blocks [begin, end); scratch: problem.window values.
+  void (*window)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Value* scratch);
+};
+
+extern const Kernels kKernelsDefault;
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+
+}  // namespace dcs::cpu

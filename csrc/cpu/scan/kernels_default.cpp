@@ -1,0 +1,3 @@
+#define DCS_KERNELS kKernelsDefault
+#define DCS_ISA "default"
+#include "scan/kernel_table.h"

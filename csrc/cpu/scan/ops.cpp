@@ -1,0 +1,125 @@
+// The CPU backend: picks the kernels for this CPU and shares a problem out among torch's threads. How a problem is cut up depends on its sizes
+// alone, never on the number of threads, wherever the cut shows in the bits.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "dcs/scan/ops.h"
+#include "common/dispatch.h"
+#include "common/huge_pages.h"
+#include "scan/kernels.h"
+
+namespace dcs {
+namespace cpu {
+namespace {
+
+// With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a second pass over the input.
+constexpr int64_t kFewRows = 32;
+// Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
+constexpr int64_t kChunksTogether = 256;
+// With fewer columns than this, rows abreast beat loops over columns.
+constexpr int64_t kFewColumns = 4;
+
+// Every CPU with AVX2 has F16C.
+const Kernels& kernels() {
+  static const Kernels& chosen = best_table(kKernelsAvx512, kKernelsAvx2, kKernelsDefault);
+  return chosen;
+}
+
+void by_columns(const ScanProblem& problem) {
+  // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other: with one, neighbouring threads
+  // would write to the cache line where their blocks meet at the same time in every step (640 x 1000 float: 4 times slower than one thread).
+  const int64_t shares = 2 * torch::stable::get_num_threads();
+  const int64_t wanted = (problem.rows() + shares - 1) / shares;
+  const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
+  const int64_t blocks = (problem.inner + width - 1) / width;
+  share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t inner = block % blocks * width;
+      kernels().columns(problem, block / blocks, inner, std::min(width, problem.inner - inner));
+    }
+  });
+}
+
+void by_rows(const ScanProblem& problem) {
+  share_out(problem.rows(), problem.rows() * problem.length, [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
+}
+
+// calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
+template <typename Call>
+void for_each_row(int64_t begin, int64_t end, int64_t per_row, const Call& call) {
+  while (begin < end) {
+    const int64_t row = begin / per_row, stop = std::min(end, (row + 1) * per_row);
+    call(row, begin - row * per_row, stop - row * per_row);
+    begin = stop;
+  }
+}
+
+void by_chunks(const ScanProblem& problem) {
+  const int64_t rows = problem.rows(), chunks = (problem.length + kChunk - 1) / kChunk;
+  const int64_t together = std::min(chunks, std::max<int64_t>(1, kChunksTogether / rows));
+  std::vector<Chunk> described(rows * together);
+  std::vector<Value> carries(rows, Value{0, 0}), sums(rows, Value{0, 0});
+  const Kernels& table = kernels();
+  for (int64_t first = 0; first < chunks; first += together) {
+    const int64_t count = std::min(together, chunks - first), elements = rows * count * kChunk;
+    // What the row's last chunk ends in, nobody asks.
+    const int64_t summed = first + count == chunks ? count - 1 : count;
+    if (summed > 0)
+      share_out(rows * summed, elements, [&](int64_t begin, int64_t end) {
+        for_each_row(begin, end, summed, [&](int64_t row, int64_t from, int64_t to) {
+          table.aggregate(problem, row, first + from, first + to, &described[row * together + from]);
+        });
+      });
+    for (int64_t row = 0; row < rows; ++row) {
+      table.carry(problem, row, first, first + summed, &described[row * together], &carries[row]);
+      if (summed < count) described[row * together + summed].carry = carries[row];
+    }
+    share_out(rows * count, elements, [&](int64_t begin, int64_t end) {
+      for_each_row(begin, end, count, [&](int64_t row, int64_t from, int64_t to) {
+        table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from]);
+      });
+    });
+    if (problem.backward && problem.gamma_kind != GammaKind::kStep)
+      for (int64_t row = 0; row < rows; ++row) table.add_partials(problem, first, first + count, &described[row * together], &sums[row]);
+  }
+  if (problem.backward && problem.gamma_kind != GammaKind::kStep)
+    for (int64_t row = 0; row < rows; ++row) table.store_partial(problem, row, &sums[row]);
+}
+
+void by_window(const ScanProblem& problem) {
+  const int64_t elements = problem.length + (problem.initial != nullptr ? 1 : 0);
+  const int64_t blocks = (elements + problem.window - 1) / problem.window;
+  share_out(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
+    const std::unique_ptr<Value[]> scratch(new Value[problem.window]);
+    for_each_row(begin, end, blocks, [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
+  });
+}
+
+void run(const ScanProblem& problem) {
+  const auto advise = [&](const void* result, const Strides& strides) {
+    advise_huge_pages(result, strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
+  };
+  advise(problem.output, problem.output_strides);
+  if (problem.backward && problem.gamma_kind == GammaKind::kStep) advise(problem.grad_gamma, problem.grad_gamma_strides);
+  // A window that reaches beyond the first element cuts nothing.
+  const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
+  if (windowed) return by_window(problem);
+  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare) return by_chunks(problem);
+  if (problem.output_strides.inner == 1 && problem.inner >= kFewColumns) return by_columns(problem);
+  by_rows(problem);
+}
+
+}  // namespace
+}  // namespace cpu
+
+struct Cpu {
+  static void run(const ScanProblem& problem, const Tensor&) { cpu::run(problem); }
+  // One sum a row: rows are summed up whole.
+  static int64_t partials(const ScanProblem&, const Tensor&) { return 1; }
+  static Tensor sum(const Tensor& values) { return sum_of_all(values); }
+};
+
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CPU, m) { dcs::register_scan_ops<dcs::Cpu>(m); }

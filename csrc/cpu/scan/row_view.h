@@ -1,0 +1,157 @@
+// Where the steps of a row lie, in scan order, and what its gate is when it has one for all steps.
+#pragma once
+
+#include "common/element.h"
+#include "scan/kernels.h"
+
+namespace dcs::cpu {
+namespace {
+
+// The rows one after another, without a division for each (40 cycles, as long as a row of 16 steps takes).
+struct RowCursor {
+  int64_t outer, inner, size;
+
+  RowCursor(const ScanProblem& problem, int64_t row) : outer(row / problem.inner), inner(row % problem.inner), size(problem.inner) {}
+  template <bool kDown = false>
+  DCS_INLINE void next() {
+    if constexpr (kDown) {
+      if (--inner < 0) {
+        inner = size - 1;
+        --outer;
+      }
+    } else if (++inner == size) {
+      inner = 0;
+      ++outer;
+    }
+  }
+};
+
+// Element strides from one step to the next in scan order.
+struct Steps {
+  int64_t input, output, gate, reset, saved, grad_gamma;
+};
+
+DCS_INLINE Steps steps_of(const ScanProblem& problem) {
+  const int64_t sign = problem.reverse ? -1 : 1;
+  return {sign * problem.input_strides.time, sign * problem.output_strides.time, sign * problem.gamma_strides.time,
+          sign * problem.reset_strides.time, sign * problem.saved_strides.time,  sign * problem.grad_gamma_strides.time};
+}
+
+// Step `step` (in scan order) of a row's operand.
+template <typename T>
+DCS_INLINE T* locate(const ScanProblem& problem, T* base, const Strides& strides, int64_t outer, int64_t inner, int64_t step) {
+  const int64_t time = problem.reverse ? problem.length - 1 - step : step;
+  return base + (outer * strides.outer + time * strides.time + inner * strides.inner);
+}
+
+// The row's gate from gamma's tensor or number. Gate double: gamma is real; its dtype may be wider or narrower than the input's.
+template <typename Gate>
+DCS_INLINE Gate read_gate(const ScanProblem& problem, int64_t outer, int64_t inner) {
+  if (problem.gamma_kind != GammaKind::kRow) return GateFrom<Gate>::real(problem.gamma_value);
+  const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
+  switch (problem.gamma_dtype) {
+    case ScalarType::Half: return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
+    case ScalarType::BFloat16: return GateFrom<Gate>::real(Element<BFloat16>::load(static_cast<const BFloat16*>(problem.gamma)[offset]));
+    case ScalarType::Float: return GateFrom<Gate>::real(static_cast<const float*>(problem.gamma)[offset]);
+    default: return GateFrom<Gate>::real(static_cast<const double*>(problem.gamma)[offset]);
+  }
+}
+
+template <>
+DCS_INLINE One read_gate<One>(const ScanProblem&, int64_t, int64_t) {
+  return {};
+}
+
+template <>
+DCS_INLINE Complex read_gate<Complex>(const ScanProblem& problem, int64_t outer, int64_t inner) {
+  const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
+  const Complex gate = problem.gamma_dtype == ScalarType::ComplexFloat
+      ? Element<ComplexFloat>::load(static_cast<const ComplexFloat*>(problem.gamma)[offset])
+      : static_cast<const Complex*>(problem.gamma)[offset];
+  return conjugate_if(problem.conjugate_gamma, gate);
+}
+
+DCS_INLINE void keep(Value* value, double number) { value->re = number; }
+DCS_INLINE void keep(Value* value, Complex number) { *value = {number.re, number.im}; }
+DCS_INLINE void keep(Value* value, uint64_t number) { std::memcpy(&value->re, &number, sizeof number); }
+DCS_INLINE void keep(Value*, One) {}
+
+template <typename Number>
+struct Kept;
+template <>
+struct Kept<double> {
+  static DCS_INLINE double get(const Value& value) { return value.re; }
+};
+template <>
+struct Kept<Complex> {
+  static DCS_INLINE Complex get(const Value& value) { return {value.re, value.im}; }
+};
+template <>
+struct Kept<uint64_t> {
+  static DCS_INLINE uint64_t get(const Value& value) {
+    uint64_t number;
+    std::memcpy(&number, &value.re, sizeof number);
+    return number;
+  }
+};
+template <>
+struct Kept<One> {
+  static DCS_INLINE One get(const Value&) { return {}; }
+};
+
+// The value beyond the row's end in the forward scan's order: `initial`, or 0.
+template <typename T>
+DCS_INLINE typename Element<T>::Sum read_initial(const ScanProblem& problem, int64_t outer, int64_t inner) {
+  if (problem.initial == nullptr) return typename Element<T>::Sum{};
+  return Element<T>::load(
+      static_cast<const T*>(problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
+}
+
+template <typename T>
+DCS_INLINE void write_partial(const ScanProblem& problem, int64_t outer, int64_t inner, typename Element<T>::Sum sum) {
+  using Partial = typename Element<T>::Partial;
+  static_cast<Partial*>(problem.grad_gamma)[outer * problem.grad_gamma_strides.outer + inner * problem.grad_gamma_strides.inner] =
+      Element<Partial>::store(sum);
+}
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// A constant as an argument, for generic lambdas.
+template <bool kValue>
+struct Bool {
+  static constexpr bool value = kValue;
+};
+
+// Calls run(Type<element>, Type<gate>, Bool<one gate a step>) for the problem.
+template <typename Run>
+DCS_INLINE void with_types(const ScanProblem& problem, const Run& run) {
+  const bool is_step = problem.gamma_kind == GammaKind::kStep;
+  const bool complex_gate = problem.gamma_kind == GammaKind::kRow &&
+      (problem.gamma_dtype == ScalarType::ComplexFloat || problem.gamma_dtype == ScalarType::ComplexDouble);
+  switch (problem.dtype) {
+#define DCS_REAL(scalar_type, type)                                   \
+  case ScalarType::scalar_type:                                       \
+    if (is_step) return run(Type<type>{}, Type<double>{}, Bool<true>{}); \
+    return run(Type<type>{}, Type<double>{}, Bool<false>{});
+    DCS_REAL(Half, Half)
+    DCS_REAL(BFloat16, BFloat16)
+    DCS_REAL(Float, float)
+    DCS_REAL(Double, double)
+#undef DCS_REAL
+#define DCS_COMPLEX(scalar_type, type)                                             \
+  case ScalarType::scalar_type:                                                    \
+    if (is_step) return run(Type<type>{}, Type<Complex>{}, Bool<true>{});          \
+    if (complex_gate) return run(Type<type>{}, Type<Complex>{}, Bool<false>{});    \
+    return run(Type<type>{}, Type<double>{}, Bool<false>{});
+    DCS_COMPLEX(ComplexFloat, ComplexFloat)
+    DCS_COMPLEX(ComplexDouble, Complex)
+#undef DCS_COMPLEX
+    default: return run(Type<int64_t>{}, Type<One>{}, Bool<false>{});
+  }
+}
+
+}  // namespace
+}  // namespace dcs::cpu

@@ -1,3 +1,0 @@
-#define DCS_KERNELS kKernelsAvx2
-#define DCS_ISA "avx2"
-#include "scan_kernels.h"

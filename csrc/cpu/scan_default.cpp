@@ -1,3 +1,0 @@
-#define DCS_KERNELS kKernelsDefault
-#define DCS_ISA "default"
-#include "scan_kernels.h"
