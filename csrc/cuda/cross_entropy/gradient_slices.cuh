@@ -1,0 +1,50 @@
+// The second place of the logits' gradient (KeptGradient in dcs/cross_entropy/problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "dcs/cross_entropy/problem.h"
+#include "common/device.h"
+
+namespace dcs {
+
+// In words: vectors of 16 bytes, or elements.
+struct KeptPlaces {
+  unsigned char *within = nullptr, *beside = nullptr;
+  int64_t within_slice = 0, beside_slice = 0, first_row = 0;
+  uint32_t magic = 0;  // 2^32 / width, rounded up; 0: not exact for these sizes
+  int width = 0, inner = 0, last_inner = 0, rest = 0, last_rest = 0, last = 0;
+
+  template <typename Word>
+  __device__ __forceinline__ Word* at(int64_t row, int word) const {
+    const int slice = magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(word), magic)) : word / width, in_slice = word - slice * width;
+    const bool is_last = slice == last;
+    const int own = is_last ? last_inner : inner;
+    if (in_slice < own) return reinterpret_cast<Word*>(within) + slice * within_slice + (first_row + row) * own + in_slice;
+    return reinterpret_cast<Word*>(beside) + slice * beside_slice + (first_row + row) * (is_last ? last_rest : rest) + (in_slice - own);
+  }
+};
+
+// In words of `elements`; nothing where they do not divide the slices.
+inline KeptPlaces kept_places(const RowsProblem& problem, int element_size, int64_t elements) {
+  const KeptGradient& kept = problem.kept;
+  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, kept.width), last_width = problem.columns - (slices - 1) * kept.width;
+  const int64_t rest = ceil_div(kept.width - kept.inner, padding) * padding, last_rest = ceil_div(last_width - kept.last_inner, padding) * padding;
+  const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
+  KeptPlaces places;
+  if (!kept.within || kept.width % elements || kept.inner % elements || kept.last_inner % elements || kept.width * kept.room % elements) return places;
+  if (elements > 1 && (!aligned(kept.within) || !aligned(kept.beside))) return places;
+  const int64_t width = kept.width / elements;
+  places.within = static_cast<unsigned char*>(kept.within), places.beside = static_cast<unsigned char*>(kept.beside);
+  places.within_slice = kept.width * kept.room / elements, places.beside_slice = kept.rows * rest / elements, places.first_row = kept.first_row;
+  const bool is_exact = width > 1 && ceil_div(problem.columns, elements) * width < int64_t{1} << 32;
+  places.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
+  places.width = static_cast<int>(width);
+  places.inner = static_cast<int>(kept.inner / elements), places.last_inner = static_cast<int>(kept.last_inner / elements);
+  places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements), places.last = static_cast<int>(slices - 1);
+  return places;
+}
+
+}  // namespace dcs

@@ -1,0 +1,405 @@
+// Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of its window back: what it reads again of its
+// neighbours' steps comes from registers or from caches. Up to kMostSteps of them are known to the compiler, for calls whose discounts are numbers or one a row
+// and whose flags are bool; the kernel for all cases shares what several windows have in common.
+#pragma once
+
+#include <climits>
+
+#include "common/device.h"
+#include "returns/step.cuh"
+#include "common/vector.cuh"
+
+namespace dcs {
+
+// A step: its own return, where a window or an episode ends with it; else what it adds to gate * (the next step's). A gate of 0 reads nothing of that.
+template <typename Acc>
+struct NStep {
+  Acc own, mixed, gate;
+  __device__ __forceinline__ Acc before(Acc after) const { return gate == Acc(0) ? mixed : fold(mixed, gate, after); }
+};
+
+// The discounts of a row, in the type of the arithmetic.
+template <typename Acc>
+struct NStepRates {
+  Acc gamma, rest, gate;
+
+  __device__ __forceinline__ NStep<Acc> step(Acc reward, Acc next, bool lacks_next, bool ends) const {
+    const Acc own = lacks_next || gamma == Acc(0) ? reward : fold(reward, gamma, next);
+    const bool closed = ends || gate == Acc(0);
+    return {own, closed ? own : rest == Acc(0) ? reward : fold(reward, rest, next), closed ? Acc(0) : gate};
+  }
+};
+
+template <typename Acc>
+struct NStepCall {
+  ReturnsProblem problem;
+  NStepRates<Acc> rates;  // where both discounts are numbers
+  int64_t chunk;          // steps of a thread, of columns
+};
+
+template <typename Acc>
+__device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& call, int64_t outer, int64_t inner) {
+  const ReturnsProblem& p = call.problem;
+  if (p.gamma.kind == GammaKind::kNumber && p.trace.kind == GammaKind::kNumber) return call.rates;
+  const auto at = [&](const ReturnsDiscount& rate) { return outer * rate.tensor.strides.outer + inner * rate.tensor.strides.inner; };
+  const Rates<double> rates = rates_of<double>(p.gamma, p.trace, at(p.gamma), at(p.trace));
+  return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
+}
+
+__device__ __forceinline__ int64_t divided(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
+constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
+
+// Contiguous time: a thread takes kVec results, in rows of whole kVec.
+template <typename T, int kN, bool kNext, int kVec>
+__global__ void __launch_bounds__(kNStepThreads) n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+  using Acc = typename Types<T>::Acc;
+  constexpr int kSteps = kVec + kN - 1, kVectors = (kSteps + kVec - 1) / kVec, kRead = kVectors * kVec;
+  using Word = Vector<T, kVec>;
+  using Bytes = Vector<uint8_t, kVec>;
+  const ReturnsProblem& p = call.problem;
+  const int64_t vectors = p.length / kVec, index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  const int64_t row = divided(index, vectors);
+  if (row >= p.outer * p.inner) return;
+  const int64_t first = (index - row * vectors) * kVec;
+  const int64_t outer = p.inner == 1 ? row : divided(row, p.inner), inner = p.inner == 1 ? 0 : row - outer * p.inner;
+  const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner + first; };
+  const auto load = [&](const void* data, const Strides& strides, Word(&to)[kVectors]) {
+    const T* from = static_cast<const T*>(data) + at(strides);
+#pragma unroll
+    for (int m = 0; m < kVectors; ++m) {
+      to[m] = Word{};
+      if (m == 0 || first + m * kVec < p.length) to[m] = *reinterpret_cast<const Word*>(from + m * kVec);
+    }
+  };
+  Word rewards[kVectors], nexts[kVectors];
+  load(p.rewards.data, p.rewards.strides, rewards);
+  T beyond = cast<T>(Acc(0));  // the value after the last of what is read
+  if constexpr (kNext) {
+    load(p.next_values.data, p.next_values.strides, nexts);
+  } else {
+    load(p.values.data, p.values.strides, nexts);
+    if (kSteps == kRead && first + kRead < p.length) beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
+  }
+  const auto load_flags = [&](const ReturnsInput& flags) {
+    uint32_t bits = 0;
+    if (!flags.data) return bits;
+    const uint8_t* from = static_cast<const uint8_t*>(flags.data) + at(flags.strides);
+#pragma unroll
+    for (int m = 0; m < kVectors; ++m) {
+      if (m > 0 && first + m * kVec >= p.length) continue;
+      uint32_t words[kVec / 4];
+      *reinterpret_cast<Bytes*>(words) = *reinterpret_cast<const Bytes*>(from + m * kVec);
+#pragma unroll
+      for (int w = 0; w < kVec / 4; ++w) bits |= flag_bits(words[w]) << (m * kVec + 4 * w);
+    }
+    return bits;
+  };
+  // Bit i: step i.
+  const uint32_t terminated = load_flags(p.terminated), truncated = load_flags(p.truncated), lacks_next = kNext ? terminated : terminated | truncated;
+  uint32_t ended = terminated | truncated;
+  const NStepRates<Acc> rates = n_step_rates(call, outer, inner);
+  const int64_t left = p.length - first;  // up to the row's end
+  if (left <= kRead) ended |= 1u << (left - 1);
+  Acc reward[kRead], next[kRead + 1];
+#pragma unroll
+  for (int m = 0; m < kVectors; ++m) {
+    Acc some[kVec], others[kVec];
+    unpack(rewards[m], some);
+    unpack(nexts[m], others);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) reward[m * kVec + i] = some[i], next[m * kVec + i] = others[i];
+  }
+  next[kRead] = cast<Acc>(beyond);
+  if constexpr (!kNext) {
+    Acc bootstrap = 0;
+    if (left <= kRead && p.bootstrap_value.data)
+      bootstrap = cast<Acc>(static_cast<const T*>(p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
+#pragma unroll
+    for (int i = kVec; i <= kRead; i += kVec)
+      if (i == left) next[i] = bootstrap;
+  }
+  NStep<Acc> steps[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    steps[i] = rates.step(reward[i], next[kNext ? i : i + 1], lacks_next >> i & 1, ended >> i & 1);
+  }
+  Acc targets[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    Acc y = steps[i + kN - 1].own;
+#pragma unroll
+    for (int k = kN - 2; k >= 0; --k) y = steps[i + k].before(y);
+    targets[i] = y;
+  }
+  *reinterpret_cast<Word*>(static_cast<T*>(p.targets.data) + at(p.targets.strides)) = pack<Acc, T, kVec>(targets);
+}
+
+template <typename Whole, size_t kCount>
+__device__ __forceinline__ void load_nothing(Whole (&to)[kCount]) {
+#pragma unroll
+  for (Whole& each : to) each = Whole{};
+}
+
+// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, walking back with the kN results that a step is part of.
+template <typename T, int kN, bool kNext>
+__global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+  using Acc = typename Types<T>::Acc;
+  constexpr int kColumns = kNStepColumns, kBatch = kNStepBatch;
+  using Word = Vector<T, kColumns>;
+  using Bytes = Vector<uint8_t, kColumns>;
+  const ReturnsProblem& p = call.problem;
+  const int64_t words = p.outer * p.inner / kColumns, blocks = (words + kNStepThreads - 1) / kNStepThreads;
+  const int64_t lot = blockIdx.x / blocks, word = (blockIdx.x - lot * blocks) * kNStepThreads + threadIdx.x;
+  if (word >= words) return;
+  const int64_t outer = p.outer == 1 ? 0 : word * kColumns / p.inner, inner = word * kColumns - outer * p.inner;
+  const int64_t begin = lot * call.chunk, end = min(begin + call.chunk, p.length);
+  const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
+  const T* const rewards = static_cast<const T*>(p.rewards.data) + at(p.rewards.strides);
+  const T* const values = static_cast<const T*>(kNext ? p.next_values.data : p.values.data) + at(kNext ? p.next_values.strides : p.values.strides);
+  const int64_t value_time = kNext ? p.next_values.strides.time : p.values.strides.time;
+  const uint8_t* const terminated = static_cast<const uint8_t*>(p.terminated.data) + at(p.terminated.strides);
+  const uint8_t* const truncated = static_cast<const uint8_t*>(p.truncated.data) + at(p.truncated.strides);
+  T* const targets = static_cast<T*>(p.targets.data) + at(p.targets.strides);
+  NStepRates<Acc> rates[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) rates[c] = n_step_rates(call, outer, inner + c);
+
+  Acc after[kColumns] = {}, y[kColumns][kN];  // the value of the next state; of the results that end with the last step, the one before ...
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int j = 0; j < kN; ++j) y[c][j] = 0;
+  // Steps first, first - 1 .. of `count`, those from `low` on; `stores`: their results.
+  const auto walk = [&](auto count, int64_t first, int64_t low, bool stores) {
+    constexpr int kCount = decltype(count)::value;
+    Word reward_words[kCount], value_words[kCount];
+    Bytes terminates[kCount], truncates[kCount];
+    const int given = static_cast<int>(min(first - low + 1, static_cast<int64_t>(kCount)));
+    const int beyond = static_cast<int>(max(first - p.length + 1, int64_t{0}));  // steps that there are none of
+    const auto load = [&](auto& to, const auto* data, int64_t stride) {
+      using Whole = std::remove_reference_t<decltype(to[0])>;
+      const auto* from = data + first * stride;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i, from -= stride) {
+        to[i] = Whole{};
+        if (i < given && i >= beyond) to[i] = *reinterpret_cast<const Whole*>(from);
+      }
+    };
+    load(reward_words, rewards, p.rewards.strides.time);
+    load(value_words, values, value_time);
+    if (p.terminated.data) load(terminates, terminated, p.terminated.strides.time);
+    else load_nothing(terminates);
+    if (p.truncated.data) load(truncates, truncated, p.truncated.strides.time);
+    else load_nothing(truncates);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_last = first - i >= p.length - 1;
+      Acc results[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const bool terminal = terminates[i].get(c), truncation = truncates[i].get(c);
+        const Acc value = cast<Acc>(value_words[i].get(c)), next = kNext ? value : after[c];
+        const NStep<Acc> step = rates[c].step(cast<Acc>(reward_words[i].get(c)), next, terminal || (!kNext && truncation), terminal || truncation || is_last);
+#pragma unroll
+        for (int j = 0; j + 1 < kN; ++j) y[c][j] = step.before(y[c][j + 1]);
+        y[c][kN - 1] = step.own;
+        results[c] = y[c][0];
+        if (i >= beyond) after[c] = value;
+      }
+      if (stores && i < given) *reinterpret_cast<Word*>(targets + (first - i) * p.targets.strides.time) = pack<Acc, T, kColumns>(results);
+    }
+  };
+  if constexpr (!kNext) {
+    // Of the state after the first step that is walked over.
+    const int64_t beyond = end + kN - 1;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (beyond < p.length) after[c] = cast<Acc>(values[beyond * value_time + c]);
+      else if (p.bootstrap_value.data)
+        after[c] = cast<Acc>(static_cast<const T*>(p.bootstrap_value.data)[at(p.bootstrap_value.strides) + c * p.bootstrap_value.strides.inner]);
+    }
+  }
+  if constexpr (kN > 1) walk(std::integral_constant<int, kN - 1>{}, end + kN - 2, end, false);
+  for (int64_t t = end - 1; t >= begin; t -= kBatch) walk(std::integral_constant<int, kBatch>{}, t, begin, true);
+}
+
+// Any operands and any n >= kOut: a thread takes kOut successive results. Their windows have n - kOut steps in common, which are composed once. kPlain: discounts
+// that are numbers or one a row, and flags that are bool.
+template <typename T, int kOut, typename Number, bool kPlain>
+__global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<Number> call) {
+  using Acc = typename Types<T>::Acc;
+  const ReturnsProblem& p = call.problem;
+  const int64_t lots = (p.length + kOut - 1) / kOut, index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  if (index >= p.outer * p.inner * lots) return;
+  // Neighbouring threads lie where neighbouring results do.
+  const int64_t outside = p.inner == 1 ? index : divided(index, p.inner), inner = p.inner == 1 ? 0 : index - outside * p.inner;
+  const int64_t outer = divided(outside, lots), first = (outside - outer * lots) * kOut;
+  const auto at = [&](const Strides& strides, int64_t t) { return outer * strides.outer + t * strides.time + inner * strides.inner; };
+  const auto load = [&](const ReturnsInput& input, int64_t t) {
+    return input.data ? static_cast<Number>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)])) : Number(0);
+  };
+  const auto flag = [&](const ReturnsInput& input, bool is_bool, int64_t t) {
+    if (!input.data) return false;
+    return kPlain || is_bool ? static_cast<const uint8_t*>(input.data)[at(input.strides, t)] != 0 : load(input, t) != Number(0);
+  };
+  const NStepRates<Number> row_rates = n_step_rates(call, outer, inner);
+  const auto rate = [&](const ReturnsDiscount& discount, int64_t t) {
+    if (discount.kind == GammaKind::kNumber) return discount.value;
+    if (discount.kind == GammaKind::kRow) return load_gamma<double>(discount.tensor.data, discount.dtype, at(discount.tensor.strides, 0), false);
+    return static_cast<double>(static_cast<const Acc*>(discount.tensor.data)[at(discount.tensor.strides, t)]);
+  };
+  const auto step = [&](int64_t t) -> NStep<Number> {
+    if (t >= p.length) return {Number(0), Number(0), Number(0)};
+    NStepRates<Number> rates = row_rates;
+    if constexpr (!kPlain) {
+      if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) {
+        const double gamma = rate(p.gamma, t), gate = gamma * rate(p.trace, t);
+        rates = {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)};
+      }
+    }
+    const bool terminal = flag(p.terminated, p.terminated_is_bool, t), truncation = flag(p.truncated, p.truncated_is_bool, t);
+    const bool is_last = t == p.length - 1, shifts = !p.next_values.data;
+    const Number next = !shifts ? load(p.next_values, t) : is_last ? load(p.bootstrap_value, 0) : load(p.values, t + 1);
+    return rates.step(load(p.rewards, t), next, terminal || (shifts && truncation), terminal || truncation || is_last);
+  };
+  const auto product = [](Number a, Number b) {
+    if constexpr (std::is_same_v<Number, double>) return clamped_mul(a, b);
+    else return a * b;
+  };
+  // From step first + n - 1 on: what windows have beyond their common part. `total` and `gate`: of its steps so far.
+  Number y[kOut], total = 0, gate = 1;
+#pragma unroll
+  for (int i = 0; i < kOut; ++i) {
+    const NStep<Number> s = step(first + p.steps - 1 + i);
+    const bool closed = gate == Number(0);
+    y[i] = closed ? total : fold(total, gate, s.own);
+    if (!closed) total = fold(total, gate, s.mixed), gate = product(gate, s.gate);
+  }
+  // The common part, from its last step back.
+  total = 0, gate = 1;
+  for (int64_t t = min(first + p.steps - 2, p.length - 1); t >= first + kOut - 1; --t) {
+    const NStep<Number> s = step(t);
+    total = s.before(total);
+    gate = s.gate == Number(0) ? Number(0) : product(s.gate, gate);
+  }
+#pragma unroll
+  for (int i = 0; i < kOut; ++i) y[i] = gate == Number(0) ? total : fold(total, gate, y[i]);
+#pragma unroll
+  for (int k = kOut - 2; k >= 0; --k) {
+    const NStep<Number> s = step(first + k);
+#pragma unroll
+    for (int i = 0; i <= k; ++i) y[i] = s.before(y[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kOut; ++i)
+    if (first + i < p.length) static_cast<T*>(p.targets.data)[at(p.targets.strides, first + i)] = cast<T>(static_cast<Acc>(y[i]));
+}
+
+template <typename T>
+class NStepLaunch {
+ public:
+  NStepLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {}
+
+  cudaError_t run() {
+    constexpr int kOut = 8;
+    const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep && p_.terminated_is_bool &&
+        p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
+    // The types that these are worth their code for.
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
+      const bool few = plain && p_.steps <= kMostSteps;
+      if (few && time_is_in_vectors(16 / sizeof(T))) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+      if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
+    }
+    if constexpr (sizeof(T) <= 4) {
+      // In float, whose roundings of so many steps stay small.
+      if (plain && p_.steps >= kOut && p_.steps <= 64) return launch_any<kOut, Acc, true>();
+    }
+    if (p_.steps >= 8) return launch_any<8, double, false>();
+    return launch_any<1, double, false>();
+  }
+
+ private:
+  using Acc = typename Types<T>::Acc;
+
+  template <typename Number>
+  NStepCall<Number> call() const {
+    const double gamma = p_.gamma.value, gate = gamma * p_.trace.value;
+    return {p_, {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)}, 0};
+  }
+
+  // test(data, strides, element size) of every operand with a value for each step.
+  template <typename Test>
+  bool all(const Test& test) const {
+    const ReturnsInput& values = p_.next_values.data ? p_.next_values : p_.values;
+    return test(p_.targets.data, p_.targets.strides, sizeof(T)) && test(p_.rewards.data, p_.rewards.strides, sizeof(T)) &&
+        test(values.data, values.strides, sizeof(T)) && (!p_.terminated.data || test(p_.terminated.data, p_.terminated.strides, 1)) &&
+        (!p_.truncated.data || test(p_.truncated.data, p_.truncated.strides, 1));
+  }
+
+  bool time_is_in_vectors(int64_t vec) const {
+    return p_.length % vec == 0 && all([&](const void* data, const Strides& s, int64_t size) {
+      return s.time == 1 && reinterpret_cast<uintptr_t>(data) % (vec * size) == 0 && (p_.outer == 1 || s.outer % vec == 0) &&
+          (p_.inner == 1 || s.inner % vec == 0);
+    });
+  }
+
+  bool columns_are_in_words() const {
+    constexpr int64_t kColumns = kNStepColumns;
+    return p_.inner % kColumns == 0 && all([this](const void* data, const Strides& s, int64_t size) {
+      return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (kColumns * size) == 0 && s.time % kColumns == 0 && (p_.outer == 1 || s.outer % kColumns == 0);
+    });
+  }
+
+  // run(n, whether there are next_values), both known to the compiler.
+  template <int kN, typename Run>
+  cudaError_t fast(const Run& run) {
+    if constexpr (kN > 1) {
+      if (p_.steps < kN) return fast<kN - 1>(run);
+    }
+    if (p_.next_values.data) run(std::integral_constant<int, kN>{}, std::true_type{});
+    else run(std::integral_constant<int, kN>{}, std::false_type{});
+    return cudaGetLastError();
+  }
+
+  template <int kN, bool kNext>
+  void rows() {
+    constexpr int kVec = 16 / sizeof(T);
+    // Of many steps each more is read again: by half as many threads where they take two vectors each.
+    if constexpr (sizeof(T) == 4 && kN >= 3) {
+      if (time_is_in_vectors(2 * kVec)) return launch_rows<kN, kNext, 2 * kVec>();
+    }
+    launch_rows<kN, kNext, kVec>();
+  }
+
+  template <int kN, bool kNext, int kVec>
+  void launch_rows() {
+    const int64_t vectors = p_.rows() * (p_.length / kVec);
+    n_step_rows_kernel<T, kN, kNext, kVec><<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
+  }
+
+  // Long stretches read few steps twice, short ones leave no multiprocessor idle.
+  template <int kN, bool kNext>
+  void columns() {
+    const int64_t words = p_.rows() / kNStepColumns, blocks = ceil_div(words, kNStepThreads);
+    NStepCall<Acc> each = call<Acc>();
+    each.chunk = kNStepBatch;
+    while (each.chunk < 64 && words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors) each.chunk *= 2;
+    n_step_columns_kernel<T, kN, kNext><<<static_cast<unsigned>(blocks * ceil_div(p_.length, each.chunk)), kNStepThreads, 0, stream_>>>(each);
+  }
+
+  template <int kOut, typename Number, bool kPlain>
+  cudaError_t launch_any() {
+    const int64_t blocks = ceil_div(p_.rows() * ceil_div(p_.length, kOut), kNStepThreads);
+    n_step_kernel<T, kOut, Number, kPlain><<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<Number>());
+    return cudaGetLastError();
+  }
+
+  const ReturnsProblem& p_;
+  const Device& device_;
+  cudaStream_t stream_;
+};
+
+}  // namespace dcs

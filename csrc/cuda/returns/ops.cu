@@ -1,0 +1,29 @@
+// `_temporal_difference_scan` on CUDA.
+#include "returns/launch.h"
+#include "dcs/returns/ops.h"
+#include "common/host.h"
+
+namespace dcs {
+namespace {
+
+ReturnsLauncher* launcher(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half: return launch_returns_half;
+    case ScalarType::BFloat16: return launch_returns_bfloat16;
+    case ScalarType::Double: return launch_returns_double;
+    default: return launch_returns_float;
+  }
+}
+
+struct CudaReturns {
+  static void run(const ReturnsProblem& problem, const Tensor& rewards) {
+    const int32_t index = rewards.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(index);
+    check_cuda(launcher(problem.dtype)(problem, device_of(index, kReturns), current_stream(index)), kReturns, "launching the kernel");
+  }
+};
+
+}  // namespace
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_returns<dcs::CudaReturns>(m); }

@@ -1,0 +1,64 @@
+// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighbouring pieces fold into one, always in the same
+// tree, so that the bits of a result do not depend on timing.
+#pragma once
+
+#include "common/element_types.cuh"
+
+namespace dcs {
+
+// A scanned piece: its total from a zero carry, the product of its gates, and whether a cut inside stops the carry.
+template <typename Wide>
+struct Piece {
+  Wide total;
+  Wide gates;
+  bool closed;
+};
+
+// The carry after a piece.
+template <typename Wide>
+__device__ __forceinline__ Wide after(const Piece<Wide>& piece, Wide carry) {
+  return piece.closed ? piece.total : fold(piece.total, piece.gates, carry);
+}
+
+template <typename Wide>
+__device__ __forceinline__ Piece<Wide> identity() {
+  return {cast<Wide>(0.0), cast<Wide>(1.0), false};
+}
+
+// The fold of the warp's pieces, lane 0 first, always in the same tree; every lane gets it.
+template <typename Wide>
+__device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const Wide total = shuffle_up(piece.total, d);
+    const Wide gates = shuffle_up(piece.gates, d);
+    const bool closed = __shfl_up_sync(0xffffffffu, piece.closed, d);
+    if (lane >= d) {
+      if (!piece.closed) {
+        piece.total = fold(piece.total, piece.gates, total);
+        piece.closed = closed;
+      }
+      piece.gates = clamped_mul(piece.gates, gates);
+    }
+  }
+  return {shuffle(piece.total, 31), shuffle(piece.gates, 31), static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};
+}
+
+// All lanes' totals and products of gates up to their own, of kLanes of them.
+template <int kLanes>
+__device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {
+  const auto fold_with = [&](const auto& times) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const double other = shuffle_up(total, d), other_gates = shuffle_up(gates, d);
+      if (lane >= d) {
+        total = fold(total, gates, other);
+        gates = times(gates, other_gates);
+      }
+    }
+  };
+  if (__all_sync(0xffffffffu, fabs(gates) <= 1.0)) fold_with([](double a, double b) { return a * b; });
+  else fold_with([](double a, double b) { return clamped_mul(a, b); });
+}
+
+}  // namespace dcs

@@ -1,0 +1,351 @@
+// Launches a planned scan for one storage type.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "scan/columns/block_columns.cuh"
+#include "scan/columns/split_columns.cuh"
+#include "scan/long_rows/launch.cuh"
+#include "scan/plan/planner.h"
+#include "scan/long_rows/few_rows_gated.cuh"
+#include "scan/rows/tile_rows.cuh"
+#include "scan/rows/packed_rows.cuh"
+#include "scan/rows/thread_rows.cuh"
+#include "scan/columns/warp_columns.cuh"
+#include "scan/rows/warp_rows.cuh"
+#include "scan/window.cuh"
+
+namespace dcs {
+
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
+void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  using Acc = typename Types<T>::Acc;
+  RowsParams params{};
+  params.problem = problem;
+  params.tiles = plan.tiles;
+  params.rows = problem.rows();
+  params.packed_rows = plan.packed_rows;
+  params.statuses = workspace;
+  params.groups = plan.groups;
+  params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
+  params.padded = ceil_div(params.length, kVec) * kVec;
+  params.one_gamma = has_one_gamma(problem);
+  if (plan.packed_rows) {
+    params.whole_end = params.length == plan.tile_elements ? static_cast<uint32_t>(params.rows / plan.packed_rows) : 0;
+  } else {
+    params.whole_begin = problem.reverse && params.padded != params.length ? 1 : 0;
+    params.whole_end = static_cast<uint32_t>(params.length / plan.tile_elements);
+  }
+  const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
+  const bool sums = kBackward && !kStep && plan.packed_rows;
+  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
+  const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection>;
+  if (kCuts == Cuts::kPlain && plan.cluster) {
+    // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
+    if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaLaunchAttribute cluster = in_clusters_of(plan.tiles);
+    const cudaLaunchConfig_t config = launch_config(blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, &cluster, 1);
+    cudaLaunchKernelEx(&config, kernel, params);
+    return;
+  }
+  kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
+}
+
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec>
+void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
+  else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
+  else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+}
+
+template <typename T, bool kBackward>
+void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
+  ShortRowsParams params{};
+  params.problem = problem;
+  params.rows = problem.rows();
+  params.span = static_cast<int>(problem.length * sizeof(T) / 16);
+  params.together = 32 / params.span;
+  int reach = 1;  // the farthest shuffle
+  while (reach < params.span) reach *= 2;
+  params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
+  const auto blocks = static_cast<unsigned>(ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
+  const bool each = !has_one_gamma(problem);
+  const auto kernel = each ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
+                           : problem.reverse ? short_rows_kernel<T, false, kBackward, true> : short_rows_kernel<T, false, kBackward, false>;
+  kernel<<<blocks, kShortThreads, 0, stream>>>(params);
+}
+
+template <typename T, bool kBackward>
+void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
+  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
+  const auto launch = [&](auto chunks, auto alone) {
+    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()> : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
+    const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
+    kernel<<<static_cast<unsigned>(blocks), alone() ? kShortThreads : 32 * plan.warps, 0, stream>>>(params);
+  };
+  if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
+  else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
+  else if (plan.whole_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
+  else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
+}
+
+// Clusters that begin as the launch before them ends (ptx/dependent_launch.cuh).
+template <typename Kernel, typename Params>
+void launch_early_clusters(Kernel kernel, const Params& params, int64_t clusters, int warps, cudaStream_t stream) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
+  cudaLaunchAttribute attributes[] = {in_clusters_of(kMaxCluster), beginning_early()};
+  const cudaLaunchConfig_t config = launch_config(clusters * kMaxCluster, 32 * warps, 0, stream, attributes, 2);
+  cudaLaunchKernelEx(&config, kernel, params);
+}
+
+// The most clusters that a kernel for a row of so many is made for.
+template <typename Launch>
+void for_reread_clusters(const Plan& plan, const Launch& launch) {
+  if (plan.reread == 1) launch(std::integral_constant<int, 1>());
+  else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
+  else launch(std::integral_constant<int, kRereadClusters>());
+}
+
+template <typename T>
+void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  RereadParams params{};
+  params.input = problem.input;
+  params.output = problem.output;
+  params.input_outer = problem.input_strides.outer;
+  params.input_inner = problem.input_strides.inner;
+  params.output_outer = problem.output_strides.outer;
+  params.output_inner = problem.output_strides.inner;
+  params.inner = problem.inner;
+  params.length = static_cast<int>(problem.length);
+  params.clusters = plan.reread;
+  set_powers(params, problem.gamma_value, plan.vec, plan.warps);
+  for_reread_clusters(plan, [&](auto most) {
+    const auto kernel = problem.reverse ? reread_kernel<T, true, most()> : reread_kernel<T, false, most()>;
+    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+  });
+}
+
+template <typename T>
+void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const RereadStepsParams params{problem.input,          problem.gamma,          problem.output, problem.input_strides,
+                                 problem.gamma_strides, problem.output_strides, problem.inner,  static_cast<int>(problem.length), plan.reread};
+  for_reread_clusters(plan, [&](auto most) {
+    const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
+    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+  });
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
+  const auto launch_over = [&](auto columns) {
+    constexpr int kStageBytes = kTensors * kWalkCount * 32 * columns() * static_cast<int>(sizeof(T));
+    static_assert(kStages * kStageBytes <= 48 << 10);
+    const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
+    // Few steps leave most of the stages unused.
+    const auto shared = static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
+    const auto kernel =
+        problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, shared, stream>>>(params);
+  };
+  if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
+  else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
+}
+
+template <typename T, bool kBackward>
+void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns), plan.in_turn};
+  const auto kernel_of = [&](auto whole_block) {
+    return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()> : few_columns_kernel<T, kBackward, false, whole_block()>;
+  };
+  const auto kernel = plan.warps <= kFewWholeBlock<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
+  constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
+  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
+  allow_shared(kernel, shared, plan.most_shared);
+  kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
+}
+
+template <typename T, bool kStep, bool kBackward, bool kPlain>
+void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+  const auto launch_over = [&](auto columns, auto lanes, auto count) {
+    const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
+    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()><<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
+  };
+  const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
+  constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
+  constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
+  if constexpr (sizeof(T) == 2 || kLong) {
+    constexpr std::integral_constant<int, 2> two;
+    if constexpr (kLong && kStep && sizeof(T) == 2) {
+      if (plan.half_warps) {
+        launch_over(two, std::integral_constant<int, 16>(), std::integral_constant<int, kHalfWarpSteps>());
+        return;
+      }
+    }
+    if (plan.columns == 2) {
+      if (plan.long_stretches) launch(two, longer);
+      else launch(two, usual);
+      return;
+    }
+  }
+  if (plan.long_stretches) launch(one, longer);
+  else launch(one, usual);
+}
+
+template <typename T>
+void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  using Wide = typename Types<T>::Wide;
+  const auto blocks = [](int64_t count) { return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20)); };
+  if (plan.path == Path::kWindowDirect) {
+    window_direct_kernel<T><<<blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
+    return;
+  }
+  const int64_t length = problem.length + (problem.initial ? 1 : 0);
+  const int64_t capacity = plan.window_rows * length;
+  Pieces<Wide> buffers[4];
+  Wide* wides = static_cast<Wide*>(workspace);
+  bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
+  for (int i = 0; i < 4; ++i) buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
+  for (int64_t row = 0; row < problem.rows(); row += plan.window_rows) {
+    const int64_t rows = std::min(plan.window_rows, problem.rows() - row);
+    const unsigned grid = blocks(rows * length);
+    Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
+    window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
+    int64_t have = 0;
+    for (int64_t step = 1; step <= problem.window; step *= 2) {
+      if (problem.window & step) {
+        if (have == 0) {
+          // A distance past the row copies.
+          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(result, doubled, doubled, length, rows, length);
+        } else {
+          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(other, result, doubled, have, rows, length);
+          std::swap(other, result);
+        }
+        have += step;
+      }
+      if (step * 2 <= problem.window) {
+        window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(spare, doubled, doubled, step, rows, length);
+        std::swap(spare, doubled);
+      }
+    }
+    window_store_kernel<T><<<blocks(rows * problem.length), 256, 0, stream>>>(problem, row, rows, result);
+  }
+}
+
+// The row kernels that look for few cuts exist for storage types of up to four bytes, in vectors; the general one serves all.
+template <typename T, bool kStep, bool kBackward>
+void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kFull = 16 / sizeof(T);
+  if (plan.path == Path::kColumns) {
+    const bool plain = !problem.reset && !problem.initial;
+    if constexpr (sizeof(T) <= 4) {
+      if (plan.walk) {
+        launch_walk<T, kStep, kBackward>(problem, plan, stream);
+        return;
+      }
+      if constexpr (!kStep && (!kBackward || sizeof(T) == 2)) {
+        if (plan.few) {
+          launch_few_columns<T, kBackward>(problem, plan, stream);
+          return;
+        }
+      }
+      if (plain) {
+        launch_columns<T, kStep, kBackward, true>(problem, plan, stream);
+        return;
+      }
+    }
+    launch_columns<T, kStep, kBackward, false>(problem, plan, stream);
+  } else if (plan.vec == 1) {
+    launch_rows<T, kStep, kBackward, Cuts::kGeneral, 1>(problem, plan, workspace, stream);
+  } else {
+    if constexpr (sizeof(T) <= 4) {
+      if (!problem.reset && !problem.initial) {
+        if constexpr (!kBackward) {
+          if (plan.reread) {
+            if constexpr (kStep) launch_reread_steps<T>(problem, plan, stream);
+            else launch_reread<T>(problem, plan, stream);
+            return;
+          }
+        }
+        if constexpr (sizeof(T) == 2 && !kStep) {
+          if (plan.held) {
+            launch_held<T, kBackward>(problem, plan, workspace, stream);
+            return;
+          }
+        }
+        if (plan.ring) {
+          launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);
+          return;
+        }
+        if (plan.stream) {
+          launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
+          return;
+        }
+        if constexpr (!kStep) {
+          if (plan.whole_chunks > 0) {
+            launch_whole_rows<T, kBackward>(problem, plan, stream);
+            return;
+          }
+        }
+        if (!plan.packed_rows) {
+          launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
+          return;
+        }
+        if (problem.length % kFull == 0) {
+          if constexpr (!kStep) {
+            if (plan.short_rows) {
+              launch_short_rows<T, kBackward>(problem, stream);
+              return;
+            }
+            if (!has_one_gamma(problem)) {
+              launch_rows<T, kStep, kBackward, Cuts::kPackedEach, kFull>(problem, plan, workspace, stream);
+              return;
+            }
+          }
+          launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
+          return;
+        }
+      }
+    }
+    launch_rows<T, kStep, kBackward, Cuts::kGeneral, kFull>(problem, plan, workspace, stream);
+  }
+}
+
+template <typename T>
+void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (plan.path == Path::kWindowDirect || plan.path == Path::kWindowComposed) {
+    launch_window<T>(problem, plan, workspace, stream);
+    return;
+  }
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.path == Path::kTiny) {
+      const Gate<float> gate = split_gamma(problem.gamma_value);
+      const int rows = static_cast<int>(problem.rows());
+      const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
+      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
+          static_cast<const T*>(problem.input), static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
+          static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
+      return;
+    }
+  }
+  if constexpr (std::is_same_v<T, int64_t>) {
+    launch_as<T, false, false>(problem, plan, workspace, stream);
+  } else {
+    const bool step = problem.gamma_kind == GammaKind::kStep;
+    if (problem.backward) {
+      if (step) launch_as<T, true, true>(problem, plan, workspace, stream);
+      else launch_as<T, false, true>(problem, plan, workspace, stream);
+    } else {
+      if (step) launch_as<T, true, false>(problem, plan, workspace, stream);
+      else launch_as<T, false, false>(problem, plan, workspace, stream);
+    }
+  }
+}
+
+}  // namespace dcs

@@ -1,0 +1,254 @@
+// A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A row is shared out among clusters of
+// blocks, a vector of 16 bytes a thread, and no cluster waits for another: its blocks read all that lies before it again, a share each, and mail one number
+// to each other: what the carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost
+// less than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come rounded from the host: with
+// sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and with constants and indices held before the wait (ptx/latency.cuh) it takes
+// 1.64. Launched early (ptx/dependent_launch.cuh), a kernel has its blocks in place and its mailboxes ready when the launch before it ends, which is 1.5 us of 3.4 where
+// one such call follows another; what it does before the wait should stay short: products of powers in double there took 0.02 us, of halves 0.1.
+#pragma once
+
+#include <cmath>
+
+#include "common/ptx/dependent_launch.cuh"
+#include "common/ptx/latency.cuh"
+#include "scan/plan/planner.h"
+#include "common/element_types.cuh"
+#include "common/vector.cuh"
+
+namespace dcs {
+
+// Powers of gamma, of at most 1 in size, as floats that all threads need.
+struct RereadPowers {
+  Gate<float> gate;
+  float steps[8];          // 1 .. 8 steps
+  float doubled_lanes[5];  // 1, 2, 4, 8, 16 vectors
+  float doubled_warps[3];  // 1, 2, 4 warps
+};
+
+struct RereadParams {
+  const void* input;
+  void* output;
+  int64_t input_outer, input_inner, output_outer, output_inner;  // strides of rows
+  int64_t inner;
+  int length;
+  int clusters;  // of a row, each of kMaxCluster blocks
+  RereadPowers powers;
+  float blocks[2 * kMaxCluster - 1];        // 0 .. blocks
+  double lanes[32];                         // 0 .. vectors
+  double warps[kRereadWarps];               // 0 .. warps
+  double clusters_of[kRereadClusters - 1];  // 0 .. clusters
+};
+
+// A power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is less than float can tell.
+__host__ __device__ inline float rounded(double power) {
+  const float nearest = static_cast<float>(power);
+  return nearest != 0.f || power == 0.0 ? nearest : copysignf(0x1p-149f, nearest);
+}
+
+__device__ __forceinline__ float power_times(float a, float b) {
+  const float product = a * b;
+  return product == 0.f && a != 0.f && b != 0.f ? copysignf(0x1p-149f, product) : product;
+}
+
+inline void set_powers(RereadParams& params, double gamma, int vec, int warps) {
+  // As above, and so that the product of three stays in range.
+  const auto times = [&](double a, double b) {
+    const double product = a * b;
+    return gamma == 0.0 || std::abs(product) >= 1e-100 ? product : std::copysign(1e-100, product);
+  };
+  params.powers.gate = split_gamma(gamma);
+  double power = gamma;  // of a step, a vector, a warp, a block, a cluster
+  for (int i = 0; i < 8; ++i, power = times(power, gamma)) params.powers.steps[i] = rounded(power);
+  power = gamma;
+  for (int i = 1; i < vec; i *= 2) power = times(power, power);
+  params.lanes[0] = params.warps[0] = params.clusters_of[0] = 1.0;
+  for (int i = 1; i < 32; ++i) params.lanes[i] = times(params.lanes[i - 1], power);
+  for (int i = 0; i < 5; ++i, power = times(power, power)) params.powers.doubled_lanes[i] = rounded(power);
+  double doubled = power;
+  for (int i = 0; i < 3; ++i, doubled = times(doubled, doubled)) params.powers.doubled_warps[i] = rounded(doubled);
+  for (int i = 1; i < kRereadWarps; ++i) params.warps[i] = times(params.warps[i - 1], power);
+  power = times(params.warps[warps - 1], power);
+  double blocks = 1.0;
+  for (int i = 0; i < 2 * kMaxCluster - 1; ++i, blocks = times(blocks, power)) params.blocks[i] = rounded(blocks);
+  for (int i = 1; i < kMaxCluster; i *= 2) power = times(power, power);
+  for (int i = 1; i < kRereadClusters - 1; ++i) params.clusters_of[i] = times(params.clusters_of[i - 1], power);
+}
+
+template <int kCount>
+__device__ __forceinline__ float sum_of(const float* from) {
+  if constexpr (kCount == 1) return from[0];
+  else return sum_of<kCount / 2>(from) + sum_of<kCount / 2>(from + kCount / 2);
+}
+
+// values[0] * power^(kCount - 1) + .. + values[kCount - 1], from the power's first, second, fourth ...
+template <int kCount>
+__device__ __forceinline__ float weighed(const float* values, const float* doubled) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    float pairs[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) pairs[i] = fmaf(doubled[0], values[2 * i], values[2 * i + 1]);
+    return weighed<kCount / 2>(pairs, doubled + 1);
+  }
+}
+
+// `kMost` clusters of a row, a power of two.
+template <typename T, bool kReverse, int kMost>
+__global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __grid_constant__ RereadParams params) {
+  constexpr int kVec = 16 / sizeof(T), kEarlier = kMost - 1;
+  constexpr unsigned kAll = 0xffffffffu;
+  static_assert(kRereadWarps == 8);
+  using Word = Vector<T, kVec>;
+  int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
+  const int row = place / params.clusters, cluster = place - row * params.clusters;
+  struct Places {
+    uint32_t mail, arrivals, totals, shares;
+  };
+  __shared__ alignas(16) float mail[kMaxCluster];
+  __shared__ alignas(8) uint64_t arrivals;
+  __shared__ alignas(16) float totals[2 * kRereadWarps];  // of warps, the last one first, then 0
+  __shared__ alignas(16) float shares[kRereadWarps];      // what is left at the block's end of a warp's share of the row before
+  __shared__ RereadPowers shared_powers;
+  __shared__ Places shared_places;
+  let_next_launch_begin();
+  constexpr int kPowers = sizeof(RereadPowers) / sizeof(float);
+  if (threadIdx.x < kPowers) reinterpret_cast<float*>(&shared_powers)[threadIdx.x] = reinterpret_cast<const float*>(&params.powers)[threadIdx.x];
+  if (threadIdx.x < 2 * kRereadWarps) totals[threadIdx.x] = 0.f;
+  if (threadIdx.x < kRereadWarps) shares[threadIdx.x] = 0.f;
+  if (threadIdx.x == 0) {
+    expect_mail(&arrivals, sizeof(mail));
+    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
+  }
+  __syncthreads();
+  arrive_in_cluster_relaxed();
+
+  const int64_t outer = params.inner == 1 ? row : row / params.inner, inner = row - outer * params.inner;
+  const T* const input = static_cast<const T*>(params.input) + outer * params.input_outer + inner * params.input_inner;
+  T* const output = static_cast<T*>(params.output) + outer * params.output_outer + inner * params.output_inner;
+  const int length = params.length, vectors = (length + kVec - 1) / kVec;
+  const int first = rank * blockDim.x + threadIdx.x, stride = kMaxCluster * blockDim.x, own = first + cluster * stride;
+  const auto address = [&](int v) { return (kReverse ? vectors - 1 - v : v) * kVec; };  // of the v-th vector of the scan
+  const int at = address(own);
+  // A vector that is not whole is the last in memory: the row's first, or its last.
+  T* to = output + at;
+  int whole = own < vectors && at + kVec <= length, cut = own < vectors && !whole;
+  int first_whole = !kReverse || address(first) + kVec <= length, first_cut = cluster > 0 && !first_whole;
+  const Word* own_from = reinterpret_cast<const Word*>(input + at);
+  const Word* froms[kMost];
+  float weights[kMost];  // of the thread's vectors at the block's end, as if the block began its cluster's piece
+  const double lane_power = params.lanes[lane];
+  const float left = rounded(params.lanes[31 - lane] * params.warps[warps - 1 - warp]);
+  float before = rounded(lane_power), block_before = rounded(lane_power * params.warps[warp]);
+#pragma unroll
+  for (int j = 0; j < kEarlier; ++j) {
+    froms[j] = reinterpret_cast<const Word*>(input + address(first + min(j, cluster) * stride));
+    weights[j] = power_times(left, rounded(params.clusters_of[max(cluster - 1 - j, 0)]));
+    keep(froms[j]);
+    keep(weights[j]);
+  }
+  // In the carry of block `lane`; a lane beyond the blocks sends nothing, one whose block lies before this one nothing of this block's own.
+  float own_weight = 0.f, share_weight = 0.f;
+  if (lane < kMaxCluster) {
+    own_weight = params.blocks[max(lane - 1 - rank, 0)];
+    share_weight = params.blocks[lane + kMaxCluster - 1 - rank];
+  }
+  int sends = warp == 0 && lane < kMaxCluster, sends_own = lane > rank;
+  keep(before);
+  keep(block_before);
+  keep(own_weight);
+  keep(share_weight);
+  keep(first_whole);
+  keep(own_from);
+  keep(to);
+  const RereadPowers powers = in_registers(shared_powers);
+  const Places places = in_registers(shared_places);
+  uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
+  uint32_t mail_at = place_in_cluster(places.mail + 4 * rank, lane % kMaxCluster), counter = place_in_cluster(places.arrivals, lane % kMaxCluster);
+  hold(lane);
+  hold(whole);
+  hold(cut);
+  hold(first_cut);
+  hold(sends);
+  hold(sends_own);
+  hold(total_at);
+  hold(share_at);
+  hold(mail_at);
+  hold(counter);
+  Gate<float, sizeof(T) == 2> gate;
+  if constexpr (sizeof(T) == 2) gate = {powers.gate.value};
+  else gate = powers.gate;
+  const float doubled_steps[3] = {powers.steps[0], powers.steps[1], powers.steps[3]};
+  wait_for_cluster();
+  wait_for_launches_before();
+
+  Word here, earlier[kMost];
+  load_if(whole, own_from, here);
+#pragma unroll
+  for (int j = 0; j < kEarlier; ++j) load_if(j < cluster && (j > 0 || first_whole), froms[j], earlier[j]);
+  if (cut) here = load_vector<T, kVec>(input, at, 0, length);
+  if (kEarlier > 0 && kReverse && first_cut) earlier[0] = load_vector<T, kVec>(input, address(first), 0, length);
+  const auto total_of = [&](const Word& word) {
+    float values[kVec];
+    unpack_in_order<kReverse>(word, values);
+    return weighed<kVec>(values, doubled_steps);
+  };
+  float total = total_of(here);
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    const float other = __shfl_up_sync(kAll, total, 1 << i);
+    if (lane >= 1 << i) total = fmaf(powers.doubled_lanes[i], other, total);
+  }
+  float lanes_before = __shfl_up_sync(kAll, total, 1);
+  if (lane == 0) lanes_before = 0.f;
+  if (lane == 31) store_at(total_at, total);
+  if constexpr (kEarlier > 0) {
+    // What has not been loaded is 0: without a branch, all vectors' sums are made side by side.
+    float share = total_of(earlier[0]) * weights[0];
+#pragma unroll
+    for (int j = 1; j < kEarlier; ++j) share = fmaf(total_of(earlier[j]), weights[j], share);
+#pragma unroll
+    for (int i = 0; i < 5; ++i) share += __shfl_xor_sync(kAll, share, 1 << i);
+    if (lane == 0) store_at(share_at, share);
+  }
+  __syncthreads();
+  if (sends) {
+    float of_warps[kRereadWarps], in_turn[kRereadWarps], of_shares[kRereadWarps] = {};
+    load_at(places.totals, of_warps);
+    if (kEarlier > 0) load_at(places.shares, of_shares);
+#pragma unroll
+    for (int w = 0; w < kRereadWarps; ++w) in_turn[w] = of_warps[kRereadWarps - 1 - w];
+    float message = sum_of<kRereadWarps>(of_shares) * share_weight;
+    if (sends_own) message = fmaf(own_weight, weighed<kRereadWarps>(in_turn, powers.doubled_warps), message);  // a total of no weight may be infinite
+    send_to(mail_at, counter, message);
+  }
+  // The block's values, as if nothing lay before it.
+  float warps_before[kRereadWarps];
+  warps_before[0] = 0.f;
+#pragma unroll
+  for (int w = 1; w < kRereadWarps; ++w) {
+    float value[1];
+    load_at(total_at + 4 * (kRereadWarps - w), value);
+    warps_before[w] = value[0];
+  }
+  float values[kVec];
+  unpack_in_order<kReverse>(here, values);
+  float y = fmaf(before, weighed<kRereadWarps>(warps_before, powers.doubled_warps), lanes_before);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
+  hold(values[kVec - 1]);
+
+  wait_for_mail(places.arrivals);
+  float letters[kMaxCluster];
+  load_at(places.mail, letters);
+  const float carry = sum_of<kMaxCluster>(letters) * block_before;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = fmaf(powers.steps[i], carry, values[i]);
+  const Word result = pack_in_order<kReverse, T>(values);
+  if (whole) *reinterpret_cast<Word*>(to) = result;
+  if (cut) store_vector<T, kVec>(output, at, 0, length, result);
+}
+
+}  // namespace dcs

@@ -1,0 +1,364 @@
+// few_rows.cuh for rows with a gamma a step. What a piece of a row does to a carry is now a total and a product of gates, and the order of pieces counts: a
+// block reads again one stretch of what lies before its cluster, and a warp a part of that, a vector a lane and load, which its lanes pass to each other
+// through shared memory to join seven of them that lie side by side. A block mails what its own piece and what its stretch do to a carry to all blocks of
+// its cluster. All that is in float, where totals are finite and gates at most 1: a product that leaves float then takes nothing along that could be seen.
+// A warp where they are not joins its pieces in double, leaves NaNs in their place, and who meets a NaN takes the double instead: no other test is made.
+// With products kept above 0 at every join, in double from the warps' totals on, it took 3.13 us, not 2.40 (bfloat16 2.64, 2.15).
+#pragma once
+
+#include "scan/long_rows/few_rows.cuh"
+
+namespace dcs {
+
+struct RereadStepsParams {
+  const void* input;
+  const void* gamma;
+  void* output;
+  Strides input_strides, gamma_strides, output_strides;
+  int64_t inner;
+  int length;
+  int clusters;  // of a row, each of kMaxCluster blocks
+};
+
+// What a piece makes of the carry into it: total + gates * carry.
+template <typename Number>
+struct alignas(2 * sizeof(Number)) Change {
+  Number total, gates;
+};
+constexpr float kMostTotal = 1e33f;       // of a vector, of which a row has 32768
+constexpr float kLeastGates = 0x1p-100f;  // of a vector, but for 0
+
+template <typename Number>
+__device__ __forceinline__ Change<Number> joined(const Change<Number>& before, const Change<Number>& after) {
+  const Number total = fold(after.total, after.gates, before.total);
+  if constexpr (std::is_same_v<Number, float>) return {total, before.gates * after.gates};
+  else return {total, power_mul(before.gates, after.gates)};
+}
+template <typename Number>
+__device__ __forceinline__ Change<Number> change_up(const Change<Number>& change, int distance) {
+  return {shuffle_up(change.total, distance), shuffle_up(change.gates, distance)};
+}
+// A product is 0 only with a factor that is: an infinite carry stays infinite.
+__device__ __forceinline__ Change<float> above_zero(const Change<float>& change, bool any_zero, uint32_t negative) {
+  return {change.total, change.gates == 0.f && !any_zero ? __uint_as_float(1u | negative << 31) : change.gates};
+}
+
+// Changes in shared memory, at places.
+__device__ __forceinline__ void store_at(uint32_t place, const Change<float>& change) { store_at(place, change.total, change.gates); }
+template <int kCount>
+__device__ __forceinline__ void load_at(uint32_t place, Change<float> (&to)[kCount]) {
+  float numbers[2 * kCount];
+  load_at(place, numbers);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to[i] = {numbers[2 * i], numbers[2 * i + 1]};
+}
+
+// What joins in float could not hold is NaN there, and here instead.
+struct Exact {
+  const Change<float>* changes;
+  const Change<double>* instead;
+  __device__ __forceinline__ Change<double> operator[](int i) const {
+    const Change<float> change = changes[i];
+    if (isnan(change.gates)) return instead[i];
+    return {change.total, change.gates};
+  }
+};
+
+// A warp's own changes up to each lane, and in lane 31 all of its stretch's, of which `piece` has the lane's i-th.
+template <int kPieces, typename Number, typename Piece>
+__device__ __forceinline__ Change<Number> join_warp(int lane, Change<Number>& mine, const Piece& piece) {
+  constexpr bool kUsual = std::is_same_v<Number, float>;  // double is kept short
+  Change<Number> stretch{0, 1};
+#pragma unroll(kUsual && kPieces > 0 ? kPieces : 1)
+  for (int i = 0; i < kPieces; ++i) stretch = i == 0 ? piece(i) : joined(stretch, piece(i));
+#pragma unroll(kUsual ? 5 : 1)
+  for (int d = 1; d < 32; d *= 2) {
+    if constexpr (kPieces > 0) stretch = joined(change_up(stretch, d), stretch);  // right in every lane that the last one asks
+    const Change<Number> before = change_up(mine, d);
+    if (lane >= d) mine = joined(before, mine);
+  }
+  return stretch;
+}
+
+// The product of a vector's gates, of which the `first`-th takes no part. A call: what is seldom needed is kept short, for the usual way leads past it.
+template <typename T, bool kReverse, int kVec>
+__device__ __noinline__ double exact_gates(Vector<T, kVec> word, int first) {
+  float factors[kVec];
+  unpack_in_order<kReverse>(word, factors);
+  double gates = 1.0;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i)
+    if (i != first) gates = power_mul(gates, static_cast<double>(factors[i]));
+  return gates;
+}
+// Of changes that lie in a row.
+inline __device__ __noinline__ Change<double> exact_all(Exact changes, int count, Change<double> all) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) all = joined(all, changes[i]);
+  return all;
+}
+
+template <typename T>
+constexpr uint32_t kOnes = std::is_same_v<T, float> ? 0x3f800000u : std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+
+// `kMost` clusters of a row, a power of two.
+template <typename T, bool kReverse, int kMost>
+__global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(const __grid_constant__ RereadStepsParams params) {
+  constexpr int kVec = 16 / sizeof(T), kEarlier = kMost - 1, kBytes = sizeof(Change<float>);
+  constexpr unsigned kAll = 0xffffffffu;
+  static_assert(kRereadWarps == 8 && 2 * kMaxCluster == 32);
+  using Word = Vector<T, kVec>;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warps = blockDim.x / 32;
+  const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
+  const int row = place / params.clusters, cluster = place - row * params.clusters;
+  struct Places {
+    uint32_t mail, arrivals, of_warps;
+  };
+  // Of the blocks' stretches of the row before and of their own pieces; of warps' own pieces and of their stretches.
+  __shared__ alignas(16) Change<float> mail[2 * kMaxCluster], of_warps[2 * kRereadWarps];
+  __shared__ Change<double> exact_mail[2 * kMaxCluster], exact_of_warps[2 * kRereadWarps];
+  __shared__ Change<double> pieces[kEarlier > 0 ? kRereadWarps * 32 * kEarlier : 1];
+  __shared__ alignas(8) uint64_t arrivals, exact_arrivals;
+  __shared__ Places shared_places;
+  let_next_launch_begin();
+  if (threadIdx.x == 0) {
+    expect_mail(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
+    open_mailbox(&exact_arrivals);
+    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(of_warps)};
+  }
+  if (threadIdx.x < 2 * kMaxCluster) mail[threadIdx.x] = {0.f, 1.f};
+  if (threadIdx.x < 2 * kRereadWarps) of_warps[threadIdx.x] = {0.f, 1.f};
+  __syncthreads();
+  arrive_in_cluster_relaxed();
+
+  const int64_t outer = params.inner == 1 ? row : row / params.inner, inner = row - outer * params.inner;
+  const auto row_of = [&](auto* pointer, const Strides& strides) { return pointer + (outer * strides.outer + inner * strides.inner); };
+  const T* const input = row_of(static_cast<const T*>(params.input), params.input_strides);
+  const T* const gamma = row_of(static_cast<const T*>(params.gamma), params.gamma_strides);
+  T* const output = row_of(static_cast<T*>(params.output), params.output_strides);
+  const int length = params.length, vectors = (length + kVec - 1) / kVec;
+  const int own = (cluster * kMaxCluster + rank) * blockDim.x + threadIdx.x;
+  const auto address = [&](int v) { return (kReverse ? vectors - 1 - v : v) * kVec; };  // of the v-th vector of the scan
+  // A vector that is not whole is the last in memory: the row's first, or its last.
+  const int at = address(own), share = (rank * warps + warp) * 32 * cluster + lane;
+  int whole = own < vectors && at + kVec <= length, cut = own < vectors && !whole;
+  int share_whole = !kReverse || address(share) + kVec <= length, share_cut = cluster > 0 && !share_whole;
+  const Word* input_from = reinterpret_cast<const Word*>(input + at);
+  const Word* gamma_from = reinterpret_cast<const Word*>(gamma + at);
+  const Word* inputs_from = reinterpret_cast<const Word*>(input + address(share));
+  const Word* gammas_from = reinterpret_cast<const Word*>(gamma + address(share));
+  T* to = output + at;
+  // No carry enters a row's first step, so that its gate, which may be a NaN, takes no part.
+  const int pad = kReverse ? vectors * kVec - length : 0;
+  int first_step = rank == 0 && threadIdx.x == 0 ? pad : -1;
+  // One warp sends: half a lane each stretches' changes and own pieces' changes, these to later blocks alone.
+  const int block = lane % kMaxCluster, half = lane / kMaxCluster;
+  int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
+  const Places places = in_registers(shared_places);
+  uint32_t own_at = places.of_warps + kBytes * warp, from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
+  uint32_t mail_at = place_in_cluster(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = place_in_cluster(places.arrivals, block);
+  uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;
+  Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
+  uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane, pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
+  keep(share_whole);
+  keep(input_from);
+  keep(gamma_from);
+  keep(inputs_from);
+  keep(gammas_from);
+  keep(to);
+  hold(lane);
+  hold(warp);
+  hold(whole);
+  hold(cut);
+  hold(share_cut);
+  hold(first_step);
+  hold(sends);
+  hold(own_at);
+  hold(from_at);
+  hold(mail_at);
+  hold(counter);
+  hold(letters_at);
+  hold(piece_to);
+  hold(pieces_at);
+  wait_for_cluster();
+  wait_for_launches_before();
+
+  // The thread's own come last. What is not loaded changes nothing.
+  Word words[kEarlier + 1], gate_words[kEarlier + 1];
+  load_if(whole, input_from, words[kEarlier]);
+  load_if(whole, gamma_from, gate_words[kEarlier], kOnes<T>);
+#pragma unroll
+  for (int j = 0; j < kEarlier; ++j) {
+    const bool wanted = j < cluster && (j > 0 || share_whole);
+    load_if(wanted, inputs_from + (kReverse ? -32 : 32) * j, words[j]);
+    load_if(wanted, gammas_from + (kReverse ? -32 : 32) * j, gate_words[j], kOnes<T>);
+  }
+  if (cut) {
+    words[kEarlier] = load_vector<T, kVec>(input, at, 0, length);
+    gate_words[kEarlier] = load_vector<T, kVec>(gamma, at, 0, length);
+  }
+  if (kEarlier > 0 && kReverse && share_cut) {
+    words[0] = load_vector<T, kVec>(input, address(share), 0, length);
+    gate_words[0] = load_vector<T, kVec>(gamma, address(share), 0, length);
+  }
+
+  const auto read = [&](int j, float(&values)[kVec], float(&factors)[kVec]) {
+    unpack_in_order<kReverse>(words[j], values);
+    unpack_in_order<kReverse>(gate_words[j], factors);
+    if (j == 0 || j == kEarlier) {
+      const int first = j == (cluster > 0 ? 0 : kEarlier) ? first_step : -1;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (i == first) factors[i] = 1.f;
+    }
+  };
+  // Whether float will do: finite totals, gates of at most 1, and no product of a vector that is close to 0 but not 0.
+  float most = 0.f, least = 1.f;
+  uint32_t signs = 0;
+  bool fits = true;
+  Change<float> changes[kEarlier + 1];
+#pragma unroll
+  for (int j = 0; j <= kEarlier; ++j) {
+    float values[kVec], factors[kVec];
+    read(j, values, factors);
+    changes[j] = {0.f, 1.f};
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      changes[j] = {plain_step(values[i], factors[i], changes[j].total), changes[j].gates * factors[i]};
+      most = fmaxf(most, fabsf(factors[i]));
+    }
+    fits &= fabsf(changes[j].total) <= kMostTotal;
+    least = fminf(least, fabsf(changes[j].gates));
+    if (j < kEarlier) signs ^= __float_as_uint(changes[j].gates);
+  }
+  fits &= most <= 1.f;
+  bool any_zero = false, own_zero = false;
+  if (__builtin_expect(!(least >= kLeastGates), 0)) {
+#pragma unroll
+    for (int j = 0; j <= kEarlier; ++j) {
+      if (fabsf(changes[j].gates) >= kLeastGates) continue;
+      float values[kVec], factors[kVec];
+      read(j, values, factors);
+      bool zero = false;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) zero |= factors[i] == 0.f;
+      fits &= zero;
+      (j < kEarlier ? any_zero : own_zero) |= zero;
+    }
+  }
+  const uint32_t zeros = __ballot_sync(kAll, own_zero), negatives = __ballot_sync(kAll, changes[kEarlier].gates < 0.f);
+  Change<float> before;
+  Change<double> exact_before{0.0, 1.0};
+  if (__builtin_expect(__all_sync(kAll, fits), 1)) {
+#pragma unroll
+    for (int j = 0; j < kEarlier; ++j) store_at(piece_to + 32 * kBytes * j, changes[j]);
+    if (kEarlier > 0) __syncwarp();
+    Change<float> through = changes[kEarlier];
+    const Change<float> stretch = join_warp<kEarlier>(lane, through, [&](int i) {
+      Change<float> piece[1];
+      load_at(pieces_at + kBytes * i, piece);
+      return piece[0];
+    });
+    if constexpr (kEarlier > 0) {
+      const bool zero = __any_sync(kAll, any_zero);
+      const uint32_t negative = __popc(__ballot_sync(kAll, static_cast<int>(signs) < 0));
+      if (lane == 31) store_at(own_at + kBytes * kRereadWarps, above_zero(stretch, zero, negative));
+    }
+    if (lane == 31) store_at(own_at, above_zero(through, zeros != 0, __popc(negatives)));
+    before = change_up(through, 1);
+    if (lane == 0) before = {0.f, 1.f};
+  } else {
+    const auto exact_change = [&](int j) -> Change<double> {
+      const int first = j == (cluster > 0 ? 0 : kEarlier) ? first_step : -1;
+      return {changes[j].total, exact_gates<T, kReverse>(gate_words[j], first)};
+    };
+#pragma unroll
+    for (int j = 0; j < kEarlier; ++j) exact_pieces[lane + 32 * j] = exact_change(j);
+    if (kEarlier > 0) __syncwarp();
+    Change<double> through = exact_change(kEarlier);
+    const Change<double> stretch = join_warp<kEarlier>(lane, through, [&](int i) { return exact_pieces[lane * kEarlier + i]; });
+    before = {NAN, NAN};
+    if (lane == 31) {
+      exact_of_warps[warp] = through;
+      exact_of_warps[kRereadWarps + warp] = stretch;
+      of_warps[warp] = of_warps[kRereadWarps + warp] = before;
+    }
+    exact_before = change_up(through, 1);
+    if (lane == 0) exact_before = {0.0, 1.0};
+  }
+  __syncthreads();
+
+  if (warp == 0) {
+    Change<float> changes_of[kRereadWarps];
+    load_at(from_at, changes_of);
+    Change<float> all = changes_of[0];
+    float least_gates = fabsf(all.gates);
+    uint32_t sign = __float_as_uint(all.gates);
+#pragma unroll
+    for (int w = 1; w < kRereadWarps; ++w) {
+      all = joined(all, changes_of[w]);
+      least_gates = fminf(least_gates, fabsf(changes_of[w].gates));
+      sign ^= __float_as_uint(changes_of[w].gates);
+    }
+    if (__builtin_expect(isnan(all.total), 0)) {
+      const int which = lane / kMaxCluster, first = which == 0 ? kRereadWarps : 0;
+      const Exact exact{of_warps + first, exact_of_warps + first};
+      const Change<double> exact_block = exact_all(exact, kRereadWarps, {0.0, 1.0});
+      if (sends) {
+        const Change<double>* const mine = &exact_mail[which * kMaxCluster + rank];
+        send_in_cluster(&mine->total, &exact_arrivals, lane % kMaxCluster, exact_block.total);
+        send_in_cluster(&mine->gates, &exact_arrivals, lane % kMaxCluster, exact_block.gates);
+      }
+      all.gates = all.total;
+    } else {
+      all = above_zero(all, least_gates == 0.f, sign >> 31);
+    }
+    if (sends) send_to(mail_at, counter, all.total, all.gates);
+  }
+  Change<float> warps_before[kRereadWarps], block_before{0.f, 1.f};
+  load_at(places.of_warps, warps_before);
+#pragma unroll
+  for (int w = 0; w < kRereadWarps - 1; ++w)
+    if (w < warp) block_before = joined(block_before, warps_before[w]);
+  Change<float> row_before = joined(block_before, before);  // but for what lies before the block
+  hold(row_before.total);
+  hold(row_before.gates);
+
+  wait_for_mail(places.arrivals);
+  // Four lanes take eight letters each.
+  Change<float> letters[8];
+  load_at(letters_at, letters);
+  Change<float> carry = letters[0];
+#pragma unroll
+  for (int i = 1; i < 8; ++i) carry = joined(carry, letters[i]);
+#pragma unroll
+  for (int d = 1; d < 4; d *= 2) {
+    const Change<float> other{__shfl_xor_sync(kAll, carry.total, d), __shfl_xor_sync(kAll, carry.gates, d)};
+    const bool behind = (lane & d) != 0;
+    const float total = fold(behind ? carry.total : other.total, behind ? carry.gates : other.gates, behind ? other.total : carry.total);
+    carry = {total, carry.gates * other.gates};
+  }
+  float y = fold(row_before.total, row_before.gates, carry.total);
+  if (__builtin_expect(__any_sync(kAll, isnan(y)), 0)) {
+    const uint32_t missing = __ballot_sync(kAll, isnan(mail[lane].gates));  // the same for all warps
+    if (missing != 0) {
+      if (threadIdx.x == 0) expect_in_mailbox(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
+      wait_for_mail(&exact_arrivals);
+    }
+    const Exact exact_letters{mail, exact_mail}, exact_warps{of_warps, exact_of_warps};
+    const Change<double> through = exact_all(exact_warps, warp, exact_all(exact_letters, 2 * kMaxCluster, {0.0, 1.0}));
+    const uint32_t lanes_before = (1u << lane) - 1;
+    before = above_zero(before, (zeros & lanes_before) != 0, __popc(negatives & lanes_before));
+    y = static_cast<float>(joined(through, Exact{&before, &exact_before}[0]).total);
+  }
+  float values[kVec], factors[kVec];
+  read(kEarlier, values, factors);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = y = plain_step(values[i], factors[i], y);
+  const Word result = pack_in_order<kReverse, T>(values);
+  if (whole) *reinterpret_cast<Word*>(to) = result;
+  if (cut) store_vector<T, kVec>(output, at, 0, length, result);
+}
+
+}  // namespace dcs

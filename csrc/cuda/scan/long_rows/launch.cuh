@@ -1,0 +1,152 @@
+// Launches the kernels of long rows: those that blocks share (async_stream.cuh, bulk_stream.cuh), take alone, or hold on the chip together (resident.cuh).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <type_traits>
+
+#include "scan/long_rows/resident.cuh"
+#include "scan/plan/planner.h"
+#include "scan/long_rows/bulk_stream.cuh"
+#include "scan/long_rows/async_stream.cuh"
+
+namespace dcs {
+
+constexpr int kMaxDevices = 64;  // whose facts are kept; beyond, they are asked for at every call
+
+// As many blocks as run at once on the current device.
+template <typename Kernel>
+unsigned resident_blocks(Kernel kernel, int threads, int shared) {
+  int device = 0, multiprocessors = 0, each = 0;
+  cudaGetDevice(&device);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared);
+  return static_cast<unsigned>(multiprocessors * each);
+}
+
+// Another number for every call, none of which memory is likely to hold: a counter from a random start, mixed (Steele, Lea and Flood, "Fast splittable
+// pseudorandom number generators", OOPSLA 2014).
+inline uint64_t new_tag() {
+  static std::atomic<uint64_t> calls{(uint64_t{std::random_device()()} << 32) ^ std::random_device()()};
+  uint64_t tag = calls.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
+  tag = (tag ^ tag >> 30) * 0xbf58476d1ce4e5b9u;
+  tag = (tag ^ tag >> 27) * 0x94d049bb133111ebu;
+  return tag ^ tag >> 31;
+}
+
+template <typename T>
+StreamParams stream_params(const ScanProblem& problem, const Plan& plan, void* workspace) {
+  constexpr int kVec = 16 / sizeof(T);
+  StreamParams params{};
+  params.problem = problem;
+  params.rows = static_cast<uint32_t>(problem.rows());
+  params.tiles = static_cast<uint32_t>(plan.tiles);
+  params.padded = ceil_div(problem.length, kVec) * kVec;
+  params.one_gamma = has_one_gamma(problem);
+  params.alone = plan.alone;
+  params.statuses = workspace;
+  return params;
+}
+
+// What tells this call's statuses from whatever memory held before.
+inline void mark_statuses(StreamParams& params, cudaStream_t stream) {
+  params.tag = new_tag();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  params.replayed = cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+// `window`: blocks whose totals a block can collect.
+template <auto kKernel>
+void launch_stream_with(int threads, int shared, int window, const StreamParams& params, cudaStream_t stream) {
+  static std::atomic<unsigned> known[kMaxDevices];
+  int device = 0;
+  cudaGetDevice(&device);
+  unsigned most = device < kMaxDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (most == 0) {
+    most = resident_blocks(kKernel, threads, shared);
+    if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
+  }
+  const int64_t tiles = static_cast<int64_t>(params.rows) * params.tiles;
+  int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
+  cudaLaunchAttribute cooperative = cooperating();
+  const auto launch = [&] {
+    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &cooperative, params.alone ? 0 : 1);
+    return cudaLaunchKernelEx(&config, kKernel, params);
+  };
+  // A green context has fewer multiprocessors than its device: any number of blocks will do.
+  while (launch() == cudaErrorCooperativeLaunchTooLarge && blocks > 1) {
+    cudaGetLastError();
+    blocks = (blocks + 1) / 2;
+  }
+}
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
+  const auto launch = [&](auto alone) {
+    launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads, stream_shared_bytes(kTensors, kChunks), kStreamThreads,
+                                                                                      stream_params<T>(problem, plan, workspace), stream);
+  };
+  if (plan.alone) launch(std::true_type());
+  else launch(std::false_type());
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (problem.reverse) launch_stream_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
+  else launch_stream_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+}
+
+// The streaming kernel of devices with bulk copies.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows>
+void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
+  constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep, kWholeRows);
+  using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
+  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
+  StreamParams params = stream_params<T>(problem, plan, workspace);
+  if (!plan.alone) mark_statuses(params, stream);
+  // 16x1048576 halves with a gamma a step take 38.8 us, not 40.2; 1e8 take 172 us, not 166.5.
+  params.load_once = 3 * problem.rows() * problem.length * static_cast<int64_t>(sizeof(T)) <= kFewStepBytes;
+  const auto launch = [&](auto shifted) {
+    launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
+  };
+  if constexpr (kStep && !kBackward) {
+    if (problem.shifted) {
+      launch(std::true_type());
+      return;
+    }
+  }
+  launch(std::bool_constant<kBackward>());
+}
+
+template <typename T, bool kStep, bool kBackward>
+void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  const auto launch = [&](auto whole_rows) {
+    if (problem.reverse) launch_ring_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
+    else launch_ring_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
+  };
+  if constexpr (kBackward && !kStep) {
+    if (plan.alone) {
+      launch(std::true_type());
+      return;
+    }
+  }
+  launch(std::false_type());
+}
+
+template <typename T, bool kBackward>
+void launch_held(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+  StreamParams params = stream_params<T>(problem, plan, workspace);
+  mark_statuses(params, stream);
+  const auto kernel = problem.reverse ? held_kernel<T, kBackward, true> : held_kernel<T, kBackward, false>;
+  allow_shared(kernel, kHeldSharedBytes, plan.most_shared);
+  const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.held);
+  kernel<<<static_cast<unsigned>(blocks), HeldShape::kThreads, kHeldSharedBytes, stream>>>(params);
+}
+
+}  // namespace dcs

@@ -1,0 +1,33 @@
+// What the kernels of rows of many tiles are launched with.
+#pragma once
+
+#include "dcs/scan/problem.h"
+#include "common/element_types.cuh"
+
+namespace dcs {
+
+struct StreamParams {
+  ScanProblem problem;
+  uint32_t rows;
+  uint32_t tiles;  // of a row
+  int64_t padded;  // a row in whole vectors
+  bool one_gamma;
+  bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
+  void* statuses;  // else one of a tile: zeroed; in bulk_stream.cuh and resident.cuh as they come, and `tag` marks what this call wrote
+  uint64_t tag;
+  bool load_once;  // in bulk_stream.cuh, forward with a gamma a step: what has been read makes room in L2 first
+  bool replayed;   // a graph will launch the same again, tag and all
+};
+
+// base^exponent, clamped.
+template <typename Wide>
+__device__ inline Wide whole_power(Wide base, unsigned exponent) {
+  Wide power = cast<Wide>(1.0);
+  for (; exponent; exponent >>= 1) {
+    if (exponent & 1) power = power_mul(power, base);
+    base = power_mul(base, base);
+  }
+  return power;
+}
+
+}  // namespace dcs

@@ -1,0 +1,66 @@
+// The scan ops on CUDA.
+#include "dcs/scan/ops.h"
+#include "common/host.h"
+#include "scan/launch.h"
+#include "scan/plan/planner.h"
+#include "scan/gamma_gradient.h"
+
+namespace dcs {
+namespace {
+
+void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
+
+DeviceLimits limits_of(int32_t index) {
+  const Device& device = device_of(index, "discounted_cumsum");
+  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
+}
+
+Launcher* launcher(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: return launch_scan_float;
+    case ScalarType::Half: return launch_scan_half;
+    case ScalarType::BFloat16: return launch_scan_bfloat16;
+    case ScalarType::Double: return launch_scan_double;
+    case ScalarType::ComplexFloat: return launch_scan_complex_float;
+    case ScalarType::ComplexDouble: return launch_scan_complex_double;
+    case ScalarType::Long: return launch_scan_int64;
+    default: fail("discounted_cumsum: input must be floating-point or complex, got ", dtype_name(dtype));
+  }
+}
+
+struct Cuda {
+  static int64_t partials(const ScanProblem& problem, const Tensor& input) { return Planner(problem, limits_of(input.get_device_index())).plan().partials(); }
+
+  static void run(const ScanProblem& problem, const Tensor& input) {
+    const int32_t device = input.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    const cudaStream_t stream = current_stream(device);
+    const Planner planner(problem, limits_of(device));
+    const Plan plan = planner.plan();
+    Tensor workspace;
+    void* memory = nullptr;
+    if (plan.workspace_bytes > 0) {
+      const std::array<int64_t, 1> size{plan.workspace_bytes};
+      workspace = torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+      memory = workspace.mutable_data_ptr();
+      if (plan.zeroed_bytes > 0) check(cudaMemsetAsync(memory, 0, plan.zeroed_bytes, stream), "clearing the workspace");
+    }
+    launcher(problem.dtype)(problem, plan, memory, stream);
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess && plan.needs_room()) {  // a green context or an instance of a part of the GPU may not have it
+      launcher(problem.dtype)(problem, planner.plan_apart(), nullptr, stream);
+      error = cudaGetLastError();
+    }
+    check(error, "launching the kernel");
+  }
+
+  static Tensor sum(const Tensor& values) {
+    const ScalarType dtype = values.scalar_type();
+    return dtype == ScalarType::Float || dtype == ScalarType::Double ? total(values) : sum_of_all(values);
+  }
+};
+
+}  // namespace
+}  // namespace dcs
+
+STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_scan_ops<dcs::Cuda>(m); }

@@ -1,0 +1,195 @@
+// What all softmax kernels share: the sums over a part of a row and how threads, warps and blocks join theirs, and vectors at a row's ends.
+//
+// Forward: largest x and the sum of exp(x - largest), the latter raised to a larger largest by one factor when two parts meet (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018, section 3). Backward: the sum of gradient times output. Joined in an order that depends on nothing
+// but the launch.
+#pragma once
+
+#include "common/ptx/cluster.cuh"
+#include "common/row_statistics.cuh"
+#include "common/vector.cuh"
+
+namespace dcs {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Exponents are kExponentFactor * (x - largest): a power of 2 in float, of e in double.
+template <typename Acc>
+constexpr Acc kExponentFactor = std::is_same_v<Acc, float> ? 1.44269504088896341 : 1.0;
+
+// base^(factor * (x - largest)). The difference comes first: factor * x alone leaves float's range at 2.4e38, and loses digits well before.
+template <typename Acc>
+__device__ __forceinline__ Acc shifted_power(Acc x, Acc largest) {
+  return power((x - largest) * kExponentFactor<Acc>);
+}
+
+// Drops a NaN: the sum of powers has it.
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+// Starts from the lowest finite number: -inf beside it is a power of 0, not NaN, and a row of nothing else has the sum 0.
+template <typename Acc>
+struct Part {
+  Acc largest = kLowest<Acc>;
+  Acc total = 0;
+};
+
+// What a cluster's blocks send each other.
+template <typename Acc>
+struct ClusterMail {
+  uint64_t arrivals;
+  Part<Acc> parts[16];
+};
+
+// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had mail from all: none is sent to a block that has ended.
+template <typename Acc>
+__device__ __forceinline__ void meet_cluster(int blocks, ClusterMail<Acc>& mail) {
+  if (threadIdx.x == 0) expect_mail(&mail.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
+  __syncwarp();
+  arrive_in_cluster_relaxed();
+}
+
+// All lanes get the largest, or the sum, over groups of `width` neighbouring lanes.
+template <typename Acc>
+__device__ __forceinline__ Acc lanes_largest(Acc value, int width) {
+  for (int d = width / 2; d > 0; d /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, d));
+  return value;
+}
+template <typename Acc>
+__device__ __forceinline__ Acc lanes_total(Acc value, int width) {
+  for (int d = width / 2; d > 0; d /= 2) value += __shfl_xor_sync(kAllLanes, value, d);
+  return value;
+}
+
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_two(Part<Acc> a, Part<Acc> b) {
+  if constexpr (kBackward) return {a.largest, a.total + b.total};
+  const Acc largest = larger(a.largest, b.largest);
+  return {largest, a.total * shifted_power(a.largest, largest) + b.total * shifted_power(b.largest, largest)};
+}
+
+// The parts of all lanes, joined; all lanes get it.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_lanes(Part<Acc> part) {
+  if constexpr (!kBackward) {
+    const Acc largest = lanes_largest(part.largest, 32);
+    part.total *= shifted_power(part.largest, largest);
+    part.largest = largest;
+  }
+  part.total = lanes_total(part.total, 32);
+  return part;
+}
+
+// Each warp's part, joined over the block.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_warps(Part<Acc> part) {
+  __shared__ Part<Acc> of_warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  if (warps == 1) return part;
+  if (lane == 0) of_warps[warp] = part;
+  __syncthreads();
+  return join_lanes<kBackward>(lane < warps ? of_warps[lane] : Part<Acc>{});
+}
+
+// The block's part, joined over the `blocks` blocks of a cluster, which have met in `meet_cluster`.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, ClusterMail<Acc>& mail) {
+  if (blocks == 1) return part;
+  const int lane = threadIdx.x % 32;
+  wait_for_cluster();
+  if (threadIdx.x < 32 && lane < blocks) {
+    const uint32_t rank = cluster_rank();
+    send_in_cluster(&mail.parts[rank].largest, &mail.arrivals, lane, part.largest);
+    send_in_cluster(&mail.parts[rank].total, &mail.arrivals, lane, part.total);
+  }
+  wait_for_mail(&mail.arrivals);
+  return join_lanes<kBackward>(lane < blocks ? mail.parts[lane] : Part<Acc>{});
+}
+
+// A vector of halves that the compiler takes for another one (`zero` is 0, which it does not know): it keeps the vector rather than the floats that were made
+// of it before, twice the registers.
+template <typename T, int kVec>
+__device__ __forceinline__ Vector<T, kVec> renewed(Vector<T, kVec> raw, uint32_t zero) {
+  if constexpr (sizeof(T) == 2 && kVec > 1) {
+#pragma unroll
+    for (int w = 0; w < kVec / 2; ++w) raw.words[w] ^= zero;
+  }
+  return raw;
+}
+
+// A load that is not put off until its first use: all of a thread's are on their way before it waits for one.
+template <typename T, int kVec>
+__device__ __forceinline__ Vector<T, kVec> load_now(const Vector<T, kVec>* from) {
+  static_assert(sizeof(*from) == 16);
+  uint4 words;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(from));
+  Vector<T, kVec> raw;
+  memcpy(&raw, &words, sizeof raw);
+  return raw;
+}
+
+// The same for vectors of any size, of which those of 16 bytes are.
+template <typename T, int kVec>
+__device__ __forceinline__ Vector<T, kVec> load_soon(const Vector<T, kVec>* from) {
+  if constexpr (sizeof(*from) == 16) return load_now(from);
+  else return *from;
+}
+
+// A vector that adds nothing: of -inf forward, of 0 backward.
+template <typename T, int kVec, bool kBackward>
+__device__ __forceinline__ Vector<T, kVec> neutral() {
+  using Acc = typename Types<T>::Acc;
+  Vector<T, kVec> raw;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) raw.set(i, cast<T>(kBackward ? Acc(0) : Acc(-INFINITY)));
+  return raw;
+}
+
+// All elements one place down; the last is `next`, the first comes back.
+template <typename T, int kVec>
+__device__ __forceinline__ T push(Vector<T, kVec>& raw, T next) {
+  const T first = raw.get(0);
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int w = 0; w + 1 < kVec / 2; ++w) raw.words[w] = __funnelshift_r(raw.words[w], raw.words[w + 1], 16);
+    raw.words[kVec / 2 - 1] = raw.words[kVec / 2 - 1] >> 16 | static_cast<uint32_t>(*reinterpret_cast<const unsigned short*>(&next)) << 16;
+  } else {
+#pragma unroll
+    for (int i = 0; i + 1 < kVec; ++i) raw.set(i, raw.get(i + 1));
+    raw.set(kVec - 1, next);
+  }
+  return first;
+}
+
+// A row's elements are low ... high - 1 of `tile`, which is aligned to whole vectors. A vector at either end of a row is partly another row's, or beyond the
+// tensor: it goes by single elements, in a loop that is not unrolled (at most two vectors of a row do this).
+template <typename T, int kVec, bool kBackward>
+__device__ __forceinline__ Vector<T, kVec> load_end(const T* tile, int first, int low, int high) {
+  Vector<T, kVec> raw = neutral<T, kVec, kBackward>();
+  const T nothing = raw.get(0);
+#pragma unroll 1
+  for (int i = first; i < first + kVec; ++i) push(raw, i >= low && i < high ? tile[i] : nothing);
+  return raw;
+}
+template <typename T, int kVec>
+__device__ __forceinline__ void store_end(T* tile, int first, int low, int high, Vector<T, kVec> raw) {
+#pragma unroll 1
+  for (int i = first; i < first + kVec; ++i) {
+    const T value = push(raw, raw.get(0));
+    if (i >= low && i < high) tile[i] = value;
+  }
+}
+
+// The largest element of a vector.
+template <typename Acc, typename T, int kVec>
+__device__ __forceinline__ Acc largest_of(const Vector<T, kVec>& raw, Acc least) {
+  if constexpr (sizeof(T) == 2 && kVec > 1) {
+    return larger(least, largest_half(raw));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) least = larger(least, cast<Acc>(raw.get(i)));
+    return least;
+  }
+}
+
+}  // namespace dcs

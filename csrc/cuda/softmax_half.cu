@@ -1,9 +1,0 @@
-#include "softmax_launch.cuh"
-
-namespace dcs {
-
-cudaError_t launch_softmax_half(const SoftmaxProblem& problem, const Device& device, const SoftmaxWorkspace& workspace, cudaStream_t stream) {
-  return SoftmaxLaunch<__half>(problem, device, workspace, stream).run();
-}
-
-}  // namespace dcs
