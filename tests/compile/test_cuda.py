@@ -52,7 +52,14 @@ def test_compiles_for_sm_90(source: Path, tmp_path: Path) -> None:
     include = Path(torch.__file__).parent / "include"
     command = [nvcc(), "-arch=sm_90", "-std=c++17", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
     command += ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000ULL", "-isystem", str(include)]
-    command += [f"-I{ROOT / 'csrc' / 'include'}", f"-I{ROOT / 'csrc' / 'cuda'}", "-c", str(source), "-o", str(tmp_path / "out.o")]
+    command += [
+        f"-I{ROOT / 'csrc' / 'include'}",
+        f"-I{ROOT / 'csrc' / 'cuda'}",
+        "-c",
+        str(source),
+        "-o",
+        str(tmp_path / "out.o"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_dcs_ops import _native, _registry
-from torch_dcs_ops import linear_cross_entropy
+from torch_dcs_ops import _native, _registry, linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy.plan import Accumulation, make_plan
 from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import make_accumulator
 

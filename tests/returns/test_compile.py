@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from torch_dcs_ops import discounted_cumsum
-from torch_dcs_ops import returns
+from torch_dcs_ops import discounted_cumsum, returns
 from torch_dcs_ops.compile import graph_pass
 from torch_dcs_ops.compile.passes import constant_discounts
 from torch_dcs_ops.compile.passes.standalone_returns import mark_returns_alone

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_dcs_ops import cumsum, discounted_cumsum
-from torch_dcs_ops import returns
+from torch_dcs_ops import cumsum, discounted_cumsum, returns
 
 from compile.generated_code import (
     BLOCKS,
