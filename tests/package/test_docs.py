@@ -77,6 +77,13 @@ def test_named_files_exist(page: Path) -> None:
             assert name in new or any((*ROOT.glob(name), *(ROOT / "torch_dcs_ops").glob(name))), path
 
 
+def test_pre_commit_has_the_pinned_versions() -> None:
+    revisions = dict(re.findall(r"/([\w-]+)\n +rev: v([\d.]+)", (ROOT / ".pre-commit-config.yaml").read_text()))
+    pins = dict(re.findall(r'"([\w-]+)==([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
+    assert revisions["ruff-pre-commit"] == pins["ruff"]
+    assert revisions["mirrors-clang-format"] == pins["clang-format"]
+
+
 INSTALL = """
 import sys
 import types
