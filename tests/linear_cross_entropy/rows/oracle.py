@@ -19,6 +19,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available()
 OP = torch.ops.dcs._cross_entropy_rows_.default
 KERNELS = ["triton-cpu"] if INTERPRETED else ["op-cpu"] + (["op-cuda", "triton-cuda"] if GPU else [])
+KINDS = (
+    "plain", "bias", "weight", "smoothing", "weighted-smoothing", "softcap", "scale", "negative-scale", "z-loss",
+    "grad-loss", "one-grad-loss", "grad-lse", "grad-entropy", "everything", "no-cap",
+)  # fmt: skip
 
 
 class Results(NamedTuple):

@@ -1,4 +1,4 @@
-"""`dcs::_cross_entropy_rows_`, the row kernels of linear_cross_entropy, against autograd in float64.
+"""`dcs::_cross_entropy_rows_`, the row kernels of linear_cross_entropy, against autograd in float64 and a wider type.
 
 The op on every device that there is, and the Triton launcher: on a GPU for real, without one in Triton's interpreter,
 which one test starts in a process of its own.
@@ -20,10 +20,12 @@ from torch import Tensor
 from torch_dcs_ops import _native
 from torch_dcs_ops.ops.linear_cross_entropy.rows import check_rows
 
+from linear_cross_entropy.rows.exact import check_in_float64
 from linear_cross_entropy.rows.oracle import (
     GPU,
     INTERPRETED,
     KERNELS,
+    KINDS,
     OP,
     Kernel,
     error,
@@ -60,27 +62,34 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.skipif(INTERPRETED or not _native.CPU_LIBRARY.loaded, reason="there are no compiled kernels")
 @pytest.mark.parametrize("isa", ["default", "avx2"])
 def test_lesser_instruction_sets(isa: str) -> None:
-    run_tests(__file__, "-k", "op-cpu and (sizes or certain or 2500)", TORCH_DCS_CPU_ISA=isa)
+    float64 = str(Path(__file__).with_name("test_rows_float64.py"))
+    run_tests(__file__, float64, "-k", "op-cpu and (sizes or certain or 2500 or float64)", TORCH_DCS_CPU_ISA=isa)
 
 
 def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any]) -> None:
-    """Against float64; the budget is what torch makes of the same sums in float32, and one rounding to the dtype."""
+    """Against float64; the budget is what torch makes of the same sums in float32, and one rounding to the dtype.
+
+    float64 itself against more digits, by a budget of its own.
+    """
     dtype, columns = logits.dtype, logits.size(1)
     expected, expected_gradient = oracle(torch.float64, logits, target, options)
-    own, own_gradient = oracle(wide(dtype), logits, target, options)
     unit = torch.finfo(wide(dtype)).eps
-    rounding = error(expected_gradient.to(dtype), expected_gradient) if dtype != wide(dtype) else 0.0
-    # The interpreter cuts bfloat16 off where a GPU rounds.
-    rounding = torch.finfo(dtype).eps if rounding and INTERPRETED else 1.05 * rounding
     written = logits.clone()
     results = kernel(written, target, **options)
-    for name in ("loss", "lse", "entropy"):
-        value, right = getattr(results, name), getattr(expected, name)
-        assert value.dtype == wide(dtype)
-        budget = 2 * error(getattr(own, name), right) + 8 * unit
-        assert error(value, right) <= budget, f"{name}: {error(value, right)} > {budget}"
-    budget = 2 * error(own_gradient, expected_gradient) + 12 * unit + rounding
-    assert error(written, expected_gradient) <= budget, f"gradient: {error(written, expected_gradient)} > {budget}"
+    if dtype == torch.float64:
+        check_in_float64(results, written, logits, target, options)
+    else:
+        own, own_gradient = oracle(torch.float32, logits, target, options)
+        rounding = error(expected_gradient.to(dtype), expected_gradient) if dtype != torch.float32 else 0.0
+        # The interpreter cuts bfloat16 off where a GPU rounds.
+        rounding = torch.finfo(dtype).eps if rounding and INTERPRETED else 1.05 * rounding
+        for name in ("loss", "lse", "entropy"):
+            value, right = getattr(results, name), getattr(expected, name)
+            assert value.dtype == torch.float32
+            budget = 2 * error(getattr(own, name), right) + 8 * unit
+            assert error(value, right) <= budget, f"{name}: {error(value, right)} > {budget}"
+        budget = 2 * error(own_gradient, expected_gradient) + 12 * unit + rounding
+        assert error(written, expected_gradient) <= budget, f"gradient: {error(written, expected_gradient)} > {budget}"
     if columns > 1:
         assert torch.equal(results.predictions, expected.predictions)
     # Without the gradient the logits stay, and the results are the same.
@@ -93,12 +102,6 @@ def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any
     silent = kernel(logits.clone(), target, **options, predictions=False, entropy=False)
     assert silent.predictions.numel() == silent.entropy.numel() == 0
     assert error(silent.loss, results.loss) <= 4 * unit
-
-
-KINDS = (
-    "plain", "bias", "weight", "smoothing", "weighted-smoothing", "softcap", "scale", "negative-scale", "z-loss",
-    "grad-loss", "one-grad-loss", "grad-lse", "grad-entropy", "everything", "no-cap",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
