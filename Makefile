@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a virtual environment in .venv, the pinned development versions, this package in
 # editable mode, and its compiled libraries, rebuilt when their sources change. On a fresh machine python3 >= 3.10 with
-# its headers and venv, a C++ compiler and make are enough; where nvcc is found the CUDA library is built as well.
+# its headers and venv, a C++ compiler and make are enough; where nvcc and a GPU are found the CUDA library is built as
+# well, with DCS_CUDA=ON where nvcc alone is.
 #
 #   make demo      train PPO on CartPole-v1, a language model and a CRF tagger by the ops; DEMO_ARGS=ppo: the first
 #   make test      the test suite (under ten minutes); make test-all adds the long sweeps
@@ -27,11 +28,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ENV_STAMP := $(VENV)/.stamp-environment
 BUILD_STAMP := $(VENV)/.stamp-build
+CUDA_CHOICE := $(VENV)/.dcs-cuda
 # A folder counts as a source too: its time changes when a file is added to it or taken away.
 NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
 export MPLBACKEND := Agg
 
-.PHONY: help env build demo test test-all bench lint format wheel clean
+.PHONY: help env build demo test test-all bench lint format wheel clean FORCE
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
@@ -47,8 +49,13 @@ $(ENV_STAMP): pyproject.toml Makefile
 	rm $(VENV)/.incomplete
 	touch $@
 
+# What DCS_CUDA was last set to for this environment, GPU until it is: the CUDA library takes ten minutes on two cores.
+$(CUDA_CHOICE): FORCE | $(ENV_STAMP)
+	@choice="$${DCS_CUDA:-$$(cat $@ 2>/dev/null || echo GPU)}"
+	[ "$$choice" = "$$(cat $@ 2>/dev/null)" ] || echo "$$choice" >$@
+
 # Development builds are for the GPU at hand (sm_90 without one): a release takes three times as long to compile.
-$(BUILD_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
+$(BUILD_STAMP): $(ENV_STAMP) $(CUDA_CHOICE) $(NATIVE_SOURCES)
 	@for metadata in $(VENV)/lib/python3*/site-packages/torch_dcs_ops-*.dist-info; do
 	  [ -e $$metadata/RECORD ] || rm -rf $$metadata  # an interrupted install, which pip refuses to replace
 	done
@@ -56,7 +63,7 @@ $(BUILD_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
 	  if nvidia-smi -L >/dev/null 2>&1; then architectures=native; else architectures=90; fi
 	  export DCS_CUDA_ARCHITECTURES=$$architectures
 	fi
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	DCS_CUDA="$$(cat $(CUDA_CHOICE))" PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
 	$(BIN)/python .ci/build_summary.py
 	touch $@
 

@@ -94,6 +94,20 @@ def test_missing_nvcc_leaves_cuda_out_and_says_so(tmp_path: Path) -> None:
     assert "DCS_CUDA=ON, but nvcc was not found" in output
 
 
+@pytest.mark.parametrize(("setting", "gpu"), [("GPU", False), ("GPU", True), ("AUTO", False), ("ON", False)])
+def test_make_builds_cuda_where_there_is_a_gpu(setting: str, gpu: bool, tmp_path: Path) -> None:
+    """make's setting is GPU, pip's AUTO. This nvcc says its release only: where it is wanted, CMake stops at it."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, script in (("nvcc", "echo release 13.0"), ("nvidia-smi", f"exit {0 if gpu else 9}")):
+        (tools / name).write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ "$1" = -L ] || exit 1\n{script}\n')
+        (tools / name).chmod(0o755)
+    variables = {"PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}", "DCS_CUDA": setting}
+    status, output = configure(tmp_path / "build", CUDACXX=str(tools / "nvcc"), **variables)
+    left_out = "the CUDA library is left out: nvcc was found, but no GPU; DCS_CUDA=ON builds it all the same"
+    assert (left_out in output) == (status == 0) == (setting == "GPU" and not gpu), output
+
+
 def test_compiler_error_ends_the_build(tmp_path: Path) -> None:
     source = tmp_path / "csrc"
     shutil.copytree(CSRC, source, ignore=shutil.ignore_patterns("*.cpp", "*.cu"))
