@@ -91,7 +91,7 @@ def test_shared_is_one_gemm_bit_for_bit() -> None:
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_shared_memory(ratio: float) -> None:
     """The gradient of all logits and linear_weight's take the room of the larger one of them."""
-    features, classes, chunk = 512, 4096, 64
+    features, classes, chunk = 128, 8192, 16
     rows = int(ratio * features)
     problem = make((rows,), features, classes, BF16, ignored=0.0)
     x, w = leaf(problem.input), leaf(problem.linear_weight)
@@ -108,7 +108,7 @@ def test_shared_memory(ratio: float) -> None:
 
 def test_float32_memory() -> None:
     """A bfloat16 result and its float32 sum take 4 bytes an element, not 6."""
-    rows, features, classes, chunk = 640, 256, 8192, 64
+    rows, features, classes, chunk = 320, 64, 16_384, 16
     problem = make((rows,), features, classes, BF16, ignored=0.0)
     x, w = leaf(problem.input), leaf(problem.linear_weight)
     budget = 2 * classes * chunk
