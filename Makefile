@@ -4,7 +4,8 @@
 # well, with DCS_CUDA=ON where nvcc alone is.
 #
 #   make demo      train PPO on CartPole-v1, a language model and a CRF tagger by the ops; DEMO_ARGS=ppo: the first
-#   make test      the test suite (under ten minutes); make test-all adds the long sweeps
+#   make test      the test suite (under ten minutes); make test-all adds the long sweeps and test-cpus
+#   make test-cpus the tests of the CPU kernels as CPUs without AVX-512, and without AVX2, run them
 #   make bench     benchmarks/, CPU and, where there is a GPU, CUDA
 #   make lint      ruff and mypy
 #   make wheel     dist/*.whl for every supported GPU
@@ -33,7 +34,7 @@ CUDA_CHOICE := $(VENV)/.dcs-cuda
 NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
 export MPLBACKEND := Agg
 
-.PHONY: help env build demo test test-all bench lint format wheel clean FORCE
+.PHONY: help env build demo test test-all test-cpus bench lint format wheel clean FORCE
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
@@ -72,7 +73,7 @@ build: $(BUILD_STAMP)
 
 # Threads that wait for one another sleep instead of spinning: other processes, and the two that run the tests, share the
 # cores.
-demo test test-all: export OMP_WAIT_POLICY := passive
+demo test test-all test-cpus: export OMP_WAIT_POLICY := passive
 
 demo: $(BUILD_STAMP)
 	@$(BIN)/python -m torch_dcs_ops demo $(DEMO_ARGS)
@@ -82,6 +83,19 @@ test: $(BUILD_STAMP)
 
 test-all: $(BUILD_STAMP)
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-cpus
+
+# Of torch, oneDNN and MKL too, which tests compare with. Inductor's cache does not tell instruction sets apart. What is left
+# out runs no CPU kernel, or sets the instruction set itself.
+NO_CPU_KERNELS := in_the_interpreter or instruction_set or sm_90 or tiles_fit
+test-cpus: $(BUILD_STAMP)
+	@for isa in avx2 default; do
+	  if [ $$isa = avx2 ]; then onednn=AVX2 mkl=AVX2; else onednn=SSE41 mkl=SSE4_2; fi
+	  echo "instruction set: $$isa"
+	  CUDA_VISIBLE_DEVICES= TORCH_DCS_CPU_ISA=$$isa ATEN_CPU_CAPABILITY=$$isa ONEDNN_MAX_CPU_ISA=$$onednn \
+	    MKL_ENABLE_INSTRUCTIONS=$$mkl TORCHINDUCTOR_CACHE_DIR=$(abspath $(VENV))/inductor-$$isa \
+	    $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow" -k "not ($(NO_CPU_KERNELS))" $(PYTEST_ARGS)
+	done
 
 bench: $(BUILD_STAMP)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
