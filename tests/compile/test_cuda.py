@@ -18,9 +18,26 @@ import torch_dcs_ops
 from torch_dcs_ops import _native
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
+CSRC = ROOT / "csrc"
+SOURCES = sorted((CSRC / "cuda").rglob("*.cu"))
 pytestmark = pytest.mark.skipif(not SOURCES, reason="not a source checkout")
 CUDA = _native.BUILD_INFO.get("cuda", {"built": False, "reason": "a pure-Python build"})
+
+
+def instances() -> dict[str, tuple[Path, str, str]]:
+    """Template, SUFFIX and SCALAR of the translation units that CMakeLists.txt makes of templates."""
+    text = (CSRC / "CMakeLists.txt").read_text() if SOURCES else ""
+    floating = "".join(re.findall(r"set\(floating (.*)\)", text))
+    scalars = dict(re.findall(r'set\(scalar_(\w+) "?(.*?)"?\)', text))
+    return {
+        f"{family}_{suffix}": (CSRC / "cuda" / family / "instance.cu.in", suffix, scalars[suffix])
+        for family, suffixes in re.findall(r"set\(suffixes_(\w+) (.*)\)", text)
+        for suffix in suffixes.replace("${floating}", floating).split()
+    }
+
+
+INSTANCES = instances()
+slow = () if CUDA["built"] else pytest.mark.slow
 
 
 def nvcc() -> str:
@@ -50,7 +67,7 @@ def installed_library() -> Path | None:
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param(path, id=path.name, marks=() if CUDA["built"] else pytest.mark.slow) for path in SOURCES]
+    "source", [pytest.param(path, id=str(path.relative_to(CSRC / "cuda")), marks=slow) for path in SOURCES]
 )
 def test_compiles_for_sm_90(source: Path, tmp_path: Path) -> None:
     if installed_library() is not None:
@@ -58,16 +75,22 @@ def test_compiles_for_sm_90(source: Path, tmp_path: Path) -> None:
     include = Path(torch.__file__).parent / "include"
     command = [nvcc(), "-arch=sm_90", "-std=c++17", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
     command += ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000ULL", "-isystem", str(include)]
-    command += [
-        f"-I{ROOT / 'csrc' / 'include'}",
-        f"-I{ROOT / 'csrc' / 'cuda'}",
-        "-c",
-        str(source),
-        "-o",
-        str(tmp_path / "out.o"),
-    ]
+    command += [f"-I{CSRC / 'include'}", f"-I{CSRC / 'cuda'}", "-c", str(source), "-o", str(tmp_path / "out.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in INSTANCES])
+def test_instance_compiles_for_sm_90(name: str, tmp_path: Path) -> None:
+    template, suffix, scalar = INSTANCES[name]
+    source = tmp_path / f"{name}.cu"
+    source.write_text(template.read_text().replace("@SUFFIX@", suffix).replace("@SCALAR@", scalar))
+    test_compiles_for_sm_90(source, tmp_path)
+
+
+def test_every_template_has_instances() -> None:
+    templates = {template for template, *_ in INSTANCES.values()}
+    assert templates == set((CSRC / "cuda").rglob("instance.cu.in"))
 
 
 def test_library_holds_device_code() -> None:
