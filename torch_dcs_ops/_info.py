@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import platform
-import sys
 from typing import Any
 
 import torch
 
 from . import _native, compile
 from ._version import __version__, version_of
-from .compile.inductor import versions
+from .compile.inductor import support
 
 _DESCRIPTIONS = {
     ("native", "cpu"): "C++",
@@ -54,7 +53,7 @@ class Info(dict[str, Any]):
                 lines.append(f"  {'':<14} where they have no case: {', then '.join(kernels['fallback'])}")
         lines.append("compile")
         lines.append(f"  {'backend':<14} dcs; for every torch.compile: {'yes' if self['compile']['enabled'] else 'no'}")
-        lines.append(f"  {'scans':<14} {self['compile']['scans']}")
+        lines += [f"  {name:<14} {self['compile'][name]}" for name in ("losses", "scans")]
         lines.append("devices")
         lines += [f"  {name}" for name in self["devices"]]
         lines.append("missing" if self["missing"] else "missing: nothing")
@@ -80,8 +79,9 @@ def info() -> Info:
           ``left_to_torch``: there torch's own kernel is called;
         * ``libraries``: for each compiled library its ``path`` (None where it was not found) and whether it is
           ``loaded``;
-        * ``compile``: whether ``compile.enable()`` is in force (``enabled``), and whether ``scans`` fuse with what is
-          around them in compiled code, or why not;
+        * ``compile``: whether ``compile.enable()`` is in force (``enabled``), and whether ``losses`` and ``scans`` fuse
+          with what is around them in compiled code, or why not: an untested torch, a part of it that is not what it
+          was, graphs of this process that were compiled without;
         * ``devices``: the CPU and the CUDA devices that torch sees;
         * ``missing``: a list of ``name``, ``reason`` and ``remedy`` (None where there is none);
         * ``forced``: what TORCH_DCS_KERNELS was set to when the package was imported, or None.
@@ -113,22 +113,25 @@ def info() -> Info:
         },
         kernels=kernels,
         libraries={library.name: {"path": library.path, "loaded": library.loaded} for library in libraries.values()},
-        compile={"enabled": _is_enabled(), "scans": _scans()},
+        compile={"enabled": compile.is_enabled(), **_fusions()},
         devices=_devices(),
         missing=missing,
         forced=_native.REQUESTED,
     )
 
 
-def _is_enabled() -> bool:
-    # Without the compiler's configuration, whose import takes a while, nothing was enabled.
-    return "torch._inductor.config" in sys.modules and compile.is_enabled()
+def _fusions() -> dict[str, str]:
+    return {
+        "losses": _fused("passes", "one op with the linear map before them"),
+        "scans": _fused("scans", "on CUDA part of the kernels around them, where that is faster"),
+    }
 
 
-def _scans() -> str:
-    if versions.torch_version() in versions.TESTED_VERSIONS:
-        return "on CUDA part of the kernels around them, where that is faster"
-    return f"calls of their own: their lowering was tested with torch {versions.tested()}, this is {torch.__version__}"
+def _fused(part: str, how: str) -> str:
+    hindrance, failures = support.hindrance(part), support.failures(part)
+    if hindrance is not None:
+        return f"calls of their own: {hindrance}"
+    return how if failures is None else f"{how}; {failures}"
 
 
 def _built_with(library: _native.Library) -> str | None:

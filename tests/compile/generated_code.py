@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 import torch
 
-EMULATED_TORCH = "2.13."
+EMULATED_TORCH = "2."
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # What an emulated kernel takes at a time: less than the sizes that are tested, and not a divisor of them.
@@ -131,10 +131,11 @@ def lowered_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
     from torch_dcs_ops.compile import scan_lowering
     from torch_dcs_ops.compile.graph_pass import Hook
-    from torch_dcs_ops.compile.inductor import lowering
+    from torch_dcs_ops.compile.inductor import lowering, support
 
-    if not scan_lowering.install():
+    if not support.has("scans"):
         pytest.skip(f"there are no scan lowerings for torch {torch.__version__}")
+    scan_lowering.install()
     monkeypatch.setattr(lowering, "GENERATED_DEVICES", (DEVICE,))
     context = emulated_gpu() if INTERPRETED else recorded_kernels()
     with context as recorded, inductor_config.patch(pre_grad_custom_pass=Hook()):

@@ -7,9 +7,16 @@ scans into the kernels around them. Why a loss was left as it is says the logger
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from ..ops.linear_cross_entropy import compiled as _compiled
+from .inductor import tracing as _tracing
+
 __all__ = ["disable", "enable", "is_enabled"]
+
+# Ops import nothing of this folder.
+_compiled.is_traced = _tracing.is_traced
 
 
 def enable(*, minimum_logits: int | None = None) -> None:
@@ -23,41 +30,33 @@ def enable(*, minimum_logits: int | None = None) -> None:
     Raises:
         ValueError: minimum_logits is not an integer >= 0.
     """
-    from torch._inductor import config
-
     from .backend import hook_after
+    from .inductor import configuration, support
     from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
-    hook = hook_after(config.pre_grad_custom_pass, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
-    if config.pre_grad_custom_pass != hook:
-        _use(hook)
+    earlier = configuration.pre_grad_passes()
+    hook = hook_after(earlier, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
+    if support.can_hook() and earlier != hook:
+        configuration.set_pre_grad_passes(hook)
 
 
 def disable() -> None:
     """Undoes `enable`. Functions that are compiled already are compiled again at their next call."""
-    from torch._inductor import config
-
-    from .graph_pass import Hook, passes_of
+    from .graph_pass import Hook
+    from .inductor import configuration
 
     if is_enabled():
         rest: list[Any] = []
-        for one in passes_of(config.pre_grad_custom_pass):
+        for one in configuration.passes_of(configuration.pre_grad_passes()):
             rest += one.earlier if isinstance(one, Hook) else [one]
-        _use(rest if len(rest) > 1 else rest[0] if rest else None)
+        configuration.set_pre_grad_passes(rest if len(rest) > 1 else rest[0] if rest else None)
 
 
 def is_enabled() -> bool:
     """Whether `enable` is in force."""
-    from torch._inductor import config
+    if "torch_dcs_ops.compile.graph_pass" not in sys.modules:
+        return False  # and the compiler, whose import takes a while, need not be asked
+    from .graph_pass import Hook
+    from .inductor import configuration
 
-    from .graph_pass import Hook, passes_of
-
-    return any(isinstance(one, Hook) for one in passes_of(config.pre_grad_custom_pass))
-
-
-def _use(passes: Any) -> None:
-    import torch
-    from torch._inductor import config
-
-    config.pre_grad_custom_pass = passes
-    torch.compiler.reset()
+    return any(isinstance(one, Hook) for one in configuration.passes_of(configuration.pre_grad_passes()))

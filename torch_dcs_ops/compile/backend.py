@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
-import sys
 from typing import Any
 
-import torch
 from torch import fx
 
-from .graph_pass import Hook, passes_of
+from .graph_pass import Hook
+from .inductor import configuration, support
 from .passes.linear_cross_entropy import MINIMUM_LOGITS
-
-log = logging.getLogger("torch_dcs_ops.compile")
 
 _MINIMUM_LOGITS = "dcs.minimum_logits"
 
@@ -48,36 +44,26 @@ def dcs(
 def _compiler(mode: str | None, options: dict[str, Any] | None) -> Any:
     options = dict(options or {})
     minimum_logits = options.pop(_MINIMUM_LOGITS, MINIMUM_LOGITS)
-    earlier = options.pop("pre_grad_custom_pass", torch._inductor.config.pre_grad_custom_pass)
-    compiler = torch._TorchCompileInductorWrapper(mode, options, None)
-    compiler.config["pre_grad_custom_pass"] = hook_after(earlier, minimum_logits)
-    return compiler
+    if not support.can_hook():
+        return configuration.plain_backend(mode, options)
+    earlier = options.pop("pre_grad_custom_pass", configuration.pre_grad_passes())
+    return configuration.backend(mode, options, hook_after(earlier, minimum_logits))
 
 
 def hook_after(earlier: Any, minimum_logits: int) -> Hook:
     """The hook to be put in the place of `earlier`, pre-grad passes of others."""
-    hook = Hook(tuple(p for p in passes_of(earlier) if not isinstance(p, Hook)), minimum_logits)
+    others = (one for one in configuration.passes_of(earlier) if not isinstance(one, Hook))
+    hook = Hook(tuple(others), minimum_logits)
     _install_lowerings()
     return hook
 
 
 @functools.cache
 def _install_lowerings() -> None:
-    try:
+    if support.supports("scans"):
         from .scan_lowering import install
-    except (ImportError, AttributeError) as error:
-        # What the module takes from torch is not there: a version that it was not written for.
-        log.warning("scans do not fuse with other operations under torch %s: %s", torch.__version__, error)
-    else:
+
         install()
 
 
-def _reset() -> None:
-    """Part of torch.compiler.reset(), as for TorchInductor under its own name."""
-    if "torch._inductor.cudagraph_trees" in sys.modules:
-        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-        reset_cudagraph_trees()
-
-
-dcs.reset = _reset  # type: ignore[attr-defined]
+dcs.reset = configuration.reset  # type: ignore[attr-defined]

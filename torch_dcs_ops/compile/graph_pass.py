@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .._version import __version__
+from .inductor import dynamo, support
+from .inductor.configuration import CustomGraphPass
 from .passes.constant_discounts import give_numbers
 from .passes.linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
 from .passes.standalone_returns import mark_returns_alone
@@ -23,11 +24,6 @@ from .passes.standalone_returns import mark_returns_alone
 log = logging.getLogger("torch_dcs_ops.compile")
 
 _failed: set[str] = set()
-
-
-def passes_of(config: Any) -> tuple[Any, ...]:
-    """The passes in a value of Inductor's configuration: none, one or several."""
-    return tuple(config) if isinstance(config, list | tuple) else () if config is None else (config,)
 
 
 class Hook(CustomGraphPass):
@@ -46,6 +42,11 @@ class Hook(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         for earlier in self.earlier:
             earlier(graph)
+        if not support.supports("passes"):
+            return
+        if dynamo.lacks_values(graph):
+            support.failed("passes", "the nodes of Dynamo's graph do not say what they stand for")
+            return
         _guarded("linear + cross_entropy", lambda: fuse_linear_cross_entropy(graph, self.minimum_logits))
         _guarded("discounts", lambda: give_numbers(graph))
         _guarded("returns", lambda: mark_returns_alone(graph))
@@ -86,16 +87,19 @@ def _guarded(name: str, rewrite: Callable[[], object]) -> None:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of what decides about compiled code: this folder, the ops' schemas and rules, the Triton functions that
-    generated kernels call, the versions.
-    """
+    """A hash of what decides about compiled code: `source_files` and the versions."""
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
+    for path in source_files():
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def source_files() -> list[Path]:
+    """This folder, the ops' schemas and rules, the Triton functions that generated kernels call."""
     package = Path(__file__).parents[1]
     paths = [path for part in ("compile", "ops", "reference") for path in package.joinpath(part).rglob("*.py")]
     for name in ("scan.register_groups", "scan.tile"):
         spec = importlib.util.find_spec(f"torch_dcs_ops.triton_kernels.{name}")
         assert spec is not None
         paths.append(Path(str(spec.origin)))
-    for path in sorted([*paths, package / "_registry.py"]):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return sorted([*paths, package / "_registry.py"])

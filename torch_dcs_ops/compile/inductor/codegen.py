@@ -22,29 +22,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch._inductor import config, ir
+from torch._inductor import config, ir, scheduler
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 from torch._inductor.virtualized import ops as ops
 
-from . import generated_source, heuristics
+from . import generated_source, heuristics, plain_ops
 
-# The methods that `wrap_methods` wraps, with the parameters that the wrappers rely on.
-_WRAPPED_METHODS = (
-    (TritonKernel, "iteration_ranges_codegen_header", ("self", "entry", "code")),
-    (TritonKernel, "codegen_kernel", ("self", "name")),
-    (TritonKernel, "should_use_persistent_reduction", ("self",)),
-    (SIMDScheduling, "can_fuse", ("self", "node1", "node2")),
-    (MemoryDep, "decide_loop_order_to_match", ("self", "other")),
-)
 _ROWS_OF_A_THREAD = 2
 _STEPS_OF_A_THREAD = 4  # 16 bytes of float32
 _LONGEST_WHOLE_ROW = 4096
@@ -75,89 +66,135 @@ class DirectedScan(ir.Scan):
 def size_hint(size: Any) -> int:
     """The size that the example inputs had; compiled code does not depend on it being right.
 
-    For sizes of Inductor's graph; _build.hint is for those of graphs before it.
+    For sizes of Inductor's graph; passes/build.hint is for those of graphs before it.
     """
     return int(V.graph.sizevars.optimization_hint(size))
 
 
-def methods_are_known() -> bool:
-    def parameters(owner: Any, name: str) -> tuple[str, ...]:
-        method = inspect.getattr_static(owner, name, None)
-        return tuple(inspect.signature(method).parameters) if callable(method) else ()
-
-    return all(parameters(owner, name) == known for owner, name, known in _WRAPPED_METHODS)
-
-
 def wrap_methods() -> None:
+    """Wraps methods of Inductor's; `probes` has the parameters that the wrappers rely on."""
+    _wrap_kernel()
+    _wrap_scheduling()
+
+
+def _wrap_kernel() -> None:
     write_header = TritonKernel.iteration_ranges_codegen_header
     write_kernel = TritonKernel.codegen_kernel
     is_persistent: Callable[..., bool] = TritonKernel.should_use_persistent_reduction
-    may_fuse: Callable[..., bool] = SIMDScheduling.can_fuse
-    decide_order = MemoryDep.decide_loop_order_to_match
 
     @functools.wraps(write_header)
     def iteration_ranges_codegen_header(self: Any, entry: Any, code: Any) -> None:
         write_header(self, entry, code)
-        if entry.prefix == "x" and entry.tensor_dim == 0 and self.triton_tensor_ndim() == 2 and _is_time_major(self):
-            code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [{_ROWS_OF_A_THREAD}, 1])")
-        if not entry.is_reduction:
-            return
-        # The mask was made of the index that counts up, and so leaves out the same steps.
-        backwards, length = _walks_backwards(self), f"{entry.prefix}numel"
-        if self.persistent_reduction and _holds_whole_columns(self):
-            steps = heuristics.COLUMNS[_columns(self)].steps
-            code.writeline(f"{entry.name} = register_groups.column_order({entry.name}, {steps})")
-            if not self._has_constant_mask(entry):
-                code.writeline(f"{entry.prefix}mask = {entry.name} < {length}")
-        if _scans_by_groups(self):
-            if backwards:
-                code.writeline(f"{entry.name} = register_groups.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
-            # Else the narrowest operand, such as a bool, would decide how many steps a thread loads.
-            code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [1, {_STEPS_OF_A_THREAD}])")
-        elif backwards:
-            code.writeline(f"{entry.name} = {length} - 1 - {entry.name}")
+        if plain_ops.generates_scans():
+            _add_to_header(self, entry, code)
 
     @functools.wraps(write_kernel)
     def codegen_kernel(self: Any, name: str | None = None) -> str:
         source: str = write_kernel(self, name)
-        if _scans_of_kernel(self):
-            source = generated_source.with_imports(source)
-            if self.persistent_reduction and _holds_whole_columns(self):
-                columns, number = _columns(self), _scans_of_kernel(self)[0].number
-                source = generated_source.with_columns(source, columns, heuristics.COLUMNS[columns].steps, number)
-            elif _scans_by_groups(self) and _walks_backwards(self):
-                source = generated_source.with_turned_groups(source, _STEPS_OF_A_THREAD)
-        return source
+        return _rewritten(self, source) if plain_ops.generates_scans() else source
 
     @functools.wraps(is_persistent)
     def should_use_persistent_reduction(self: Any) -> bool:
+        if not plain_ops.generates_scans():
+            return is_persistent(self)
         if _is_time_major(self):
             return _holds_whole_columns(self)
         return is_persistent(self) or _holds_whole_rows(self)
 
+    for method in (iteration_ranges_codegen_header, codegen_kernel, should_use_persistent_reduction):
+        setattr(TritonKernel, method.__name__, method)
+
+
+def _wrap_scheduling() -> None:
+    may_fuse: Callable[..., bool] = SIMDScheduling.can_fuse
+    decide_order = MemoryDep.decide_loop_order_to_match
+
     @functools.wraps(may_fuse)
     def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
-        return _walk_alike(node1, node2) and may_fuse(self, node1, node2)
+        walk_alike = not plain_ops.generates_scans() or _walk_alike(node1, node2)
+        return walk_alike and may_fuse(self, node1, node2)
 
     @functools.wraps(decide_order)
     def decide_loop_order_to_match(self: Any, other: Any) -> list[int] | None:
-        if _is_scanned(self.name):
+        if plain_ops.generates_scans() and _is_scanned(self.name):
             self, other = _with_strides_of_the_example(self), _with_strides_of_the_example(other)
         order: list[int] | None = decide_order(self, other)
         return order
 
-    replacements: tuple[tuple[Any, Callable[..., Any]], ...] = (
-        (TritonKernel, iteration_ranges_codegen_header),
-        (TritonKernel, codegen_kernel),
-        (TritonKernel, should_use_persistent_reduction),
-        (SIMDScheduling, can_fuse),
-        (MemoryDep, decide_loop_order_to_match),
-    )
-    for owner, method in replacements:
-        setattr(owner, method.__name__, method)
-    # Other names of the same method, by which the scheduler calls it.
-    SIMDScheduling.can_fuse_vertical = can_fuse
-    SIMDScheduling.can_fuse_horizontal = can_fuse
+    # The scheduler calls it by the two other names.
+    for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
+        setattr(SIMDScheduling, name, can_fuse)
+    MemoryDep.decide_loop_order_to_match = decide_loop_order_to_match  # type: ignore[method-assign]
+    _keep_scans_out_of_staged_reductions()
+
+
+def _keep_scans_out_of_staged_reductions() -> None:
+    """From torch 2.15 on a consumer of every second or fourth element of a kernel's tile may take these out of the
+    registers that hold them, by their place in the natural order, which the steps of a scan's tile need not have."""
+    nested_reduction = getattr(scheduler, "NestedReduction", None)
+    if nested_reduction is None:
+        return
+    is_enabled: Callable[[Any, Any], bool] = nested_reduction._is_enabled_for
+
+    @functools.wraps(is_enabled)
+    def _is_enabled_for(outer_node: Any, grouped_node: Any) -> bool:
+        nodes = [*outer_node.get_nodes(), *grouped_node.get_nodes()]
+        return not (plain_ops.generates_scans() and _scans(nodes)) and is_enabled(outer_node, grouped_node)
+
+    nested_reduction._is_enabled_for = staticmethod(_is_enabled_for)
+    make_plan: Callable[..., Any] | None = getattr(SIMDScheduling, "_sub_parent_epilogue_plan", None)
+    if make_plan is None:
+        return
+
+    @functools.wraps(make_plan)
+    def _sub_parent_epilogue_plan(self: Any, nodes: Any, parent_numel: Any, parent_rnumel: Any) -> Any:
+        if plain_ops.generates_scans() and _scans(nodes):
+            return None
+        return make_plan(self, nodes, parent_numel, parent_rnumel)
+
+    setattr(SIMDScheduling, make_plan.__name__, _sub_parent_epilogue_plan)
+
+
+def _add_to_header(kernel: Any, entry: Any, code: Any) -> None:
+    """Writes what the index of a dimension becomes, after Inductor's own lines for it."""
+    if entry.prefix == "x" and entry.tensor_dim == 0 and kernel.triton_tensor_ndim() == 2 and _is_time_major(kernel):
+        code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [{_ROWS_OF_A_THREAD}, 1])")
+    if not entry.is_reduction:
+        return
+    # The mask was made of the index that counts up, and so leaves out the same steps.
+    backwards, length = _walks_backwards(kernel), f"{entry.prefix}numel"
+    if kernel.persistent_reduction and _holds_whole_columns(kernel):
+        steps = heuristics.COLUMNS[_columns(kernel)].steps
+        code.writeline(f"{entry.name} = register_groups.column_order({entry.name}, {steps})")
+        if not kernel._has_constant_mask(entry):
+            code.writeline(f"{entry.prefix}mask = {entry.name} < {length}")
+    if _scans_by_groups(kernel):
+        if backwards:
+            code.writeline(f"{entry.name} = register_groups.mirrored({entry.name}, {length}, {_STEPS_OF_A_THREAD})")
+        # Else the narrowest operand, such as a bool, would decide how many steps a thread loads.
+        code.writeline(f"{entry.name} = tl.max_contiguous({entry.name}, [1, {_STEPS_OF_A_THREAD}])")
+    elif backwards:
+        code.writeline(f"{entry.name} = {length} - 1 - {entry.name}")
+
+
+def _rewritten(kernel: Any, source: str) -> str:
+    """A kernel's source, with the scans that a thread does over successive steps of its own."""
+    scans = _scans_of_kernel(kernel)
+    if not scans:
+        return source
+    holds_columns = kernel.persistent_reduction and _holds_whole_columns(kernel)
+    in_groups, backwards = _scans_by_groups(kernel), _walks_backwards(kernel)
+    orders: tuple[str, ...] = ("register_groups.column_order(",) if holds_columns else ()
+    orders += () if not backwards else ("register_groups.mirrored(",) if in_groups else ("r0_numel - 1 - ",)
+    generated_source.check_orders(source, orders)
+    source = generated_source.with_imports(source)
+    if holds_columns:
+        columns = _columns(kernel)
+        steps = heuristics.COLUMNS[columns].steps
+        return generated_source.with_columns(source, columns, steps, scans[0].number)
+    if in_groups and backwards:
+        return generated_source.with_turned_groups(source, _STEPS_OF_A_THREAD, not kernel.persistent_reduction)
+    return source
 
 
 def _is_scanned(buffer_name: str) -> bool:

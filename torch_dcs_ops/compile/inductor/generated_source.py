@@ -16,14 +16,28 @@ IMPORTS = (
 _SCAN_CALL = re.compile(r"^( *)(\w+,[\w ,]*) = tl\.associative_scan\(\(([\w ,]+)\), 1, (\w+)\)$", re.MULTILINE)
 _LAST_STEP = "rbase == (RBLOCK - 1)"
 _DECORATOR = "\n@triton_heuristics."
+# The kinds of kernel that `heuristics` has a decorator for.
+_KNOWN_DECORATOR = re.compile(r"^@triton_heuristics\.(persistent_)?reduction\($", re.MULTILINE)
+
+
+class UnknownSourceError(Exception):
+    """Generated source has a form that is not known."""
+
+
+def check_orders(source: str, orders: tuple[str, ...]) -> None:
+    """That a kernel has the lines which put its steps into the order of its scans, by how these begin."""
+    if not all(f" = {order}" in source for order in orders):
+        raise UnknownSourceError("the steps of a scan are in an order that is not known")
 
 
 def with_imports(source: str) -> str:
+    if not _KNOWN_DECORATOR.search(source):
+        raise UnknownSourceError("a kernel with a scan was generated with a decorator that is not known")
     # The name is Inductor's own, as it reads the kind of a kernel off that line.
     return source.replace(_DECORATOR, f"\n{IMPORTS}\n{_DECORATOR}", 1)
 
 
-def with_turned_groups(source: str, steps: int) -> str:
+def with_turned_groups(source: str, steps: int, is_looped: bool) -> str:
     """The reversed scans of a kernel whose tiles have their groups, but not the groups' steps, in the scan's order."""
 
     def turned(values: Iterable[str]) -> str:
@@ -33,6 +47,10 @@ def with_turned_groups(source: str, steps: int) -> str:
         scan = f"{', '.join(results)}, = tl.associative_scan(({turned(operands)}), 1, {combine})"
         return f"{indent}{scan}\n{indent}{', '.join(results)}, = {turned(results)}"
 
+    # A loop carries each member of a scan from a tile to the next.
+    carried = sum(len(_names(results)) for _, results, _, _ in _SCAN_CALL.findall(source)) if is_looped else 0
+    if source.count(_LAST_STEP) != carried:
+        raise UnknownSourceError("a scan was generated whose carry is taken in a form that is not known")
     # A tile's last step in the order of the scan is the first one of its last group.
     return _with_scans(source, statements).replace(_LAST_STEP, f"rbase == (RBLOCK - {steps})")
 
@@ -56,6 +74,8 @@ def with_columns(source: str, columns: str, steps: int, number: float | None) ->
 
     source = _with_scans(source, statements)
     decorator = f"{_DECORATOR}persistent_reduction(\n"
+    if decorator not in source:
+        raise UnknownSourceError("a kernel of whole columns was generated as one of another kind")
     return source.replace(decorator, "\n".join(("", *helpers.values())) + f"{decorator}    columns={columns!r},\n", 1)
 
 
@@ -94,7 +114,7 @@ def _with_scans(source: str, statements: Callable[[str, list[str], list[str], st
 
     result, count = _SCAN_CALL.subn(replaced, source)
     if count != source.count("tl.associative_scan("):
-        raise AssertionError("a scan was generated in a form that is not known")
+        raise UnknownSourceError("a scan was generated in a form that is not known")
     return result
 
 

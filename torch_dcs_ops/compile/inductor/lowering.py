@@ -1,13 +1,11 @@
-"""What the scan lowering takes from Inductor, in one place: this module and `codegen` alone touch its private
-parts. Here is how an op's lowering becomes loops; there, how the code generator writes these.
+"""How an op's lowering becomes loops of Inductor's; `codegen` is how its code generator writes these.
 
-Versions of torch that none of this was tested with get the extern kernels and one warning.
+To be imported where `support.supports("scans")`.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,10 +18,8 @@ from torch._inductor.virtualized import V
 from torch._inductor.virtualized import ops as ops
 from torch._library.utils import get_layout_constraint_tag
 
-from . import codegen, versions
+from . import codegen, plain_ops
 from .codegen import DirectedScan
-
-logger = logging.getLogger("torch_dcs_ops")
 
 # The C++ code for CPUs has no scans; a CPU has the library's kernels.
 GENERATED_DEVICES = ("cuda",)
@@ -36,46 +32,12 @@ Combine: TypeAlias = Callable[[tuple[Value, ...], tuple[Value, ...]], tuple[Valu
 
 
 @functools.cache
-def register(lowerings: tuple[tuple[Any, Callable[..., Any]], ...]) -> bool:
-    """`scan_lowering.install`: (op, function that builds its kernel or returns None) for every op, once a process."""
-    if versions.torch_version() not in versions.TESTED_VERSIONS or not codegen.methods_are_known():
-        logger.warning(
-            "scans do not fuse with other operations under torch %s: the scan lowering is tested with torch %s",
-            torch.__version__,
-            versions.tested(),
-        )
-        return False
+def register(lowerings: tuple[tuple[Any, Callable[..., Any]], ...]) -> None:
+    """(op, function that builds its kernel or returns None) for every op, once a process."""
     codegen.wrap_methods()
+    plain_ops.wrap_compilation({op for op, _ in lowerings})
     for op, build in lowerings:
         lowering.register_lowering(op, type_promotion_kind=None)(_guarded(op, build))
-    return True
-
-
-def active() -> bool:
-    """Whether the graph being compiled asked for the lowerings, by a pre-grad pass with `dcs_scan_lowering` set.
-
-    That pass is part of the key of Inductor's cache of graphs, so what is compiled with and without never mixes. Where
-    it is not (a pass before it has no uuid, or torch is told to run them before it looks into the cache), there are
-    none.
-    """
-    passes: Any = config.pre_grad_custom_pass
-    if not isinstance(passes, list | tuple):
-        passes = [passes]
-    if not any(getattr(graph_pass, "dcs_scan_lowering", False) for graph_pass in passes):
-        return False
-    is_in_the_key = getattr(config, "pre_grad_pass_timing", "late") != "early"
-    if is_in_the_key and all(hasattr(graph_pass, "uuid") and graph_pass.uuid() is not None for graph_pass in passes):
-        return True
-    _say_that_the_key_lacks_them()
-    return False
-
-
-@functools.cache
-def _say_that_the_key_lacks_them() -> None:
-    logger.warning(
-        "scans do not fuse with other operations: a pre-grad pass without a uuid, or pre_grad_pass_timing='early', "
-        "keeps the pass that asks for it out of the compiler's cache keys"
-    )
 
 
 def directed_scan(
@@ -193,7 +155,7 @@ def _has_dimensions(node: Any) -> bool:
 
 def _guarded(op: Any, build: Callable[..., Any]) -> Callable[..., Any]:
     def lower(*args: Any, **kwargs: Any) -> Any:
-        result = build(*args, **kwargs) if active() else None
+        result = build(*args, **kwargs) if plain_ops.generates_scans() else None
         return _call_extern_kernel(op, args, kwargs) if result is None else result
 
     return lower

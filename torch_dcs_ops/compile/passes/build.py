@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses import FakeTensor
-from torch.fx.node import map_arg
 
-_KEY = "example_value"
+from ..inductor import dynamo
 
 
 def value_of(node: Any) -> Any:
     """The fake tensor that a node stands for."""
-    return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
+    return node.meta.get(dynamo.VALUE) if isinstance(node, fx.Node) else None
 
 
 def hint(size: Any) -> int:
     """A size of the example inputs, 0 if not known; what it decides has to be right for all other sizes too."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)
+    return int(dynamo.hint(size) or 0)
 
 
 def shown(node: fx.Node) -> str:
@@ -37,8 +32,7 @@ class Builder:
     def __init__(self, place: fx.Node) -> None:
         self.place = place
         self.nodes: list[fx.Node] = []
-        values = [value_of(node) for node in place.all_input_nodes]
-        self.fake_mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+        self.fake_mode = dynamo.fake_mode_of([value_of(node) for node in place.all_input_nodes])
 
     def function(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self._evaluated(self.statement("call_function", target, *args, **kwargs))
@@ -67,17 +61,5 @@ class Builder:
         return node
 
     def _evaluated(self, node: fx.Node) -> fx.Node:
-        node.meta[_KEY] = run_on_fakes(node, self.fake_mode)
+        node.meta[dynamo.VALUE] = dynamo.run_on_fakes(node, self.fake_mode)
         return node
-
-
-def run_on_fakes(node: fx.Node, fake_mode: Any, watch: AbstractContextManager[Any] | None = None) -> Any:
-    """The result of a node's call, on the fake tensors of its operands; `watch` is a mode that sees its ops."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta[_KEY])
-    # The Python dispatcher: C++ decompositions such as matmul's do not take symbolic sizes.
-    with torch.no_grad(), enable_python_dispatcher(), fake_mode, watch or nullcontext():
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.op == "call_function" and callable(node.target):
-            return node.target(*args, **kwargs)
-        raise NotImplementedError(f"a node of the kind {node.op}")

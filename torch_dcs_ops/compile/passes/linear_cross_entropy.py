@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from ... import _registry
+from ..inductor import dynamo
 from .build import Builder, hint, shown, value_of
 from .match import Match, find, is_loss, logits_of, place_of
 from .nodes import Refusal
@@ -88,7 +88,7 @@ def _replace(match: Match) -> None:
     except BaseException:
         build.undo()
         raise
-    result.meta["example_value"] = value_of(loss)
+    result.meta[dynamo.VALUE] = value_of(loss)
     loss.replace_all_uses_with(result)
     # Nothing else: a graph of Dynamo's has statements that are there for what they do to their operands.
     for node in match.chain:
@@ -130,9 +130,10 @@ def _fused(match: Match, build: Builder) -> fx.Node:
     device = value_of(match.loss).device.type
     if match.dtype != torch.float64 and _autocast_is_near(match.loss, device):
         # The operands are in the dtype of the linear map, which autocast at the loss may not be set to.
-        entered = build.statement("call_function", _enter_autocast, device, None, False, None)
+        enter_autocast, exit_autocast = dynamo.autocast_functions()
+        entered = build.statement("call_function", enter_autocast, device, None, False, None)
         result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
-        build.statement("call_function", _exit_autocast, entered)
+        build.statement("call_function", exit_autocast, entered)
     else:
         result = build.function(_registry.linear_cross_entropy, *operands, **keywords)
     if match.is_gathered:
@@ -144,4 +145,5 @@ def _fused(match: Match, build: Builder) -> fx.Node:
 
 
 def _autocast_is_near(loss: fx.Node, device: str) -> bool:
-    return torch.is_autocast_enabled(device) or any(node.target is _enter_autocast for node in loss.graph.nodes)
+    enter_autocast, _ = dynamo.autocast_functions()
+    return torch.is_autocast_enabled(device) or any(node.target is enter_autocast for node in loss.graph.nodes)

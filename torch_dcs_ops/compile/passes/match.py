@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from ..inductor import dynamo
+from ..inductor.dynamo import is_same
 from .build import shown, value_of
 from .match_steps import COPIES, LINEAR_MAPS, LOG_SOFTMAX, ROW_STEPS, STEPS, TRANSPOSITIONS, RowStep, Steps
 from .mutation import between, first_writer
@@ -25,7 +27,6 @@ from .nodes import (
     arguments_of,
     check_sole_user,
     copied,
-    is_same,
     is_tensor,
     name_of,
     order_after,
@@ -34,8 +35,6 @@ from .nodes import (
 )
 
 _LOSSES = (functional.cross_entropy, functional.nll_loss)
-_INFERENCE_MODES = ("_enter_inference_mode", "_exit_inference_mode")
-_FORWARD_MODE = ("_jvp_increment_nesting", "_make_dual")
 # A target that no gather takes, so that none is left out: torch.gather has no ignore_index.
 _NEVER = torch.iinfo(torch.int64).min
 
@@ -284,12 +283,12 @@ def _check_circumstances(chain: list[fx.Node], operands: list[fx.Node | None]) -
     """The new op is run where the loss is: in the mode of the linear map, and with its operands as they were there."""
     loss, linear = chain[0], chain[-1]
     for node in between(linear, loss):
-        if node.target is torch._C._set_grad_enabled or shown(node) in _INFERENCE_MODES:
+        if dynamo.sets_autograd_mode(node):
             raise Refusal("is recorded by autograd in another mode than its logits")
-        if "functorch" in str(getattr(node.target, "__module__", "")):
+        if dynamo.is_of_functorch(node):
             raise Refusal("is within a transform of torch.func that its logits are not in")
     writer = first_writer(chain, [operand for operand in operands if operand is not None])
     if writer is not None:
         raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of")
-    if any(shown(node) in _FORWARD_MODE for node in loss.graph.nodes):
+    if any(map(dynamo.differentiates_forward, loss.graph.nodes)):
         raise Refusal("is differentiated in forward mode")

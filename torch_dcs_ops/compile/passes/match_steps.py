@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..inductor import dynamo
+from ..inductor.dynamo import is_same
 from .build import Builder, value_of
 from .nodes import (
     Refusal,
     arguments_of,
     check_sole_user,
     copied,
-    is_same,
     is_tensor,
     name_of,
     order_after,
@@ -234,9 +235,9 @@ def _check_few_values(place: str, factors: list[tuple[Any, bool]]) -> None:
     variables = [value_of(factor) for factor, _ in factors if isinstance(factor, fx.Node)]
     if not variables:
         return
-    values = tuple(float(variable.node.hint) for variable in variables)
+    values = tuple(float(dynamo.hint(variable)) for variable in variables)
     known = _softcaps.setdefault(place, set())
-    if torch._dynamo.config.assume_static_by_default or (values not in known and len(known) == SOFTCAPS_OF_A_LINE):
+    if dynamo.numbers_are_constants() or (values not in known and len(known) == SOFTCAPS_OF_A_LINE):
         raise Refusal("takes logits with a softcap that changes from call to call")
     known.add(values)
 

@@ -7,13 +7,13 @@ the fake tensors, and the schemas of the ops that this comes down to say what is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .build import run_on_fakes, shown, value_of
+from ..inductor.dynamo import run_on_fakes, storage_of, unrecorded_symbols
+from .build import shown, value_of
 
 
 def between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
@@ -30,7 +30,7 @@ def first_writer(chain: list[fx.Node], operands: list[fx.Node]) -> fx.Node | Non
     The nodes of the chain itself do not.
     """
     values = [value_of(operand) for operand in operands]
-    memory = {_storage(value) for value in values}
+    memory = {storage_of(value) for value in values}
     inputs = _storages(node for node in chain[0].graph.nodes if node.op == "placeholder")
     for node in between(chain[-1], chain[0]):
         if node in chain:
@@ -43,13 +43,8 @@ def first_writer(chain: list[fx.Node], operands: list[fx.Node]) -> fx.Node | Non
     return None
 
 
-def _storage(value: Tensor) -> int:
-    identity: int = value.untyped_storage()._cdata
-    return identity
-
-
 def _storages(nodes: Any) -> set[int]:
-    return {_storage(value_of(node)) for node in nodes if isinstance(value_of(node), Tensor)}
+    return {storage_of(value_of(node)) for node in nodes if isinstance(value_of(node), Tensor)}
 
 
 def _changes(node: fx.Node, values: list[Any]) -> bool:
@@ -59,11 +54,10 @@ def _changes(node: fx.Node, values: list[Any]) -> bool:
     """
     if any(name in shown(node) for name in ("batch_norm", "instance_norm")):
         return True  # They write to running statistics, which their schemas do not say.
-    watch = _Writes({_storage(value) for value in values})
+    watch = _Writes({storage_of(value) for value in values})
     try:
         fake_mode = values[0].fake_mode
-        fresh = fake_mode.shape_env.ignore_fresh_unbacked_symbols() if fake_mode.shape_env else nullcontext()
-        with fresh:
+        with unrecorded_symbols(fake_mode):
             run_on_fakes(node, fake_mode, watch)
     except Exception:
         return True
@@ -84,5 +78,5 @@ class _Writes(TorchDispatchMode):
                 given = args[index] if index < len(args) else kwargs.get(argument.name)
                 written = given if isinstance(given, list | tuple) else [given]
                 tensors = [tensor for tensor in written if isinstance(tensor, Tensor)]
-                self.seen |= any(_storage(tensor) in self.memory for tensor in tensors)
+                self.seen |= any(storage_of(tensor) in self.memory for tensor in tensors)
         return func(*args, **kwargs)

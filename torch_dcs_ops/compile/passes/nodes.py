@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from .build import shown, value_of
@@ -17,7 +16,7 @@ _FUNCTIONS: dict[Any, str] = {
     operator.mul: "mul", operator.imul: "mul", torch.mul: "mul", torch.multiply: "mul", operator.truediv: "div",
     operator.itruediv: "div", torch.div: "div", torch.divide: "div", torch.true_divide: "div", operator.add: "add",
     torch.add: "add", torch.tanh: "tanh", functional.tanh: "tanh", operator.matmul: "matmul", torch.matmul: "matmul",
-    torch.mm: "matmul", torch.addmm: "addmm", torch._C._nn.linear: "linear", torch.einsum: "einsum", torch.t: "t",
+    torch.mm: "matmul", torch.addmm: "addmm", functional.linear: "linear", torch.einsum: "einsum", torch.t: "t",
     torch.transpose: "transpose", torch.swapaxes: "transpose", torch.swapdims: "transpose", torch.permute: "permute",
     torch.movedim: "movedim", torch.squeeze: "squeeze", torch.unsqueeze: "unsqueeze", torch.gather: "gather",
     functional.log_softmax: "log_softmax", torch.log_softmax: "log_softmax",
@@ -67,10 +66,6 @@ def through(node: fx.Node) -> str:
 
 def are_numbers(values: Any) -> bool:
     return all(isinstance(value, int) or (isinstance(value, tuple | list) and are_numbers(value)) for value in values)
-
-
-def is_same(size: Any, other: Any) -> bool:
-    return bool(statically_known_true(size == other))
 
 
 def is_tensor(node: Any) -> bool:

@@ -10,11 +10,11 @@ leave them out takes the products 6 % longer where there are none (a 1.2-billion
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 
 from ... import _registry
 from ...reference.linear_cross_entropy.loss import Needs, Options
@@ -34,9 +34,17 @@ _DTYPES = (torch.bfloat16,)
 _DEVICES = ("cuda",)
 
 
+def _never() -> bool:
+    return False
+
+
+# Whether a graph is being traced for the compiler. Set by compile/__init__.py, as nothing here imports anything there.
+is_traced: Callable[[], bool] = _never
+
+
 def is_kept(input: Tensor, linear_weight: Tensor, options: Options, needs: Needs) -> bool:
     """Whether the graph that is being traced, if any, keeps the logits' gradient for its backward."""
-    if TracingContext.try_get() is None or input.device.type not in _DEVICES or input.dtype not in _DTYPES:
+    if not is_traced() or input.device.type not in _DEVICES or input.dtype not in _DTYPES:
         return False
     sizes = (*input.shape, *linear_weight.shape)
     if not (needs.input and needs.linear_weight) or not all(isinstance(size, int) and size for size in sizes):
