@@ -2,8 +2,8 @@
 
 `recorded_kernels` keeps the generated code. `emulated_gpu` also lets Inductor take CPU tensors for those of a GPU with
 132 multiprocessors of compute capability 9.0: it writes Triton kernels for them, in loops as for a GPU, which then run
-in Triton's interpreter (TRITON_INTERPRET=1, from the start of the process). It replaces private functions of torch
-2.13, so it belongs into a process of its own.
+in Triton's interpreter (TRITON_INTERPRET=1, from the start of the process). It replaces private functions of torch, so
+it belongs into a process of its own.
 
 The test files of lowerings run their tests where there is a GPU; where there is none, a test of each runs the file
 again in such a process. They import the fixture `kernels` from here.
@@ -25,7 +25,8 @@ from unittest import mock
 import pytest
 import torch
 
-EMULATED_TORCH = "2."
+from torch_dcs_ops.compile.inductor import versions
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # What an emulated kernel takes at a time: less than the sizes that are tested, and not a divisor of them.
@@ -41,8 +42,8 @@ def starts_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
     for is_skipped, reason in (
         (INTERPRETED or torch.cuda.is_available(), "the kernels run in this process"),
         (
-            not torch.__version__.startswith(EMULATED_TORCH),
-            f"the GPU is emulated with torch {EMULATED_TORCH}x, this is {torch.__version__}",
+            not versions.is_tested(),
+            f"the GPU is emulated with torch {versions.tested()}, this is {torch.__version__}",
         ),
     ):
         test = pytest.mark.skipif(is_skipped, reason=reason)(test)
@@ -111,6 +112,8 @@ def emulated_gpu() -> Iterator[Kernels]:
         mock.patch.object(driver, "_default", _Driver()),
     ]
     patches += [mock.patch.object(module, "is_gpu", _is_gpu(module)) for module in (ir, scheduler)]
+    if hasattr(scheduler, "_is_gpu_triton_backend"):  # from torch 2.14 on
+        patches.append(mock.patch.object(scheduler, "_is_gpu_triton_backend", return_value=True))
     for node in vars(scheduler).values():
         if isinstance(node, type) and issubclass(node, scheduler.BaseSchedulerNode):
             patches += [

@@ -20,8 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import torch_dcs_ops
-from torch_dcs_ops.compile import backend
+from torch_dcs_ops.compile import graph_pass
 from torch_dcs_ops.compile.graph_pass import Hook
+from torch_dcs_ops.compile.inductor import configuration
 
 from support.subprocesses import COMPILES_ITSELF, environment
 
@@ -183,40 +184,30 @@ def test_disable_finds_the_hook_among_the_passes_of_others() -> None:
 
 
 def test_lowerings_are_off_where_the_caches_cannot_tell(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("triton", reason="the lowerings generate Triton")
-    from torch_dcs_ops.compile.inductor import lowering
-
-    lowering._say_that_the_key_lacks_them.cache_clear()
-    assert not lowering.active()
+    configuration.say_that_the_key_lacks_them.cache_clear()
+    assert not configuration.lowers_scans()
     with config.patch(pre_grad_custom_pass=Hook()):
-        assert lowering.active()
+        assert configuration.lowers_scans()
     assert not caplog.records
     with config.patch(pre_grad_custom_pass=Hook((lambda graph: None,))):
-        assert not lowering.active()
-        assert not lowering.active()
+        assert not configuration.lowers_scans()
+        assert not configuration.lowers_scans()
     assert [record.getMessage()[:40] for record in caplog.records] == ["scans do not fuse with other operations:"]
-    if hasattr(config, "pre_grad_pass_timing"):  # torch 2.13
+    if hasattr(config, "pre_grad_pass_timing"):  # from torch 2.13 on
         with config.patch(pre_grad_custom_pass=Hook(), pre_grad_pass_timing="early"):
-            assert not lowering.active()
+            assert not configuration.lowers_scans()
 
 
-def test_a_torch_whose_private_parts_have_moved(
-    device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The lowerings go with one warning, the pass stays."""
-    backend._install_lowerings.cache_clear()
-    for name in ("_inductor", "scan_lowering"):
-        monkeypatch.delitem(sys.modules, f"torch_dcs_ops.compile.{name}", raising=False)
-        monkeypatch.delattr(torch_dcs_ops.compile, name, raising=False)
-    # Its import then fails, as it does where torch lacks a name; torch itself keeps all of its own.
-    monkeypatch.setitem(sys.modules, "torch_dcs_ops.compile.inductor.lowering", None)
-    model, tokens = Model().to(device), torch.randint(23, (2, 5), device=device)
-    for _ in range(2):
-        torch._dynamo.reset()
-        assert is_fused(torch.compile(model, backend="dcs", options=ALWAYS), tokens)
-    backend._install_lowerings.cache_clear()
-    (record,) = (record for record in caplog.records if record.name.startswith("torch_dcs_ops"))
-    assert "_inductor" in record.getMessage()
+def test_every_source_is_in_the_key() -> None:
+    """Of the folders that decide about compiled code, at any depth."""
+    package = Path(torch_dcs_ops.__file__).parent
+    sources = {path.relative_to(package) for path in graph_pass.source_files() if path.is_relative_to(package)}
+    for folder in ("compile", "ops", "reference"):
+        assert sources >= {path.relative_to(package) for path in (package / folder).rglob("*.py")}
+    assert Path("compile", "inductor", "heuristics.py") in sources
+    assert Path("_registry.py") in sources
+    names = {path.name for path in graph_pass.source_files()}
+    assert {"register_groups.py", "tile.py"} <= names
 
 
 def test_uuid() -> None:

@@ -7,7 +7,6 @@ Triton's interpreter: then one test runs this file in a process of its own that 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from typing import Any
 from unittest import mock
@@ -99,6 +98,22 @@ def test_gae_under_other_options_of_the_code_generator(kernels: Kernels, option:
         result = torch.compile(function, fullgraph=True)(inputs[0])
     torch.testing.assert_close(result, function(inputs[0]), rtol=1e-4, atol=1e-4)
     assert bool(kernels.extern_ops()) == (option != "force_cooperative_reductions")
+
+
+@lowering_test
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_whole_columns_are_not_loaded_by_blocks(kernels: Kernels, direction: str) -> None:
+    """Block pointers load a tile in the natural order of its steps."""
+    import torch._inductor.config as inductor_config
+
+    def function(x: Tensor) -> Tensor:
+        return discounted_cumsum(x * 2, 0.9, dim=0, direction=direction) + 1
+
+    x = make((128, B), torch.float32, DEVICE)
+    with inductor_config.patch("triton.use_block_ptr", True):
+        result = torch.compile(function, fullgraph=True)(x)
+    torch.testing.assert_close(result, function(x), rtol=1e-4, atol=1e-4)
+    assert "column_order" not in kernels.source
 
 
 @lowering_test
@@ -445,6 +460,24 @@ def test_other_compilations_are_left_alone(kernels: Kernels) -> None:
     assert [op for op in kernels.extern_ops() if "discounted_cumsum" in op]
 
 
+@lowering_test
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("looped", [False, True])
+def test_consumers_of_every_second_step(kernels: Kernels, looped: bool, direction: str) -> None:
+    """Torch 2.15 takes them out of the registers that hold a tile, by their place in the natural order of the steps."""
+    import torch._inductor.config as inductor_config
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = discounted_cumsum(x * 2, 0.9, dim=1, direction=direction)
+        even, odd = (x / x.abs().sum(1, keepdim=True)).unflatten(1, (-1, 2)).unbind(-1)
+        return y, even * 3 + odd
+
+    x = make((B, 128), torch.float32, DEVICE)
+    with inductor_config.patch("triton.persistent_reductions", not looped):
+        results = torch.compile(function, fullgraph=True)(x)
+    torch.testing.assert_close(results, function(x.double()), check_dtype=False, rtol=1e-4, atol=1e-4)
+
+
 def test_tiles_are_no_larger_than_the_sizes() -> None:
     """Inductor leaves masks out where a size is 1, and relies on a tile of 1 there."""
     from torch_dcs_ops.compile.inductor import heuristics
@@ -465,18 +498,3 @@ def test_deterministic_compilations_do_not_choose_by_timing() -> None:
         with mock.patch.object(heuristics, "triton_heuristics") as inductor:
             decorator(sizes, inductor_meta={"deterministic": True})
         inductor.cached_autotune.assert_not_called()
-
-
-def test_a_torch_that_was_not_tested_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    from torch_dcs_ops.compile.inductor import lowering
-
-    with (
-        mock.patch.object(lowering._versions, "TESTED_VERSIONS", ((2, 0),)),
-        caplog.at_level(logging.WARNING, "torch_dcs_ops"),
-    ):
-        register = lowering.register.__wrapped__
-        with mock.patch.object(lowering.codegen, "wrap_methods") as wrap:
-            assert not register(())
-        wrap.assert_not_called()
-    (record,) = caplog.records
-    assert "tested with torch 2.0" in record.getMessage()

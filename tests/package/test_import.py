@@ -14,6 +14,7 @@ import torch
 
 import torch_dcs_ops
 from torch_dcs_ops import _info
+from torch_dcs_ops.compile.inductor import probes, support, versions
 
 from support.subprocesses import environment
 
@@ -76,14 +77,20 @@ def test_info_is_complete_and_plain() -> None:
         assert item["reason"] in text
 
 
-def test_info_says_whether_scans_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_says_what_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "part of the kernels" in torch_dcs_ops.info()["compile"]["scans"]
+    assert "one op" in torch_dcs_ops.info()["compile"]["losses"]
     assert not torch_dcs_ops.info()["compile"]["enabled"]
     torch_dcs_ops.compile.enable()
     assert torch_dcs_ops.info()["compile"]["enabled"]
     torch_dcs_ops.compile.disable()
-    monkeypatch.setattr(_info._versions, "TESTED_VERSIONS", ((2, 0),))
-    assert "tested with torch 2.0, this is" in torch_dcs_ops.info()["compile"]["scans"]
+    monkeypatch.setitem(support._failures, "scans", ["UnknownSourceError: why"])
+    assert torch_dcs_ops.info()["compile"]["scans"].endswith("; not in 1 graph: UnknownSourceError: why")
+    monkeypatch.setitem(probes._found, "scans", ("torch._inductor.ir.Scan",))
+    assert torch_dcs_ops.info()["compile"]["scans"].endswith("lacks torch._inductor.ir.Scan")
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", ((2, 0),))
+    for name in ("scans", "losses"):
+        assert "calls of their own: tested with torch 2.0, this is" in torch_dcs_ops.info()["compile"][name]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -268,9 +268,15 @@ def _holds_whole_columns(kernel: Any) -> bool:
 def holds_whole_columns(length: Any, columns: int) -> bool:
     """Whether blocks hold whole columns, of so many steps each."""
     shortest, longest = heuristics.WHOLE_COLUMNS
-    if not isinstance(length, int | sympy.Integer) or columns >= heuristics.MANY_COLUMNS:
+    if not isinstance(length, int | sympy.Integer) or columns >= heuristics.MANY_COLUMNS or loads_by_blocks():
         return False
     return bool(shortest <= length <= longest)
+
+
+def loads_by_blocks() -> bool:
+    """Whether tiles are loaded in the natural order of their steps, by block pointers or tensor descriptors: these are
+    not made of the index that a kernel puts into another order."""
+    return bool(config.triton.use_block_ptr or config.triton.use_tensor_descriptor)
 
 
 def scans_in_columns(dtype: torch.dtype, number: float | None) -> bool:
@@ -315,6 +321,11 @@ def _scans_otherwise(node: Any) -> bool:
     return isinstance(data, ir.Scan | ir.Sort) and not isinstance(data, DirectedScan)
 
 
+def _is_strict(node: Any) -> bool:
+    """Whether a reduction asks for the natural order of its operands (torch 2.15, ``config.numerics``)."""
+    return hasattr(node, "has_strict_reduction") and bool(node.has_strict_reduction())
+
+
 def _walk_alike(node1: Any, node2: Any) -> bool:
     """Whether one kernel may hold both nodes, as far as it is about directed scans."""
     nodes = [*node1.get_nodes(), *node2.get_nodes()]
@@ -322,6 +333,8 @@ def _walk_alike(node1: Any, node2: Any) -> bool:
     if not scans:
         return True
     if any(scan.reverse for scan in scans) and any(map(_needs_natural_order, nodes)):
+        return False
+    if any(_is_strict(node) for node in nodes):
         return False
     # Reductions over different axes share a kernel only by rearranging one of them, which a scan does not allow.
     return not (node1.is_reduction() and node2.is_reduction()) or node1.group == node2.group

@@ -111,15 +111,14 @@ def index_value(expression: Any) -> Value:
 def generates_scans(device: torch.device, reverse: bool) -> bool:
     """Whether the code generator for `device` has scans over tuples and, with `reverse`, may walk backwards.
 
-    Block pointers and tensor descriptors are not made of the index that the kernel turns around, and of a tiled axis of
-    time Triton scans one part.
+    Of a tiled axis of time Triton scans one part.
     """
     features = (BackendFeature.SCAN, BackendFeature.TUPLE_REDUCTION)
     if device.type not in GENERATED_DEVICES or not all(V.graph.has_feature(device, feature) for feature in features):
         return False
     if config.triton.tile_reductions:
         return False
-    return not (reverse and (config.triton.use_block_ptr or config.triton.use_tensor_descriptor))
+    return not (reverse and codegen.loads_by_blocks())
 
 
 def has_work_to_fuse() -> bool:
