@@ -315,7 +315,8 @@ def test_graphs_without_scans_know_nothing_of_it(kernels: Kernels, monkeypatch: 
     assert len(kernels.names()) >= 1
 
 
-# What is private and not the compiler's: autograd, functorch, dispatch and operators. No public names say the same (docs/internals/inductor.md).
+# What is private and not the compiler's: autograd, functorch, dispatch and operators. No public names say the same
+# (docs/internals/inductor.md).
 NOT_THE_COMPILERS = (
     "torch._C", "torch._VF", "torch._assert_async", "torch._functorch.pyfunctorch", "torch._functorch.utils",
     "torch.autograd", "torch.ops.", "torch.utils._python_dispatch",
