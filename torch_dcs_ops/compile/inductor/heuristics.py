@@ -1,8 +1,8 @@
 """Launch configurations of the generated kernels that hold a scan.
 
 The source of such a kernel imports this module in the place of Inductor's `triton_heuristics`, in the processes that
-compile kernels as well as in the one that runs them. Of this package only `codegen` imports it,
-for the sizes.
+compile kernels as well as in the one that runs them. Of this package only `codegen` imports it, for
+the sizes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `_linear_cross_entropy_forward` sums linear_weight's gradient over chunks of rows, and holds it until the optimiser has
 it. A graph whose backward is compiled with it keeps the gradient of all logits instead, where that takes the place of
-float32 sums (`_lce_plan.keeps_logits`): each gradient is one GEMM of the compiler's then, which places it, and adds to
+float32 sums (`plan.keeps_logits`): each gradient is one GEMM of the compiler's then, which places it, and adds to
 it what else the weight is used for, as in a graph without this op. Ignored rows are multiplied with the others: to
 leave them out takes the products 6 % longer where there are none (a 1.2-billion-parameter Llama's step on an H200:
 1.009 of TorchInductor's time, and 0.993 without).
