@@ -35,7 +35,8 @@ PYTHON = {
     "returns": ("_registry", "ops/_common", "ops/returns"),
     "nn": ("ops/linear_cross_entropy",),
     "compile/inductor": ("_version",),
-    "compile/passes": ("_registry", "ops/returns"),
+    "compile/passes": ("_registry", "ops/returns", "compile/inductor"),
+    "compile/scan_values": ("compile/inductor",),
     "compile/scan_lowering": (
         "_registry",
         "ops/_common",
@@ -43,8 +44,9 @@ PYTHON = {
         "reference/scan",
         "compile/passes",
         "compile/inductor",
+        "compile/scan_values",
     ),
-    "compile": ("_version", "compile/passes", "compile/scan_lowering", "compile/inductor"),
+    "compile": ("_version", "ops/linear_cross_entropy", "compile/passes", "compile/scan_lowering", "compile/inductor"),
     "_info": ("_native", "_version", "compile", "compile/inductor"),
     "integrations": ("returns", "ops/linear_cross_entropy"),
     "__init__": (
