@@ -25,7 +25,7 @@ from ..common.launch import WORD, on_device, readable, units
 from .filter_columns import columns, keep, mark_targets, new_places
 from .filter_products import add_weight_gradient, finish_weight_gradient, input_gradient
 from .filter_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
-from .rows import capped
+from .values import capped
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",

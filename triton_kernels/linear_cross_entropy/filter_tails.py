@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import WORD, on_device, units
-from .rows import capped
+from .values import capped
 
 WARPS = 4
 MOST_RANKED = 1 << 15  # rows, each of which is compared with all

@@ -14,63 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import float_bits, on_device
+from .values import load_values, load_weights
 
 # Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
 LARGEST_BLOCK = 8192
-
-
-@triton.jit
-def capped(u, softcap, ACC: tl.constexpr):
-    """softcap·tanh(u / softcap) and its derivative in u.
-
-    With e = exp(-2|v|): tanh|v| = 1 - 2e / (1 + e) and 1 - tanh² = 4e / (1 + e)². Small v in float32: Cephes' tanhf.
-    """
-    v = u / softcap
-    size = tl.abs(v)
-    e = tl.exp(-2 * size)
-    inverse = 1 / (1 + e)
-    value = 1 - 2 * e * inverse
-    if ACC == tl.float32:  # noqa: SIM300
-        square = v * v
-        tail = -5.70498872745e-3 * square + 2.06390887954e-2
-        tail = tail * square - 5.37397155531e-2
-        tail = tail * square + 1.33314422036e-1
-        tail = tail * square - 3.33332819422e-1
-        value = tl.where(size < 0.625, tail * square * size + size, value)
-    return softcap * tl.where(v < 0, -value, value), 4 * e * inverse * inverse
-
-
-@triton.jit
-def load_values(
-    row, bias_ptr, index, V, scale, softcap, ACC: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-    CAPPED: tl.constexpr,
-):  # fmt: skip
-    """z of the columns `index`, -inf beyond the last, and dz/dlogits."""
-    inside = index < V
-    z = tl.load(row + index, mask=inside, other=0).to(ACC)
-    if BIAS:
-        z += tl.load(bias_ptr + index, mask=inside, other=0)
-    slope = scale
-    if SCALED:
-        z *= scale
-    if CAPPED:
-        z, slope = capped(z, softcap, ACC)
-        slope *= scale
-    return tl.where(inside, z, float("-inf")), slope
-
-
-@triton.jit
-def load_weights(
-    weight_ptr, probabilities, index, V, keep, even, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, ACC: tl.constexpr
-):
-    """w of the columns, for class probabilities w times the smoothed ones; 0 beyond the last."""
-    inside = index < V
-    w = tl.where(inside, 1.0, 0.0).to(ACC)
-    if WEIGHTED:
-        w = tl.load(weight_ptr + index, mask=inside, other=0)
-    if BY_CLASS:
-        w *= keep * tl.load(probabilities + index, mask=inside, other=0) + even
-    return w
 
 
 @triton.jit
@@ -84,6 +31,143 @@ def log_one_plus(x):
 def from_bits(bits):
     """A Python float comes as the bits of a float64: Triton makes a float argument a float32."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def row_target(target_ptr, ignore_index, V, BY_CLASS: tl.constexpr):
+    """The row's class, or -1, and whether it counts."""
+    if BY_CLASS:
+        target = tl.full((), -1, tl.int32)
+        valid = target < 0
+    else:
+        target = tl.load(target_ptr)
+        valid = target != ignore_index
+        # The launcher asserts that it is; a wrong one never leads out of the row.
+        target = tl.where(valid & (target >= 0) & (target < V), target, -1).to(tl.int32)
+    return target, valid
+
+
+@triton.jit
+def target_value(
+    row, bias_ptr, at, V, scale, softcap, ACC: tl.constexpr, BY_CLASS: tl.constexpr, BIAS: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """z of column `at`, and dz/dlogits there."""
+    slope = scale
+    z = scale
+    if not BY_CLASS:
+        z, slopes = load_values(row, bias_ptr, at + tl.arange(0, 1), V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
+        z = tl.sum(z, 0)
+        if CAPPED:
+            slope = tl.sum(slopes, 0)
+    return z, slope
+
+
+@triton.jit
+def rescaling(largest, raised):
+    """The step from one largest value up to the next, in float64, and the power of it by which sums shrink."""
+    # Below exp(-1000) all is 0, and 0 times a longer way is not inf.
+    rise = tl.where(raised > largest, largest - raised, 0.0).to(tl.float64)
+    rise = tl.where(rise < -1000, -1000.0, rise)
+    return rise, tl.exp(rise)
+
+
+@triton.jit
+def sum_row(
+    row, bias_ptr, weight_ptr, probabilities, lanes, target, V, scale, softcap, keep, even,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BY_CLASS: tl.constexpr, BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr, ENTROPIC: tl.constexpr, PREDICTIONS: tl.constexpr,
+):  # fmt: skip
+    """(m, S, E, D, W) over all columns but the target; over all, the first of the largest and the first NaN (V: none).
+
+    m is their maximum, S the sum of exp(z - m), E of exp(z - m) * (z - m), D of w * (m - z) and W of w.
+    """
+    LOWEST: tl.constexpr = -1.7976931348623157e308 if ACC == tl.float64 else -3.4028234663852886e38  # noqa: SIM300
+    largest = tl.full((), LOWEST, ACC)
+    total = tl.full((), 0.0, tl.float64)
+    weighted = total
+    distance = total
+    mass = total
+    best = tl.full((), float("-inf"), ACC)
+    best_at = tl.full((), 0, tl.int32)
+    nan_at = best_at + V
+    for start in range(0, V, BLOCK):
+        index = start + lanes
+        z, _ = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
+        if PREDICTIONS:
+            block_best = tl.max(z, 0)
+            first = tl.min(tl.where(z == block_best, index, V), 0)
+            best_at = tl.where(block_best > best, first, best_at)
+            best = tl.where(block_best > best, block_best, best)
+            nan_at = tl.minimum(nan_at, tl.min(tl.where(z != z, index, V), 0))
+        others = tl.where(index == target, float("-inf"), z)
+        block_largest = tl.max(others, 0)
+        # A NaN does not count: the sum of powers has it.
+        raised = tl.where(block_largest > largest, block_largest, largest)
+        rise, shrink = rescaling(largest, raised)
+        powers = tl.exp(others - raised)
+        if ENTROPIC:
+            bounded = others - raised
+            bounded = tl.where(bounded < -1000, -1000.0, bounded)
+            weighted = shrink * (weighted + rise * total) + tl.sum(powers * bounded, 0).to(tl.float64)
+        total = shrink * total + tl.sum(powers, 0).to(tl.float64)
+        if MIXED:
+            w = load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
+            counted = (index < V) & (index != target)
+            distance += tl.where(mass != 0, -rise * mass, 0.0)
+            distance += tl.sum(tl.where(counted, w * (raised - z), 0.0), 0).to(tl.float64)
+            mass += tl.sum(tl.where(counted, w, 0.0), 0).to(tl.float64)
+        largest = raised
+    return largest, total, weighted, distance, mass, best_at, nan_at
+
+
+@triton.jit
+def join_target(
+    z, weight_ptr, at, smoothing, largest, total, weighted, distance, mass,
+    WEIGHTED: tl.constexpr, MIXED: tl.constexpr, ENTROPIC: tl.constexpr,
+):  # fmt: skip
+    """The sums of `sum_row` with the target among them: (m, S without the target, E, D, W).
+
+    Then of the target: m - z, exp(z - m), its weight, and that times its share that is not smoothed.
+    """
+    rise, shrink = rescaling(largest, z)
+    if ENTROPIC:
+        weighted = shrink * (weighted + rise * total)
+    others_total = shrink * total
+    largest = tl.where(z > largest, z, largest)
+    gap = (largest - z).to(tl.float64)
+    own = tl.exp(-gap)
+    own_weight = tl.full((), 1.0, tl.float64)
+    if WEIGHTED:
+        own_weight = tl.load(weight_ptr + at).to(tl.float64)
+    hit = (1 - smoothing) * own_weight
+    if MIXED:
+        distance += tl.where(mass != 0, -rise * mass, 0.0) + own_weight * gap
+        mass += own_weight
+    return largest, others_total, weighted, distance, mass, gap, own, own_weight, hit
+
+
+@triton.jit
+def write_gradient(
+    row, bias_ptr, weight_ptr, probabilities, lanes, target, valid, V, scale, softcap, keep, even,
+    largest, constant, linear, spread, at_target,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BY_CLASS: tl.constexpr, BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr, GRAD_ENTROPY: tl.constexpr,
+):  # fmt: skip
+    """``exp(d) * (constant + linear * d) - spread * w`` for d = z - largest in the logits' place; `at_target` there."""
+    for start in range(0, V, BLOCK):
+        index = start + lanes
+        z, slope = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
+        d = z - largest
+        factor = constant
+        if GRAD_ENTROPY:
+            factor += linear * tl.where(d < -1000, -1000.0, d)
+        g = tl.exp(d) * factor
+        if MIXED:
+            g -= spread * load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
+        g = tl.where(index == target, at_target, g * slope)
+        g = tl.where(valid, g, 0.0)
+        tl.store(row + index, g.to(row.dtype.element_ty), mask=index < V)
 
 
 @triton.jit(
@@ -114,70 +198,20 @@ def cross_entropy_rows(
     probabilities = probabilities_ptr
     if BY_CLASS:
         probabilities += index_of_row * probabilities_stride
-        target = tl.full((), -1, tl.int32)
-        valid = target < 0
-    else:
-        target = tl.load(target_ptr + index_of_row * target_stride)
-        valid = target != ignore_index
-        # The launcher asserts that it is; a wrong one never leads out of the row.
-        target = tl.where(valid & (target >= 0) & (target < V), target, -1).to(tl.int32)
+    target, valid = row_target(target_ptr + index_of_row * target_stride, ignore_index, V, BY_CLASS)
 
-    target_slope = scale
-    if not BY_CLASS:
-        # Read before the sums, whose reductions keep all threads' stores behind it. A row without a valid target takes
-        # column 0 for one; nothing of it is kept.
-        at = tl.maximum(target, 0)
-        z_target, own_slope = load_values(
-            row, bias_ptr, at + tl.arange(0, 1), V, scale, softcap, ACC, BIAS, SCALED, CAPPED
-        )
-        z_target = tl.sum(z_target, 0)
-        if CAPPED:
-            target_slope = tl.sum(own_slope, 0)
-
-    LOWEST: tl.constexpr = -1.7976931348623157e308 if ACC == tl.float64 else -3.4028234663852886e38  # noqa: SIM300
-    largest = tl.full((), LOWEST, ACC)
-    total = tl.full((), 0.0, tl.float64)
-    weighted = total
-    distance = total
-    mass = total
-    best = tl.full((), float("-inf"), ACC)
-    best_at = tl.full((), 0, tl.int32)
-    nan_at = best_at + V
-    for start in range(0, V, BLOCK):
-        index = start + lanes
-        z, _ = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
-        if PREDICTIONS:
-            block_best = tl.max(z, 0)
-            first = tl.min(tl.where(z == block_best, index, V), 0)
-            best_at = tl.where(block_best > best, first, best_at)
-            best = tl.where(block_best > best, block_best, best)
-            nan_at = tl.minimum(nan_at, tl.min(tl.where(z != z, index, V), 0))
-        others = tl.where(index == target, float("-inf"), z)
-        block_largest = tl.max(others, 0)
-        # A NaN does not count: the sum of powers has it.
-        raised = tl.where(block_largest > largest, block_largest, largest)
-        # Below exp(-1000) all is 0, and 0 times a longer way is not inf.
-        rise = tl.where(raised > largest, largest - raised, 0.0).to(tl.float64)
-        rise = tl.where(rise < -1000, -1000.0, rise)
-        shrink = tl.exp(rise)
-        powers = tl.exp(others - raised)
-        if ENTROPIC:
-            bounded = others - raised
-            bounded = tl.where(bounded < -1000, -1000.0, bounded)
-            weighted = shrink * (weighted + rise * total) + tl.sum(powers * bounded, 0).to(tl.float64)
-        total = shrink * total + tl.sum(powers, 0).to(tl.float64)
-        if MIXED:
-            w = load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
-            counted = (index < V) & (index != target)
-            distance += tl.where(mass != 0, -rise * mass, 0.0)
-            distance += tl.sum(tl.where(counted, w * (raised - z), 0.0), 0).to(tl.float64)
-            mass += tl.sum(tl.where(counted, w, 0.0), 0).to(tl.float64)
-        largest = raised
-
+    # Read before the sums, whose reductions keep all threads' stores behind it. A row without a valid target takes
+    # column 0 for one; nothing of it is kept.
+    at = tl.maximum(target, 0)
+    z_target, target_slope = target_value(row, bias_ptr, at, V, scale, softcap, ACC, BY_CLASS, BIAS, SCALED, CAPPED)
+    largest, total, weighted, distance, mass, best_at, nan_at = sum_row(
+        row, bias_ptr, weight_ptr, probabilities, lanes, target, V, scale, softcap, keep, even,
+        BLOCK, ACC, BY_CLASS, BIAS, WEIGHTED, CAPPED, SCALED, MIXED, ENTROPIC, PREDICTIONS,
+    )  # fmt: skip
     if PREDICTIONS:
         tl.store(predictions_ptr + index_of_row, tl.where(nan_at < V, nan_at, best_at).to(tl.int64))
 
-    # The row's own numbers, float64.
+    # What there is one of in a row is float64 from here on.
     gap = tl.full((), 0.0, tl.float64)
     own = gap
     hit = gap
@@ -186,22 +220,9 @@ def cross_entropy_rows(
     is_largest = target < -1
     if not BY_CLASS:
         is_largest = z_target >= largest
-        rise = tl.where(z_target > largest, largest - z_target, 0.0).to(tl.float64)
-        rise = tl.where(rise < -1000, -1000.0, rise)
-        shrink = tl.exp(rise)
-        if ENTROPIC:
-            weighted = shrink * (weighted + rise * total)
-        others_total = shrink * total
-        largest = tl.where(z_target > largest, z_target, largest)
-        gap = (largest - z_target).to(tl.float64)
-        own = tl.exp(-gap)
-        own_weight = tl.full((), 1.0, tl.float64)
-        if WEIGHTED:
-            own_weight = tl.load(weight_ptr + at).to(tl.float64)
-        hit = (1 - smoothing) * own_weight
-        if MIXED:
-            distance += tl.where(mass != 0, -rise * mass, 0.0) + own_weight * gap
-            mass += own_weight
+        largest, others_total, weighted, distance, mass, gap, own, own_weight, hit = join_target(
+            z_target, weight_ptr, at, smoothing, largest, total, weighted, distance, mass, WEIGHTED, MIXED, ENTROPIC
+        )
     share = tl.full((), 1.0, tl.float64)
     if not BY_CLASS:
         share = smoothing / V
@@ -227,17 +248,18 @@ def cross_entropy_rows(
         grad_loss = tl.full((), 1.0, tl.float64)
         if GRAD_LOSS:
             grad_loss = tl.load(grad_loss_ptr + index_of_row * grad_loss_stride).to(tl.float64)
-        a = tl.full((), 0.0, tl.float64)
+        grad_lse = tl.full((), 0.0, tl.float64)
         if GRAD_LSE:
-            a += tl.load(grad_lse_ptr + index_of_row * grad_lse_stride).to(tl.float64)
+            grad_lse += tl.load(grad_lse_ptr + index_of_row * grad_lse_stride).to(tl.float64)
         if MIXED:
-            a += grad_loss * share * mass
+            grad_lse += grad_loss * share * mass
         if Z_LOSS:
-            a += grad_loss * 2 * z_loss * lse
-        c = grad_loss * hit
-        constant = a + c
-        at_target = -c * (others_total / total)
-        own_factor = a
+            grad_lse += grad_loss * 2 * z_loss * lse
+        grad_nll = grad_loss * hit
+        constant = grad_lse + grad_nll
+        at_target = -grad_nll * (others_total / total)
+        own_factor = grad_lse
+        linear = constant
         if GRAD_ENTROPY:
             grad_entropy = tl.load(grad_entropy_ptr + index_of_row * grad_entropy_stride).to(tl.float64)
             constant += grad_entropy * (log_total - entropy)
@@ -249,19 +271,11 @@ def cross_entropy_rows(
         at_target = (at_target * target_slope.to(tl.float64)).to(ACC)
         constant = (constant / total).to(ACC)
         spread = (grad_loss * share).to(ACC)
-        for start in range(0, V, BLOCK):
-            index = start + lanes
-            z, slope = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, SCALED, CAPPED)
-            d = z - largest
-            factor = constant
-            if GRAD_ENTROPY:
-                factor += linear * tl.where(d < -1000, -1000.0, d)
-            g = tl.exp(d) * factor
-            if MIXED:
-                g -= spread * load_weights(weight_ptr, probabilities, index, V, keep, even, WEIGHTED, BY_CLASS, ACC)
-            g = tl.where(index == target, at_target, g * slope)
-            g = tl.where(valid, g, 0.0)
-            tl.store(row + index, g.to(row.dtype.element_ty), mask=index < V)
+        write_gradient(
+            row, bias_ptr, weight_ptr, probabilities, lanes, target, valid, V, scale, softcap, keep, even,
+            largest, constant, linear, spread, at_target,
+            BLOCK, ACC, BY_CLASS, BIAS, WEIGHTED, CAPPED, SCALED, MIXED, GRAD_ENTROPY,
+        )  # fmt: skip
 
 
 def cross_entropy_rows_(
