@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..common.launch import on_device
 from ..common.layout import Layout
-from ..scan.tile import load_gamma
-from .rollout import Rollout
+from .rollout import Rollout, row_rate_of
 
 BLOCK = 256
 
@@ -26,17 +25,6 @@ def rate_at(row, offset, row_rate, valid, GATES: tl.constexpr):
         return tl.load(row + offset, mask=valid, other=0).to(tl.float64)
     else:
         return row_rate
-
-
-@triton.jit
-def row_rate_of(row, bits, valid, BLOCK: tl.constexpr, GATES: tl.constexpr):
-    ones = tl.full((BLOCK,), 1.0, tl.float64)
-    if GATES == "row":
-        return tl.load(row, mask=valid, other=0).to(tl.float64)
-    elif GATES == "step":
-        return ones
-    else:
-        return ones * load_gamma(row, bits, "scalar")
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "trace_bits", "n"])
@@ -68,8 +56,8 @@ def n_step(
     truncated_row = truncated_ptr + outer * truncated_outer + inner * truncated_inner
     gamma_row = gamma_ptr + outer * gamma_outer + inner * gamma_inner
     trace_row = trace_ptr + outer * trace_outer + inner * trace_inner
-    row_gamma = row_rate_of(gamma_row, gamma_bits, inside, BLOCK, GAMMA)
-    row_trace = row_rate_of(trace_row, trace_bits, inside, BLOCK, TRACE)
+    row_gamma = row_rate_of(gamma_row, gamma_bits, inside, GAMMA)
+    row_trace = row_rate_of(trace_row, trace_bits, inside, TRACE)
     bootstrap = tl.zeros((BLOCK,), tl.float64)
     if BOOTSTRAP:
         bootstrap_row = bootstrap_ptr + outer * bootstrap_outer + inner * bootstrap_inner

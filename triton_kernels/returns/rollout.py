@@ -5,9 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from ..common.layout import Layout, Operand, read_gates
+from ..scan.tile import load_gamma
+
+
+@triton.jit
+def row_rate_of(row, bits, valid, GATES: tl.constexpr):
+    """gamma, or the trace, of the rows in float64; 1 where every step has its own."""
+    ones = tl.full(valid.shape, 1.0, tl.float64)
+    if GATES == "row":
+        return tl.load(row, mask=valid, other=0).to(tl.float64)
+    elif GATES == "step":
+        return ones
+    else:
+        return ones * load_gamma(row, bits, "scalar")
 
 
 def strides(*operands: Operand) -> list[int]:

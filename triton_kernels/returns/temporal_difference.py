@@ -26,7 +26,7 @@ from ..scan.tile import (
     store_steps,
     within,
 )
-from .rollout import Rollout
+from .rollout import Rollout, row_rate_of
 
 # Below 8 neighbours a row of them is less than a 32-byte sector (see scan.py).
 NEIGHBOURS = 8
@@ -55,6 +55,94 @@ def rates_of(
         for _ in tl.static_range(V):
             rates = rates + (row_rate,)
         return rates
+
+
+@triton.jit
+def differences_of(
+    rewards, values, following, terminates, truncates, rhos, gammas, traces, bootstrap, first, segment,
+    clip_rho, clip_c, R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, NEXT: tl.constexpr,
+    TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr, RHOS: tl.constexpr,
+):  # fmt: skip
+    """Of V steps: the temporal differences, these times the clipped rho, the gates between steps and where they cut.
+
+    `first`: the index of each group's first step, in scan order.
+    """
+    differences = ()
+    deltas = ()
+    gates = ()
+    cuts = ()
+    for i in tl.static_range(V):
+        last = (first + i + segment) == 0
+        terminal = last & False
+        truncation = last & False
+        if TERMINATED:
+            terminal = terminates[i] != 0
+        if TRUNCATED:
+            truncation = truncates[i] != 0
+        cut = last | terminal | truncation
+        after = tl.zeros((R, J), tl.float64)
+        if NEXT or VALUES:
+            after = following[i].to(tl.float64)
+        if not NEXT:
+            after = tl.where(last, bootstrap, after)
+            after = tl.where(truncation, 0.0, after)
+        weight = gammas[i]
+        gate = gammas[i] * traces[i]
+        drops = terminal
+        if not VALUES:
+            weight = tl.where(cut, weight, weight - gate)
+            drops = drops | (weight == 0)
+        difference = rewards[i].to(tl.float64) + tl.where(drops, 0.0, weight * after)
+        if VALUES:
+            difference = difference - values[i].to(tl.float64)
+        delta = difference
+        if RHOS:
+            rho = rhos[i].to(tl.float64)
+            delta = clipped(rho, clip_rho) * difference
+            gate = gate * clipped(rho, clip_c)
+        differences = differences + (difference,)
+        deltas = deltas + (delta,)
+        gates = gates + (gate + tl.zeros((R, J), tl.float64),)
+        cuts = cuts + (cut.to(tl.int32),)
+    return differences, deltas, gates, cuts
+
+
+@triton.jit
+def carries_of(deltas, gates, cuts, carry, R: tl.constexpr, J: tl.constexpr, V: tl.constexpr):
+    """The advantage that enters each group of V steps, from the one that enters the tile, and that which leaves it."""
+    total, product, any_cut = group_totals(deltas, gates, 0.0, cuts, tl.float64, V, "step", True)
+    total, product, any_cut = scan_lanes(total, product, any_cut, R, J, "step", True, True)
+    before = previous_lane(total, 0.0, R, J)
+    weight_before = previous_lane(product, 1.0, R, J)
+    cut_before = previous_lane(any_cut, 0, R, J)
+    advantage = tl.where(cut_before != 0, before, before + weight_before * carry)
+    last_total = last_lane(total, R, J)
+    carry = tl.where(last_lane(any_cut, R, J) != 0, last_total, last_total + last_lane(product, R, J) * carry)
+    return advantage, carry
+
+
+@triton.jit
+def advantages_of(
+    advantage, differences, deltas, gates, cuts, values, rhos, gammas, traces, clip_pg,
+    V: tl.constexpr, VALUES: tl.constexpr, RHOS: tl.constexpr, PG: tl.constexpr, RESULT: tl.constexpr,
+):  # fmt: skip
+    """The recurrence over V steps from the advantage that enters them: (advantages, targets, pg_advantages)."""
+    advantages = ()
+    targets = ()
+    pg_advantages = ()
+    for i in tl.static_range(V):
+        if PG:
+            pg = tl.where(cuts[i] != 0, differences[i], differences[i] + gammas[i] * traces[i] * advantage)
+            if RHOS:
+                pg = clipped(rhos[i].to(tl.float64), clip_pg) * pg
+            pg_advantages = pg_advantages + (pg.to(RESULT),)
+        advantage = tl.where(cuts[i] != 0, deltas[i], deltas[i] + gates[i] * advantage)
+        advantages = advantages + (advantage.to(RESULT),)
+        target = advantage
+        if VALUES:
+            target = advantage + values[i].to(tl.float64)
+        targets = targets + (target.to(RESULT),)
+    return advantages, targets, pg_advantages
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "trace_bits", "clip_rho_bits", "clip_c_bits", "clip_pg_bits"])
@@ -95,17 +183,9 @@ def scan_differences(
     gamma_row = gamma_ptr + outer * gamma_outer + within_outer * gamma_inner
     trace_row = trace_ptr + outer * trace_outer + within_outer * trace_inner
     rho_row = rho_ptr + outer * rho_outer + within_outer * rho_inner
-    row_gamma = tl.full((R, 1), 1.0, tl.float64)
-    row_trace = row_gamma
+    row_gamma = row_rate_of(gamma_row, gamma_bits, row_valid, GAMMA)
+    row_trace = row_rate_of(trace_row, trace_bits, row_valid, TRACE)
     bootstrap = tl.zeros((R, 1), tl.float64)
-    if GAMMA == "row":
-        row_gamma = tl.load(gamma_row, mask=row_valid, other=0).to(tl.float64)
-    elif GAMMA != "step":
-        row_gamma = row_gamma * load_gamma(gamma_row, gamma_bits, "scalar")
-    if TRACE == "row":
-        row_trace = tl.load(trace_row, mask=row_valid, other=0).to(tl.float64)
-    elif TRACE != "step":
-        row_trace = row_trace * load_gamma(trace_row, trace_bits, "scalar")
     if BOOTSTRAP:
         bootstrap_row = bootstrap_ptr + outer * bootstrap_outer + within_outer * bootstrap_inner
         bootstrap = tl.load(bootstrap_row, mask=row_valid, other=0).to(tl.float64)
@@ -140,68 +220,16 @@ def scan_differences(
         gammas = rates_of(gamma_row, position, valid, gamma_time, row_gamma, R, J, V, GAMMA, TIME_MAJOR)
         traces = rates_of(trace_row, position, valid, trace_time, row_trace, R, J, V, TRACE, TIME_MAJOR)
 
-        differences = ()
-        deltas = ()
-        gates = ()
-        cuts = ()
-        for i in tl.static_range(V):
-            last = (begin + group + i + segment) == 0
-            terminal = last & False
-            truncation = last & False
-            if TERMINATED:
-                terminal = terminates[i] != 0
-            if TRUNCATED:
-                truncation = truncates[i] != 0
-            cut = last | terminal | truncation
-            after = tl.zeros((R, J), tl.float64)
-            if NEXT or VALUES:
-                after = following[i].to(tl.float64)
-            if not NEXT:
-                after = tl.where(last, bootstrap, after)
-                after = tl.where(truncation, 0.0, after)
-            weight = gammas[i]
-            gate = gammas[i] * traces[i]
-            drops = terminal
-            if not VALUES:
-                weight = tl.where(cut, weight, weight - gate)
-                drops = drops | (weight == 0)
-            difference = rewards[i].to(tl.float64) + tl.where(drops, 0.0, weight * after)
-            if VALUES:
-                difference = difference - values[i].to(tl.float64)
-            delta = difference
-            if RHOS:
-                rho = rhos[i].to(tl.float64)
-                delta = clipped(rho, clip_rho) * difference
-                gate = gate * clipped(rho, clip_c)
-            differences = differences + (difference,)
-            deltas = deltas + (delta,)
-            gates = gates + (gate + tl.zeros((R, J), tl.float64),)
-            cuts = cuts + (cut.to(tl.int32),)
+        differences, deltas, gates, cuts = differences_of(
+            rewards, values, following, terminates, truncates, rhos, gammas, traces, bootstrap, begin + group,
+            segment, clip_rho, clip_c, R, J, V, VALUES, NEXT, TERMINATED, TRUNCATED, RHOS,
+        )  # fmt: skip
 
-        total, product, any_cut = group_totals(deltas, gates, 0.0, cuts, tl.float64, V, "step", True)
-        total, product, any_cut = scan_lanes(total, product, any_cut, R, J, "step", True, True)
-        before = previous_lane(total, 0.0, R, J)
-        weight_before = previous_lane(product, 1.0, R, J)
-        cut_before = previous_lane(any_cut, 0, R, J)
-        advantage = tl.where(cut_before != 0, before, before + weight_before * carry)
-        last_total = last_lane(total, R, J)
-        carry = tl.where(last_lane(any_cut, R, J) != 0, last_total, last_total + last_lane(product, R, J) * carry)
-
-        advantages = ()
-        targets = ()
-        pg_advantages = ()
-        for i in tl.static_range(V):
-            if PG:
-                pg = tl.where(cuts[i] != 0, differences[i], differences[i] + gammas[i] * traces[i] * advantage)
-                if RHOS:
-                    pg = clipped(rhos[i].to(tl.float64), clip_pg) * pg
-                pg_advantages = pg_advantages + (pg.to(RESULT),)
-            advantage = tl.where(cuts[i] != 0, deltas[i], deltas[i] + gates[i] * advantage)
-            advantages = advantages + (advantage.to(RESULT),)
-            target = advantage
-            if VALUES:
-                target = advantage + values[i].to(tl.float64)
-            targets = targets + (target.to(RESULT),)
+        advantage, carry = carries_of(deltas, gates, cuts, carry, R, J, V)
+        advantages, targets, pg_advantages = advantages_of(
+            advantage, differences, deltas, gates, cuts, values, rhos, gammas, traces, clip_pg, V, VALUES, RHOS, PG,
+            RESULT,
+        )  # fmt: skip
         if ADVANTAGES:
             advantage_row = advantage_ptr + outer * advantage_outer + within_outer * advantage_inner
             store_steps(advantage_row, position, valid, advantage_time, advantages, R, J, V, True, TIME_MAJOR)
