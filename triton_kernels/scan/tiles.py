@@ -42,6 +42,202 @@ def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constex
     return joined
 
 
+@triton.jit
+def rows_of_block(block, rows, inner, R: tl.constexpr, Q: tl.constexpr, TIME_MAJOR: tl.constexpr):
+    """Of the R * Q parts of a program: (part, outer index, inner index, validity, segment); of its R rows: (number,
+    validity); and the number of its first row or, time-major, its first column."""
+    part = tl.arange(0, R * Q)[:, None]
+    if TIME_MAJOR:
+        # A block never straddles two outer indices: the columns of a tile are neighbours in memory.
+        blocks = (inner + R - 1) // R
+        outer_index = block // blocks
+        start = (block % blocks) * R
+        inner_index = start + part
+        row_valid = inner_index < inner
+        row_id = outer_index * inner + start + tl.arange(0, R)[:, None]
+        rows_in = start + tl.arange(0, R)[:, None] < inner
+        segment = part * 0
+    else:
+        start = block * R
+        row = start + part // Q
+        row_valid = row < rows
+        outer_index = row // inner
+        inner_index = row % inner
+        row_id = start + tl.arange(0, R)[:, None]
+        rows_in = row_id < rows
+        segment = part % Q
+    return part, outer_index, inner_index, row_valid, segment, row_id, rows_in, start
+
+
+@triton.jit
+def gates_of_rows(
+    gamma_row, gamma_bits, row_valid, lane, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """The gate of the rows, a tuple of one, with what is left of it; its powers over a group and up to each lane."""
+    if GATES == "row":
+        gamma = tl.load(gamma_row, mask=row_valid, other=0).to(tl.float64)
+    elif GATES == "step":
+        gamma = 0.0
+    else:
+        gamma = load_gamma(gamma_row, gamma_bits, GATES)
+    gates = (gamma,)
+    gate_rest = gamma
+    weight = gamma
+    lane_weight = gamma
+    if GATES == "scalar" or GATES == "row":
+        if ACC != tl.float64:  # noqa: SIM300
+            gate, gate_rest = split_gamma(gamma)
+            gates = (gate,)
+        weight = power_of_two_power(gamma, V, WIDE)
+        lane_weight = integer_power(weight, lane, 5 if J <= 32 else 10, WIDE)
+    return gates, gate_rest, weight, lane_weight
+
+
+@triton.jit
+def carry_segments(
+    total, product, cut, carry, R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, GATES: tl.constexpr,
+    RESET: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From scanned groups (R * Q, J) and the rows' carry (R, 1): the carry into each segment (R * Q, 1), the one out of
+    the tile, and what the segments multiply and cut, (R, Q).
+
+    What runs along a row is float64: in float32 a carry stalls where an addend is under half a unit in its last place,
+    an error of 3e-2 after 10000 ones at gamma = 0.999.
+    """
+    P: tl.constexpr = R * Q
+    # (P, 1) totals of the segments -> (R, Q).
+    ends = tl.reshape(last_lane(total, P, J), (R, Q)).to(carry.dtype)
+    end_cuts = ends
+    if RESET:
+        end_cuts = tl.reshape(last_lane(cut, P, J), (R, Q))
+    end_products = product
+    if GATES == "step":
+        end_products = tl.reshape(last_lane(product, P, J), (R, Q))
+    elif GATES == "row":
+        end_products = tl.reshape(product, (R, Q))
+    if Q == 1:
+        segment_carry = carry
+        carry = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
+    else:
+        started = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
+        ends = tl.where(tl.arange(0, Q)[None, :] == 0, started, ends)
+        ends, end_products, end_cuts = scan_lanes(ends, end_products, end_cuts, R, Q, GATES, RESET, WIDE)
+        segment_carry = tl.reshape(previous_lane(ends, carry, R, Q), (P, 1))
+        carry = last_lane(ends, R, Q)
+    return segment_carry, carry, end_products, end_cuts
+
+
+@triton.jit
+def carry_groups(
+    total, product, cut, segment_carry, lane_weight, P: tl.constexpr, J: tl.constexpr, ACC: tl.constexpr,
+    GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The carry into each group (P, J) of the segments."""
+    lane_total = previous_lane(total, 0, P, J)
+    lane_cut = lane_total
+    if GATES == "step":
+        lane_weight = previous_lane(product, 1.0, P, J)
+    if RESET:
+        lane_cut = previous_lane(cut, 0, P, J)
+    return join_carry(lane_total, lane_weight, lane_cut, segment_carry.to(ACC), GATES, RESET, WIDE)
+
+
+@triton.jit
+def start_of_rows(
+    carry_ptr, initial_ptr, outer_index, inner_index, row_id, rows_in, inner, chunk, chunks,
+    initial_outer, initial_inner, R: tl.constexpr, CARRY: tl.constexpr, STARTED: tl.constexpr, STAGE: tl.constexpr,
+    TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """The carry (R, 1) into the chunk's first step."""
+    if STAGE == "apply":
+        carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
+    elif STARTED:
+        if TIME_MAJOR:
+            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
+        else:
+            row_initial = initial_ptr + row_id // inner * initial_outer + row_id % inner * initial_inner
+        carry = tl.load(row_initial, mask=rows_in & (chunk == 0), other=0).to(CARRY)
+    else:
+        carry = tl.zeros((R, 1), CARRY)
+    if STAGE == "totals":
+        tl.store(carry_ptr + row_id * chunks, carry, mask=rows_in & (chunk == 0))
+    return carry
+
+
+@triton.jit
+def gradients_of_tile(
+    results, values, output_row, reset_row, row_start, position, valid, index, begin, group, output_time, reset_time, T,
+    P: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """`gate_gradients` of a tile's steps."""
+    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    next_position = shifted(position, -1 if REVERSE else 1, ACCESSES)
+    next_valid = within(valid, index, 0, T - 1, ACCESSES)
+    previous = load_steps(output_row, next_position, next_valid, output_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+    previous = widened(previous, ACC, V)
+    own_resets = values
+    if RESET:
+        own_resets = load_steps(reset_row, position, valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+    return gate_gradients(results, previous, row_start, own_resets, begin + group, T, V, HAS_INITIAL, RESET)
+
+
+@triton.jit
+def load_gates(
+    gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T,
+    P: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr,
+    REVERSE: tl.constexpr, SHIFTED: tl.constexpr, STARTED: tl.constexpr, TIME_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """The gates of a tile's V steps, `row_gates` where the rows have one, and the resets with RESET."""
+    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    # A gate that nothing can pass through is not read: shifted, there is none before the first step.
+    LOWEST: tl.constexpr = 1 if SHIFTED or not STARTED else 0
+    gate_valid = within(valid, index, LOWEST, T, ACCESSES)
+    if SHIFTED:
+        position = shifted(position, 1 if REVERSE else -1, ACCESSES)
+    gates = row_gates
+    if GATES == "step":
+        gates = load_steps(gamma_row, position, gate_valid, gamma_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        gates = widened(gates, ACC, V)
+    resets = values
+    if RESET:
+        resets = load_steps(reset_row, position, gate_valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+    return gates, resets
+
+
+@triton.jit
+def pinned(tile, column_ptr, never):
+    """`tile`, in the layout that the compiler gives coalesced loads of neighbouring columns.
+
+    By a load that never happens. Without it the V widened values of a thread each change layout through shared memory:
+    64 barriers a tile, not 4.
+    """
+    return tl.load(column_ptr, mask=never, other=tile)
+
+
+@triton.jit
+def join_chunk(
+    chunk_product, chunk_cut, products, cuts, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr,
+    RESET: tl.constexpr,
+):  # fmt: skip
+    """The product of a chunk's gates and whether it has a reset, with one more tile's segments (R, Q)."""
+    if GATES == "step" or GATES == "row":
+        chunk_product = bounded_product(chunk_product, last_lane(products, R, Q))
+    elif GATES == "scalar":
+        chunk_product = bounded_product(chunk_product, products)
+    if RESET:
+        chunk_cut = chunk_cut | last_lane(cuts, R, Q)
+    return chunk_product, chunk_cut
+
+
+@triton.jit
+def store_totals(total_ptr, product_ptr, cut_ptr, entry, inside, total, product, cut):
+    tl.store(total_ptr + entry, total, mask=inside)
+    tl.store(product_ptr + entry, product, mask=inside)
+    tl.store(cut_ptr + entry, cut, mask=inside)
+
+
 @triton.jit(do_not_specialize=["gamma_bits", "chunk_tiles", "chunks"])
 def scan_tiles(
     x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr,
@@ -60,76 +256,34 @@ def scan_tiles(
     x, y, output: rows addressed by (outer, time, inner) strides in elements; the chunk arrays are (rows, chunks).
     """
     P: tl.constexpr = R * Q
-    # What runs along a row is float64: in float32 a carry stalls where an addend is under half a unit in its last
-    # place, an error of 3e-2 after 10000 ones at gamma = 0.999. It is one number a segment.
     CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
-    SERIAL: tl.constexpr = Q * J == 1
     TILE: tl.constexpr = Q * J * V
-    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
-    # The adjoint that makes a gradient starts from nothing: `initial` is then the forward scan's, and only multiplied.
+    # The adjoint that makes a gradient starts from nothing: `initial` is the forward scan's, and only multiplied.
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
     block = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    part = tl.arange(0, P)[:, None]
-    if TIME_MAJOR:
-        # A block never straddles two outer indices: the columns of a tile are neighbours in memory.
-        blocks = (inner + R - 1) // R
-        outer_index = block // blocks
-        inner_index = (block % blocks) * R + part
-        row_valid = inner_index < inner
-        row_id = outer_index * inner + (block % blocks) * R + tl.arange(0, R)[:, None]
-        rows_in = (block % blocks) * R + tl.arange(0, R)[:, None] < inner
-        segment = part * 0
-    else:
-        row = block * R + part // Q
-        row_valid = row < rows
-        outer_index = row // inner
-        inner_index = row % inner
-        row_id = block * R + tl.arange(0, R)[:, None]
-        rows_in = row_id < rows
-        segment = part % Q
+    part, outer_index, inner_index, row_valid, segment, row_id, rows_in, start = rows_of_block(
+        block, rows, inner, R, Q, TIME_MAJOR
+    )
     lane = tl.arange(0, J)[None, :]
     group = (segment * J + lane) * V
 
     x_row = x_ptr + outer_index * x_outer + inner_index * x_inner
     y_row = y_ptr + outer_index * y_outer + inner_index * y_inner
+    gamma_row = x_row
     if GATES == "step" or GATES == "row":
         gamma_row = gamma_ptr + outer_index * gamma_outer + inner_index * gamma_inner
-    else:
-        gamma_row = x_row
-    if GATES == "row":
-        gamma = tl.load(gamma_row, mask=row_valid, other=0).to(tl.float64)
-    elif GATES == "step":
-        gamma = 0.0
-    else:
-        gamma = load_gamma(gamma_row, gamma_bits, GATES)
-    row_gates = (gamma,)
-    gate_rest = gamma
-    weight = gamma
-    row_weight = gamma
-    if GATES == "scalar" or GATES == "row":
-        if ACC != tl.float64:  # noqa: SIM300
-            gate, gate_rest = split_gamma(gamma)
-            row_gates = (gate,)
-        weight = power_of_two_power(gamma, V, WIDE)
-        row_weight = integer_power(weight, lane, 5 if J <= 32 else 10, WIDE)
+    row_gates, gate_rest, weight, row_weight = gates_of_rows(
+        gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
+    )
+    reset_row = x_row
     if RESET:
         reset_row = reset_ptr + outer_index * reset_outer + inner_index * reset_inner
-
-    if STAGE == "apply":
-        carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
-    elif STARTED:
-        if TIME_MAJOR:
-            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
-        else:
-            row_initial = initial_ptr + row_id // inner * initial_outer + row_id % inner * initial_inner
-        carry = tl.load(row_initial, mask=rows_in & (chunk == 0), other=0).to(CARRY)
-    else:
-        carry = tl.zeros((R, 1), CARRY)
-    if STAGE == "totals":
-        tl.store(carry_ptr + row_id * chunks, carry, mask=rows_in & (chunk == 0))
-        chunk_product = tl.full((R, 1), 1.0, tl.float64)
-        chunk_cut = tl.zeros((R, 1), tl.int32)
+    carry = start_of_rows(
+        carry_ptr, initial_ptr, outer_index, inner_index, row_id, rows_in, inner, chunk, chunks, initial_outer,
+        initial_inner, R, CARRY, STARTED, STAGE, TIME_MAJOR,
+    )  # fmt: skip
+    chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
     if GRADIENT != "none":
         output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
         gradient_sum = tl.zeros((P, 1), ACC)
@@ -144,86 +298,35 @@ def scan_tiles(
         begin = (first_tile + tile).to(INDEX) * TILE
         position, valid, index = positions(begin, segment, row_valid, T, J, V, REVERSE, TIME_MAJOR)
         values = load_steps(x_row, position, valid, x_time, 0, P, J, V, REVERSE, TIME_MAJOR)
-        # A gate that nothing can pass through is not read: shifted, there is none before the first step.
-        LOWEST: tl.constexpr = 1 if SHIFTED or not STARTED else 0
-        gate_valid = within(valid, index, LOWEST, T, ACCESSES)
-        if SHIFTED:
-            gate_position = shifted(position, 1 if REVERSE else -1, ACCESSES)
-        else:
-            gate_position = position
-        gates = row_gates
-        if GATES == "step":
-            gates = load_steps(gamma_row, gate_position, gate_valid, gamma_time, 0, P, J, V, REVERSE, TIME_MAJOR)
-            gates = widened(gates, ACC, V)
-        resets = values
-        if RESET:
-            resets = load_steps(reset_row, gate_position, gate_valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
-
+        gates, resets = load_gates(
+            gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T,
+            P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, TIME_MAJOR,
+        )  # fmt: skip
         total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, GATES, RESET)
         if GATES != "step":
             product = weight
         total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
-        # (P, 1) totals of the segments -> (R, Q).
-        ends = tl.reshape(last_lane(total, P, J), (R, Q)).to(CARRY)
-        end_cuts = ends
-        if RESET:
-            end_cuts = tl.reshape(last_lane(cut, P, J), (R, Q))
-        end_products = product
-        if GATES == "step":
-            end_products = tl.reshape(last_lane(product, P, J), (R, Q))
-        elif GATES == "row":
-            end_products = tl.reshape(product, (R, Q))
-        if Q == 1:
-            segment_carry = carry
-            carry = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
-        else:
-            started = join_carry(ends, end_products, end_cuts, carry, GATES, RESET, WIDE)
-            ends = tl.where(tl.arange(0, Q)[None, :] == 0, started, ends)
-            ends, end_products, end_cuts = scan_lanes(ends, end_products, end_cuts, R, Q, GATES, RESET, WIDE)
-            segment_carry = tl.reshape(previous_lane(ends, carry, R, Q), (P, 1))
-            carry = last_lane(ends, R, Q)
+        segment_carry, carry, end_products, end_cuts = carry_segments(
+            total, product, cut, carry, R, Q, J, GATES, RESET, WIDE
+        )
         if STAGE == "totals":
-            if GATES == "step" or GATES == "row":
-                chunk_product = bounded_product(chunk_product, last_lane(end_products, R, Q))
-            elif GATES == "scalar":
-                chunk_product = bounded_product(chunk_product, end_products)
-            if RESET:
-                chunk_cut = chunk_cut | last_lane(end_cuts, R, Q)
+            chunk_product, chunk_cut = join_chunk(chunk_product, chunk_cut, end_products, end_cuts, R, Q, GATES, RESET)
         else:
-            lane_total = previous_lane(total, 0, P, J)
-            lane_cut = lane_total
-            if GATES == "step":
-                lane_weight = previous_lane(product, 1.0, P, J)
-            else:
-                lane_weight = row_weight
-            if RESET:
-                lane_cut = previous_lane(cut, 0, P, J)
-            group_carry = join_carry(lane_total, lane_weight, lane_cut, segment_carry.to(ACC), GATES, RESET, WIDE)
+            group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
             if PIN:
-                # A load that never happens. The compiler gives its result the columns' coalesced layout; without it the
-                # V widened values of a thread each change layout through shared memory: 64 barriers a tile, not 4.
-                column = segment * 0 + (block % blocks) * R + part + lane * R
-                pin = y_ptr.to(tl.pointer_type(ACC)) + column
-                group_carry = tl.load(pin, mask=(lane + part + T) < 0, other=group_carry)
+                column = segment * 0 + start + part + lane * R
+                group_carry = pinned(group_carry, y_ptr.to(tl.pointer_type(ACC)) + column, (lane + part + T) < 0)
             SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
             first = begin + group == 0
             results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, GATES, RESET, SELECT_FIRST)
-            if SERIAL:
+            if Q * J == 1:
                 carry = results[V - 1].to(CARRY)
             store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, TIME_MAJOR)
             if GRADIENT != "none":
-                next_position = shifted(position, -1 if REVERSE else 1, ACCESSES)
-                next_valid = within(valid, index, 0, T - 1, ACCESSES)
-                previous = load_steps(
-                    output_row, next_position, next_valid, output_time, 0, P, J, V, REVERSE, TIME_MAJOR
-                )
-                previous = widened(previous, ACC, V)
-                own_resets = values
-                if RESET:
-                    own_resets = load_steps(reset_row, position, valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
-                products = gate_gradients(
-                    results, previous, row_start, own_resets, begin + group, T, V, HAS_INITIAL, RESET
-                )
+                products = gradients_of_tile(
+                    results, values, output_row, reset_row, row_start, position, valid, index, begin, group,
+                    output_time, reset_time, T, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, TIME_MAJOR,
+                )  # fmt: skip
                 if GRADIENT == "step":
                     grad_row = gamma_grad_ptr + outer_index * grad_outer + inner_index * grad_inner
                     store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, TIME_MAJOR)
@@ -232,9 +335,7 @@ def scan_tiles(
 
     chunk_entry = row_id * chunks + chunk
     if STAGE == "totals":
-        tl.store(total_ptr + chunk_entry, carry, mask=rows_in)
-        tl.store(product_ptr + chunk_entry, chunk_product, mask=rows_in)
-        tl.store(cut_ptr + chunk_entry, chunk_cut, mask=rows_in)
+        store_totals(total_ptr, product_ptr, cut_ptr, chunk_entry, rows_in, carry, chunk_product, chunk_cut)
     elif GRADIENT == "sum":
         row_sum = tl.reshape(tl.sum(tl.reshape(gradient_sum, (R, Q)), axis=1), (R, 1))
         tl.store(gamma_grad_ptr + chunk_entry, row_sum, mask=rows_in)
