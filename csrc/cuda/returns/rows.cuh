@@ -5,6 +5,7 @@
 // whole lines both ways.
 #pragma once
 
+#include "common/row_offset.cuh"
 #include "returns/tile.cuh"
 #include "scan/carry/segment.cuh"
 
@@ -55,12 +56,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
   const auto base_of = [&](const Place& at) {
     return kPacked ? int64_t{0} : (kBlock ? static_cast<int64_t>(at.tile) * warps + warp : static_cast<int64_t>(at.tile)) * kSteps;
   };
-  const auto row_offset = [&](int64_t row, int64_t outer, int64_t inner) {
-    if (p.inner == 1) return row * outer;
-    const int64_t index = row / p.inner;
-    return index * outer + (row - index * p.inner) * inner;
-  };
-  const auto in_row = [&](int64_t row, const Strides& strides) { return row_offset(row, strides.outer, strides.inner); };
+  const auto in_row = [&](int64_t row, const Strides& strides) { return row_offset(row, p.inner, strides); };
 
   const auto fetch = [&](const Place& at, int stage) {
     if (at.lot < params.lots) {
@@ -69,7 +65,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
       const auto bring = [&](auto width, StagedTensor which) {
         constexpr int kElement = decltype(width)::value;
         const Staged& staged = params.staged[which];
-        const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement : row_offset(at.lot, staged.outer, staged.inner);
+        const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement : row_offset(at.lot, p.inner, staged.outer, staged.inner);
         const char* const from = staged.data + offset + base * kElement;
         const int valid = static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps}))) * kElement;
         bring_tile<kPer * kElement, kElement>(to + staged.slot, from, valid, staged.grain, lane);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
+#include "common/ptx/mbarrier.cuh"
 #include "returns/fixed_forms.cuh"
 #include "common/vector.cuh"
 
@@ -44,21 +45,6 @@ struct WalkCarries {
 };
 
 // By address in shared memory.
-__device__ __forceinline__ void make_barrier(uint32_t barrier) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory"); }
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    // Sleeps a while where it is not.
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#else
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#endif
-  }
-}
 __device__ __forceinline__ void store_shared(uint32_t to, double x) { asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(x) : "memory"); }
 __device__ __forceinline__ void store_shared(uint32_t to, double x, double y) { asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(to), "d"(x), "d"(y) : "memory"); }
 __device__ __forceinline__ double load_shared(uint32_t from) {
@@ -90,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) returns_walk_kernel(const _
   using Carries = WalkCarries<kColumns>;
   uint32_t own = 0, before = 0;
   if constexpr (kShared) {
-    const uint32_t all = static_cast<uint32_t>(__cvta_generic_to_shared(walk_shared)) + warps * kStages * call.stage_bytes;
+    const uint32_t all = shared_address(walk_shared) + warps * kStages * call.stage_bytes;
     own = __shfl_sync(0xffffffffu, all + warp * Carries::kBytes, 0);
     before = __shfl_sync(0xffffffffu, all + (warp == 0 ? warps - 1 : warp - 1) * Carries::kBytes, 0);
   }
@@ -149,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) returns_walk_kernel(const _
     behind[c] = cast<Acc>(bootstraps[c]);
   }
   if constexpr (kShared) {
-    if (lane == 0) make_barrier(own + Carries::kReady);
+    if (lane == 0) mbarrier_init(own + Carries::kReady, 1);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) store_shared(own + Carries::kOut + (c * 32 + lane) * 8, 0.0);  // nothing comes into the first stretch
     __syncthreads();
@@ -211,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) returns_walk_kernel(const _
         const Piece<double> piece = steps[c].template total<double>(call);
         store_shared(own + (c * 32 + lane) * 16, piece.total, piece.gates);
       }
-      if (stretch > 0) wait_for(before + Carries::kReady, warp == 0 ? parity ^ 1 : parity);
+      if (stretch > 0) mbarrier_wait(before + Carries::kReady, warp == 0 ? parity ^ 1 : parity);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int place = (c * 32 + lane) * 8;
@@ -221,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) returns_walk_kernel(const _
         store_shared(own + Carries::kInto + place, carry);
       }
       __syncwarp();
-      if (lane == 0) arrive(own + Carries::kReady);
+      if (lane == 0) mbarrier_arrive(own + Carries::kReady);
       parity ^= 1;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) entering[c] = static_cast<Acc>(load_shared(own + Carries::kInto + (c * 32 + lane) * 8));

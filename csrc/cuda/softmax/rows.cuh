@@ -7,8 +7,7 @@
 // what it has itself asked for, so this takes no barrier.
 #pragma once
 
-#include <cuda_pipeline_primitives.h>
-
+#include "common/ptx/async_copy.cuh"
 #include "softmax/values.cuh"
 
 namespace dcs {
@@ -283,19 +282,19 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_backward_block_kernel(c
   Vec raw[kVectors];
   if (place.all_plain()) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) __pipeline_memcpy_async(&saved[k * 32], params.saved + place.at + k * place.kApart, sizeof(Vec));
+    for (int k = 0; k < kVectors; ++k) copy_async(&saved[k * 32], params.saved + place.at + k * place.kApart);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) raw[k] = place.load_plain(params.input, k);
   } else {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (place.is_plain(k)) __pipeline_memcpy_async(&saved[k * 32], params.saved + place.at + k * place.kApart, sizeof(Vec));
+      if (place.is_plain(k)) copy_async(&saved[k * 32], params.saved + place.at + k * place.kApart);
       else saved[k * 32] = place.template load_any<true>(params.saved, k);
       raw[k] = place.template load_any<true>(params.input, k);
     }
   }
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+  commit_copies();
+  wait_for_copies<0>();
   Part<Acc> part;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {

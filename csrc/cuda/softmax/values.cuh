@@ -44,7 +44,7 @@ struct ClusterMail {
 // Says to the others of the cluster that this block is there and can be sent to. It ends when it has had mail from all: none is sent to a block that has ended.
 template <typename Acc>
 __device__ __forceinline__ void meet_cluster(int blocks, ClusterMail<Acc>& mail) {
-  if (threadIdx.x == 0) expect_mail(&mail.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
+  if (threadIdx.x == 0) init_transaction_barrier(&mail.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   __syncwarp();
   arrive_in_cluster_relaxed();
 }
@@ -99,10 +99,10 @@ __device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, Cl
   wait_for_cluster();
   if (threadIdx.x < 32 && lane < blocks) {
     const uint32_t rank = cluster_rank();
-    send_in_cluster(&mail.parts[rank].largest, &mail.arrivals, lane, part.largest);
-    send_in_cluster(&mail.parts[rank].total, &mail.arrivals, lane, part.total);
+    store_async_in_cluster(&mail.parts[rank].largest, &mail.arrivals, lane, part.largest);
+    store_async_in_cluster(&mail.parts[rank].total, &mail.arrivals, lane, part.total);
   }
-  wait_for_mail(&mail.arrivals);
+  mbarrier_wait(&mail.arrivals, 0);
   return join_lanes<kBackward>(lane < blocks ? mail.parts[lane] : Part<Acc>{});
 }
 

@@ -1,11 +1,12 @@
-// Bulk copies between global and shared memory, and the barriers in shared memory that count their bytes (compute capability 9.0 and later; nothing
-// elsewhere).
+// Bulk copies between global and shared memory (compute capability 9.0 and later; nothing elsewhere).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "common/ptx/mbarrier.cuh"
 
 namespace dcs {
 
@@ -14,44 +15,6 @@ namespace dcs {
 #else
 #define DCS_HAS_BULK_COPIES 0
 #endif
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
-
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
-#if DCS_HAS_BULK_COPIES
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-#endif
-}
-// Makes the barriers known to bulk copies.
-__device__ __forceinline__ void publish_barriers() {
-#if DCS_HAS_BULK_COPIES
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-#if DCS_HAS_BULK_COPIES
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-#endif
-}
-// Arrives; the phase ends when `bytes` of bulk copies have, too.
-__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, int bytes) {
-#if DCS_HAS_BULK_COPIES
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-#endif
-}
-// Until the phase of this parity has ended.
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-#if DCS_HAS_BULK_COPIES
-  const uint32_t at = shared_address(barrier);
-  uint32_t done = 0;
-  while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(at), "r"(parity)
-                 : "memory");
-  }
-#endif
-}
 
 // Multiples of 16 bytes between aligned addresses.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {

@@ -7,14 +7,14 @@
 // Where the device has bulk copies, bulk_stream.cuh takes the rows that blocks share, and in a backward with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
 #pragma once
 
-#include <cuda_pipeline_primitives.h>
-
-#include "scan/plan/planner.h"
-#include "scan/carry/segment.cuh"
-#include "scan/long_rows/params.cuh"
-#include "scan/carry/tile_status.cuh"
 #include "common/element_types.cuh"
+#include "common/ptx/async_copy.cuh"
+#include "common/row_offset.cuh"
 #include "common/vector.cuh"
+#include "scan/carry/segment.cuh"
+#include "scan/carry/tile_status.cuh"
+#include "scan/long_rows/params.cuh"
+#include "scan/plan/planner.h"
 
 namespace dcs {
 
@@ -82,11 +82,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       at.row += next_row;
     }
   };
-  const auto offset_of = [&](const Strides& strides, uint32_t row) {
-    if (p.inner == 1) return row * strides.outer;
-    const uint32_t inner = static_cast<uint32_t>(p.inner), outer = row / inner;
-    return outer * strides.outer + (row - outer * inner) * strides.inner;
-  };
+  const auto offset_of = [&](const Strides& strides, uint32_t row) { return row_offset(row, p.inner, strides); };
   const auto row_of = [&](auto* pointer, const Strides& strides, uint32_t row) { return pointer + offset_of(strides, row); };
   const auto address = [&](int vector) { return kReverse ? kTile - kVec - vector * kVec : vector * kVec; };
   constexpr int kApart = kReverse ? -32 * kVec : 32 * kVec;  // in memory, of the vectors that a thread copies
@@ -98,7 +94,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         if (bounds.whole) {
           from += address(copied);
 #pragma unroll
-          for (int k = 0; k < kChunks; ++k) __pipeline_memcpy_async(&copy(stage, tensor, k), from + k * kApart, sizeof(Chunk));
+          for (int k = 0; k < kChunks; ++k) copy_async(&copy(stage, tensor, k), from + k * kApart);
         } else {
 #pragma unroll 1
           for (int k = 0; k < kChunks; ++k) copy(stage, tensor, k) = load_vector<T, kVec>(from, address(copied + k * 32), bounds.low, bounds.high);
@@ -108,7 +104,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if constexpr (kStep) bring(kGateTensor, row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row));
       if constexpr (kBackward) bring(kSavedTensor, row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row));
     }
-    __pipeline_commit();
+    commit_copies();
   };
   // Out of shared memory again.
   const auto put = [&](const Bounds& bounds, int stage, int tensor, T* row) {
@@ -192,8 +188,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         if (after >= 0 && after < p.length) state.saved_after = cast<float>(row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row)[after]);
       }
     }
-    if (only_one) __pipeline_wait_prior(kStages - 1);
-    else __pipeline_wait_prior(kStages - 2);
+    if (only_one) wait_for_copies<kStages - 1>();
+    else wait_for_copies<kStages - 2>();
     __syncwarp();  // lanes read what others copied
     if constexpr (kStep) {
       if (p.shifted && lane > 0) {

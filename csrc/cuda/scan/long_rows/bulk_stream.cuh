@@ -37,14 +37,14 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
   TileInfo& info = shared.infos[stage];
   if (!now.inside()) {
     info.row = TileInfo::kNoRow;
-    arrive(&shared.full[stage]);
+    mbarrier_arrive(&shared.full[stage]);
     return;
   }
   const int64_t start = static_cast<int64_t>(now.tile) * kTileVectors;
   const int64_t first = kReverse ? params.padded / kVec - start - kTileVectors : start;
   info.row = now.row;
-  info.output = row_offset(p, p.output_strides, now.row) + first * kVec;
-  if constexpr (kBackward && kStep) info.grad = row_offset(p, p.grad_gamma_strides, now.row) + first * kVec;
+  info.output = row_offset(now.row, p.inner, p.output_strides) + first * kVec;
+  if constexpr (kBackward && kStep) info.grad = row_offset(now.row, p.inner, p.grad_gamma_strides) + first * kVec;
   info.low = static_cast<int>(max(int64_t{0}, -first)) * kVec;
   info.high = static_cast<int>(min(int64_t{kTileVectors * kVec}, p.length - first * kVec));
   const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
     // A part of a vector must be there before the arrival.
     if (rest && whole_vectors >= first + skip && whole_vectors < first + skip + count)
       to[at + static_cast<int>(whole_vectors - first)] =
-          load_vector<T, kVec>(pointer + row_offset(p, strides, now.row) + whole_vectors * kVec, 0, 0, rest);
+          load_vector<T, kVec>(pointer + row_offset(now.row, p.inner, strides) + whole_vectors * kVec, 0, 0, rest);
   });
   // The gate before a warp's slice is read even where the row has none: so that it is not what another warp has left there.
   if constexpr (kBackward && kStep) {
@@ -74,10 +74,10 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
       if (first + place < 0 || (first + place) * kVec >= p.length) to[Layout::kGatesAt + place] = {};
     }
   }
-  arrive_expecting(&shared.full[stage], bytes);
+  mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
   each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
     const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
-    const T* const from = pointer + row_offset(p, strides, now.row) + begin * kVec;
+    const T* const from = pointer + row_offset(now.row, p.inner, strides) + begin * kVec;
     if (end <= begin) return;
     const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
     if (kStep && !kBackward && params.load_once) load_with(bulk_load_once);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     if (++stage == Shape::kStages) stage = 0, filling = false;
     // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come late, and all wait for its total.
     constexpr int kFirst = kStep ? 1 : 2;
-    if (more && filling && !params.alone && stage >= kFirst) wait(&shared.full[stage - kFirst], 0);
+    if (more && filling && !params.alone && stage >= kFirst) mbarrier_wait(&shared.full[stage - kFirst], 0);
   }
 }
 
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       if constexpr (kStep) shared.gates[turn][warp] = gates;
     }
     // Finishing writes the gradient over gates: by then all have read their neighbours', the first lanes those of another warp.
-    if (kStep && kBackward && lane == 0) arrive(&shared.carries_ready[turn]);
+    if (kStep && kBackward && lane == 0) mbarrier_arrive(&shared.carries_ready[turn]);
     if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
     arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
     State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0, gate_before};
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     }
     const bool whole = info.flags & TileInfo::kWhole, masked = !whole || info.flags & TileInfo::kEnds;
     const int last = info.flags & TileInfo::kEnds ? kReverse ? info.low : info.high - 1 : -1;  // the row's last step
-    wait(&shared.carries_ready[turn], phase);
+    mbarrier_wait(&shared.carries_ready[turn], phase);
     float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, shared.carries[turn][warp]));
     float sum = 0.f;
 #pragma unroll
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
 #pragma unroll 1
   for (int round = 0; more || known > 0; ++round) {
     if (more) {
-      wait(&shared.full[ready_stage], ready_phase);
+      mbarrier_wait(&shared.full[ready_stage], ready_phase);
       const TileInfo info = shared.infos[ready_stage];
       more = info.row != TileInfo::kNoRow;
       if (more) {

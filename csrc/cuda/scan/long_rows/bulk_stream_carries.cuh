@@ -68,7 +68,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
     } else if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
-    if (warps.lane < Shape::kWarps) arrive(&shared.carries_ready[turn]);  // each has read its total
+    if (warps.lane < Shape::kWarps) mbarrier_arrive(&shared.carries_ready[turn]);  // each has read its total
     if (++turn == Shared::kTurns) turn = 0;
   }
 }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
   TileWalk behind(params);  // where gamma's gradient is stored next
   double row_sum = 0.0;     // `alone`: there is one a row
   const auto store_sum = [&](int turn) {
-    float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, behind.row);
+    float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(behind.row, p.inner, p.grad_gamma_strides);
     if (lane == 0) {
       float all = shared.sums[turn][0];
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     }
     if (lane < kWarps) {
       shared.carries[turn][lane] = into;
-      arrive(&shared.carries_ready[turn]);  // each for what it wrote, and for what it read
+      mbarrier_arrive(&shared.carries_ready[turn]);  // each for what it wrote, and for what it read
     }
     if (++turn == kTurns) turn = 0;
   }

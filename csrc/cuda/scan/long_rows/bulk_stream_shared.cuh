@@ -3,6 +3,7 @@
 
 #include "common/ptx/bulk_copy.cuh"
 #include "common/ptx/named_barrier.cuh"
+#include "common/row_offset.cuh"
 #include "scan/long_rows/params.cuh"
 #include "common/element_types.cuh"
 #include "scan/plan/tuning.h"
@@ -48,21 +49,15 @@ struct RingShared {
 
   __device__ __forceinline__ void init(bool alone) {
     // Who leaves a carry arrives, who has read a total to publish it, and who has read another warp's gate, where those are to be written over.
-    for (int i = 0; i < kTurns; ++i) init_barrier(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
-    for (int i = 0; i < Shape::kStages; ++i) init_barrier(&full[i], 1);
-    publish_barriers();
+    for (int i = 0; i < kTurns; ++i) mbarrier_init(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(&full[i], 1);
+    mbarrier_fence_init();
   }
 };
 
-__device__ __forceinline__ int64_t row_offset(const ScanProblem& p, const Strides& strides, uint32_t row) {
-  if (p.inner == 1) return row * strides.outer;
-  const uint32_t inner = static_cast<uint32_t>(p.inner), outer = row / inner;
-  return outer * strides.outer + (row - outer * inner) * strides.inner;
-}
-
 __device__ __forceinline__ double gamma_of_row(const ScanProblem& p, uint32_t row) {
   if (p.gamma_kind == GammaKind::kNumber) return p.gamma_value;
-  return load_gamma<double>(p.gamma, p.gamma_dtype, row_offset(p, p.gamma_strides, row), false);
+  return load_gamma<double>(p.gamma, p.gamma_dtype, row_offset(row, p.inner, p.gamma_strides), false);
 }
 
 // A block's tiles, one after the other.

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   if (threadIdx.x < 2 * kRereadWarps) totals[threadIdx.x] = 0.f;
   if (threadIdx.x < kRereadWarps) shares[threadIdx.x] = 0.f;
   if (threadIdx.x == 0) {
-    expect_mail(&arrivals, sizeof(mail));
+    init_transaction_barrier(&arrivals, sizeof(mail));
     shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
   }
   __syncthreads();
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   const RereadPowers powers = in_registers(shared_powers);
   const Places places = in_registers(shared_places);
   uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
-  uint32_t mail_at = place_in_cluster(places.mail + 4 * rank, lane % kMaxCluster), counter = place_in_cluster(places.arrivals, lane % kMaxCluster);
+  uint32_t mail_at = cluster_address(places.mail + 4 * rank, lane % kMaxCluster), counter = cluster_address(places.arrivals, lane % kMaxCluster);
   hold(lane);
   hold(whole);
   hold(cut);
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
     for (int w = 0; w < kRereadWarps; ++w) in_turn[w] = of_warps[kRereadWarps - 1 - w];
     float message = sum_of<kRereadWarps>(of_shares) * share_weight;
     if (sends_own) message = fmaf(own_weight, weighed<kRereadWarps>(in_turn, powers.doubled_warps), message);  // a total of no weight may be infinite
-    send_to(mail_at, counter, message);
+    store_async(mail_at, counter, message);
   }
   // The block's values, as if nothing lay before it.
   float warps_before[kRereadWarps];
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   for (int i = 0; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
   hold(values[kVec - 1]);
 
-  wait_for_mail(places.arrivals);
+  mbarrier_wait(places.arrivals, 0);
   float letters[kMaxCluster];
   load_at(places.mail, letters);
   const float carry = sum_of<kMaxCluster>(letters) * block_before;

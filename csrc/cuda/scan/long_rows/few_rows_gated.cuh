@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   __shared__ Places shared_places;
   let_next_launch_begin();
   if (threadIdx.x == 0) {
-    expect_mail(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
-    open_mailbox(&exact_arrivals);
+    init_transaction_barrier(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
+    init_transaction_barrier(&exact_arrivals);
     shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(of_warps)};
   }
   if (threadIdx.x < 2 * kMaxCluster) mail[threadIdx.x] = {0.f, 1.f};
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
   const Places places = in_registers(shared_places);
   uint32_t own_at = places.of_warps + kBytes * warp, from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
-  uint32_t mail_at = place_in_cluster(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = place_in_cluster(places.arrivals, block);
+  uint32_t mail_at = cluster_address(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = cluster_address(places.arrivals, block);
   uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;
   Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
   uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane, pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
@@ -307,14 +307,14 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
       const Change<double> exact_block = exact_all(exact, kRereadWarps, {0.0, 1.0});
       if (sends) {
         const Change<double>* const mine = &exact_mail[which * kMaxCluster + rank];
-        send_in_cluster(&mine->total, &exact_arrivals, lane % kMaxCluster, exact_block.total);
-        send_in_cluster(&mine->gates, &exact_arrivals, lane % kMaxCluster, exact_block.gates);
+        store_async_in_cluster(&mine->total, &exact_arrivals, lane % kMaxCluster, exact_block.total);
+        store_async_in_cluster(&mine->gates, &exact_arrivals, lane % kMaxCluster, exact_block.gates);
       }
       all.gates = all.total;
     } else {
       all = above_zero(all, least_gates == 0.f, sign >> 31);
     }
-    if (sends) send_to(mail_at, counter, all.total, all.gates);
+    if (sends) store_async(mail_at, counter, all.total, all.gates);
   }
   Change<float> warps_before[kRereadWarps], block_before{0.f, 1.f};
   load_at(places.of_warps, warps_before);
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   hold(row_before.total);
   hold(row_before.gates);
 
-  wait_for_mail(places.arrivals);
+  mbarrier_wait(places.arrivals, 0);
   // Four lanes take eight letters each.
   Change<float> letters[8];
   load_at(letters_at, letters);
@@ -343,8 +343,8 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   if (__builtin_expect(__any_sync(kAll, isnan(y)), 0)) {
     const uint32_t missing = __ballot_sync(kAll, isnan(mail[lane].gates));  // the same for all warps
     if (missing != 0) {
-      if (threadIdx.x == 0) expect_in_mailbox(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
-      wait_for_mail(&exact_arrivals);
+      if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
+      mbarrier_wait(&exact_arrivals, 0);
     }
     const Exact exact_letters{mail, exact_mail}, exact_warps{of_warps, exact_of_warps};
     const Change<double> through = exact_all(exact_warps, warp, exact_all(exact_letters, 2 * kMaxCluster, {0.0, 1.0}));

@@ -68,7 +68,7 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
   for (int round = 0; round < Shape::kRounds; ++round) {
     const HeldPart at(params, round);
     if (!at.exists(params)) break;
-    wait(&shared.totals_ready[round], 0);
+    mbarrier_wait(&shared.totals_ready[round], 0);
     const double total = fold_lanes<kWarps>(shared.totals[round][min(lane, kWarps - 1)], shared.powers[Tables::kOfWarps], lane);
     if (publishes) {
       if (lane == kWarps - 1 && at.part + 1 < params.tiles) store_word(words + at.index, __double_as_longlong(total), params.tag);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
     const double earlier = shuffle_up(total, 1);
     if (lane < kWarps) {
       shared.carries[round][lane] = lane == 0 ? before : fold(earlier, warp_power, before);
-      arrive(&shared.carries_ready[round]);  // each for what it wrote
+      mbarrier_arrive(&shared.carries_ready[round]);  // each for what it wrote
     }
   }
   if (!publishes && params.replayed) wipe_marks(params, words, static_cast<int64_t>(params.rows) * params.tiles);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     return kReverse ? vectors - first - Shape::kStretch : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
-  const auto place = [&](auto* tensor, const Strides& strides, const HeldPart& at) { return tensor + row_offset(p, strides, at.row) / kVec; };
+  const auto place = [&](auto* tensor, const Strides& strides, const HeldPart& at) { return tensor + row_offset(at.row, p.inner, strides) / kVec; };
   const auto* const input = static_cast<const Chunk*>(p.input);
   auto* const output = static_cast<Chunk*>(p.output);
   // The vectors from `first` on, kChunk of them, that are the row's.
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     const int64_t first = stretch_at(at) + kChunkAt;
     int bytes = 0;
     clip(first, [&](int64_t, int, int of) { bytes = of; });
-    arrive_expecting(full, bytes);
+    mbarrier_arrive_expect_tx(full, bytes);
     clip(first, [&](int64_t begin, int skipped, int of) { bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full); });
   };
   Chunk loose[kRounds]{};
@@ -135,18 +135,18 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     }
     if (lane == 0) {
 #pragma unroll
-      for (int round = 0; round < kRounds; ++round) init_barrier(&shared.full[round][warp], 1);
-      publish_barriers();
+      for (int round = 0; round < kRounds; ++round) mbarrier_init(&shared.full[round][warp], 1);
+      mbarrier_fence_init();
 #pragma unroll 1
       for (int round = 0; round < Shape::kOnTheirWay; ++round) bring(round);
     }
   }
   if (threadIdx.x == 32 * kWarps) {
     for (int round = 0; round < kRounds; ++round) {
-      init_barrier(&shared.totals_ready[round], kWarps);
-      init_barrier(&shared.carries_ready[round], kWarps);
+      mbarrier_init(&shared.totals_ready[round], kWarps);
+      mbarrier_init(&shared.carries_ready[round], kWarps);
     }
-    publish_barriers();
+    mbarrier_fence_init();
   }
   const double gamma = gamma_of_row(p, 0);
   if (threadIdx.x < Tables::kTables * 33) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
 
   const auto prepare = [&](int round) {
     const Chunk* const here = chunk_of(round);
-    wait(&shared.full[round][warp], 0);
+    mbarrier_wait(&shared.full[round][warp], 0);
     if (lane == 0) bring(round + Shape::kOnTheirWay);
     __syncwarp();
     float y = 0.f;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     put(loose_totals, round, loose_total);
     if (lane == 31) {
       shared.totals[round][warp] = fold(loose_total, vector_powers[32], total);
-      arrive(&shared.totals_ready[round]);
+      mbarrier_arrive(&shared.totals_ready[round]);
     }
   };
 
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
         if (inside(first + kChunkAt + at_k(k))) near[k] = saved[first + kChunkAt + at_k(k)];
       if (inside(loose_at)) loose_near = saved[loose_at];
     }
-    wait(&shared.carries_ready[round], 0);
+    mbarrier_wait(&shared.carries_ready[round], 0);
     const double carry = shared.carries[round][warp];
     const bool starts = at.part == 0 && threadIdx.x == 0;  // no carry enters the row's first step
     float sum = 0.f;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     if (inside(loose_at)) row[loose_at] = result;
     if constexpr (kBackward) {
       sum = warp_sum(sum);
-      float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(p, p.grad_gamma_strides, at.row);
+      float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(at.row, p.inner, p.grad_gamma_strides);
       if (lane == 0) partials[at.part * kWarps + warp] = sum;
       if (at.part == 0)
         for (int64_t j = params.tiles * kWarps + threadIdx.x; j < p.partials; j += 32 * kWarps) partials[j] = 0.f;
