@@ -5,271 +5,107 @@
 // whole lines both ways.
 #pragma once
 
-#include "common/row_offset.cuh"
-#include "returns/tile.cuh"
+#include "returns/rows_operands.cuh"
 #include "scan/carry/segment.cuh"
 
 namespace dcs {
 
+// A tile of the walk, from its loads to its stores.
 template <typename T, int kForm, ReturnsRows kRows>
-__global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_blocks(kRows, kForm, sizeof(T)))
-    returns_rows_kernel(const __grid_constant__ ReturnsRowsCall<typename Types<T>::Acc> params) {
-  using Acc = typename Types<T>::Acc;
-  using Tile = ReturnsTile<T, kForm>;
+struct ReturnsRowsTile {
+  using Operands = ReturnsRowsOperands<T, kForm, kRows>;
+  using Acc = typename Operands::Acc;
+  using Given = typename Operands::Given;
+  using Factors = typename Operands::Factors;
   using Word = Vector<T, 16 / sizeof(T)>;
-  using Given = ReturnsGiven<kForm>;
-  constexpr bool kFull = Given::kFull, kGates = Given::kGates;
-  constexpr bool kPacked = kRows == ReturnsRows::kPacked, kBlock = kRows == ReturnsRows::kBlock;
-  constexpr int kPer = Tile::kPer, kSteps = Tile::kSteps, kStages = Tile::kStages;
-  constexpr int kVec = 16 / sizeof(T), kChunks = kPer / kVec, kLaneBytes = kPer * sizeof(T);
-  const ReturnsProblem& p = params.problem;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  extern __shared__ __align__(16) unsigned char returns_shared[];
-  unsigned char* const ring = returns_shared + warp * kStages * params.stage_bytes;
+  using Pieces = Piece<double>[Operands::kBlock ? 2 : 1][Operands::kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
+  static constexpr bool kFull = Operands::kFull, kGates = Operands::kGates, kPacked = Operands::kPacked, kBlock = Operands::kBlock;
+  static constexpr int kPer = Operands::kPer, kSteps = Operands::kSteps, kVec = Operands::kVec, kChunks = Operands::kChunks;
+  static constexpr int kLaneBytes = Operands::kLaneBytes;
+  // Arrays are no members: beside one that a loop indexes the compiler keeps no member in a register until the loop is unrolled.
+  using Bootstraps = T[kPacked ? kPer : 1];
+  using Differences = Acc[kPer];
 
-  const Given given(p);
-  const bool has_values = given.values, has_next = given.next, has_rhos = given.rhos;
-  // Read for every step: one a step, or packed rows' own.
-  const auto is_each = [](const ReturnsDiscount& discount) {
-    return kFull && (kPacked ? discount.kind != GammaKind::kNumber : discount.kind == GammaKind::kStep);
-  };
-  const bool each_gamma = is_each(p.gamma), each_trace = is_each(p.trace);
+  const Operands& operands;
+  const ReturnsRowsCall<Acc>& params;
+  const ReturnsProblem& p;
+  const int lane;
+  const ReturnsTilePlace at;
+  unsigned char* const here;  // its stage
+  const int64_t base, left;   // the first step, and those from there to the end of the lot
+  const int count;
+  const T bootstrap;
+  uint32_t lasts, cuts, drops;  // bit i: the lane's step i is the row's last; takes no carry; leaves the next state's value out
+  Acc clip_rho, clip_c, clip_pg;
 
-  struct Place {
-    int64_t lot;
-    int tile;
-  };
-  const int tiles = kPacked ? 1 : params.tiles;
-  const int64_t stride = kBlock ? gridDim.x : static_cast<int64_t>(gridDim.x) * warps;
-  const auto move_on = [&](Place& at) {
-    if (at.tile > 0) {
-      --at.tile;
-    } else {
-      at.tile = tiles - 1;
-      at.lot += stride;
-    }
-  };
-  // Steps of the lot, and the first one of this warp's tile.
-  const auto length_of = [&](const Place& at) {
-    return kPacked ? min(p.outer * p.inner - at.lot * params.pack_rows, static_cast<int64_t>(params.pack_rows)) * p.length : p.length;
-  };
-  const auto base_of = [&](const Place& at) {
-    return kPacked ? int64_t{0} : (kBlock ? static_cast<int64_t>(at.tile) * warps + warp : static_cast<int64_t>(at.tile)) * kSteps;
-  };
-  const auto in_row = [&](int64_t row, const Strides& strides) { return row_offset(row, p.inner, strides); };
+  __device__ __forceinline__ ReturnsRowsTile(const Operands& operands, const ReturnsTilePlace& at, int stage, T bootstrap)
+      : operands(operands),
+        params(operands.params),
+        p(operands.p),
+        lane(operands.lane),
+        at(at),
+        here(operands.ring + stage * params.stage_bytes),
+        base(operands.base_of(at)),
+        left(operands.length_of(at) - base),
+        count(static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps})))),
+        bootstrap(bootstrap),
+        lasts(operands.pack_lasts) {}
 
-  const auto fetch = [&](const Place& at, int stage) {
-    if (at.lot < params.lots) {
-      unsigned char* const to = ring + stage * params.stage_bytes;
-      const int64_t base = base_of(at), left = length_of(at) - base;
-      const auto bring = [&](auto width, StagedTensor which) {
-        constexpr int kElement = decltype(width)::value;
-        const Staged& staged = params.staged[which];
-        const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement : row_offset(at.lot, p.inner, staged.outer, staged.inner);
-        const char* const from = staged.data + offset + base * kElement;
-        const int valid = static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps}))) * kElement;
-        bring_tile<kPer * kElement, kElement>(to + staged.slot, from, valid, staged.grain, lane);
-        if (which == kStagedValues && lane == 0) {
-          // The step behind the tile.
-          unsigned char* const behind = to + staged.slot + 32 * kLaneBytes;
-          const char* const there = from + 32 * kLaneBytes;
-          const int more = static_cast<int>(max(int64_t{0}, min(left - kSteps, int64_t{kVec}))) * kElement;
-          if (staged.grain == 16) {
-            copy_existing<16, kElement>(behind, there, more);
-          } else if (staged.grain == 4) {
-            copy_existing<4, std::min(kElement, 4)>(behind, there, more);
-            if constexpr (kElement == 8) copy_existing<4, 4>(behind + 4, there + 4, more);
-          } else if constexpr (kElement == 2) {
-            *reinterpret_cast<uint16_t*>(behind) = more > 0 ? *reinterpret_cast<const uint16_t*>(there) : uint16_t(0);
-          }
-        }
-      };
-      constexpr std::integral_constant<int, sizeof(T)> wide;
-      constexpr std::integral_constant<int, sizeof(Acc)> widest;
-      constexpr std::integral_constant<int, 1> byte;
-      const auto bring_flags = [&](const ReturnsInput& flags, bool is_bool, StagedTensor which) {
-        if (!flags.data) return;
-        if (!kFull || is_bool) bring(byte, which);
-        else bring(wide, which);
-      };
-      bring(wide, kStagedRewards);
-      if (has_values) bring(wide, kStagedValues);
-      bring_flags(p.terminated, p.terminated_is_bool, kStagedTerminated);
-      bring_flags(p.truncated, p.truncated_is_bool, kStagedTruncated);
-      if (has_next) bring(wide, kStagedNext);
-      if (has_rhos) bring(wide, kStagedRhos);
-      if constexpr (kFull) {
-        if (p.gamma.kind == GammaKind::kStep) bring(widest, kStagedGamma);
-        if (p.trace.kind == GammaKind::kStep) bring(widest, kStagedTrace);
-      }
-    }
-    commit_copies();
-  };
-
-  // The discounts of the row, and c over a lane's steps.
-  Rates<Acc> own_rates;
-  double lane_power = params.powers[0];
-  const Rates<Acc>& rates = kFull ? own_rates : params.rates;
-  const auto set_rates = [&](int64_t row) {
-    if (kPacked) {
-      ReturnsDiscount gamma = p.gamma, trace = p.trace;
-      if (each_gamma) gamma.kind = GammaKind::kStep;
-      if (each_trace) trace.kind = GammaKind::kStep;
-      own_rates = rates_of<Acc>(gamma, trace, 0, 0);
-    } else {
-      own_rates = rates_of<Acc>(p.gamma, p.trace, in_row(row, p.gamma.tensor.strides), in_row(row, p.trace.tensor.strides));
-    }
-    lane_power = power_of<kPer>(own_rates.carried);
-  };
-  const bool rates_by_row = kFull && !kPacked && (p.gamma.kind == GammaKind::kRow || p.trace.kind == GammaKind::kRow);
-  if (kFull) set_rates(0);
-  double after_power = 1.0;  // over the lanes after this one
-  if constexpr (!kGates) {
-#pragma unroll
-    for (int s = 0; s < 5; ++s)
-      if (31 - lane >> s & 1) after_power = power_mul(after_power, params.powers[s]);
-  }
-
-  // Bit i: the lane's step i is the last of its row. The same in every pack.
-  uint32_t pack_lasts = 0;
-  int first_row = 0;  // of the lane's steps, in its pack
-  if constexpr (kPacked) {
-    const int length = static_cast<int>(p.length);
-    first_row = lane * kPer / length;
-    int at = lane * kPer - first_row * length;
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      if (++at == length) {
-        pack_lasts |= 1u << i;
-        at = 0;
-      }
-    }
-  }
-  const auto bootstrap_of = [&](int64_t row) {
-    return static_cast<const T*>(p.bootstrap_value.data)[in_row(row, p.bootstrap_value.strides)];
-  };
-  const T nothing = cast<T>(Acc(0));
-
-  Place now{kBlock ? static_cast<int64_t>(blockIdx.x) : static_cast<int64_t>(blockIdx.x) * warps + warp, tiles - 1}, ahead = now;
-  for (int stage = 0; stage < kStages; ++stage, move_on(ahead)) fetch(ahead, stage);
-  const bool has_bootstrap = p.bootstrap_value.data != nullptr;
-  T bootstrap = !kPacked && has_bootstrap && now.lot < params.lots ? bootstrap_of(now.lot) : nothing;
-  double carry = 0.0;
-  int stage = 0, parity = 0;
-  __shared__ Piece<double> pieces[kBlock ? 2 : 1][kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
-
-  while (now.lot < params.lots) {
-    Place following = now;
-    move_on(following);
-    // Asked for before it is needed.
-    T next_bootstrap = nothing;
-    if (!kPacked && has_bootstrap && following.tile == tiles - 1 && following.lot < params.lots) next_bootstrap = bootstrap_of(following.lot);
-    const int64_t base = base_of(now), left = length_of(now) - base;
-    const int count = static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps})));
-    T bootstraps[kPacked ? kPer : 1];
+  // Of packed rows, where a step is the last of one.
+  __device__ __forceinline__ void load_bootstraps(Bootstraps& bootstraps) const {
     if constexpr (kPacked) {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
-        bootstraps[i] = nothing;
-        if (has_bootstrap && pack_lasts >> i & 1 && lane * kPer + i < count)
-          bootstraps[i] = bootstrap_of(now.lot * params.pack_rows + first_row + __popc(pack_lasts & ((1u << i) - 1)));
+        bootstraps[i] = cast<T>(Acc(0));
+        if (operands.has_bootstrap && lasts >> i & 1 && lane * kPer + i < count) bootstraps[i] = operands.bootstrap_of(operands.packed_row(at, i));
       }
     }
-    if (rates_by_row && now.tile == tiles - 1) set_rates(now.lot);
-    unsigned char* const here = ring + stage * params.stage_bytes;
-    const auto chunk = [&](auto kind, StagedTensor which, int c) -> auto& {
-      using U = decltype(kind);
-      constexpr int kBytes = kPer * sizeof(U);
-      return *reinterpret_cast<Vector<U, 16 / sizeof(U)>*>(here + params.staged[which].slot + chunk_place<kBytes>(lane * (kBytes / 16) + c));
-    };
-    const auto read = [&](StagedTensor which, int c, Acc(&to)[kVec]) { unpack(whole(chunk(T{}, which, c)), to); };
+  }
 
-    wait_for_copies<kStages - 1>();
-    __syncwarp();
+  __device__ __forceinline__ void read(StagedTensor which, int c, Acc (&to)[kVec]) const { operands.read(here, which, c, to); }
+  __device__ __forceinline__ void read_factors(int c, Factors& to) const { operands.read_factors(c, at, here, count, to); }
+
+  // Once the tile is there.
+  __device__ __forceinline__ void load_flags() {
     unsigned char* const values = here + params.staged[kStagedValues].slot;
     if constexpr (!kFull && !kPacked && !(kForm & kWithNext)) {
       // The step behind the row's last has no other use.
-      if (has_bootstrap && left > 0 && left <= kSteps) {
-        const int at = static_cast<int>(left);
-        if (lane == 0) *reinterpret_cast<T*>(values + (at == kSteps ? 32 * kLaneBytes : chunk_place<kLaneBytes>(at / kVec)) + at % kVec * sizeof(T)) = bootstrap;
+      if (operands.has_bootstrap && left > 0 && left <= kSteps) {
+        const int step = static_cast<int>(left);
+        if (lane == 0) {
+          unsigned char* const to = values + (step == kSteps ? 32 * kLaneBytes : chunk_place<kLaneBytes>(step / kVec)) + step % kVec * sizeof(T);
+          *reinterpret_cast<T*>(to) = bootstrap;
+        }
         __syncwarp();
       }
     }
-
-    // Bit i: the lane's step i.
-    const auto flags_of = [&](const ReturnsInput& flags, bool is_bool, StagedTensor which) {
-      uint32_t bits = 0;
-      if (!flags.data) return bits;
-      if (!kFull || is_bool) {
-        const uint32_t* const bytes = reinterpret_cast<const uint32_t*>(here + params.staged[which].slot + lane * kPer);
-        const Vector<uint32_t, kPer / 4> words = *reinterpret_cast<const Vector<uint32_t, kPer / 4>*>(bytes);
-#pragma unroll
-        for (int w = 0; w < kPer / 4; ++w) bits |= flag_bits(words.get(w)) << 4 * w;
-      } else {
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          Acc set[kVec];
-          read(which, c, set);
-#pragma unroll
-          for (int j = 0; j < kVec; ++j)
-            if (set[j] != Acc(0)) bits |= 1u << (c * kVec + j);
-        }
-      }
-      return bits;
-    };
-    const uint32_t terminates = flags_of(p.terminated, p.terminated_is_bool, kStagedTerminated);
-    const uint32_t truncates = flags_of(p.truncated, p.truncated_is_bool, kStagedTruncated);
-    uint32_t lasts = pack_lasts;
+    const uint32_t terminates = operands.flags_of(p.terminated, p.terminated_is_bool, kStagedTerminated, here);
+    const uint32_t truncates = operands.flags_of(p.truncated, p.truncated_is_bool, kStagedTruncated, here);
     if constexpr (!kPacked) {
       const int64_t last = left - 1 - lane * kPer;
       if (last >= 0 && last < kPer) lasts = 1u << last;
     }
-    const uint32_t ends = terminates | truncates, cuts = ends | lasts;
-    uint32_t drops = has_next ? terminates : ends;  // the next state's value
-    if constexpr (!kFull) drops = left_out(has_values, rates, drops, cuts);
+    const uint32_t ends = terminates | truncates;
+    cuts = ends | lasts;
+    drops = operands.given.next ? terminates : ends;
+    if constexpr (!kFull) drops = left_out(operands.given.values, operands.rates(), drops, cuts);
+    const bool has_rhos = operands.given.rhos;
+    clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
+    clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
+  }
 
-    // Discounts and ratios of a chunk's steps.
-    const auto read_each = [&](bool each, const ReturnsDiscount& discount, StagedTensor which, int c, Acc otherwise, Acc(&to)[kVec]) {
-#pragma unroll
-      for (int j = 0; j < kVec; ++j) to[j] = otherwise;
-      if (!each) return;
-      if (kPacked && discount.kind == GammaKind::kRow) {
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) {
-          const int i = c * kVec + j;
-          const int64_t row = now.lot * params.pack_rows + first_row + __popc(pack_lasts & ((1u << i) - 1));
-          if (lane * kPer + i < count) to[j] = load_gamma<Acc>(discount.tensor.data, discount.dtype, in_row(row, discount.tensor.strides), false);
-        }
-      } else {
-        // As wide as Acc: a chunk of halves has two of these.
-        constexpr int kWide = 16 / sizeof(Acc);
-#pragma unroll
-        for (int w = 0; w < kVec / kWide; ++w) {
-          const Vector<Acc, kWide> part = whole(chunk(Acc{}, which, c * (kVec / kWide) + w));
-#pragma unroll
-          for (int j = 0; j < kWide; ++j) to[w * kWide + j] = part.get(j);
-        }
-      }
-    };
-    struct Factors {
-      Acc gamma[kVec], steps[kVec], trace[kVec], rho[kVec];  // steps: of gamma * trace, what is one a step
-    };
-    const auto read_factors = [&](int c, Factors& to) {
-      read_each(each_gamma, p.gamma, kStagedGamma, c, rates.gamma, to.gamma);
-      read_each(each_trace, p.trace, kStagedTrace, c, rates.trace, to.trace);
-#pragma unroll
-      for (int j = 0; j < kVec; ++j) {
-        to.steps[j] = (each_gamma ? to.gamma[j] : Acc(1)) * (each_trace ? to.trace[j] : Acc(1));
-        to.rho[j] = 1;
-      }
-      if (has_rhos) read(kStagedRhos, c, to.rho);
-    };
-    const Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
-    const Acc clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
+  // The value of the state after the lane's last step.
+  __device__ __forceinline__ Acc value_behind() const {
+    if (!operands.given.values) return 0;
+    unsigned char* const values = here + params.staged[kStagedValues].slot;
+    return cast<Acc>(*reinterpret_cast<const T*>(lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
+  }
 
-    // The lane's total, and the product of its factors where they differ.
-    Acc differences[kPer], y = 0, after = 0, product = 1;
-    if (has_values) after = cast<Acc>(*reinterpret_cast<const T*>(lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
+  // The lane's total from a carry of nothing; in `gates`, where gates differ, their product.
+  __device__ __forceinline__ Acc scan_local(const Bootstraps& bootstraps, Differences& differences, double& gates) const {
+    const Rates<Acc>& rates = operands.rates();
+    const bool has_values = operands.given.values, has_next = operands.given.next;
+    Acc y = 0, after = value_behind(), product = 1;
 #pragma unroll
     for (int c = kChunks - 1; c >= 0; --c) {
       Acc rewards[kVec], own[kVec] = {}, next[kVec];
@@ -288,7 +124,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
         if constexpr (kPacked || kFull)
           if (!has_next && lasts >> i & 1) next[j] = cast<Acc>(kPacked ? bootstraps[kPacked ? i : 0] : bootstrap);
         Acc weight = factors.gamma[j];
-        if (!has_values && !cut) weight = each_gamma || each_trace ? weight - weight * factors.trace[j] : rates.rest;
+        if (!has_values && !cut) weight = operands.each_gamma || operands.each_trace ? weight - weight * factors.trace[j] : rates.rest;
         const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
         differences[i] = (dropped ? rewards[j] : rewards[j] + weight * next[j]) - own[j];
         const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c), delta = clipped(factors.rho[j], clip_rho) * differences[i];
@@ -296,26 +132,27 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
         if (kGates) product *= factor;
       }
     }
+    if constexpr (kGates) gates = clamped_mul(in_range(product) ? static_cast<double>(product) : gates_in_double(), operands.lane_power);
+    return y;
+  }
+  // The product of the lane's factors, one that has left Acc's range.
+  __device__ __forceinline__ double gates_in_double() const {
     double gates = 1.0;
-    if constexpr (kGates) {
-      gates = static_cast<double>(product);
-      if (!in_range(product)) {
-        gates = 1.0;
 #pragma unroll 1
-        for (int c = kChunks - 1; c >= 0; --c) {
-          Factors factors;
-          read_factors(c, factors);
+    for (int c = kChunks - 1; c >= 0; --c) {
+      Factors factors;
+      read_factors(c, factors);
 #pragma unroll
-          for (int j = kVec - 1; j >= 0; --j)
-            gates = clamped_mul(gates, static_cast<double>(factors.steps[j] * clipped(factors.rho[j], clip_c)));
-        }
-      }
-      gates = clamped_mul(gates, lane_power);
+      for (int j = kVec - 1; j >= 0; --j) gates = clamped_mul(gates, static_cast<double>(factors.steps[j] * clipped(factors.rho[j], clip_c)));
     }
+    return gates;
+  }
 
-    // Over the lanes, from the last one back. A cut in [lane, lane + d) keeps out what lies behind.
+  // The carry into the lane's steps, from the last one back; `carry` becomes that into the warp's (the block's) next tile. `after_power`: c over the lanes
+  // after this one.
+  __device__ __forceinline__ Acc exchange_carries(double total, double gates, double after_power, Pieces& pieces, int& parity, double& carry) const {
+    // A cut in [lane, lane + d) keeps out what lies behind.
     const uint32_t cut_lanes = __ballot_sync(0xffffffffu, cuts != 0);
-    double total = y;
 #pragma unroll
     for (int s = 0; s < 5; ++s) {
       const int d = 1 << s;
@@ -333,26 +170,31 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
     const Piece<double> whole{shuffle(total, 0), kGates ? shuffle(gates, 0) : params.powers[5], cut_lanes != 0};
     double entering = carry;
     if constexpr (kBlock) {
-      if (lane == 0) pieces[parity][warp] = whole;
+      if (lane == 0) pieces[parity][operands.warp] = whole;
       __syncthreads();
       double all = carry;
-      for (int w = warps - 1; w >= 0; --w) {
-        if (w == warp) entering = all;
-        all = dcs::after(pieces[parity][w], all);
+      for (int w = operands.warps - 1; w >= 0; --w) {
+        if (w == operands.warp) entering = all;
+        all = after(pieces[parity][w], all);
       }
       carry = all;
       parity ^= 1;
     } else {
-      carry = dcs::after(whole, carry);
+      carry = after(whole, carry);
     }
-    y = static_cast<Acc>(dcs::after(Piece<double>{behind, behind_gates, (cut_lanes >> lane >> 1) != 0}, entering));
+    return static_cast<Acc>(after(Piece<double>{behind, behind_gates, (cut_lanes >> lane >> 1) != 0}, entering));
+  }
 
-    const StagedTensor target_slot = has_values ? kStagedValues : kStagedRewards;
-    __syncwarp();  // a neighbour has read this lane's first value
+  __device__ __forceinline__ StagedTensor target_slot() const { return operands.given.values ? kStagedValues : kStagedRewards; }
+
+  // The results, from the lane's carry, in the place of the operands.
+  __device__ __forceinline__ void apply(Acc y, const Differences& differences) const {
+    const Rates<Acc>& rates = operands.rates();
+    __syncwarp();  // a neighbor has read this lane's first value
 #pragma unroll
     for (int c = kChunks - 1; c >= 0; --c) {
       Acc own[kVec] = {}, advantages[kVec], targets[kVec];
-      if (p.targets.data && has_values) read(kStagedValues, c, own);
+      if (p.targets.data && operands.given.values) read(kStagedValues, c, own);
       Factors factors;
       read_factors(c, factors);
       Acc pg_advantages[kVec];
@@ -369,24 +211,71 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
       if constexpr (Given::kHasPg)
         if (p.pg_advantages.data)
           *reinterpret_cast<Word*>(here + params.pg_slot + chunk_place<kLaneBytes>(lane * kChunks + c)) = pack<Acc, T, kVec>(pg_advantages);
-      if (p.advantages.data) chunk(T{}, kStagedRewards, c) = pack<Acc, T, kVec>(advantages);
-      if (p.targets.data) chunk(T{}, target_slot, c) = pack<Acc, T, kVec>(targets);
+      if (p.advantages.data) operands.template chunk<T>(here, kStagedRewards, c) = pack<Acc, T, kVec>(advantages);
+      if (p.targets.data) operands.template chunk<T>(here, target_slot(), c) = pack<Acc, T, kVec>(targets);
     }
     __syncwarp();
-    const auto put = [&](const ReturnsOutput& output, int slot) {
-      if (!output.data) return;
-      const int64_t offset = kPacked ? now.lot * params.pack_rows * p.length : in_row(now.lot, output.strides);
-      put_tile<T, kPer>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
-    };
-    put(p.advantages, params.staged[kStagedRewards].slot);
-    put(p.targets, params.staged[target_slot].slot);
-    if constexpr (Given::kHasPg) put(p.pg_advantages, params.pg_slot);
+  }
+
+  __device__ __forceinline__ void store_output(const ReturnsOutput& output, int slot) const {
+    if (!output.data) return;
+    const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length : operands.in_row(at.lot, output.strides);
+    put_tile<T, kPer>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
+  }
+  __device__ __forceinline__ void store() const {
+    store_output(p.advantages, params.staged[kStagedRewards].slot);
+    store_output(p.targets, params.staged[target_slot()].slot);
+    if constexpr (Given::kHasPg) store_output(p.pg_advantages, params.pg_slot);
     __syncwarp();
-    fetch(ahead, stage);
-    move_on(ahead);
+  }
+};
+
+template <typename T, int kForm, ReturnsRows kRows>
+__global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_blocks(kRows, kForm, sizeof(T)))
+    returns_rows_kernel(const __grid_constant__ ReturnsRowsCall<typename Types<T>::Acc> params) {
+  using Tile = ReturnsRowsTile<T, kForm, kRows>;
+  using Operands = typename Tile::Operands;
+  using Acc = typename Operands::Acc;
+  constexpr int kStages = Operands::kStages;
+  extern __shared__ __align__(16) unsigned char returns_shared[];
+  __shared__ typename Tile::Pieces pieces;
+  Operands operands(params, returns_shared);
+  double after_power = 1.0;
+  if constexpr (!Operands::kGates) {
+#pragma unroll
+    for (int s = 0; s < 5; ++s)
+      if (31 - operands.lane >> s & 1) after_power = power_mul(after_power, params.powers[s]);
+  }
+
+  ReturnsTilePlace now = operands.first_place(), ahead = now;
+  for (int stage = 0; stage < kStages; ++stage, operands.move_on(ahead)) operands.fetch(ahead, stage);
+  const bool has_bootstrap = !Operands::kPacked && operands.has_bootstrap;
+  T bootstrap = has_bootstrap && now.lot < params.lots ? operands.bootstrap_of(now.lot) : cast<T>(Acc(0));
+  double carry = 0.0;
+  int stage = 0, parity = 0;
+  while (now.lot < params.lots) {
+    ReturnsTilePlace following = now;
+    operands.move_on(following);
+    // Asked for before it is needed.
+    T next_bootstrap = cast<T>(Acc(0));
+    if (has_bootstrap && following.tile == operands.tiles - 1 && following.lot < params.lots) next_bootstrap = operands.bootstrap_of(following.lot);
+    Tile tile(operands, now, stage, bootstrap);
+    typename Tile::Bootstraps bootstraps;
+    tile.load_bootstraps(bootstraps);
+    if (operands.rates_by_row() && now.tile == operands.tiles - 1) operands.set_rates(now.lot);
+    wait_for_copies<kStages - 1>();
+    __syncwarp();
+    tile.load_flags();
+    double gates = 1.0;
+    typename Tile::Differences differences;
+    const Acc total = tile.scan_local(bootstraps, differences, gates);
+    tile.apply(tile.exchange_carries(total, gates, after_power, pieces, parity, carry), differences);
+    tile.store();
+    operands.fetch(ahead, stage);
+    operands.move_on(ahead);
 
     now = following;
-    if (!kPacked && now.tile == tiles - 1) bootstrap = next_bootstrap;
+    if (!Operands::kPacked && now.tile == operands.tiles - 1) bootstrap = next_bootstrap;
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 }
