@@ -1,11 +1,11 @@
-// The temporal difference scan along any dimension and with any strides: neighbouring lanes take neighbouring columns, the warps of a block share a column's
+// The temporal difference scan along any dimension and with any strides: neighboring lanes take neighboring columns, the warps of a block share a column's
 // time out among them. A round is kCount steps a warp: all are read at once, a warp's total from nothing goes to shared memory, lanes scan the totals of a
 // column, and each warp goes through its steps again from its carry.
 #pragma once
 
+#include "common/vector.cuh"
 #include "returns/step.cuh"
 #include "scan/carry/segment.cuh"
-#include "common/vector.cuh"
 
 namespace dcs {
 
@@ -15,158 +15,186 @@ struct ReturnsColumnsCall {
   Rates<Acc> rates;  // of the kernels of known forms
 };
 
-// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool as well.
-template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
-  const ReturnsProblem& p = params.problem;
+// Where the warps of a block leave their segments: an entry a warp and column, padded against bank conflicts.
+template <int kColumns, int kWarps>
+struct ReturnsColumnSegments {
+  double totals[kColumns][kWarps][33], products[kColumns][kWarps][33];
+  bool closed[kColumns][kWarps][33];
+  double carries[kColumns][32];  // into the block's next round
+};
+
+// A warp's steps of a round, kCount of each of a lane's columns. Arrays alone: beside one that a loop indexes the compiler keeps no scalar in a register.
+template <typename T, bool kAny, int kColumns, int kCount>
+struct ReturnsColumnWords {
+  using Acc = typename Types<T>::Acc;
+  Vector<T, kColumns> rewards[kCount], values[kCount], next[kCount], rhos[kCount];
+  Vector<Acc, kColumns> gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
+  uint32_t terminates[kColumns], truncates[kColumns], cuts[kColumns];  // bit i: step i
+  Acc differences[kColumns][kCount];
+};
+
+template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps>
+struct ReturnsColumnsRound {
   using Acc = typename Types<T>::Acc;
   using Given = ReturnsGiven<kForm>;
-  constexpr bool kFull = Given::kFull, kGates = Given::kGates;
   using Word = Vector<T, kColumns>;
-  using Bytes = Vector<uint8_t, kColumns>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int64_t time = p.length, columns = p.outer * p.inner;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * kColumns;
-  const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= columns;
-  const int64_t outer = !inside ? 0 : p.inner == 1 ? column : p.outer == 1 ? 0 : column / p.inner;
-  const int64_t inner = inside ? column - outer * p.inner : 0;
-  const auto in_row = [&](const Strides& strides, int c) { return outer * strides.outer + (inner + c) * strides.inner; };
-  // An operand at the column's last step. Steps are counted from there: q = 0, 1, ...
-  const auto at_last = [&](const auto* data, const Strides& strides) { return data + in_row(strides, 0) + (time - 1) * strides.time; };
+  using Words = ReturnsColumnWords<T, kAny, kColumns, kCount>;
+  using Segments = ReturnsColumnSegments<kColumns, kWarps>;
+  using OwnRates = Rates<Acc>[kColumns];
+  static constexpr bool kFull = Given::kFull, kGates = Given::kGates;
 
-  const Given given(p);
-  const bool has_values = given.values, has_next = given.next, has_rhos = given.rhos;
-  const bool step_gamma = kAny && p.gamma.kind == GammaKind::kStep, step_trace = kAny && p.trace.kind == GammaKind::kStep;
-  const T* const rewards = at_last(static_cast<const T*>(p.rewards.data), p.rewards.strides);
-  const T* const values = at_last(static_cast<const T*>(p.values.data), p.values.strides);
+  const ReturnsColumnsCall<Acc>& call;
+  const ReturnsProblem& p;
+  const OwnRates& own_rates;
+  const int64_t outer, inner;  // of the lane's first column
+  const bool inside, whole_block;
+  const Given given;
+  const bool step_gamma, step_trace;
+  Acc clip_rho, clip_c, clip_pg;
+  // Of the round. Steps are counted from the last one: first, first + 1, ...
+  int64_t first = 0;
+  int count = 0;
+  bool even = false;  // the warp's steps and columns are all there; the same for all lanes
 
-  __shared__ double totals[kColumns][kWarps][33], products[kColumns][kWarps][33];  // an entry a warp and column, padded against bank conflicts
-  __shared__ bool closed[kColumns][kWarps][33];
-  __shared__ double carries[kColumns][32];  // into the block's next round
-  Rates<Acc> own_rates[kColumns];
-  const auto rates = [&](int c) -> const Rates<Acc>& { return kFull ? own_rates[c] : params.rates; };
-  T bootstraps[kColumns];
-  double powers[kColumns];  // c over a warp's steps
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    if constexpr (kFull) own_rates[c] = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
-    const double power = power_of<kCount>(rates(c).carried);
-    powers[c] = power;
-    if constexpr (!kGates) products[c][warp][lane] = power;
-    bootstraps[c] = cast<T>(Acc(0));
-    if (p.bootstrap_value.data && inside && warp == 0)
-      bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
-    if (warp == 0) carries[c][lane] = 0.0;
+  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const OwnRates& own_rates, int64_t outer, int64_t inner, bool inside,
+                                                 bool whole_block)
+      : call(call),
+        p(call.problem),
+        own_rates(own_rates),
+        outer(outer),
+        inner(inner),
+        inside(inside),
+        whole_block(whole_block),
+        given(p),
+        step_gamma(kAny && p.gamma.kind == GammaKind::kStep),
+        step_trace(kAny && p.trace.kind == GammaKind::kStep),
+        clip_rho(given.rhos ? static_cast<Acc>(p.clip_rho) : Acc(1)),
+        clip_c(given.rhos ? static_cast<Acc>(p.clip_c) : Acc(1)),
+        clip_pg(given.rhos ? static_cast<Acc>(p.clip_pg) : Acc(1)) {}
+
+  __device__ __forceinline__ const Rates<Acc>& rates(int c) const {
+    if constexpr (kFull) return own_rates[c];
+    else return call.rates;
   }
-  Acc clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
-  const Acc clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
+  // An operand at the column's last step.
+  template <typename U>
+  __device__ __forceinline__ const U* at_last(const void* data, const Strides& strides) const {
+    return static_cast<const U*>(data) + (outer * strides.outer + inner * strides.inner) + (p.length - 1) * strides.time;
+  }
 
-  for (int64_t begin = 0; begin < time; begin += warps * kCount) {
-    const int64_t first = begin + warp * kCount;
-    const int count = inside ? static_cast<int>(max(int64_t{0}, min(time - first, static_cast<int64_t>(kCount)))) : 0;
-    const bool even = whole_block && first + kCount <= time;  // the same for all lanes of a warp
-    const auto load = [&](auto(&to)[kCount], const auto* last, const Strides& strides) {
-      using Whole = std::remove_reference_t<decltype(to[0])>;
-      const auto* from = last - first * strides.time;
-      if (even) {
+  __device__ __forceinline__ void begin(int64_t begin_of_round) {
+    first = begin_of_round + threadIdx.x / 32 * kCount;
+    count = inside ? static_cast<int>(max(int64_t{0}, min(p.length - first, static_cast<int64_t>(kCount)))) : 0;
+    even = whole_block && first + kCount <= p.length;
+  }
+
+  template <typename Whole, typename U>
+  __device__ __forceinline__ void load(Whole (&to)[kCount], const U* last, const Strides& strides) const {
+    const U* from = last - first * strides.time;
+    if (even) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *reinterpret_cast<const Whole*>(from);
-      } else {
+      for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *reinterpret_cast<const Whole*>(from);
+    } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i, from -= strides.time) {
+      for (int i = 0; i < kCount; ++i, from -= strides.time) {
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) to[i].set(c, {});
-          if (i < count) to[i] = *reinterpret_cast<const Whole*>(from);
-        }
+        for (int c = 0; c < kColumns; ++c) to[i].set(c, {});
+        if (i < count) to[i] = *reinterpret_cast<const Whole*>(from);
       }
-    };
-    const auto load_operand = [&](Word(&to)[kCount], const ReturnsInput& operand) {
-      load(to, at_last(static_cast<const T*>(operand.data), operand.strides), operand.strides);
-    };
-    Word reward_words[kCount], value_words[kCount], next_words[kCount], rho_words[kCount], value_behind;
-    load(reward_words, rewards, p.rewards.strides);
+    }
+  }
+  template <typename U>
+  __device__ __forceinline__ void load_operand(Vector<U, kColumns> (&to)[kCount], const ReturnsInput& operand) const {
+    load(to, at_last<U>(operand.data, operand.strides), operand.strides);
+  }
+  __device__ __forceinline__ void load_flags(uint32_t (&bits)[kColumns], const ReturnsInput& flags, bool is_bool) const {
+    if (!flags.data) return;
+    if (!kAny || is_bool) {
+      Vector<uint8_t, kColumns> bytes[kCount];
+      load_operand(bytes, flags);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (bytes[i].get(c)) bits[c] |= 1u << i;
+    } else {
+      Word words[kCount];
+      load_operand(words, flags);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (cast<Acc>(words[i].get(c)) != Acc(0)) bits[c] |= 1u << i;
+    }
+  }
+  // All of the warp's steps, and the values of the states behind the first one.
+  __device__ __forceinline__ Word load(Words& words, const T (&bootstraps)[kColumns]) const {
+    load_operand(words.rewards, p.rewards);
+    Word value_behind;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) value_behind.set(c, first == 0 ? bootstraps[c] : cast<T>(Acc(0)));
-    if (has_values) {
-      load(value_words, values, p.values.strides);
-      if (!has_next && first > 0 && count > 0) value_behind = *reinterpret_cast<const Word*>(values - (first - 1) * p.values.strides.time);
+    if (given.values) {
+      load_operand(words.values, p.values);
+      if (!given.next && first > 0 && count > 0)
+        value_behind = *reinterpret_cast<const Word*>(at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
     }
-    if (has_next) load_operand(next_words, p.next_values);
-    if (has_rhos) load_operand(rho_words, p.rhos);
-    Vector<Acc, kColumns> gamma_words[kAny ? kCount : 1], trace_words[kAny ? kCount : 1];
+    if (given.next) load_operand(words.next, p.next_values);
+    if (given.rhos) load_operand(words.rhos, p.rhos);
     if constexpr (kAny) {
-      const auto load_rate = [&](Vector<Acc, kColumns>(&to)[kCount], const ReturnsInput& operand) {
-        load(to, at_last(static_cast<const Acc*>(operand.data), operand.strides), operand.strides);
-      };
-      if (step_gamma) load_rate(gamma_words, p.gamma.tensor);
-      if (step_trace) load_rate(trace_words, p.trace.tensor);
+      if (step_gamma) load_operand(words.gammas, p.gamma.tensor);
+      if (step_trace) load_operand(words.traces, p.trace.tensor);
     }
-    // Bit i: step i.
-    uint32_t terminates[kColumns] = {}, truncates[kColumns] = {};
-    const auto load_flags = [&](uint32_t(&bits)[kColumns], const ReturnsInput& flags, bool is_bool) {
-      if (!flags.data) return;
-      if (!kAny || is_bool) {
-        Bytes bytes[kCount];
-        load(bytes, at_last(static_cast<const uint8_t*>(flags.data), flags.strides), flags.strides);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i)
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (bytes[i].get(c)) bits[c] |= 1u << i;
-      } else {
-        Word words[kCount];
-        load_operand(words, flags);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (cast<Acc>(words[i].get(c)) != Acc(0)) bits[c] |= 1u << i;
-      }
-    };
-    load_flags(terminates, p.terminated, p.terminated_is_bool);
-    if constexpr (kFull || (kForm & kWithNext)) load_flags(truncates, p.truncated, p.truncated_is_bool);
-    else load_flags(terminates, p.truncated, p.truncated_is_bool);  // without next values they do the same
+    for (int c = 0; c < kColumns; ++c) words.terminates[c] = words.truncates[c] = 0;
+    load_flags(words.terminates, p.terminated, p.terminated_is_bool);
+    if constexpr (kFull || (kForm & kWithNext)) load_flags(words.truncates, p.truncated, p.truncated_is_bool);
+    else load_flags(words.terminates, p.truncated, p.truncated_is_bool);  // without next values they do the same
+    return value_behind;
+  }
 
-    const auto ratio = [&](int i, int c, Acc most) {
-      return has_rhos ? clipped(cast<Acc>(rho_words[i].get(c)), most) : Acc(1);
-    };
-    // Of gamma * trace, what is one a step.
-    const auto steps_of = [&](int i, int c) {
-      Acc factor = 1;
-      if constexpr (kAny) {
-        if (step_gamma) factor = gamma_words[i].get(c);
-        if (step_trace) factor *= trace_words[i].get(c);
-      }
-      return factor;
-    };
-    uint32_t cuts[kColumns];
-    Acc differences[kColumns][kCount];
+  __device__ __forceinline__ Acc ratio(const Words& words, int i, int c, Acc most) const {
+    return given.rhos ? clipped(cast<Acc>(words.rhos[i].get(c)), most) : Acc(1);
+  }
+  // Of gamma * trace, what is one a step.
+  __device__ __forceinline__ Acc steps_of(const Words& words, int i, int c) const {
+    Acc factor = 1;
+    if constexpr (kAny) {
+      if (step_gamma) factor = words.gammas[i].get(c);
+      if (step_trace) factor *= words.traces[i].get(c);
+    }
+    return factor;
+  }
+  // What the next state's value counts.
+  __device__ __forceinline__ Acc weight(const Words& words, int i, int c, bool cut) const {
+    Acc weight = rates(c).gamma;
+    if constexpr (kAny) {
+      if (step_gamma) weight = words.gammas[i].get(c);
+    }
+    if (given.values || cut) return weight;
+    if constexpr (kAny) {
+      if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i].get(c) : rates(c).trace);
+    }
+    return rates(c).rest;
+  }
+
+  // The warp's totals from a carry of nothing, to shared memory.
+  __device__ __forceinline__ void scan_local(Words& words, const Word& value_behind, const double (&powers)[kColumns], Segments& segments) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const uint32_t lasts = first == 0 ? 1u : 0u;
-      cuts[c] = terminates[c] | truncates[c] | lasts;
-      uint32_t drops = has_next ? terminates[c] : terminates[c] | truncates[c];  // the next state's value
-      if constexpr (!kFull) drops = left_out(has_values, rates(c), drops, cuts[c]);
+      const uint32_t lasts = first == 0 ? 1u : 0u, ends = words.terminates[c] | words.truncates[c];
+      words.cuts[c] = ends | lasts;
+      uint32_t drops = given.next ? words.terminates[c] : ends;  // the next state's value
+      if constexpr (!kFull) drops = left_out(given.values, rates(c), drops, words.cuts[c]);
       Acc y = 0, after = cast<Acc>(value_behind.get(c)), product = 1;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const bool cut = cuts[c] >> i & 1;
-        const Acc reward = cast<Acc>(reward_words[i].get(c)), own = has_values ? cast<Acc>(value_words[i].get(c)) : Acc(0);
-        const Acc next = has_next ? cast<Acc>(next_words[i].get(c)) : after;
-        Acc weight = rates(c).gamma;
-        if constexpr (kAny) {
-          if (step_gamma) weight = gamma_words[i].get(c);
-        }
-        if (!has_values && !cut) {
-          Acc rest = rates(c).rest;
-          if constexpr (kAny) {
-            if (step_gamma || step_trace) rest = weight - weight * (step_trace ? trace_words[i].get(c) : rates(c).trace);
-          }
-          weight = rest;
-        }
-        const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
-        differences[c][i] = (dropped ? reward : reward + weight * next) - own;
-        const Acc delta = ratio(i, c, clip_rho) * differences[c][i], factor = steps_of(i, c) * ratio(i, c, clip_c);
+        const bool cut = words.cuts[c] >> i & 1;
+        const Acc reward = cast<Acc>(words.rewards[i].get(c)), own = given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0);
+        const Acc next = given.next ? cast<Acc>(words.next[i].get(c)) : after, weighted = weight(words, i, c, cut);
+        const bool dropped = drops >> i & 1 || (kFull && !given.values && weighted == Acc(0));
+        words.differences[c][i] = (dropped ? reward : reward + weighted * next) - own;
+        const Acc delta = ratio(words, i, c, clip_rho) * words.differences[c][i], factor = steps_of(words, i, c) * ratio(words, i, c, clip_c);
         y = cut ? delta : rates(c).gate.step(delta, factor * y);
         if (kGates) product *= factor;
         after = own;
@@ -175,32 +203,43 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       if (kGates && !in_range(product)) {
         gates = 1.0;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) gates = clamped_mul(gates, static_cast<double>(steps_of(i, c) * ratio(i, c, clip_c)));
+        for (int i = 0; i < kCount; ++i) gates = clamped_mul(gates, static_cast<double>(steps_of(words, i, c) * ratio(words, i, c, clip_c)));
       }
-      totals[c][warp][lane] = y;
-      if constexpr (kGates) products[c][warp][lane] = clamped_mul(gates, powers[c]);
-      closed[c][warp][lane] = cuts[c] != 0;
+      segments.totals[c][warp][lane] = y;
+      if constexpr (kGates) segments.products[c][warp][lane] = clamped_mul(gates, powers[c]);
+      segments.closed[c][warp][lane] = words.cuts[c] != 0;
     }
     __syncthreads();
-    // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
-    const int stretch = lane % warps, of_column = warp * (32 / warps) + lane / warps;
+  }
+
+  // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
+  static __device__ __forceinline__ void exchange_carries(Segments& segments) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int segment = lane % warps, of_column = warp * (32 / warps) + lane / warps;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      Piece<double> piece{totals[c][stretch][of_column], products[c][stretch][of_column], closed[c][stretch][of_column]};
+      Piece<double> piece{segments.totals[c][segment][of_column], segments.products[c][segment][of_column], segments.closed[c][segment][of_column]};
       for (int d = 1; d < warps; d *= 2) {
         const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
         const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-        if (stretch >= d && !piece.closed) piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
+        if (segment >= d && !piece.closed) piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
       }
       const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
                                  static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
-      const double entering = carries[c][of_column];
-      totals[c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
+      const double entering = segments.carries[c][of_column];
+      segments.totals[c][segment][of_column] = segment == 0 ? entering : after(before, entering);
       __syncwarp();
-      if (stretch == warps - 1) carries[c][of_column] = after(piece, entering);
+      if (segment == warps - 1) segments.carries[c][of_column] = after(piece, entering);
     }
     __syncthreads();
+  }
 
+  __device__ __forceinline__ T* results(const ReturnsOutput& output) const {
+    const Strides& strides = output.strides;
+    return static_cast<T*>(output.data) + (outer * strides.outer + inner * strides.inner + (p.length - 1 - first) * strides.time);
+  }
+  // The results, from the warp's carry.
+  __device__ __forceinline__ void apply(const Words& words, const Segments& segments) {
     if constexpr (kGates) {
       // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there are.
       reload(clip_rho);
@@ -208,10 +247,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
     }
     Acc y[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(totals[c][warp][lane]);
-    const auto results = [&](const ReturnsOutput& output) {
-      return static_cast<T*>(output.data) + (in_row(output.strides, 0) + (time - 1 - first) * output.strides.time);
-    };
+    for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(segments.totals[c][threadIdx.x / 32][threadIdx.x % 32]);
     T* const advantages = results(p.advantages);
     T* const targets = results(p.targets);
     T* const pg_advantages = results(p.pg_advantages);
@@ -220,12 +256,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
       Acc target[kColumns], pg[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        const bool cut = cuts[c] >> i & 1;
-        const Acc difference = differences[c][i];
-        const Acc delta = ratio(i, c, clip_rho) * difference, factor = steps_of(i, c);
-        if (Given::kHasPg) pg[c] = ratio(i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
-        y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(i, c, clip_c) * y[c]);
-        target[c] = y[c] + (has_values ? cast<Acc>(value_words[i].get(c)) : Acc(0));
+        const bool cut = words.cuts[c] >> i & 1;
+        const Acc difference = words.differences[c][i];
+        const Acc delta = ratio(words, i, c, clip_rho) * difference, factor = steps_of(words, i, c);
+        if (Given::kHasPg) pg[c] = ratio(words, i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
+        y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(words, i, c, clip_c) * y[c]);
+        target[c] = y[c] + (given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0));
       }
       if (even || i < count) {
         if (p.advantages.data) *reinterpret_cast<Word*>(advantages - i * p.advantages.strides.time) = pack<Acc, T, kColumns>(y);
@@ -234,6 +270,46 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks) returns_columns_kernel(c
           if (p.pg_advantages.data) *reinterpret_cast<Word*>(pg_advantages - i * p.pg_advantages.strides.time) = pack<Acc, T, kColumns>(pg);
       }
     }
+  }
+};
+
+// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool as well.
+template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks)
+    returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
+  using Round = ReturnsColumnsRound<T, kForm, kAny, kColumns, kCount, kWarps>;
+  using Acc = typename Round::Acc;
+  const ReturnsProblem& p = params.problem;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int64_t columns = p.outer * p.inner, column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * kColumns;
+  const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= columns;
+  const int64_t outer = !inside ? 0 : p.inner == 1 ? column : p.outer == 1 ? 0 : column / p.inner;
+  const int64_t inner = inside ? column - outer * p.inner : 0;
+  const auto in_row = [&](const Strides& strides, int c) { return outer * strides.outer + (inner + c) * strides.inner; };
+
+  __shared__ typename Round::Segments segments;
+  Rates<Acc> own_rates[kColumns];
+  Round round(params, own_rates, outer, inner, inside, whole_block);
+  T bootstraps[kColumns];
+  double powers[kColumns];  // c over a warp's steps
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if constexpr (Round::kFull) own_rates[c] = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
+    powers[c] = power_of<kCount>(round.rates(c).carried);
+    if constexpr (!Round::kGates) segments.products[c][warp][lane] = powers[c];
+    bootstraps[c] = cast<T>(Acc(0));
+    if (p.bootstrap_value.data && inside && warp == 0)
+      bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
+    if (warp == 0) segments.carries[c][lane] = 0.0;
+  }
+
+  for (int64_t begin = 0; begin < p.length; begin += warps * kCount) {
+    round.begin(begin);
+    typename Round::Words words;
+    const auto value_behind = round.load(words, bootstraps);
+    round.scan_local(words, value_behind, powers, segments);
+    round.exchange_carries(segments);
+    round.apply(words, segments);
   }
 }
 
