@@ -30,6 +30,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ENV_STAMP := $(VENV)/.stamp-environment
 BUILD_STAMP := $(VENV)/.stamp-build
 CUDA_CHOICE := $(VENV)/.dcs-cuda
+PYTHON_FILES := $(VENV)/.python-files
 # A folder counts as a source too: its time changes when a file is added to it or taken away.
 NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
 export MPLBACKEND := Agg
@@ -55,8 +56,13 @@ $(CUDA_CHOICE): FORCE | $(ENV_STAMP)
 	@choice="$${DCS_CUDA:-$$(cat $@ 2>/dev/null || echo GPU)}"
 	[ "$$choice" = "$$(cat $@ 2>/dev/null)" ] || echo "$$choice" >$@
 
+# An editable install finds the modules that there were when it was made, and no others.
+$(PYTHON_FILES): FORCE | $(ENV_STAMP)
+	@files="$$(find torch_dcs_ops triton_kernels examples -name '*.py' | sort)"
+	[ "$$files" = "$$(cat $@ 2>/dev/null)" ] || echo "$$files" >$@
+
 # Development builds are for the GPU at hand (sm_90 without one): a release takes three times as long to compile.
-$(BUILD_STAMP): $(ENV_STAMP) $(CUDA_CHOICE) $(NATIVE_SOURCES)
+$(BUILD_STAMP): $(ENV_STAMP) $(CUDA_CHOICE) $(PYTHON_FILES) $(NATIVE_SOURCES)
 	@for metadata in $(VENV)/lib/python3*/site-packages/torch_dcs_ops-*.dist-info; do
 	  [ -e $$metadata/RECORD ] || rm -rf $$metadata  # an interrupted install, which pip refuses to replace
 	done
