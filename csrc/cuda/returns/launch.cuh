@@ -275,26 +275,26 @@ class ReturnsLaunch {
   // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a block's warps share them, as many warps as
   // leave room for all blocks at once.
   template <int kForm>
-  bool walk() {
+  bool warp_columns() {
     constexpr int kWords = sizeof(T) == 2 ? 2 : 1;  // of a lane, in shared columns: 128 bytes a step and warp
     const auto blocks_of = [&](int columns) { return p_.outer * ceil_div(p_.inner, 32 * columns); };
     const int64_t alone = blocks_of(2), shared = blocks_of(kWords);
     if (!columns_take_words() || alone > INT_MAX) return false;
     if (alone >= 3 * device_.multiprocessors) {
       constexpr int kStages = kForm & kWithRhos ? 6 : 8;
-      return launch_walk(returns_walk_kernel<T, kForm, 2, 4, kStages, false, 32, 12>, walk_stage_bytes<T, kForm, 2, 4, false>, 2, 4, kStages, 0, alone, 1);
+      return launch_warp_columns(returns_warp_columns_kernel<T, kForm, 2, 4, kStages, false, 32, 12>, warp_columns_stage_bytes<T, kForm, 2, 4, false>, 2, 4, kStages, 0, alone, 1);
     }
     if (shared < device_.multiprocessors / 2 || p_.length < 128) return false;
-    const int warps = static_cast<int>(std::max<int64_t>(1, kMaxWalkWarps / ceil_div(shared, device_.multiprocessors)));
+    const int warps = static_cast<int>(std::max<int64_t>(1, kMaxColumnWarps / ceil_div(shared, device_.multiprocessors)));
     constexpr int kStages = (kForm & kWithRhos) || kForm == kAdvantagesNext ? 3 : 4;
-    return launch_walk(returns_walk_kernel<T, kForm, kWords, 8, kStages, true, 32 * kMaxWalkWarps, 1>, walk_stage_bytes<T, kForm, kWords, 8, true>, kWords, 8, kStages,
-                       WalkCarries<kWords>::kBytes, shared, warps);
+    return launch_warp_columns(returns_warp_columns_kernel<T, kForm, kWords, 8, kStages, true, 32 * kMaxColumnWarps, 1>, warp_columns_stage_bytes<T, kForm, kWords, 8, true>, kWords, 8, kStages,
+                       WarpColumnsCarries<kWords>::kBytes, shared, warps);
   }
 
-  bool launch_walk(void (*kernel)(ReturnsWalkCall<Acc>), int (*stage_bytes)(bool, bool), int columns, int steps, int stages, int carries,
+  bool launch_warp_columns(void (*kernel)(ReturnsWarpColumnsCall<Acc>), int (*stage_bytes)(bool, bool), int columns, int steps, int stages, int carries,
                    int64_t blocks, int warps) {
-    ReturnsWalkCall<Acc> call{known_of<Acc>(p_, steps)};
-    const auto read = [](WalkOperand& to, const ReturnsInput& from) { to = {static_cast<const char*>(from.data), from.strides}; };
+    ReturnsWarpColumnsCall<Acc> call{known_of<Acc>(p_, steps)};
+    const auto read = [](ReturnsColumnOperand& to, const ReturnsInput& from) { to = {static_cast<const char*>(from.data), from.strides}; };
     read(call.rewards, p_.rewards);
     read(call.values, p_.values);
     read(call.next_values, p_.next_values);
@@ -319,7 +319,7 @@ class ReturnsLaunch {
   template <int kForm>
   void columns() {
     if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
-      if (walk<kForm>()) return;
+      if (warp_columns<kForm>()) return;
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
     if constexpr (kFull && sizeof(T) <= 4) {
