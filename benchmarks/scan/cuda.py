@@ -100,10 +100,12 @@ def _triton_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measured
 
 
 def _triton_function(name: str, case: Case, x: Tensor, steps: Tensor) -> Callable[[], Tensor]:
+    from torch_dcs_ops.reference.scan import ScanCall
     from torch_dcs_ops.triton_kernels.scan.launch import scan
 
     gamma, number = (steps, 0.0) if name.endswith("step") else (None, GAMMA)
-    return lambda: scan(x, gamma, number, case.dim % 2, "right" in name, False, None, None, None)
+    call = ScanCall(gamma, number, case.dim % 2, "right" in name, False, None, None, None)
+    return lambda: scan(x, call)
 
 
 def _compile(job: tuple[str, Case, torch.dtype]) -> None:

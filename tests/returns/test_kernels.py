@@ -115,7 +115,7 @@ def budgets(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     size = ratios[0] * (r.abs() + 2 * rate[0] * after.abs() + (zero if v is None else v.abs()))
     gates = rate[0] * rate[1] * ratios[1]
     for _ in range(2):
-        size = reference_scan.scan(size, gates, 1.0, dim, True, False, None, ends, None)
+        size = reference_scan.scan(size, reference_scan.ScanCall(gates, 1.0, dim, True, False, None, ends, None))
     accumulation = torch.finfo(torch.float64 if c.rewards.dtype == torch.float64 else torch.float32)
     budget = 4 * accumulation.eps * size
     carried = torch.roll(budget, -1, dim) + budget
@@ -124,7 +124,8 @@ def budgets(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 def check(c: Call) -> None:
     results = OP(*c.arguments())
-    expected = reference.temporal_difference_scan(*(wide(a) if isinstance(a, Tensor) else a for a in c.arguments()))
+    wide_arguments = (wide(a) if isinstance(a, Tensor) else a for a in c.arguments())
+    expected = reference.temporal_difference_scan(reference.TemporalDifferenceCall(*wide_arguments))  # type: ignore[arg-type]
     final = torch.finfo(c.rewards.dtype)
     for result, wanted, budget, need in zip(results, expected, budgets(c), c.needs, strict=True):
         assert result.dtype == c.rewards.dtype

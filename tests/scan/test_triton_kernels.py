@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.reference.scan import ScanCall
+
 from support.subprocesses import rare, run_in_the_interpreter
 
 pytest.importorskip("triton")
@@ -120,17 +122,17 @@ class Case:
         self.initial = torch.randn(rows, generator=generator).to(dtype) if started else None
         self.reset = torch.rand(shape, generator=generator) < 0.05 if resets else None
 
+    def scan(
+        self, launchers: ModuleType, reverse: bool, shifted: bool, initial: Tensor | None, window: int | None
+    ) -> Tensor:
+        x, gamma, initial, reset = on_device(self.x, self.gamma, initial, self.reset)
+        call = ScanCall(gamma, self.value, self.dim, reverse, shifted, initial, reset, window)
+        output: Tensor = launchers.scan(x, call)
+        return output
+
     def check(self, launchers: ModuleType, reverse: bool, shifted: bool = False, window: int | None = None) -> None:
         initial = None if shifted else self.initial
-        output = launchers.scan(
-            *on_device(self.x, self.gamma),
-            self.value,
-            self.dim,
-            reverse,
-            shifted,
-            *on_device(initial, self.reset),
-            window,
-        ).cpu()
+        output = self.scan(launchers, reverse, shifted, initial, window).cpu()
         gates = expanded(self.gamma, self.value, self.x, self.dim)
         wide_initial = None if initial is None else initial.double()
         arguments = (self.dim, reverse, shifted)
@@ -144,8 +146,7 @@ class Case:
 
     def check_non_finite(self, launchers: ModuleType, reverse: bool) -> None:
         """Infinities and NaNs are where the recurrence has them, and nowhere else."""
-        arguments = (self.value, self.dim, reverse, False)
-        output = launchers.scan(*on_device(self.x, self.gamma), *arguments, *on_device(self.initial, self.reset), None)
+        output = self.scan(launchers, reverse, False, self.initial, None)
         gates = expanded(self.gamma, self.value, self.x, self.dim)
         initial = None if self.initial is None else self.initial.double()
         expected = recurrence(self.x.double(), gates.double(), self.dim, reverse, False, initial, self.reset)
@@ -155,13 +156,9 @@ class Case:
         gates = expanded(self.gamma, self.value, self.x, self.dim)
         wide_initial = None if self.initial is None else self.initial.double()
         output = recurrence(self.x.double(), gates, self.dim, reverse, False, wide_initial, self.reset).to(self.x.dtype)
-        grad_input, grad_gamma = (
-            result.cpu()
-            for result in launchers.scan_gradients(
-                *on_device(self.grad, output, self.gamma), self.value, self.dim, reverse,
-                *on_device(self.initial, self.reset),
-            )
-        )  # fmt: skip
+        grad, of, gamma, initial, reset = on_device(self.grad, output, self.gamma, self.initial, self.reset)
+        call = ScanCall(gamma, self.value, self.dim, reverse, False, initial, reset, None)
+        grad_input, grad_gamma = (result.cpu() for result in launchers.scan_gradients(grad, of, call))
         arguments = (self.dim, not reverse, True, None, self.reset)
         expected = recurrence(self.grad.double(), gates, *arguments)
         scale = recurrence(self.grad.double().abs(), gates.abs(), *arguments)
@@ -284,16 +281,16 @@ def test_columns_held(
         ),
     ],
 )
-def test_long_rows_of_halves(
+def test_long_rows_in_half_precision(
     launchers: ModuleType, long: int, monkeypatch: pytest.MonkeyPatch, value: float, dtype: torch.dtype, large: bool
 ) -> None:
     """One number as gamma: kernels of their own, whose weights stay above 0."""
     if large:
         monkeypatch.setattr(launchers, "LONGEST_SMALL_TILES", 512)
     taken: list[object] = []
-    run_rows = launchers.scan_halves.run_rows
+    run_rows = launchers.half_precision.run_rows
     monkeypatch.setattr(
-        launchers.scan_halves, "run_rows", lambda *arguments: (taken.append(arguments), run_rows(*arguments))
+        launchers.half_precision, "run_rows", lambda *arguments: (taken.append(arguments), run_rows(*arguments))
     )
     for reverse, length in ((False, long), (True, long - 3)):
         case = Case((2, length), 1, dtype, "sum" if value == 1 else "scalar", value, started=reverse)
@@ -304,7 +301,7 @@ def test_long_rows_of_halves(
         case.check_non_finite(launchers, reverse)
         if value > 0:
             (x,) = on_device(case.x)
-            after = launchers.scan(x, None, value, 1, reverse, False, None, None, None)[1]
+            after = launchers.scan(x, ScanCall(None, value, 1, reverse, False, None, None, None))[1]
             assert (after[:301] if reverse else after[300:]).isposinf().all()
     assert len(taken) == (8 if value > 0 else 6)
 
@@ -364,14 +361,16 @@ def test_strides(launchers: ModuleType, view: int, gates: str) -> None:
 def test_no_dimensions_and_no_elements(launchers: ModuleType) -> None:
     x, gamma = on_device(torch.tensor(2.0), torch.tensor(0.5, dtype=torch.float64))
     initial, reset = on_device(torch.tensor(3.0), torch.tensor(True))
-    assert launchers.scan(x, gamma, 0.0, 0, False, False, initial, None, None).item() == 3.5
-    assert launchers.scan(x, gamma, 0.0, -1, False, False, initial, reset, None).item() == 2.0
-    grad_input, grad_gamma = launchers.scan_gradients(x, x, gamma, 0.0, 0, False, initial, None)
+    assert launchers.scan(x, ScanCall(gamma, 0.0, 0, False, False, initial, None, None)).item() == 3.5
+    assert launchers.scan(x, ScanCall(gamma, 0.0, -1, False, False, initial, reset, None)).item() == 2.0
+    grad_input, grad_gamma = launchers.scan_gradients(x, x, ScanCall(gamma, 0.0, 0, False, False, initial, None, None))
     assert (grad_input.item(), grad_gamma.item()) == (2.0, 6.0)
     for shape, dim in (((0, 3), 0), ((0, 3), 1), ((3, 0), 1)):
         empty = torch.empty(shape, device=DEVICE)
-        assert launchers.scan(empty, None, 0.5, dim, True, False, None, None, None).shape == shape
-        grad_input, sums = launchers.scan_gradients(empty, empty, None, 0.5, dim, True, None, None)
+        assert launchers.scan(empty, ScanCall(None, 0.5, dim, True, False, None, None, None)).shape == shape
+        grad_input, sums = launchers.scan_gradients(
+            empty, empty, ScanCall(None, 0.5, dim, True, False, None, None, None)
+        )
         assert grad_input.shape == shape
         assert sums.tolist() == torch.zeros(shape).sum(dim).tolist()
 
@@ -383,15 +382,17 @@ def test_integer_sums(launchers: ModuleType, shape: tuple[int, ...], dim: int) -
     # Past 2^53, where a float64 on the way would round.
     x = torch.randint(-(2**60), 2**60, shape, generator=torch.Generator().manual_seed(0)) // shape[dim]
     (moved,) = on_device(x)
-    assert torch.equal(launchers.scan(moved, None, 1.0, dim, False, False, None, None, None).cpu(), x.cumsum(dim))
-    right = launchers.scan(moved, None, 1.0, dim, True, False, None, None, None).cpu()
+    assert torch.equal(
+        launchers.scan(moved, ScanCall(None, 1.0, dim, False, False, None, None, None)).cpu(), x.cumsum(dim)
+    )
+    right = launchers.scan(moved, ScanCall(None, 1.0, dim, True, False, None, None, None)).cpu()
     assert torch.equal(right, x.flip(dim).cumsum(dim).flip(dim))
 
 
 @kernel_test
 def test_complex_is_left_to_the_reference(launchers: ModuleType) -> None:
     with pytest.raises(NotImplementedError):
-        launchers.scan(torch.zeros(3, dtype=torch.complex64), None, 0.5, 0, False, False, None, None, None)
+        launchers.scan(torch.zeros(3, dtype=torch.complex64), ScanCall(None, 0.5, 0, False, False, None, None, None))
 
 
 def every_gate(value: float, shape: tuple[int, int]) -> Iterator[Tensor | None]:
@@ -407,10 +408,10 @@ def test_nan_and_inf_are_not_lost(launchers: ModuleType, length: int) -> None:
     reset = torch.zeros(1, length, dtype=torch.bool, device=DEVICE)
     reset[0, 200] = True
     for gamma in every_gate(0.5, (1, length)):
-        output = launchers.scan(x, gamma, 0.5, 1, False, False, None, None, None)
+        output = launchers.scan(x, ScanCall(gamma, 0.5, 1, False, False, None, None, None))
         assert output[0, :40].isfinite().all()
         assert not output[0, 40:].isfinite().any()
-        output = launchers.scan(x, gamma, 0.5, 1, False, False, None, reset, None)
+        output = launchers.scan(x, ScanCall(gamma, 0.5, 1, False, False, None, reset, None))
         assert not output[0, 40:200].isfinite().any()
         assert output[0, 200:].isfinite().all()
 
@@ -421,14 +422,14 @@ def test_no_nan_from_powers_that_overflow(launchers: ModuleType) -> None:
     x[0, 3990] = 1.0
     expected = 3.0 ** torch.arange(10, dtype=torch.float64)
     for gamma in every_gate(3.0, (1, 4000)):
-        output = launchers.scan(x, gamma, 3.0, 1, False, False, None, None, None).cpu()
+        output = launchers.scan(x, ScanCall(gamma, 3.0, 1, False, False, None, None, None)).cpu()
         assert not output[0, :3990].any()
         torch.testing.assert_close(output[0, 3990:].double(), expected, rtol=1e-6, atol=0)
     # 2^200 is beyond float32, 1e-35 * 2^200 is not.
     x = torch.zeros(1, 201, device=DEVICE)
     x[0, 0] = 1e-35
     for gamma in every_gate(2.0, (1, 201)):
-        output = launchers.scan(x, gamma, 2.0, 1, False, False, None, None, None).cpu()
+        output = launchers.scan(x, ScanCall(gamma, 2.0, 1, False, False, None, None, None)).cpu()
         assert output[0, -1].item() == pytest.approx(1e-35 * 2.0**200, rel=1e-6)
 
 
@@ -437,7 +438,7 @@ def test_gamma_zero_multiplies(launchers: ModuleType) -> None:
     x = torch.randn(2, 300, device=DEVICE)
     x[0, 5] = float("inf")
     for gamma in every_gate(0.0, (2, 300)):
-        output = launchers.scan(x, gamma, 0.0, 1, False, False, None, None, None)
+        output = launchers.scan(x, ScanCall(gamma, 0.0, 1, False, False, None, None, None))
         assert torch.equal(output[1], x[1])
         assert torch.equal(output[0, :6], x[0, :6])
         assert output[0, 6:].isnan().all()
@@ -464,6 +465,6 @@ def test_gamma_is_not_rounded_to_float32(launchers: ModuleType, shape: tuple[int
 @pytest.mark.parametrize(("shape", "dim"), [((1, 10_000_000), 1), ((16, 1_048_576), 1), ((1_048_576, 16), 0)])
 def test_the_same_bits_every_time(launchers: ModuleType, shape: tuple[int, int], dim: int) -> None:
     x = torch.randn(shape, device=DEVICE)
-    first = launchers.scan(x, None, 0.9999, dim, False, False, None, None, None)
+    first = launchers.scan(x, ScanCall(None, 0.9999, dim, False, False, None, None, None))
     for _ in range(30):
-        assert torch.equal(launchers.scan(x, None, 0.9999, dim, False, False, None, None, None), first)
+        assert torch.equal(launchers.scan(x, ScanCall(None, 0.9999, dim, False, False, None, None, None)), first)

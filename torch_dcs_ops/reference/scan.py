@@ -10,52 +10,52 @@ Everything is computed in float64, complex128 or int64 and rounded once at the e
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def scan(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-) -> Tensor:
+class ScanCall(NamedTuple):
+    """The arguments of `_scan` behind input, in the order of its schema.
+
+    A gamma of None: `gamma_value` is the discount of every step.
+    """
+
+    gamma: Tensor | None
+    gamma_value: float
+    dim: int
+    reverse: bool
+    shifted: bool
+    initial: Tensor | None
+    reset: Tensor | None
+    window: int | None
+
+
+def scan(input: Tensor, call: ScanCall) -> Tensor:
     """``y[t] = x[t] + g[t]·y[prev(t)]``; with `shifted`, ``y[t] = x[t] + g[prev(t)]·y[prev(t)]``.
 
     prev(t) is t + 1 with `reverse` (a "right" scan), else t - 1. Before the first step y is `initial` (0 without one).
     A reset at the step whose gate is used discards what is carried. Arguments are validated already.
     """
-    wide = _scan_wide(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window, conjugate=False)
-    return torch.empty_like(input).copy_(wide)
+    return torch.empty_like(input).copy_(_scan_wide(input, call))
 
 
-def scan_gradients(
-    grad: Tensor,
-    output: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
     """Gradients of an unshifted `scan` without a window, from its `output` and the gradient of it.
 
     Returns grad_input like `grad`, and ``grad_gamma[t] = grad_input[t]·conj(output[prev(t)])``: for a gamma of every
     step elementwise in input's shape; else summed over time, in input's shape without `dim`, and for a 0-D gamma over
     all of it.
     """
-    grad_input = _scan_wide(grad, gamma, gamma_value, dim, not reverse, True, None, reset, None, conjugate=True)
+    gamma, dim, initial, reset = call.gamma, call.dim, call.initial, call.reset
+    adjoint = call._replace(reverse=not call.reverse, shifted=True, initial=None)
+    grad_input = _scan_wide(grad, adjoint, conjugate=True)
     wide_output = output.to(grad_input.dtype)
     wide_initial = None if initial is None else initial.to(grad_input.dtype)
-    grad_gamma = grad_input * previous_step(wide_output, wide_initial, dim, reverse).conj()
+    grad_gamma = grad_input * previous_step(wide_output, wide_initial, dim, call.reverse).conj()
     if reset is not None:
         grad_gamma = torch.where(reset, 0, grad_gamma)
     narrow_input = torch.empty_like(grad).copy_(grad_input)
@@ -113,43 +113,17 @@ def align_gates(gamma: Tensor, ndim: int, dim: int) -> Tensor:
     return gamma.unsqueeze(position) if position > 0 else gamma
 
 
-def windowed_scan(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int,
-) -> Tensor:
+def windowed_scan(input: Tensor, call: ScanCall) -> Tensor:
     """`scan` with a window, of differentiable operations only."""
-    wide = _scan_wide(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window, conjugate=False)
-    return wide.to(input.dtype)
+    return _scan_wide(input, call).to(input.dtype)
 
 
-def _scan_wide(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-    *,
-    conjugate: bool,
-) -> Tensor:
+def _scan_wide(input: Tensor, call: ScanCall, *, conjugate: bool = False) -> Tensor:
     """`scan` in the wide dtype; `conjugate` takes the conjugates of the gates."""
     if input.dim() == 0:
         # One step: its gate only meets `initial`.
-        row_reset = None if reset is None else reset.unsqueeze(0)
-        wide = _scan_wide(
-            input.unsqueeze(0), gamma, gamma_value, 0, reverse, shifted, initial, row_reset, window, conjugate=conjugate
-        )
-        return wide.squeeze(0)
+        return _scan_wide(input.unsqueeze(0), one_step(call), conjugate=conjugate).squeeze(0)
+    gamma, gamma_value, dim, reverse, shifted, initial, reset, window = call
     values = input.to(_wide_dtype(input.dtype))
     if initial is not None:
         initial = initial.to(values.dtype)
@@ -164,6 +138,11 @@ def _scan_wide(
         reset = None if reset is None else reset.flip(dim)
     output = _doubling(values, gates, dim, shifted, initial, reset, window)
     return output.flip(dim) if reverse else output
+
+
+def one_step(call: ScanCall) -> ScanCall:
+    """The call on a sequence of one step that stands for a call on a 0-D input."""
+    return call._replace(dim=0, reset=None if call.reset is None else call.reset.unsqueeze(0))
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,6 +7,7 @@ not depend on what ran before.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -22,6 +23,9 @@ from .problem import LONGEST_TILE, ScanProblem, Tile
 from .tiles import chain_chunks, scan_tiles
 from .window import scan_window
 
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.scan import ScanCall
+
 # Programs that keep an H200 (132 SMs) busy: a smaller grid is cut in time as well.
 BUSY_PROGRAMS = 264
 # Time-major: a thread has V steps of one column in flight, and this many threads of them cover the memory's latency.
@@ -36,33 +40,20 @@ COLUMN_STEPS = (64, 128, 1024)
 COLUMN_VALUES = 1 << 22
 
 
-def scan(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-) -> Tensor:
+def scan(input: Tensor, call: ScanCall) -> Tensor:
     """``y[t] = x[t] + g[t]·y[prev(t)]``; with `shifted`, ``y[t] = x[t] + g[prev(t)]·y[prev(t)]``.
 
     `input` floating-point or int64 (then gamma is 1), any strides; the result has its dtype and shape, and the strides
     of ``torch.empty_like(input)``. Arguments are validated already. Raises NotImplementedError for complex numbers.
     """
-    _refuse_complex(input, gamma)
+    _refuse_complex(input, call.gamma)
     if input.dim() == 0:
-        row_reset = None if reset is None else reset.unsqueeze(0)
-        row = scan(input.unsqueeze(0), gamma, gamma_value, 0, reverse, shifted, initial, row_reset, window)
-        return row.squeeze(0)
-    dim %= input.dim()
+        return scan(input.unsqueeze(0), _one_step(call)).squeeze(0)
     output = torch.empty_like(input)
     if output.numel() == 0:
         return output
-    problem = _Problem(input, output, gamma, gamma_value, dim, reverse, shifted, initial, reset)
-    reach = problem.layout.length + (initial is not None)
+    problem = _Problem(input, output, call)
+    window, reach = call.window, problem.layout.length + (call.initial is not None)
     with on_device(input):
         if window is not None and window < reach:
             problem.run_window(window)
@@ -71,30 +62,19 @@ def scan(
     return output
 
 
-def scan_gradients(
-    grad: Tensor,
-    output: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
     """Gradients of an unshifted `scan` without a window, from its `output` and the gradient of it, in one launch.
 
     Returns grad_input like `grad`, and ``grad_gamma[t] = grad_input[t]·output[prev(t)]``: for a gamma of every step
     elementwise in input's shape; else summed over time, in input's shape without `dim`, and for a 0-D gamma over all of
     it, float32 for a half input. The sums are made in a fixed order. Raises NotImplementedError for complex numbers.
     """
+    gamma = call.gamma
     _refuse_complex(grad, gamma)
     if grad.dim() == 0:
-        row_reset = None if reset is None else reset.unsqueeze(0)
-        grad_input, sums = scan_gradients(
-            grad.unsqueeze(0), output.unsqueeze(0), gamma, gamma_value, 0, reverse, initial, row_reset
-        )
+        grad_input, sums = scan_gradients(grad.unsqueeze(0), output.unsqueeze(0), _one_step(call))
         return grad_input.squeeze(0), sums
-    dim %= grad.dim()
+    dim = call.dim % grad.dim()
     elementwise = gamma is not None and 0 < gamma.dim() == grad.dim()
     sum_dtype = torch.float32 if grad.dtype in HALF_DTYPES else grad.dtype
     if elementwise and gamma is not None and gamma.dtype == grad.dtype:
@@ -105,7 +85,7 @@ def scan_gradients(
     grad_gamma = torch.empty_like(grad, dtype=sum_dtype) if elementwise else grad.new_zeros(rows, dtype=sum_dtype)
     if grad.numel() == 0:
         return grad_input, grad_gamma
-    problem = _Problem(grad, grad_input, gamma, gamma_value, dim, not reverse, True, initial, reset)
+    problem = _Problem(grad, grad_input, call._replace(reverse=not call.reverse, shifted=True))
     with on_device(grad):
         if elementwise:
             problem.run(output, grad_gamma, "step")
@@ -114,6 +94,11 @@ def scan_gradients(
             grad_gamma = sums.sum() if is_number else problem.layout.unfold_rows(sums, rows)
             grad_gamma = grad_gamma.to(sum_dtype)
     return grad_input, grad_gamma
+
+
+def _one_step(call: ScanCall) -> ScanCall:
+    """The call on a sequence of one step that stands for a call on a 0-D input."""
+    return call._replace(dim=0, reset=None if call.reset is None else call.reset.unsqueeze(0))
 
 
 def _refuse_complex(input: Tensor, gamma: Tensor | None) -> None:

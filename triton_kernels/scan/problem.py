@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from ..common.layout import HALF_DTYPES, Layout, Operand, read_gates
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.scan import ScanCall
 
 # A row of at most this length is one tile; longer ones look back.
 LONGEST_TILE = 8192
@@ -32,14 +36,11 @@ class Tile:
 class ScanProblem:
     """One scan with its operands folded into (outer, time, inner)."""
 
-    def __init__(
-        self, input: Tensor, output: Tensor, gamma: Tensor | None, gamma_value: float, dim: int, reverse: bool,
-        shifted: bool, initial: Tensor | None, reset: Tensor | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, input: Tensor, output: Tensor, call: ScanCall) -> None:
+        gamma, gamma_value, dim, self.reverse, self.shifted, initial, reset, _ = call
+        dim %= output.dim()
         self.gates = read_gates(gamma, gamma_value, input, dim)
         self.layout = Layout(output, dim)
-        self.reverse = reverse
-        self.shifted = shifted
         self.x = self.layout.steps(input)
         self.y = self.layout.steps(output)
         step_gates = self.gates.kind == "step"

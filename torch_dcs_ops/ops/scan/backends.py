@@ -8,40 +8,41 @@ themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ...reference import scan as reference
+from ...reference.scan import ScanCall
 from .._common.triton import TRITON_KEYS, launchers
 
 
 class Backend(NamedTuple):
     dispatch_key: str
-    scan: Callable[..., Tensor]
-    scan_gradients: Callable[..., tuple[Tensor, Tensor]]
+    scan: Callable[[Tensor, ScanCall], Tensor]
+    scan_gradients: Callable[[Tensor, Tensor, ScanCall], tuple[Tensor, Tensor]]
 
 
-def _triton_scan(*args: Any) -> Tensor:
+def _triton_scan(input: Tensor, call: ScanCall) -> Tensor:
     module = launchers("scan.launch")
     if module is not None:
         try:
-            output: Tensor = module.scan(*args)
+            output: Tensor = module.scan(input, call)
             return output
         except NotImplementedError:
             pass
-    return reference.scan(*args)
+    return reference.scan(input, call)
 
 
-def _triton_scan_gradients(*args: Any) -> tuple[Tensor, Tensor]:
+def _triton_scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
     module = launchers("scan.launch")
     if module is not None:
         try:
-            gradients: tuple[Tensor, Tensor] = module.scan_gradients(*args)
+            gradients: tuple[Tensor, Tensor] = module.scan_gradients(grad, output, call)
             return gradients
         except NotImplementedError:
             pass
-    return reference.scan_gradients(*args)
+    return reference.scan_gradients(grad, output, call)
 
 
 def _backends() -> tuple[Backend, ...]:

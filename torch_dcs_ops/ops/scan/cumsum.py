@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ... import _registry
+from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
 from .._common.validate import dtype_name, fail
@@ -86,7 +87,7 @@ def _register(backend: Backend) -> None:
         # An integer dtype asked for by name: int64 sums, narrowed, are the narrow sums.
         values = input.to(wanted if _is_inexact(wanted) else torch.int64)
         dim = check_scan("cumsum", values, None, dim, None, None, None, integers_allowed=True)
-        output = backend.scan(values, None, 1.0, dim, reverse, False, None, None, None)
+        output = backend.scan(values, ScanCall(None, 1.0, dim, reverse, False, None, None, None))
         return output.to(wanted)
 
     _registry.LIBRARY.impl("cumsum", kernel, backend.dispatch_key)

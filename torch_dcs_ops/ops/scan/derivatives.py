@@ -13,28 +13,14 @@ it must itself be differentiated; that, and a gamma of every step, goes through 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ... import _registry
 from ...reference import scan as reference
+from ...reference.scan import ScanCall
 from .._common.validate import known
-
-
-class ScanCall(NamedTuple):
-    """Arguments of `_scan` without input; `dim` is not negative."""
-
-    gamma: Tensor | None
-    gamma_value: float
-    dim: int
-    reverse: bool
-    shifted: bool
-    initial: Tensor | None
-    reset: Tensor | None
-    window: int | None
 
 
 def adjoint(grad: Tensor, call: ScanCall) -> Tensor:
@@ -95,17 +81,7 @@ def windowed_gamma_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
     with torch.enable_grad():
         # A new node for gamma: input and initial may depend on gamma as well, and that is not ours to add.
         gamma = call.gamma.view_as(call.gamma) if create_graph else call.gamma.detach().requires_grad_()
-        output = reference.windowed_scan(
-            input,
-            gamma,
-            call.gamma_value,
-            call.dim,
-            call.reverse,
-            call.shifted,
-            call.initial,
-            call.reset,
-            call.window,
-        )
+        output = reference.windowed_scan(input, call._replace(gamma=gamma))
         if not output.requires_grad:  # A sequence of one step uses no gate either.
             return torch.zeros_like(gamma)
         (grad_gamma,) = torch.autograd.grad(

@@ -13,6 +13,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 from torch.nn import Parameter
 
 from ... import _registry
+from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
 from .autograd import ScanFunction, differentiable_scan, tracked
@@ -237,7 +238,7 @@ def _register(backend: Backend) -> None:
     ) -> Tensor:
         reverse = check_direction(_OP, direction)
         dim = check_scan(_OP, input, gamma, dim, initial, reset, window)
-        return backend.scan(input, gamma, number, dim, reverse, False, initial, reset, window)
+        return backend.scan(input, ScanCall(gamma, number, dim, reverse, False, initial, reset, window))
 
     def number_kernel(input: Tensor, gamma: float, **options: Any) -> Tensor:
         return tensor_kernel(input, None, number=gamma, **options)

@@ -11,97 +11,53 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.scan import gate_gradient_dtype, has_step_gates
+from ...reference.scan import ScanCall, gate_gradient_dtype, has_step_gates
 from .._common import autocast, flops
-from . import autograd, vmap  # noqa: F401  (they register)
+from . import vmap  # noqa: F401  (vmap registers)
+from .autograd import gradients_call
 from .backends import BACKENDS, Backend
 from .validate import check_output, check_scan, check_unshifted_initial
 
 _OP = "discounted_cumsum"
 
 
-def _check_call(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-) -> int:
-    check_unshifted_initial(_OP, shifted, initial)
+def _checked(input: Tensor, args: tuple[Any, ...]) -> ScanCall:
+    """The arguments behind input, `dim` as a non-negative index."""
+    call = ScanCall(*args)
+    check_unshifted_initial(_OP, call.shifted, call.initial)
     # Integers are summed (cumsum), never discounted.
-    is_integer_sum = input.dtype == torch.int64 and gamma is None and gamma_value == 1.0
-    return check_scan(_OP, input, gamma, dim, initial, reset, window, integers_allowed=is_integer_sum)
+    is_integer_sum = input.dtype == torch.int64 and call.gamma is None and call.gamma_value == 1.0
+    dim = check_scan(
+        _OP, input, call.gamma, call.dim, call.initial, call.reset, call.window, integers_allowed=is_integer_sum
+    )
+    return call._replace(dim=dim)
 
 
-def _check_backward_call(
-    grad: Tensor, output: Tensor, gamma: Tensor | None, dim: int, initial: Tensor | None, reset: Tensor | None
-) -> int:
-    dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
+def _checked_backward(grad: Tensor, output: Tensor, args: tuple[Any, ...]) -> ScanCall:
+    call = gradients_call(args)
+    dim = check_scan(_OP, grad, call.gamma, call.dim, call.initial, call.reset, None)
     check_output(_OP, output, grad)
-    return dim
+    return call._replace(dim=dim)
 
 
 def _register(backend: Backend) -> None:
-    def scan(
-        input: Tensor,
-        gamma: Tensor | None,
-        gamma_value: float,
-        dim: int,
-        reverse: bool,
-        shifted: bool,
-        initial: Tensor | None,
-        reset: Tensor | None,
-        window: int | None,
-    ) -> Tensor:
-        dim = _check_call(input, gamma, gamma_value, dim, shifted, initial, reset, window)
-        return backend.scan(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
+    def scan(input: Tensor, *args: Any) -> Tensor:
+        return backend.scan(input, _checked(input, args))
 
-    def scan_gradients(
-        grad: Tensor,
-        output: Tensor,
-        gamma: Tensor | None,
-        gamma_value: float,
-        dim: int,
-        reverse: bool,
-        initial: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        dim = _check_backward_call(grad, output, gamma, dim, initial, reset)
-        return backend.scan_gradients(grad, output, gamma, gamma_value, dim, reverse, initial, reset)
+    def scan_gradients(grad: Tensor, output: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        return backend.scan_gradients(grad, output, _checked_backward(grad, output, args))
 
     _registry.LIBRARY.impl("_scan", scan, backend.dispatch_key)
     _registry.LIBRARY.impl("_scan_gradients", scan_gradients, backend.dispatch_key)
 
 
-def _scan_fake(
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-) -> Tensor:
-    _check_call(input, gamma, gamma_value, dim, shifted, initial, reset, window)
+def _scan_fake(input: Tensor, *args: Any) -> Tensor:
+    _checked(input, args)
     return torch.empty_like(input)
 
 
-def _scan_gradients_fake(
-    grad: Tensor,
-    output: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    dim = _check_backward_call(grad, output, gamma, dim, initial, reset)
+def _scan_gradients_fake(grad: Tensor, output: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    gamma, _, dim, *_ = _checked_backward(grad, output, args)
     dtype = gate_gradient_dtype(grad.dtype, gamma, grad.dim())
     if has_step_gates(gamma, grad.dim()):
         return torch.empty_like(grad), torch.empty_like(grad, dtype=dtype)

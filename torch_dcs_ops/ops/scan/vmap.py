@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
+from ...reference.scan import ScanCall
 from .._common.validate import check_dim
 from .._common.vmap import BATCHED, Batch
 from .validate import check_direction, check_output, check_scan, check_unshifted_initial
@@ -71,25 +72,17 @@ def _scan_vmap(
         )
 
 
-def _scan(
-    keyset: Any,
-    input: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    shifted: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-    window: int | None,
-) -> Tensor:
-    check_unshifted_initial(_OP, shifted, initial)
+def _scan(keyset: Any, input: Tensor, *args: Any) -> Tensor:
+    given = ScanCall(*args)
+    check_unshifted_initial(_OP, given.shifted, given.initial)
 
     def call(input: Tensor, gamma: Any, dim: int, initial: Any, reset: Any) -> Tensor:
-        output: Tensor = _registry.scan(input, gamma, gamma_value, dim, reverse, shifted, initial, reset, window)
+        output: Tensor = _registry.scan(input, *given._replace(gamma=gamma, dim=dim, initial=initial, reset=reset))
         return output
 
-    return _scan_vmap(input, gamma, dim, initial, reset, window, call, integers_allowed=True)
+    return _scan_vmap(
+        input, given.gamma, given.dim, given.initial, given.reset, given.window, call, integers_allowed=True
+    )
 
 
 def _discounted_cumsum_tensor(
@@ -147,17 +140,8 @@ def _cumsum(
         return batch.wrap_like(_registry.cumsum(full, normal + 1, reverse=reverse, dtype=dtype), ndim)
 
 
-def _scan_gradients(
-    keyset: Any,
-    grad: Tensor,
-    output: Tensor,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-    reverse: bool,
-    initial: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _scan_gradients(keyset: Any, grad: Tensor, output: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    gamma, gamma_value, dim, reverse, initial, reset = args
     ndim = grad.dim()
     dim = check_scan(_OP, grad, gamma, dim, initial, reset, None)
     check_output(_OP, output, grad)
@@ -168,15 +152,9 @@ def _scan_gradients(
         if gammas is not None and not gammas.dim():
             gammas = gammas.expand(batch.size, *(1,) * max(ndim - 1, 0))  # one a row: every sample has its own sum
         grad_input, grad_gamma = _registry.scan_gradients(
-            batch.full(0, ndim),
-            batch.full(1, ndim),
-            gammas,
-            gamma_value,
-            dim + 1,
-            reverse,
-            batch.row(3, ndim),
+            batch.full(0, ndim), batch.full(1, ndim), gammas, gamma_value, dim + 1, reverse, batch.row(3, ndim),
             batch.full(4, ndim),
-        )
+        )  # fmt: skip
         if is_number:
             grad_gamma = grad_gamma.flatten(1).sum(1) if ndim > 1 else grad_gamma
         # The sums over time of a 0-D input are (B,) already.
