@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import _registry
 from .ops._common.autocast import widened
-from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
+from .ops.returns.call import autocast_operands, discounts, fused_n_step_returns, fused_returns, threshold
 from .ops.returns.formulas import next_step, one_step_errors, times
 from .ops.returns.validate import (
     check_given,
@@ -46,6 +46,7 @@ from .ops.returns.validate import (
     check_returns,
     check_values_given,
 )
+from .reference.returns import TemporalDifferenceCall
 
 __all__ = [
     "discounted_returns",
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 _scan = _registry.temporal_difference_scan
+_ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
 
 
 def discounted_returns(
@@ -94,9 +96,13 @@ def discounted_returns(
     op = "discounted_returns"
     check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
     return fused_returns(
-        op, rewards, None, next_values, bootstrap_value, terminated, truncated, gamma, 1.0, None, (1.0, 1.0, 1.0),
-        time_dim, (False, True, False), check_discounts,
-    )[1]  # fmt: skip
+        op,
+        (rewards, None, next_values, bootstrap_value, terminated, truncated),
+        discounts(op, gamma, 1.0, rewards, check_discounts),
+        _ON_POLICY,
+        time_dim,
+        (False, True, False),
+    )[1]
 
 
 def gae(
@@ -136,9 +142,14 @@ def gae(
     op = "gae"
     check_one_bootstrap(op, next_values, bootstrap_value)
     advantages, returns, _ = fused_returns(
-        op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gae_lambda, None,
-        (1.0, 1.0, 1.0), time_dim, (True, True, False), check_discounts, "gae_lambda",
-    )  # fmt: skip
+        op,
+        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        discounts(op, gamma, gae_lambda, rewards, check_discounts, "gae_lambda"),
+        _ON_POLICY,
+        time_dim,
+        (True, True, False),
+        "gae_lambda",
+    )
     return advantages, returns
 
 
@@ -173,9 +184,13 @@ def td_lambda_returns(
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
     return fused_returns(
-        op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
-        gamma, lambda_, None, (1.0, 1.0, 1.0), time_dim, (False, True, False), check_discounts,
-    )[1]  # fmt: skip
+        op,
+        (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
+        discounts(op, gamma, lambda_, rewards, check_discounts),
+        _ON_POLICY,
+        time_dim,
+        (False, True, False),
+    )[1]
 
 
 def n_step_returns(
@@ -217,9 +232,12 @@ def n_step_returns(
         raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
     check_n(op, n)
     return fused_n_step_returns(
-        op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
-        gamma, lambda_, time_dim, n, check_discounts,
-    )  # fmt: skip
+        op,
+        (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
+        discounts(op, gamma, lambda_, rewards, check_discounts),
+        time_dim,
+        n,
+    )
 
 
 def vtrace(
@@ -255,15 +273,16 @@ def vtrace(
     op = "vtrace"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_given(op, "rhos", rhos)
-    clips = (
-        threshold(clip_rho_threshold, op, "clip_rho_threshold"),
-        1.0,
-        threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold"),
-    )
+    clip_rho = threshold(clip_rho_threshold, op, "clip_rho_threshold")
+    clip_pg = threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold")
     _, targets, pg_advantages = fused_returns(
-        op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, lambda_, rhos, clips, time_dim,
-        (False, True, True), check_discounts,
-    )  # fmt: skip
+        op,
+        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        discounts(op, gamma, lambda_, rewards, check_discounts),
+        (rhos, clip_rho, 1.0, clip_pg),
+        time_dim,
+        (False, True, True),
+    )
     return targets, pg_advantages
 
 
@@ -297,22 +316,19 @@ def retrace_returns(
     op = "retrace_returns"
     check_given(op, "next_values", next_values)
     check_given(op, "rhos", rhos)
-    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, number = discount(op, "lambda_", lambda_, rewards, check_discounts)
+    rates = discounts(op, gamma, lambda_, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
                        terminated=terminated, truncated=truncated)  # fmt: skip
     rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
         rewards, q_values, next_values, terminated, truncated, rhos
     )
-    dim = check_returns(
-        op, rewards, q_values, next_values, None, terminated, truncated, gamma_tensor, trace, rhos, time_dim, False,
-        "q_values",
-    )  # fmt: skip
-    links = times(next_step(widened(rhos).clamp(max=1.0), dim), number if trace is None else trace, dim)
-    targets: Tensor = _scan(
-        rewards, q_values, next_values, None, terminated, truncated, gamma_tensor, gamma_value, links, 1.0, None, 1.0,
-        1.0, 1.0, dim, False, True, False,
-    )[1]  # fmt: skip
+    call = TemporalDifferenceCall(
+        rewards, q_values, next_values, None, terminated, truncated, *rates, rhos, dim=time_dim, need_targets=True
+    )
+    dim = check_returns(op, call, values_name="q_values")
+    lambda_ = call.trace_value if call.trace is None else call.trace
+    links = times(next_step(widened(rhos).clamp(max=1.0), dim), lambda_, dim)
+    targets: Tensor = _scan(*call._replace(trace=links, trace_value=1.0, rhos=None, dim=dim))[1]
     return targets
 
 
@@ -343,24 +359,19 @@ def upgo_returns(
     """
     op = "upgo_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
-    gamma_tensor, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
+    rates = discounts(op, gamma, 1.0, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
     check_given(op, "values", values)
     rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
-    dim = check_returns(
-        op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, None, None, time_dim,
-        True,
-    )  # fmt: skip
+    call = TemporalDifferenceCall(
+        rewards, values, next_values, bootstrap_value, terminated, truncated, *rates, dim=time_dim, need_targets=True
+    )
+    call = call._replace(dim=check_returns(op, call))
     with torch.no_grad():
-        errors = one_step_errors(
-            rewards, values, next_values, bootstrap_value, terminated, truncated, gamma_tensor, gamma_value, dim
-        )
-        links = next_step((errors >= 0).to(rewards.dtype), dim)
-    targets: Tensor = _scan(
-        rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
-        gamma_tensor, gamma_value, links, 1.0, None, 1.0, 1.0, 1.0, dim, False, True, False,
-    )[1]  # fmt: skip
+        links = next_step((one_step_errors(call) >= 0).to(rewards.dtype), call.dim)
+    values_read = None if next_values is not None else values
+    targets: Tensor = _scan(*call._replace(values=values_read, trace=links, trace_value=1.0))[1]
     return targets

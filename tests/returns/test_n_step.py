@@ -17,6 +17,7 @@ from torch.library import opcheck
 
 from torch_dcs_ops import returns
 from torch_dcs_ops.reference import returns as reference
+from torch_dcs_ops.reference.returns import NStepCall
 
 from returns.test_kernels import Call, budgets, call, wide
 from scan.oracle import LAYOUTS, REAL_DTYPES
@@ -36,7 +37,8 @@ def arguments(c: Call, n: int) -> tuple[Any, ...]:
 def check(c: Call, n: int, function: Callable[..., Tensor] = OP) -> None:
     """The budget of the scan over all steps holds for one over some of them."""
     result = function(*arguments(c, n))
-    wanted = reference.n_step_returns(*(wide(a) if isinstance(a, Tensor) else a for a in arguments(c, n)))
+    wide_arguments = (wide(a) if isinstance(a, Tensor) else a for a in arguments(c, n))
+    wanted = reference.n_step_returns(NStepCall(*wide_arguments))
     assert result.dtype == c.rewards.dtype
     assert result.stride() == torch.empty_like(c.rewards).stride()
     final = torch.finfo(c.rewards.dtype)
@@ -110,7 +112,7 @@ def test_discounts_at_and_beyond_their_bounds(device: str, gamma: float, trace: 
         result = OP(*arguments(c._replace(numbers=(gamma, trace)), n))
         sizes = (a if a is None or a.dtype == torch.bool else a.abs() for a in map(wide, c[:6]))
         operands = [a if not isinstance(a, Tensor) else wide(a) for a in c[:6]]
-        wanted, size = (reference.n_step_returns(*tensors, None, g, None, trace, dim, n)  # type: ignore[arg-type]
+        wanted, size = (reference.n_step_returns(NStepCall(*tensors, None, g, None, trace, dim, n))  # type: ignore[arg-type]
                         for tensors, g in ((operands, gamma), (list(sizes), abs(gamma))))  # fmt: skip
         # n products and sums of the steps' magnitudes, each within a rounding of a discount and two of its own.
         assert ((result.cpu().double() - wanted).abs() <= 4 * n * torch.finfo(torch.float32).eps * (size + 1e-30)).all()
@@ -233,11 +235,11 @@ def test_all_of_the_kernel_tests() -> None:
 )
 def test_triton(shape: tuple[int, ...], dim: int) -> None:
     pytest.importorskip("triton")
-    function = importlib.import_module("torch_dcs_ops.triton_kernels.returns.n_step").n_step_returns
+    launch = importlib.import_module("torch_dcs_ops.triton_kernels.returns.n_step").n_step_returns
     device = "cpu" if INTERPRETED else "cuda"
     options = itertools.product((False, True), ("number", "row", "step"), ("bool", "float", "none"))
     for i, (next_values, rates, flags) in enumerate(options):
         dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float16)[i % 4]
         c = call(shape, dim, dtype, device, rates=rates, flags=flags, seed=i, **kind(next_values))
         for n in (1, 4, 2**40):
-            check(c, n, function)
+            check(c, n, lambda *arguments: launch(NStepCall(*arguments)))

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.reference.returns import TemporalDifferenceCall
+
 from returns import test_kernels
 from returns.test_kernels import KINDS, Call, call, check
 from support.subprocesses import run_in_the_interpreter, run_tests
@@ -44,10 +46,14 @@ def test_all_of_the_kernel_tests() -> None:
 
 @pytest.fixture(autouse=True)
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of triton_kernels/returns/temporal_difference.py; `check` calls it."""
+    """Of triton_kernels/returns/temporal_difference.py, with the op's arguments; `check` calls it."""
     module = importlib.import_module("torch_dcs_ops.triton_kernels.returns.temporal_difference")
-    monkeypatch.setattr(test_kernels, "OP", module.temporal_difference_scan)
-    return module.temporal_difference_scan
+
+    def launch(*args: Any) -> Any:
+        return module.temporal_difference_scan(TemporalDifferenceCall(*args))
+
+    monkeypatch.setattr(test_kernels, "OP", launch)
+    return launch
 
 
 @kernel_test

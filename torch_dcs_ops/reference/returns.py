@@ -45,33 +45,58 @@ Everything is computed in float64 and rounded once at the end.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .scan import wide_gates
 
 
-def temporal_difference_scan(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    rhos: Tensor | None,
-    clip_rho: float,
-    clip_c: float,
-    clip_pg: float,
-    dim: int,
-    need_advantages: bool,
-    need_targets: bool,
-    need_pg: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+class TemporalDifferenceCall(NamedTuple):
+    """The arguments of `_temporal_difference_scan`, in the order of its schema."""
+
+    rewards: Tensor
+    values: Tensor | None = None
+    next_values: Tensor | None = None
+    bootstrap_value: Tensor | None = None
+    terminated: Tensor | None = None
+    truncated: Tensor | None = None
+    gamma: Tensor | None = None
+    gamma_value: float = 1.0
+    trace: Tensor | None = None
+    trace_value: float = 1.0
+    rhos: Tensor | None = None
+    clip_rho: float = 1.0
+    clip_c: float = 1.0
+    clip_pg: float = 1.0
+    dim: int = 0
+    need_advantages: bool = False
+    need_targets: bool = False
+    need_pg: bool = False
+
+
+class NStepCall(NamedTuple):
+    """The arguments of `_n_step_returns`, in the order of its schema."""
+
+    rewards: Tensor
+    values: Tensor | None = None
+    next_values: Tensor | None = None
+    bootstrap_value: Tensor | None = None
+    terminated: Tensor | None = None
+    truncated: Tensor | None = None
+    gamma: Tensor | None = None
+    gamma_value: float = 1.0
+    trace: Tensor | None = None
+    trace_value: float = 1.0
+    dim: int = 0
+    n: int = 1
+
+
+def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     """(advantages, targets, pg_advantages), of the shape (0,) where not needed. Arguments are validated already."""
+    rewards, values, next_values, bootstrap_value, terminated, truncated = call[:6]
+    dim, rhos = call.dim, call.rhos
     length = rewards.size(dim)
     r = _steps(rewards, dim)
     zeros = torch.zeros(rewards.shape[:dim] + rewards.shape[dim + 1 :], dtype=torch.float64, device=rewards.device)
@@ -81,9 +106,10 @@ def temporal_difference_scan(
     last = zeros if bootstrap_value is None else bootstrap_value.to(torch.float64)
     terminates = [no] * length if terminated is None else (terminated != 0).unbind(dim)
     truncates = [no] * length if truncated is None else (truncated != 0).unbind(dim)
-    gammas = _rates(rewards, gamma, gamma_value, dim)
-    traces = _rates(rewards, trace, trace_value, dim)
+    gammas = _rates(rewards, call.gamma, call.gamma_value, dim)
+    traces = _rates(rewards, call.trace, call.trace_value, dim)
     rho = None if rhos is None else _steps(rhos, dim)
+    clips = (call.clip_rho, call.clip_c, call.clip_pg)
 
     advantages, targets, pg_advantages = [zeros] * length, [zeros] * length, [zeros] * length
     carry = zeros
@@ -102,33 +128,23 @@ def temporal_difference_scan(
             targets[t] = carry = own if is_last else torch.where(ends, own, own + rate * carry)
             continue
         difference = r[t] + torch.where(terminates[t], 0.0, gammas[t] * after) - v[t]
-        ratios = [1.0] * 3 if rho is None else [torch.where(rho[t] > c, c, rho[t]) for c in (clip_rho, clip_c, clip_pg)]
+        ratios = [1.0] * 3 if rho is None else [torch.where(rho[t] > c, c, rho[t]) for c in clips]
         delta = ratios[0] * difference
         pg_advantages[t] = ratios[2] * (
             difference if is_last else torch.where(ends, difference, difference + rate * carry)
         )
         carry = delta if is_last else torch.where(ends, delta, delta + rate * ratios[1] * carry)
         advantages[t], targets[t] = carry, carry + v[t]
-    results = zip((advantages, targets, pg_advantages), (need_advantages, need_targets, need_pg), strict=True)
+    needs = (call.need_advantages, call.need_targets, call.need_pg)
+    results = zip((advantages, targets, pg_advantages), needs, strict=True)
     a, b, c = (_stack(steps, rewards, dim) if need else rewards.new_empty(0) for steps, need in results)
     return a, b, c
 
 
-def n_step_returns(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    dim: int,
-    n: int,
-) -> Tensor:
+def n_step_returns(call: NStepCall) -> Tensor:
     """G[n] of every step; min(n, steps) passes over the data. Arguments are validated already."""
+    rewards, values, next_values, bootstrap_value, terminated, truncated = call[:6]
+    dim = call.dim
     length = rewards.size(dim)
     if rewards.numel() == 0:
         return torch.empty_like(rewards)
@@ -143,8 +159,8 @@ def n_step_returns(
         following = torch.zeros_like(r) if values is None else values.to(torch.float64)
         after = torch.cat((following.narrow(dim, 1, length - 1), last.unsqueeze(dim)), dim)
         after = after.masked_fill(truncates, 0.0)
-    gammas = wide_gates(rewards, gamma, gamma_value, dim)
-    rates = gammas * wide_gates(rewards, trace, trace_value, dim)
+    gammas = wide_gates(rewards, call.gamma, call.gamma_value, dim)
+    rates = gammas * wide_gates(rewards, call.trace, call.trace_value, dim)
     ends = (terminates | truncates).index_fill(dim, torch.tensor([length - 1], device=rewards.device), True)
 
     def plus_after(factors: Tensor) -> Tensor:
@@ -152,7 +168,7 @@ def n_step_returns(
 
     own, mixed = plus_after(gammas), plus_after(gammas - rates)
     targets = own
-    for _ in range(min(n, length) - 1):
+    for _ in range(min(call.n, length) - 1):
         targets = torch.where(ends | (rates == 0), own, mixed + rates * targets.roll(-1, dim))
     output = torch.empty_like(rewards)
     return output.copy_(targets)

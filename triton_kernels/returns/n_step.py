@@ -6,6 +6,8 @@ reads of every step, all but the first of them from caches. In float64, as in th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,9 @@ from torch import Tensor
 from ..common.launch import on_device
 from ..common.layout import Layout
 from .rollout import Rollout, row_rate_of
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.returns import NStepCall
 
 BLOCK = 256
 
@@ -96,38 +101,23 @@ def n_step(
     tl.store(target_row + first * target_time, result.to(RESULT).to(target_ptr.dtype.element_ty), mask=inside)
 
 
-def n_step_returns(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    dim: int,
-    n: int,
-) -> Tensor:
+def n_step_returns(call: NStepCall) -> Tensor:
     """Targets like `rewards`, in one launch.
 
     The meaning of ``dcs::_n_step_returns`` (reference/returns.py), whose arguments are validated already; any strides,
     float16 to float64.
     """
+    rewards = call.rewards
     targets = torch.empty_like(rewards)
     if rewards.numel() == 0:
         return targets
-    layout = Layout(targets, dim)
-    rollout = Rollout(
-        layout, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace,
-        trace_value, dim,
-    )  # fmt: skip
+    layout = Layout(targets, call.dim)
+    rollout = Rollout(layout, call)
     result = layout.steps(targets)
     with on_device(rewards):
         n_step[(triton.cdiv(rewards.numel(), BLOCK),)](
             *rollout.pointers(result), rollout.gammas.bits, rollout.traces.bits,
-            min(n, layout.length), layout.length, layout.outer, layout.inner, *rollout.strides(result),
+            min(call.n, layout.length), layout.length, layout.outer, layout.inner, *rollout.strides(result),
             BLOCK=BLOCK, **rollout.constants,
         )  # fmt: skip
     return targets

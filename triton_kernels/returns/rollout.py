@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -24,6 +24,9 @@ def row_rate_of(row, bits, valid, GATES: tl.constexpr):
     else:
         return ones * load_gamma(row, bits, "scalar")
 
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.returns import NStepCall, TemporalDifferenceCall
+
 
 def strides(*operands: Operand) -> list[int]:
     return [stride for operand in operands for stride in (operand.outer, operand.time, operand.inner)]
@@ -32,14 +35,12 @@ def strides(*operands: Operand) -> list[int]:
 class Rollout:
     """What all of them read, in the layout of their result: values, ends of episodes and discounts."""
 
-    def __init__(
-        self, layout: Layout, rewards: Tensor, values: Tensor | None, next_values: Tensor | None,
-        bootstrap_value: Tensor | None, terminated: Tensor | None, truncated: Tensor | None, gamma: Tensor | None,
-        gamma_value: float, trace: Tensor | None, trace_value: float, dim: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, layout: Layout, call: TemporalDifferenceCall | NStepCall) -> None:
+        rewards, values, next_values, bootstrap_value, terminated, truncated = call[:6]
+        dim = call.dim
         self.rewards, self.layout = rewards, layout
-        self.gammas = read_gates(gamma, gamma_value, rewards, dim)
-        self.traces = read_gates(trace, trace_value, rewards, dim)
+        self.gammas = read_gates(call.gamma, call.gamma_value, rewards, dim)
+        self.traces = read_gates(call.trace, call.trace_value, rewards, dim)
         rows = rewards.shape[:dim] + rewards.shape[dim + 1 :]
         self.bootstrap = layout.row_values(None if bootstrap_value is None else bootstrap_value.expand(rows))
         self.full = [layout.steps(tensor) for tensor in (rewards, values, next_values)]

@@ -7,6 +7,8 @@ carry. All of it is in float64, as in the reference: an addend that float32 woul
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -27,6 +29,9 @@ from ..scan.tile import (
     within,
 )
 from .rollout import Rollout, row_rate_of
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.returns import TemporalDifferenceCall
 
 # Below 8 neighbours a row of them is less than a 32-byte sector (see scan.py).
 NEIGHBOURS = 8
@@ -242,40 +247,19 @@ def scan_differences(
         begin += TILE
 
 
-def temporal_difference_scan(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    rhos: Tensor | None,
-    clip_rho: float,
-    clip_c: float,
-    clip_pg: float,
-    dim: int,
-    need_advantages: bool,
-    need_targets: bool,
-    need_pg: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     """(advantages, targets, pg_advantages) like `rewards`, of the shape (0,) where not needed, in one launch.
 
     The meaning of ``dcs::_temporal_difference_scan`` (reference/returns.py), whose arguments are validated already; any
     strides, float16 to float64.
     """
-    needs = (need_advantages, need_targets, need_pg)
+    rewards, rhos = call.rewards, call.rhos
+    needs = (call.need_advantages, call.need_targets, call.need_pg)
     outputs = [torch.empty_like(rewards) if need else rewards.new_empty(0) for need in needs]
     if rewards.numel() == 0 or not any(needs):
         return outputs[0], outputs[1], outputs[2]
-    layout = Layout(outputs[needs.index(True)], dim)
-    rollout = Rollout(
-        layout, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace,
-        trace_value, dim,
-    )  # fmt: skip
+    layout = Layout(outputs[needs.index(True)], call.dim)
+    rollout = Rollout(layout, call)
     results = [layout.steps(output if need else None) for output, need in zip(outputs, needs, strict=True)]
     others = [layout.steps(rhos), *results]
     timed = [*rollout.full, *rollout.ends, *rollout.discounts, *others]
@@ -290,10 +274,10 @@ def temporal_difference_scan(
     with on_device(rewards):
         scan_differences[(triton.cdiv(layout.rows, program_rows),)](
             *rollout.pointers(*others), rollout.gammas.bits, rollout.traces.bits,
-            float_bits(clip_rho), float_bits(clip_c), float_bits(clip_pg),
+            float_bits(call.clip_rho), float_bits(call.clip_c), float_bits(call.clip_pg),
             layout.length, layout.rows, layout.inner, *rollout.strides(*others),
             R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64, TIME_MAJOR=time_major,
-            RHOS=rhos is not None, ADVANTAGES=need_advantages, TARGETS=need_targets, PG=need_pg, **rollout.constants,
+            RHOS=rhos is not None, ADVANTAGES=needs[0], TARGETS=needs[1], PG=needs[2], **rollout.constants,
             num_warps=max(1, program_rows * lanes // 32),
         )  # fmt: skip
     return outputs[0], outputs[1], outputs[2]

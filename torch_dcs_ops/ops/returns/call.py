@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from ... import _registry
+from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common.autocast import widened
 from .._common.validate import fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
@@ -23,6 +24,10 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _autocast_enabled = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, Parameter)
+# rewards, values, next_values, bootstrap_value, terminated, truncated
+Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+# gamma, gamma_value, trace, trace_value
+Discounts = tuple[Tensor | None, float, Tensor | None, float]
 
 
 def threshold(value: Any, op: str, name: str) -> float:
@@ -55,84 +60,63 @@ def discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[
     return None, number
 
 
+def discounts(op: str, gamma: Any, lambda_: Any, rewards: Any, check: bool, lambda_name: str = "lambda_") -> Discounts:
+    """Both discounts as the ops take them: gamma, gamma_value, trace, trace_value."""
+    return (*discount(op, "gamma", gamma, rewards, check), *discount(op, lambda_name, lambda_, rewards, check))
+
+
 def fused_returns(
     op: str,
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Any,
-    lambda_: Any,
-    rhos: Tensor | None,
-    clips: tuple[float, float, float],
+    operands: Operands,
+    discounts: Discounts,
+    ratios: tuple[Tensor | None, float, float, float],
     time_dim: int,
     needs: tuple[bool, bool, bool],
-    check_discounts: bool,
     lambda_name: str = "lambda_",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fused op. It checks its arguments itself; only what it refuses is looked at again, for a sentence of `op`."""
-    gamma, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = discount(op, lambda_name, lambda_, rewards, check_discounts)
-    args = (
-        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
-        rhos, *clips, time_dim, *needs,
-    )  # fmt: skip
-    results: tuple[Tensor, Tensor, Tensor] = _call(
-        _scan, args, rhos, time_dim, op, needs[0] or needs[2], lambda_name
-    )  # fmt: skip
+    """The fused op. It checks its arguments itself; only what it refuses is looked at again, for a sentence of `op`.
+
+    `ratios` are rhos, clip_rho, clip_c and clip_pg. Plain tuples, not a TemporalDifferenceCall: to make one takes 0.4
+    us, 4 % of an eager call.
+    """
+    args = (*operands, *discounts, *ratios, time_dim, *needs)
+    results: tuple[Tensor, Tensor, Tensor]
+    try:
+        results = _run(_scan, args, *operands, discounts[0], discounts[2], ratios[0])
+    except (IndexError, RuntimeError, TypeError):
+        if not is_compiling():
+            _explain(op, TemporalDifferenceCall(*args), lambda_name)
+        raise
     return results
 
 
-def fused_n_step_returns(
-    op: str,
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Any,
-    lambda_: Any,
-    time_dim: int,
-    n: int,
-    check_discounts: bool,
-) -> Tensor:
+def fused_n_step_returns(op: str, operands: Operands, discounts: Discounts, time_dim: int, n: int) -> Tensor:
     """The same for returns over n steps."""
-    gamma, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
-    args = (
-        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
-        time_dim, n,
-    )  # fmt: skip
-    targets: Tensor = _call(_n_step, args, None, time_dim, op, False, "lambda_")
+    args = (*operands, *discounts, time_dim, n)
+    targets: Tensor
+    try:
+        targets = _run(_n_step, args, *operands, discounts[0], discounts[2])
+    except (IndexError, RuntimeError, TypeError):
+        if not is_compiling():
+            _explain(op, NStepCall(*args), "lambda_")
+        raise
     return targets
 
 
-def _call(
-    fused: Any, args: tuple[Any, ...], rhos: Tensor | None, time_dim: int, op: str, wants_more_than_targets: bool,
-    lambda_name: str,
-) -> Any:  # fmt: skip
-    """`args` begin with the operands that both ops have, up to the trace's number."""
-    if is_compiling():
+def _run(fused: Any, args: tuple[Any, ...], *tensors: Any) -> Any:
+    """`fused(*args)`, whose tensors these are."""
+    if is_compiling() or _is_observed(*tensors):
         return fused(*args)
-    rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, _, trace = args[:9]
-    try:
-        if _is_observed(rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos):
-            return fused(*args)
-        # Nothing to record: past the Python kernel at the Autograd key.
-        with _below_autograd():
-            return fused(*args)
-    except (IndexError, RuntimeError, TypeError):
-        tensors = {"values": values, "next_values": next_values, "bootstrap_value": bootstrap_value,
-                   "terminated": terminated, "truncated": truncated, "rhos": rhos}  # fmt: skip
-        check_return_types(op, rewards, time_dim, **tensors)
-        check_returns(
-            op, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos, time_dim,
-            wants_more_than_targets, lambda_name=lambda_name,
-        )  # fmt: skip
-        raise
+    # Nothing to record: past the Python kernel at the Autograd key.
+    with _below_autograd():
+        return fused(*args)
+
+
+def _explain(op: str, call: TemporalDifferenceCall | NStepCall, lambda_name: str) -> None:
+    """Raises what `op` has to say of a call that was refused, if anything."""
+    names = ("values", "next_values", "bootstrap_value", "terminated", "truncated", "rhos")
+    check_return_types(op, call.rewards, call.dim, **{name: getattr(call, name, None) for name in names})
+    check_returns(op, call, lambda_name=lambda_name)
 
 
 def _is_observed(*operands: Any) -> bool:

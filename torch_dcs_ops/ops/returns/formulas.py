@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...reference.returns import NStepCall, TemporalDifferenceCall
 from ...reference.scan import align_gates, has_step_gates
 from .._common.autocast import widened
 from ..scan.discounted_cumsum import discounted_cumsum
 
 Rate = float | Tensor
+_Call = TemporalDifferenceCall | NStepCall
 
 
 class _Discounts(NamedTuple):
@@ -47,31 +49,13 @@ class _Steps(NamedTuple):
         return _Steps(next_step(r, dim), next_step(v, dim), next_step(after, dim), lacks_after, gamma)
 
 
-def formulas(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    rhos: Tensor | None,
-    clip_rho: float,
-    clip_c: float,
-    clip_pg: float,
-    dim: int,
-    need_advantages: bool,
-    need_targets: bool,
-    need_pg: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def formulas(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     """The op; arguments are validated already and `dim` is not negative."""
+    rewards, dim, clip_rho, clip_c = call.rewards, call.dim, call.clip_rho, call.clip_c
     dtype = rewards.dtype
-    r, v, rho = map(widened, (rewards, values, rhos))
-    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
-    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    r, v, rho = map(widened, (rewards, call.values, call.rhos))
+    lacks_after, ends, after = _ends(call, r, v)
+    discounts = _discounts(call, r)
     if v is None:
         targets = _lambda_returns(r, after, lacks_after, ends, discounts, dim)
         return _none(rewards), targets.to(dtype), _none(rewards)
@@ -81,7 +65,7 @@ def formulas(
     delta = difference if rho is None else rho.clamp(max=clip_rho) * difference
     ratio = None if rho is None else rho.clamp(max=clip_c)
     pg_advantages = _none(rewards)
-    if need_pg:
+    if call.need_pg:
         # From the operands of the next step, not by shifting delta: a compiler keeps a result that two operations read
         # in memory, in a kernel of its own, when it is made of more than four tensors.
         next_delta = steps.next_step(dim).difference()
@@ -90,58 +74,35 @@ def formulas(
         carried = _carried(next_delta, None if ratio is None else next_step(ratio, dim), ends, discounts, dim)
         advantages = delta + (carried if ratio is None else ratio * carried)
         pg = difference + carried
-        pg_advantages = (pg if rho is None else rho.clamp(max=clip_pg) * pg).to(dtype)
+        pg_advantages = (pg if rho is None else rho.clamp(max=call.clip_pg) * pg).to(dtype)
     else:
         gate = discounts.gate if ratio is None else discounts.product * ratio
         advantages = discounted_cumsum(delta, gate, dim=dim, reset=ends)
-    targets = (advantages + v).to(dtype) if need_targets else _none(rewards)
-    return advantages.to(dtype) if need_advantages else _none(rewards), targets, pg_advantages
+    targets = (advantages + v).to(dtype) if call.need_targets else _none(rewards)
+    return advantages.to(dtype) if call.need_advantages else _none(rewards), targets, pg_advantages
 
 
-def n_step_formulas(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    dim: int,
-    n: int,
-) -> Tensor:
+def n_step_formulas(call: NStepCall) -> Tensor:
     """Returns over n steps: with u_t the value of step t's own state, a scan of ``r_t + boot_t - u_t`` over a window of
     n steps, plus u. The values between cancel (lambda 1), or leave a share (1 - lambda) of each behind.
     """
-    r, v = widened(rewards), widened(values)
-    lacks_after, ends, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
-    discounts = _discounts(r, gamma, gamma_value, trace, trace_value, dim)
+    dim = call.dim
+    r, v = widened(call.rewards), widened(call.values)
+    lacks_after, ends, after = _ends(call, r, v)
+    discounts = _discounts(call, r)
     if v is None:
         # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
         v = _step_before(_filled(after, ends), dim)
     delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
-    targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=n) + v
-    return targets.to(rewards.dtype)
+    targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=call.n) + v
+    return targets.to(call.rewards.dtype)
 
 
-def one_step_errors(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    dim: int,
-) -> Tensor:
-    """``r_t + boot_t - v_t``"""
-    r, v = widened(rewards), widened(values)
-    lacks_after, _, after = _ends(r, v, widened(next_values), widened(bootstrap_value), terminated, truncated, dim)
-    discounts = _discounts(r, gamma, gamma_value, None, 1.0, dim)
-    return _Steps(r, v, after, lacks_after, discounts.gamma).difference()
+def one_step_errors(call: TemporalDifferenceCall) -> Tensor:
+    """``r_t + boot_t - v_t``, of a call with values."""
+    r, v = widened(call.rewards), widened(call.values)
+    lacks_after, _, after = _ends(call, r, v)
+    return _Steps(r, v, after, lacks_after, _discounts(call, r).gamma).difference()
 
 
 def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
@@ -167,22 +128,15 @@ def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
     return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
 
 
-def _ends(
-    r: Tensor,
-    v: Tensor | None,
-    after: Tensor | None,
-    last: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    dim: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Where v' counts as 0, where an episode ends (None: nowhere), and v'."""
-    terminates = None if terminated is None else _as_bool(terminated)
-    truncates = None if truncated is None else _as_bool(truncated)
+def _ends(call: _Call, r: Tensor, v: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Where v' counts as 0, where an episode ends (None: nowhere), and v'. r and v are those of the call, widened."""
+    after, last = widened(call.next_values), widened(call.bootstrap_value)
+    terminates = None if call.terminated is None else _as_bool(call.terminated)
+    truncates = None if call.truncated is None else _as_bool(call.truncated)
     ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
     if after is not None:
         return terminates, ends, after
-    return ends, ends, _next_values(r, v, last, dim)
+    return ends, ends, _next_values(r, v, last, call.dim)
 
 
 def _filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
@@ -213,9 +167,8 @@ def _lambda_returns(
     return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
 
 
-def _discounts(
-    r: Tensor, gamma: Tensor | None, gamma_value: float, trace: Tensor | None, trace_value: float, dim: int
-) -> _Discounts:
+def _discounts(call: _Call, r: Tensor) -> _Discounts:
+    gamma, gamma_value, trace, trace_value, dim = call.gamma, call.gamma_value, call.trace, call.trace_value, call.dim
     if gamma is None and trace is None:
         product = gamma_value * trace_value
         return _Discounts(gamma_value, product, product)

@@ -13,73 +13,55 @@ from torch import Tensor
 
 from ... import _registry
 from ...reference import returns as reference
+from ...reference.returns import NStepCall
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.triton import TRITON_KEYS, launchers
 from .._common.vmap import BATCHED
 from .formulas import n_step_formulas
-from .temporal_difference import batched_operands
+from .temporal_difference import batched
 from .validate import check_n, check_returns
 
 _OP = "_n_step_returns"
 _op = _registry.n_step_returns
-_DIM = 10
 
 
-def _check(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    dim: int,
-    n: int,
-) -> int:
-    dim = check_returns(
-        _OP, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, None, dim, False
-    )
-    check_n(_OP, n)
-    return dim
-
-
-def _with_dim(args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
-    return (*args[:_DIM], dim, *args[_DIM + 1 :])
+def _checked(args: tuple[Any, ...]) -> NStepCall:
+    """The arguments, `dim` as a non-negative index."""
+    call = NStepCall(*args)
+    call = call._replace(dim=check_returns(_OP, call))
+    check_n(_OP, call.n)
+    return call
 
 
 def _reference(*args: Any) -> Tensor:
-    return reference.n_step_returns(*_with_dim(args, _check(*args)))
+    return reference.n_step_returns(_checked(args))
 
 
 def _triton(*args: Any) -> Tensor:
     module = launchers("returns.n_step")
     if module is None:
         return _reference(*args)
-    targets: Tensor = module.n_step_returns(*_with_dim(args, _check(*args)))
+    targets: Tensor = module.n_step_returns(_checked(args))
     return targets
 
 
 def _fake(*args: Any) -> Tensor:
-    _check(*args)
-    return torch.empty_like(args[0])
+    return torch.empty_like(_checked(args).rewards)
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
     if tracked(*args):
-        return n_step_formulas(*_with_dim(args, _check(*args)))
+        return n_step_formulas(_checked(args))
     targets: Tensor = below(_op, keyset, *args)
     return targets
 
 
 def _vmap(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
-    dim = _check(*args)
+    call = _checked(args)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
-        batch, operands = batched_operands(args[:_DIM])
-        targets: Tensor = batch.wrap(_op(*operands, dim + 1, *args[_DIM + 1 :]))
+        batch, call = batched(call)
+        targets: Tensor = batch.wrap(_op(*call))
     return targets
 
 

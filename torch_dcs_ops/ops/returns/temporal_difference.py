@@ -7,7 +7,7 @@ reference/returns.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.fx.traceback import get_current_meta
 
 from ... import _registry
 from ...reference import returns as reference
+from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.triton import TRITON_KEYS, launchers
@@ -25,7 +26,9 @@ from .validate import check_returns
 
 _OP = "_temporal_difference_scan"
 _op = _registry.temporal_difference_scan
+_DIM = TemporalDifferenceCall._fields.index("dim")
 _Results = tuple[Tensor, Tensor, Tensor]
+_Call = TypeVar("_Call", TemporalDifferenceCall, NStepCall)
 
 # Whether a graph that is being traced becomes kernels that scans are part of: then it is given the formulas, to fuse
 # with what is around them. Set by compile/scan_lowering.py, as nothing here imports anything there.
@@ -34,61 +37,38 @@ fuses_in_compiled_code: Callable[[Tensor, int], bool] | None = None
 STAYS_A_CALL = "dcs_stays_a_call"
 
 
-def _check(
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    gamma_value: float,
-    trace: Tensor | None,
-    trace_value: float,
-    rhos: Tensor | None,
-    clip_rho: float,
-    clip_c: float,
-    clip_pg: float,
-    dim: int,
-    need_advantages: bool,
-    need_targets: bool,
-    need_pg: bool,
-) -> int:
-    return check_returns(
-        _OP, rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace, rhos, dim,
-        need_advantages or need_pg,
-    )  # fmt: skip
-
-
-def _with_dim(args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
-    return (*args[:14], dim, *args[15:])
+def _checked(args: tuple[Any, ...]) -> TemporalDifferenceCall:
+    """The arguments, `dim` as a non-negative index."""
+    call = TemporalDifferenceCall(*args)
+    return call._replace(dim=check_returns(_OP, call))
 
 
 def _reference(*args: Any) -> _Results:
-    return reference.temporal_difference_scan(*_with_dim(args, _check(*args)))
+    return reference.temporal_difference_scan(_checked(args))
 
 
 def _triton(*args: Any) -> _Results:
     module = launchers("returns.temporal_difference")
     if module is None:
         return _reference(*args)
-    results: _Results = module.temporal_difference_scan(*_with_dim(args, _check(*args)))
+    results: _Results = module.temporal_difference_scan(_checked(args))
     return results
 
 
 def _fake(*args: Any) -> _Results:
-    _check(*args)
-    rewards, needs = args[0], args[15:]
+    call = _checked(args)
+    rewards = call.rewards
+    needs = (call.need_advantages, call.need_targets, call.need_pg)
     a, b, c = (torch.empty_like(rewards) if need else rewards.new_empty(0) for need in needs)
     return a, b, c
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
-    rewards, dim = args[0], args[14]
+    rewards, dim = args[0], args[_DIM]
     if tracked(*args) or (
         fuses_in_compiled_code is not None and not _stays_a_call() and fuses_in_compiled_code(rewards, dim)
     ):
-        return formulas(*_with_dim(args, _check(*args)))
+        return formulas(_checked(args))
     results: _Results = below(_op, keyset, *args)
     return results
 
@@ -97,30 +77,27 @@ def _stays_a_call() -> bool:
     return bool(get_current_meta().get(STAYS_A_CALL))
 
 
-# Positions of operands of rewards' shape, of one entry a row, and of discounts.
-_FULL = (0, 1, 2, 4, 5, 10)
-_ROW = (3,)
-_DISCOUNTS = (6, 8)
-
-
-def batched_operands(args: tuple[Any, ...]) -> tuple[ScanBatch, list[Any]]:
-    """The arguments up to rhos, or to the ones before, with the batch in front of every tensor."""
-    ndim = args[0].dim()
-    batch = ScanBatch(*[arg if isinstance(arg, Tensor) else None for arg in args])
-    operands = list(args)
-    for places, placed in ((_FULL, batch.full), (_ROW, batch.row), (_DISCOUNTS, batch.gamma)):
-        for index in places:
-            if index < len(args):
-                operands[index] = placed(index, ndim)
-    return batch, operands
+def batched(call: _Call) -> tuple[ScanBatch, _Call]:
+    """A call with the batch in front of every tensor; `dim` is not negative."""
+    ndim = call.rewards.dim()
+    batch = ScanBatch(*(argument if isinstance(argument, Tensor) else None for argument in call))
+    moved: dict[str, Any] = {}
+    for index, name in enumerate(call._fields):
+        if name == "bootstrap_value":
+            moved[name] = batch.row(index, ndim)
+        elif name in ("gamma", "trace"):
+            moved[name] = batch.gamma(index, ndim)
+        elif isinstance(call[index], Tensor):
+            moved[name] = batch.full(index, ndim)
+    return batch, call._replace(dim=call.dim + 1, **moved)
 
 
 def _vmap(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
-    dim = _check(*args)
+    call = _checked(args)
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
-        batch, operands = batched_operands(args[:11])
-        results = _op(*operands, *args[11:14], dim + 1, *args[15:])
-        needs = args[15:]
+        batch, call = batched(call)
+        results = _op(*call)
+        needs = (call.need_advantages, call.need_targets, call.need_pg)
         a, b, c = (
             batch.wrap(result if need else result.new_empty(batch.size, 0))
             for result, need in zip(results, needs, strict=True)

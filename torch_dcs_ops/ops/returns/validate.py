@@ -11,27 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common.validate import FLOATING, check_device, check_floating, check_layouts, dtype_name, fail, known
 from ..scan.validate import broadcasts, without
 
 
 def check_returns(
     op: str,
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Tensor | None,
-    trace: Tensor | None,
-    rhos: Tensor | None,
-    dim: int,
-    wants_more_than_targets: bool,
+    call: TemporalDifferenceCall | NStepCall,
+    *,
     values_name: str = "values",
     lambda_name: str = "lambda_",
 ) -> int:
     """Raises a sentence that names the wrong argument; returns `dim` as a non-negative index."""
+    rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, _, trace, _ = call[:10]
+    rhos, needs_values, dim = None, False, call.dim
+    if isinstance(call, TemporalDifferenceCall):
+        rhos, needs_values = call.rhos, call.rhos is not None or call.need_advantages or call.need_pg
     tensors = {values_name: values, "next_values": next_values, "terminated": terminated, "truncated": truncated,
                "rhos": rhos}  # fmt: skip
     check_layouts(op, rewards=rewards, bootstrap_value=bootstrap_value, gamma=gamma, **{lambda_name: trace}, **tensors)
@@ -57,7 +53,7 @@ def check_returns(
     for name, rate in (("gamma", gamma), (lambda_name, trace)):
         if rate is not None:
             _check_discount(op, name, rate, rewards, dim)
-    if values is None and (rhos is not None or wants_more_than_targets):
+    if values is None and needs_values:
         fail(op, f"{values_name} must be given for all but lambda-returns, got None")
     return dim
 
