@@ -29,9 +29,9 @@ _op = _registry.n_step_returns
 def _checked(args: tuple[Any, ...]) -> NStepCall:
     """The arguments, `dim` as a non-negative index."""
     call = NStepCall(*args)
-    call = call._replace(dim=check_returns(_OP, call))
+    dim = check_returns(_OP, call)
     check_n(_OP, call.n)
-    return call
+    return call if dim == call.dim else call._replace(dim=dim)
 
 
 def _reference(*args: Any) -> Tensor:

@@ -40,7 +40,8 @@ STAYS_A_CALL = "dcs_stays_a_call"
 def _checked(args: tuple[Any, ...]) -> TemporalDifferenceCall:
     """The arguments, `dim` as a non-negative index."""
     call = TemporalDifferenceCall(*args)
-    return call._replace(dim=check_returns(_OP, call))
+    dim = check_returns(_OP, call)
+    return call if dim == call.dim else call._replace(dim=dim)
 
 
 def _reference(*args: Any) -> _Results:

@@ -30,14 +30,14 @@ def _checked(input: Tensor, args: tuple[Any, ...]) -> ScanCall:
     dim = check_scan(
         _OP, input, call.gamma, call.dim, call.initial, call.reset, call.window, integers_allowed=is_integer_sum
     )
-    return call._replace(dim=dim)
+    return call if dim == call.dim else call._replace(dim=dim)
 
 
 def _checked_backward(grad: Tensor, output: Tensor, args: tuple[Any, ...]) -> ScanCall:
     call = gradients_call(args)
     dim = check_scan(_OP, grad, call.gamma, call.dim, call.initial, call.reset, None)
     check_output(_OP, output, grad)
-    return call._replace(dim=dim)
+    return call if dim == call.dim else call._replace(dim=dim)
 
 
 def _register(backend: Backend) -> None:
