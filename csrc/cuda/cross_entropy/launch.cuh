@@ -31,7 +31,7 @@ cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t gr
 
 // The kernel of rows.cuh.
 template <typename T, bool kFull>
-cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cudaStream_t stream) {
+cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device& device, cudaStream_t stream) {
   constexpr int64_t kVec = 16 / sizeof(T);
   const RowsProblem& problem = params.problem;
   const auto misaligned = [](int64_t bytes) { return bytes % 16 != 0; };
@@ -40,7 +40,7 @@ cudaError_t launch_cross_entropy_as(RowsParams params, const Device& device, cud
   const int64_t vectors = (problem.columns + kVec - 1) / kVec + (shifted ? 1 : 0);
 
   const auto launch = [&](auto kernel, int64_t grid, int threads, int64_t rows_of_block, int64_t cluster) {
-    return launch_rows<RowsParams>(kernel, params, grid, threads, static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
+    return launch_rows<CrossEntropyRowsParams>(kernel, params, grid, threads, static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
   };
 
   // Two blocks on a multiprocessor at least: while one stores, the other loads.
@@ -153,7 +153,7 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
       return launch_long<T, false>(params, device, stream);
     }
   }
-  RowsParams params;
+  CrossEntropyRowsParams params;
   params.problem = problem;
   params.softcap = static_cast<float>(problem.softcap);
   params.inverse_softcap = problem.softcap > 0 ? static_cast<float>(1 / problem.softcap) : 0.f;

@@ -10,8 +10,9 @@
 #include <type_traits>
 
 #include "common/ptx/cluster.cuh"
-#include "cross_entropy/launch.h"
 #include "common/row_statistics.cuh"
+#include "cross_entropy/launch.h"
+#include "cross_entropy/softcap.cuh"
 
 namespace dcs {
 
@@ -19,46 +20,13 @@ constexpr int kRowWarps = 8;         // rows of a block in Scope::kWarp
 constexpr int kWarpColumns = 1024;   // up to which a warp takes a row
 constexpr int kShareBytes = 74 << 10;  // of a row to a block: three blocks on a multiprocessor of sm_90 load, sum and store in turn
 
-struct RowsParams {
+struct CrossEntropyRowsParams {
   RowsProblem problem;
   int staged = 0;           // vectors of its share that a block (a warp) keeps in shared memory
   float scale = 1;          // z = scale * y in the plain kernel, whose y are the logits as they are; else 1
   float factor = 1;         // exponents are factor * (y - largest): powers of 2 in float, of e in double
   float softcap = 0, inverse_softcap = 0;
 };
-
-// z and dz/du for u = z without a softcap.
-template <typename Acc>
-struct Capped {
-  Acc value, slope;
-};
-
-// softcap * tanh(u / softcap): with e = exp(-2 |v|), tanh |v| = 1 - 2 e / (1 + e) and 1 - tanh^2 = 4 e / (1 + e)^2. kExact: to the last digits of a
-// small v too; without, z has an error of some 1e-7 softcap, which is nothing beside a half logit's own.
-template <bool kExact>
-__device__ __forceinline__ Capped<float> cap(float u, float softcap, float inverse) {
-  float v = u * inverse;
-  if (kExact) v = fmaf(fmaf(-v, softcap, u), inverse, v);
-  // inf - inf
-  if (kExact && !(fabsf(u) <= FLT_MAX)) v = u;
-  const float size = fabsf(v), e = power(size * -2.88539008f), r = reciprocal(1.f + e);
-  float value = fmaf(-2.f * e, r, 1.f);
-  if (kExact) {
-    const float square = v * v;
-    float tail = -5.70498872745e-3f;
-    tail = fmaf(tail, square, 2.06390887954e-2f);
-    tail = fmaf(tail, square, -5.37397155531e-2f);
-    tail = fmaf(tail, square, 1.33314422036e-1f);
-    tail = fmaf(tail, square, -3.33332819422e-1f);
-    if (size < 0.625f) value = fmaf(tail * square, size, size);
-  }
-  return {copysignf(value, v) * softcap, 4.f * e * r * r};
-}
-template <bool kExact>
-__device__ __forceinline__ Capped<double> cap(double u, double softcap) {
-  const double v = u / softcap, e = exp(-2 * fabs(v));
-  return {softcap * tanh(v), 4 * e / ((1 + e) * (1 + e))};
-}
 
 // One row, as seen by one thread. kFull: bias, softcap, any scale, class weights in label smoothing, class probabilities; without it y are the logits as they are.
 template <typename T, bool kFull>
@@ -67,7 +35,7 @@ struct Row {
   static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
 
-  const RowsParams& params;
+  const CrossEntropyRowsParams& params;
   Acc factor;
   T* tile;           // the row's first element, down to a whole vector
   int low, high;     // the row's positions in the tile
@@ -188,6 +156,13 @@ struct GradientForm {
   Acc largest, power, slope, even;
 };
 
+// What the gradient at the target takes beside it.
+template <typename Acc>
+struct TargetForm {
+  Acc nll, a, c, others, total, power, weight;  // others: the total without the target
+  Acc grad_loss, grad_entropy, slope;
+};
+
 template <typename Acc>
 __device__ __forceinline__ Acc read(const RowScalar& scalar, int64_t row, Acc otherwise) {
   return scalar.data ? static_cast<const Acc*>(scalar.data)[row * scalar.stride] : otherwise;
@@ -198,17 +173,147 @@ __device__ __forceinline__ void write(void* results, int64_t row, Acc value) {
   static_cast<Acc*>(results)[row] = value;
 }
 
+// The vectors begin ... end - 1 of a row, which a warp or a block takes: thread `me` of `threads` has every threads-th from begin + me on.
+template <typename T, bool kFull, Scope kScope>
+struct RowShare {
+  using Acc = typename Types<T>::Acc;
+  using R = Row<T, kFull>;
+  using Vec = typename R::Vec;
+  static constexpr int kVec = R::kVec;
+  static constexpr int kUnroll = kFull ? 2 : 4;  // vectors that a thread loads before it uses the first
+
+  const CrossEntropyRowsParams& params;
+  const RowsProblem& problem;
+  const R& one;
+  Vec* const stage;
+  const int64_t row, class_index;
+  const int begin, end, me, threads;
+  const bool first_thread, has_target, mixed;
+
+  __device__ __forceinline__ RowSums<Acc> sum() const {
+    RowSums<Acc> sums = no_sums<Acc>();
+    for (int from = begin + me; from < end; from += kUnroll * threads) {
+      Vec raw[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (from + u * threads < end) raw[u] = one.load(from + u * threads);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int vector = from + u * threads;
+        if (vector < end) {
+          if (vector - begin < params.staged) stage[vector - begin] = raw[u];
+          if (one.is_whole(vector)) one.template add<true>(sums, raw[u], vector);
+          else one.template add<false>(sums, raw[u], vector);
+        }
+      }
+    }
+    join_threads<kScope>(sums, one.factor, one.kept);
+    return sums;
+  }
+
+  __device__ __forceinline__ void predict(const RowSums<Acc>& sums, const Capped<Acc>& at_target) const {
+    const bool found = sums.vector != ~0u;
+    const int vector = static_cast<int>(sums.vector);
+    const bool owner = found ? vector >= begin && vector < end && (vector - begin) % threads == me : first_thread;
+    if (!owner) return;
+    int position = found ? one.find(vector, sums.largest) : one.low;
+    if (has_target) {
+      const bool equal = !is_larger(sums.largest, at_target.value) && one.target < position;
+      if (is_larger(at_target.value, sums.largest) || equal) position = one.target;
+    }
+    problem.predictions[row] = position - one.low;
+  }
+
+  // The row's results, and its gradient.
+  __device__ __forceinline__ void finish(RowSums<Acc>& sums, const Capped<Acc>& at_target) const {
+    const Acc scale = kFull ? Acc(1) : static_cast<Acc>(params.scale);
+    const Acc z_loss = static_cast<Acc>(problem.z_loss);
+    const Acc even = has_target ? static_cast<Acc>(problem.label_smoothing / static_cast<double>(static_cast<int>(problem.columns))) : Acc(1);
+    Acc way = 0, exponent = 0, target_power = 0, target_weight = 0;
+    bool target_is_largest = false;
+    if (has_target) {
+      target_is_largest = at_target.value >= sums.largest;
+      raise(sums, target_is_largest ? at_target.value : sums.largest, one.factor, one.kept);
+      way = sums.largest - at_target.value;
+      exponent = -way * one.factor;
+      target_power = power(exponent);
+      target_weight = problem.weight ? static_cast<const Acc*>(problem.weight)[class_index] : Acc(1);
+    }
+    const Acc total = sums.total + target_power, log_total = target_is_largest ? log1p(sums.total) : log(total);
+    const Acc gap = way * scale, nll = gap + log_total, lse = sums.largest * scale + log_total;
+    const Acc hit = (Acc(1) - static_cast<Acc>(problem.label_smoothing)) * target_weight, weight = sums.weight + target_weight;
+    Acc loss = has_target ? hit * nll : Acc(0), entropy = 0;
+    if (mixed) loss += even * (sums.distance * scale + target_weight * gap + weight * log_total);
+    if (problem.z_loss != 0) loss += z_loss * lse * lse;
+    if (one.kept.weighted) entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
+    write_results(loss, lse, entropy);
+    if (problem.gradient) {
+      const Acc grad_loss = read(problem.grad_loss, row, Acc(1)), grad_entropy = read(problem.grad_entropy, row, Acc(0));
+      Acc a = read(problem.grad_lse, row, Acc(0));
+      if (one.kept.weighted) a -= grad_entropy * entropy;
+      if (mixed) a += grad_loss * even * weight;
+      if (problem.z_loss != 0) a += grad_loss * Acc(2) * z_loss * lse;
+      const Acc c = grad_loss * hit, slope = static_cast<Acc>(problem.logit_scale);
+      const GradientForm<Acc> form{sums.largest, slope / total * (a + c + grad_entropy * log_total), -slope / total * grad_entropy * kLogOfBase<Acc>,
+                                   mixed ? slope * grad_loss * even : Acc(0)};
+      write_gradient(form, {nll, a, c, sums.total, total, target_power, target_weight, grad_loss, grad_entropy, slope}, even, at_target.slope);
+    }
+  }
+  __device__ __forceinline__ void write_results(Acc loss, Acc lse, Acc entropy) const {
+    if (!first_thread) return;
+    write(problem.loss, row, loss);
+    write(problem.lse, row, lse);
+    if (problem.entropy) write(problem.entropy, row, entropy);
+  }
+
+  __device__ __forceinline__ void write_gradient(const GradientForm<Acc>& form, const TargetForm<Acc>& at, Acc even, Acc target_slope) const {
+    const bool entropic = problem.grad_entropy.data != nullptr;
+    for (int vector = begin + me; vector < end; vector += threads) {
+      const Vec raw = vector - begin < params.staged ? stage[vector - begin] : one.load(vector);
+      Acc g[kVec];
+      unpack(raw, g);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const int position = vector * kVec + i;
+        const Capped<Acc> z = one.value(g[i], position);
+        const Acc d = (z.value - form.largest) * one.factor;
+        Acc factor = form.power, less = form.even;
+        if (entropic) factor += form.slope * bounded(d);
+        if (kFull && mixed) less *= one.weight(position);
+        g[i] = power(d) * factor - less;
+        if (kFull) g[i] *= z.slope;
+      }
+      store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, pack<Acc, T, kVec>(g));
+      if (has_target && one.target / kVec == vector) {
+        // The same thread, after its store.
+        const Acc log_p = at.nll > Acc(1000) ? Acc(-1000) : -at.nll;
+        const Acc others = -at.c * (at.others / at.total), own = at.power / at.total * (at.a - at.grad_entropy * log_p);
+        Acc gradient = at.slope * (others + own - (mixed ? at.grad_loss * even * at.weight : Acc(0)));
+        if (kFull) gradient *= target_slope;
+        one.tile[one.target] = cast<T>(gradient);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_ignored() const {
+    write_results(Acc(0), Acc(0), Acc(0));
+    if (!problem.gradient) return;
+    Acc zeros[kVec] = {};
+    const Vec none = pack<Acc, T, kVec>(zeros);
+    for (int vector = begin + me; vector < end; vector += threads) store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, none);
+  }
+};
+
 template <typename T, bool kFull, Scope kScope>
 __global__ void __launch_bounds__(kScope == Scope::kWarp ? 32 * kRowWarps : kRowThreads, kFull ? 2 : 3)
-cross_entropy_kernel(const __grid_constant__ RowsParams params) {
+cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
 #endif
-  using Acc = typename Types<T>::Acc;
-  using R = Row<T, kFull>;
-  constexpr int kVec = R::kVec;
-  constexpr int kUnroll = kFull ? 2 : 4;  // vectors that a thread loads before it uses the first
-  using Vec = typename R::Vec;
+  using Share = RowShare<T, kFull, kScope>;
+  using Acc = typename Share::Acc;
+  using Vec = typename Share::Vec;
+  constexpr int kVec = Share::kVec;
   extern __shared__ __align__(16) unsigned char memory[];
   const RowsProblem& problem = params.problem;
 
@@ -237,126 +342,27 @@ cross_entropy_kernel(const __grid_constant__ RowsParams params) {
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(start) % 16 / sizeof(T));
   const int columns = static_cast<int>(problem.columns);
   const bool mixed = problem.label_smoothing != 0 || !has_index;
-  R one{params, static_cast<Acc>(params.factor), start - shift, shift, shift + columns, has_target ? shift + static_cast<int>(class_index) : -1,
-        {problem.entropy != nullptr || problem.grad_entropy.data != nullptr, mixed},
-        has_index ? nullptr : static_cast<const Acc*>(problem.probabilities) + row * problem.probabilities_stride};
+  Row<T, kFull> one{params,
+                    static_cast<Acc>(params.factor),
+                    start - shift,
+                    shift,
+                    shift + columns,
+                    has_target ? shift + static_cast<int>(class_index) : -1,
+                    {problem.entropy != nullptr || problem.grad_entropy.data != nullptr, mixed},
+                    has_index ? nullptr : static_cast<const Acc*>(problem.probabilities) + row * problem.probabilities_stride};
   if constexpr (std::is_same_v<Acc, double>) one.factor = 1.0;
-  // This block's share of the row's vectors; the thread's begins at its own number.
-  const int vectors = (one.high + kVec - 1) / kVec, share = (vectors + blocks - 1) / blocks;
-  const int begin = rank * share, end = min(begin + share, vectors);
+  const int vectors = (one.high + kVec - 1) / kVec, each = (vectors + blocks - 1) / blocks;
+  const int begin = rank * each, end = min(begin + each, vectors);
+  const Share share{params, problem, one, stage, row, class_index, begin, end, me, threads, first_thread, has_target, mixed};
 
   if (!ignored || problem.predictions) {
     Capped<Acc> at_target{0, 1};
     if (has_target) at_target = one.value(cast<Acc>(one.tile[one.target]), one.target);
-    RowSums<Acc> sums = no_sums<Acc>();
-    for (int from = begin + me; from < end; from += kUnroll * threads) {
-      Vec raw[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u)
-        if (from + u * threads < end) raw[u] = one.load(from + u * threads);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int vector = from + u * threads;
-        if (vector < end) {
-          if (vector - begin < params.staged) stage[vector - begin] = raw[u];
-          if (one.is_whole(vector)) one.template add<true>(sums, raw[u], vector);
-          else one.template add<false>(sums, raw[u], vector);
-        }
-      }
-    }
-    join_threads<kScope>(sums, one.factor, one.kept);
-
-    if (problem.predictions) {
-      const bool found = sums.vector != ~0u;
-      const int vector = static_cast<int>(sums.vector);
-      const bool owner = found ? vector >= begin && vector < end && (vector - begin) % threads == me : first_thread;
-      if (owner) {
-        int position = found ? one.find(vector, sums.largest) : one.low;
-        if (has_target) {
-          const bool equal = !is_larger(sums.largest, at_target.value) && one.target < position;
-          if (is_larger(at_target.value, sums.largest) || equal) position = one.target;
-        }
-        problem.predictions[row] = position - one.low;
-      }
-    }
-
-    if (!ignored) {
-      const Acc scale = kFull ? Acc(1) : static_cast<Acc>(params.scale);
-      const Acc z_loss = static_cast<Acc>(problem.z_loss);
-      const Acc even = has_target ? static_cast<Acc>(problem.label_smoothing / static_cast<double>(columns)) : Acc(1);
-      Acc way = 0, exponent = 0, target_power = 0, target_weight = 0;
-      bool target_is_largest = false;
-      if (has_target) {
-        target_is_largest = at_target.value >= sums.largest;
-        raise(sums, target_is_largest ? at_target.value : sums.largest, one.factor, one.kept);
-        way = sums.largest - at_target.value;
-        exponent = -way * one.factor;
-        target_power = power(exponent);
-        target_weight = problem.weight ? static_cast<const Acc*>(problem.weight)[class_index] : Acc(1);
-      }
-      const Acc total = sums.total + target_power, log_total = target_is_largest ? log1p(sums.total) : log(total);
-      const Acc gap = way * scale, nll = gap + log_total, lse = sums.largest * scale + log_total;
-      const Acc hit = (Acc(1) - static_cast<Acc>(problem.label_smoothing)) * target_weight, weight = sums.weight + target_weight;
-      Acc loss = has_target ? hit * nll : Acc(0), entropy = 0;
-      if (mixed) loss += even * (sums.distance * scale + target_weight * gap + weight * log_total);
-      if (problem.z_loss != 0) loss += z_loss * lse * lse;
-      if (one.kept.weighted) entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
-      if (first_thread) {
-        write(problem.loss, row, loss);
-        write(problem.lse, row, lse);
-        if (problem.entropy) write(problem.entropy, row, entropy);
-      }
-      if (problem.gradient) {
-        const Acc grad_loss = read(problem.grad_loss, row, Acc(1)), grad_entropy = read(problem.grad_entropy, row, Acc(0));
-        Acc a = read(problem.grad_lse, row, Acc(0));
-        if (one.kept.weighted) a -= grad_entropy * entropy;
-        if (mixed) a += grad_loss * even * weight;
-        if (problem.z_loss != 0) a += grad_loss * Acc(2) * z_loss * lse;
-        const Acc c = grad_loss * hit, slope = static_cast<Acc>(problem.logit_scale);
-        const GradientForm<Acc> form{sums.largest, slope / total * (a + c + grad_entropy * log_total),
-                                     -slope / total * grad_entropy * kLogOfBase<Acc>, mixed ? slope * grad_loss * even : Acc(0)};
-        const bool entropic = problem.grad_entropy.data != nullptr;
-        for (int vector = begin + me; vector < end; vector += threads) {
-          const Vec raw = vector - begin < params.staged ? stage[vector - begin] : one.load(vector);
-          Acc g[kVec];
-          unpack(raw, g);
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            const int position = vector * kVec + i;
-            const Capped<Acc> z = one.value(g[i], position);
-            const Acc d = (z.value - form.largest) * one.factor;
-            Acc factor = form.power, less = form.even;
-            if (entropic) factor += form.slope * bounded(d);
-            if (kFull && mixed) less *= one.weight(position);
-            g[i] = power(d) * factor - less;
-            if (kFull) g[i] *= z.slope;
-          }
-          store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, pack<Acc, T, kVec>(g));
-          if (has_target && one.target / kVec == vector) {
-            // The same thread, after its store.
-            const Acc log_p = nll > Acc(1000) ? Acc(-1000) : -nll;
-            const Acc others = -c * (sums.total / total), own = target_power / total * (a - grad_entropy * log_p);
-            Acc at = slope * (others + own - (mixed ? grad_loss * even * target_weight : Acc(0)));
-            if (kFull) at *= at_target.slope;
-            one.tile[one.target] = cast<T>(at);
-          }
-        }
-      }
-    }
+    RowSums<Acc> sums = share.sum();
+    if (problem.predictions) share.predict(sums, at_target);
+    if (!ignored) share.finish(sums, at_target);
   }
-
-  if (ignored) {
-    if (first_thread) {
-      write(problem.loss, row, Acc(0));
-      write(problem.lse, row, Acc(0));
-      if (problem.entropy) write(problem.entropy, row, Acc(0));
-    }
-    if (problem.gradient) {
-      Acc zeros[kVec] = {};
-      const Vec none = pack<Acc, T, kVec>(zeros);
-      for (int vector = begin + me; vector < end; vector += threads) store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, none);
-    }
-  }
+  if (ignored) share.write_ignored();
   if constexpr (kScope == Scope::kCluster) {
     if (!ignored || problem.predictions) cluster_wait();
   }

@@ -53,17 +53,33 @@ __device__ __forceinline__ Acc sum_of(const Acc (&values)[kCount]) {
   return sums[0];
 }
 
+// Every row's sum over its lanes.
+template <typename Acc, int kRows>
+__device__ __forceinline__ void sum_lanes(Acc (&total)[kRows], int lanes) {
+  for (int d = lanes / 2; d > 0; d /= 2) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) total[r] += __shfl_xor_sync(kAllLanes, total[r], d);
+  }
+}
+template <typename Acc, typename T, int kVec>
+__device__ __forceinline__ void add_products(Acc& total, const Vector<T, kVec>& raw, const Vector<T, kVec>& saved) {
+  Acc g[kVec], y[kVec];
+  unpack(raw, g);
+  unpack(saved, y);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) total += g[i] * y[i];
+}
+
 // Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements. kLaneBits: lanes of a row, as a power of
 // two; -1: known as it runs.
 template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vec = Vector<T, kVec>;
-  // Of halves: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
+  // Of half precision: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
   constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kVectors == 1 && kLaneBits == 5;
   const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int groups = kLaneThreads >> lane_bits;
-  const int vectors = static_cast<int>(params.columns) / kVec;
+  const int groups = kLaneThreads >> lane_bits, vectors = static_cast<int>(params.columns) / kVec;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
   const int64_t offset = first * params.columns + lane * kVec;
   const int64_t apart = groups * params.columns;
@@ -90,18 +106,9 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        Acc g[kVec], y[kVec];
-        unpack(raw[r][k], g);
-        unpack(saved[r][k], y);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) total[r] += g[i] * y[i];
-      }
+      for (int k = 0; k < kVectors; ++k) add_products(total[r], raw[r][k], saved[r][k]);
     }
-    for (int d = lanes / 2; d > 0; d /= 2) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) total[r] += __shfl_xor_sync(kAllLanes, total[r], d);
-    }
+    sum_lanes(total, lanes);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -143,12 +150,7 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
         total[r] += sum_of(x[r][k]);
       }
     }
-    if constexpr (!kFixed) {
-      for (int d = lanes / 2; d > 0; d /= 2) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) total[r] += __shfl_xor_sync(kAllLanes, total[r], d);
-      }
-    }
+    if constexpr (!kFixed) sum_lanes(total, lanes);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       Acc scale;
