@@ -361,9 +361,9 @@ void run_rows(const RowsProblem& problem, int64_t begin, int64_t end) {
 
 void rows(const RowsProblem& problem, int64_t begin, int64_t end) {
   switch (problem.dtype) {
-    case ScalarType::Half: return run_rows<Half>(problem, begin, end);
-    case ScalarType::BFloat16: return run_rows<BFloat16>(problem, begin, end);
-    case ScalarType::Float: return run_rows<float>(problem, begin, end);
+    case ElementType::Half: return run_rows<Half>(problem, begin, end);
+    case ElementType::BFloat16: return run_rows<BFloat16>(problem, begin, end);
+    case ElementType::Float: return run_rows<float>(problem, begin, end);
     default: return run_rows<double>(problem, begin, end);
   }
 }

@@ -203,9 +203,9 @@ struct Tag {
 template <typename Run>
 DCS_INLINE void with_dtype(const ReturnsProblem& problem, const Run& run) {
   switch (problem.dtype) {
-    case ScalarType::Half: return run(Tag<Half>{});
-    case ScalarType::BFloat16: return run(Tag<BFloat16>{});
-    case ScalarType::Float: return run(Tag<float>{});
+    case ElementType::Half: return run(Tag<Half>{});
+    case ElementType::BFloat16: return run(Tag<BFloat16>{});
+    case ElementType::Float: return run(Tag<float>{});
     default: return run(Tag<double>{});
   }
 }

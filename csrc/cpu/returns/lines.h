@@ -161,16 +161,16 @@ struct Lines : Line<T> {
     if (discount.kind != GammaKind::kRow) return;
     const int64_t stride = kAlongTime ? 0 : discount.tensor.strides.inner;
     switch (discount.dtype) {
-      case ScalarType::Half: return read_discount<Half>(discount, place, stride, to);
-      case ScalarType::BFloat16: return read_discount<BFloat16>(discount, place, stride, to);
-      case ScalarType::Float: return read_discount<float>(discount, place, stride, to);
+      case ElementType::Half: return read_discount<Half>(discount, place, stride, to);
+      case ElementType::BFloat16: return read_discount<BFloat16>(discount, place, stride, to);
+      case ElementType::Float: return read_discount<float>(discount, place, stride, to);
       default: return read_discount<double>(discount, place, stride, to);
     }
   }
 
   static void read_steps(const ReturnsDiscount& discount, const Place& place, double* to) {
     const int64_t stride = stride_of(discount.tensor.strides);
-    if (discount.dtype == ScalarType::Float) return read_discount<float>(discount, place, stride, to);
+    if (discount.dtype == ElementType::Float) return read_discount<float>(discount, place, stride, to);
     read_discount<double>(discount, place, stride, to);
   }
 

@@ -25,8 +25,8 @@ DCS_INLINE bool keeps_powers(double gamma, double largest) {
 inline bool is_contiguous(const ScanProblem& problem) {
   return problem.input_strides.time == 1 && problem.output_strides.time == 1 && (!problem.backward || problem.saved_strides.time == 1) &&
       problem.gamma_kind != GammaKind::kStep && problem.reset == nullptr &&
-      (problem.dtype == ScalarType::Float || problem.dtype == ScalarType::Double || problem.dtype == ScalarType::Half ||
-       problem.dtype == ScalarType::BFloat16);
+      (problem.dtype == ElementType::Float || problem.dtype == ElementType::Double || problem.dtype == ElementType::Half ||
+       problem.dtype == ElementType::BFloat16);
 }
 
 template <bool kMirrored>

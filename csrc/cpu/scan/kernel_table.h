@@ -12,9 +12,9 @@ namespace {
 template <typename Run>
 DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
   switch (problem.dtype) {
-    case ScalarType::Half: return run(Type<Half>{});
-    case ScalarType::BFloat16: return run(Type<BFloat16>{});
-    case ScalarType::Float: return run(Type<float>{});
+    case ElementType::Half: return run(Type<Half>{});
+    case ElementType::BFloat16: return run(Type<BFloat16>{});
+    case ElementType::Float: return run(Type<float>{});
     default: return run(Type<double>{});
   }
 }

@@ -50,9 +50,9 @@ DCS_INLINE Gate read_gate(const ScanProblem& problem, int64_t outer, int64_t inn
   if (problem.gamma_kind != GammaKind::kRow) return GateFrom<Gate>::real(problem.gamma_value);
   const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
   switch (problem.gamma_dtype) {
-    case ScalarType::Half: return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
-    case ScalarType::BFloat16: return GateFrom<Gate>::real(Element<BFloat16>::load(static_cast<const BFloat16*>(problem.gamma)[offset]));
-    case ScalarType::Float: return GateFrom<Gate>::real(static_cast<const float*>(problem.gamma)[offset]);
+    case ElementType::Half: return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
+    case ElementType::BFloat16: return GateFrom<Gate>::real(Element<BFloat16>::load(static_cast<const BFloat16*>(problem.gamma)[offset]));
+    case ElementType::Float: return GateFrom<Gate>::real(static_cast<const float*>(problem.gamma)[offset]);
     default: return GateFrom<Gate>::real(static_cast<const double*>(problem.gamma)[offset]);
   }
 }
@@ -65,7 +65,7 @@ DCS_INLINE One read_gate<One>(const ScanProblem&, int64_t, int64_t) {
 template <>
 DCS_INLINE Complex read_gate<Complex>(const ScanProblem& problem, int64_t outer, int64_t inner) {
   const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
-  const Complex gate = problem.gamma_dtype == ScalarType::ComplexFloat
+  const Complex gate = problem.gamma_dtype == ElementType::ComplexFloat
       ? Element<ComplexFloat>::load(static_cast<const ComplexFloat*>(problem.gamma)[offset])
       : static_cast<const Complex*>(problem.gamma)[offset];
   return conjugate_if(problem.conjugate_gamma, gate);
@@ -130,10 +130,10 @@ template <typename Run>
 DCS_INLINE void with_types(const ScanProblem& problem, const Run& run) {
   const bool is_step = problem.gamma_kind == GammaKind::kStep;
   const bool complex_gate = problem.gamma_kind == GammaKind::kRow &&
-      (problem.gamma_dtype == ScalarType::ComplexFloat || problem.gamma_dtype == ScalarType::ComplexDouble);
+      (problem.gamma_dtype == ElementType::ComplexFloat || problem.gamma_dtype == ElementType::ComplexDouble);
   switch (problem.dtype) {
 #define DCS_REAL(scalar_type, type)                                   \
-  case ScalarType::scalar_type:                                       \
+  case ElementType::scalar_type:                                       \
     if (is_step) return run(Type<type>{}, Type<double>{}, Bool<true>{}); \
     return run(Type<type>{}, Type<double>{}, Bool<false>{});
     DCS_REAL(Half, Half)
@@ -142,7 +142,7 @@ DCS_INLINE void with_types(const ScanProblem& problem, const Run& run) {
     DCS_REAL(Double, double)
 #undef DCS_REAL
 #define DCS_COMPLEX(scalar_type, type)                                             \
-  case ScalarType::scalar_type:                                                    \
+  case ElementType::scalar_type:                                                    \
     if (is_step) return run(Type<type>{}, Type<Complex>{}, Bool<true>{});          \
     if (complex_gate) return run(Type<type>{}, Type<Complex>{}, Bool<false>{});    \
     return run(Type<type>{}, Type<double>{}, Bool<false>{});

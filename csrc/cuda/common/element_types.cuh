@@ -201,17 +201,17 @@ __device__ __forceinline__ float lost_in(double whole, float rounded) {
 
 // A row gamma of any floating dtype.
 template <typename Wide>
-__device__ __forceinline__ Wide load_gamma(const void* gamma, ScalarType dtype, int64_t index, bool conjugate) {
+__device__ __forceinline__ Wide load_gamma(const void* gamma, ElementType dtype, int64_t index, bool conjugate) {
   switch (dtype) {
-    case ScalarType::Half: return cast<Wide>(static_cast<double>(__half2float(static_cast<const __half*>(gamma)[index])));
-    case ScalarType::BFloat16: return cast<Wide>(static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(gamma)[index])));
-    case ScalarType::Float: return cast<Wide>(static_cast<double>(static_cast<const float*>(gamma)[index]));
-    case ScalarType::Double: return cast<Wide>(static_cast<const double*>(gamma)[index]);
+    case ElementType::Half: return cast<Wide>(static_cast<double>(__half2float(static_cast<const __half*>(gamma)[index])));
+    case ElementType::BFloat16: return cast<Wide>(static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(gamma)[index])));
+    case ElementType::Float: return cast<Wide>(static_cast<double>(static_cast<const float*>(gamma)[index]));
+    case ElementType::Double: return cast<Wide>(static_cast<const double*>(gamma)[index]);
     default: break;
   }
   if constexpr (std::is_same_v<Wide, Complex<double>>) {
-    if (dtype == ScalarType::ComplexFloat) return conj_if(conjugate, cast<Wide>(static_cast<const Complex<float>*>(gamma)[index]));
-    if (dtype == ScalarType::ComplexDouble) return conj_if(conjugate, static_cast<const Complex<double>*>(gamma)[index]);
+    if (dtype == ElementType::ComplexFloat) return conj_if(conjugate, cast<Wide>(static_cast<const Complex<float>*>(gamma)[index]));
+    if (dtype == ElementType::ComplexDouble) return conj_if(conjugate, static_cast<const Complex<double>*>(gamma)[index]);
   }
   return cast<Wide>(1.0);
 }

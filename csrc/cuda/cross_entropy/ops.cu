@@ -10,11 +10,11 @@ namespace {
 
 void check(cudaError_t error, const char* what) { check_cuda(error, kCrossEntropyRows, what); }
 
-RowsLauncher* launcher(ScalarType dtype) {
+RowsLauncher* launcher(ElementType dtype) {
   switch (dtype) {
-    case ScalarType::Half: return launch_cross_entropy_half;
-    case ScalarType::BFloat16: return launch_cross_entropy_bfloat16;
-    case ScalarType::Double: return launch_cross_entropy_double;
+    case ElementType::Half: return launch_cross_entropy_half;
+    case ElementType::BFloat16: return launch_cross_entropy_bfloat16;
+    case ElementType::Double: return launch_cross_entropy_double;
     default: return launch_cross_entropy_float;
   }
 }

@@ -6,11 +6,11 @@
 namespace dcs {
 namespace {
 
-ReturnsLauncher* launcher(ScalarType dtype) {
+ReturnsLauncher* launcher(ElementType dtype) {
   switch (dtype) {
-    case ScalarType::Half: return launch_returns_half;
-    case ScalarType::BFloat16: return launch_returns_bfloat16;
-    case ScalarType::Double: return launch_returns_double;
+    case ElementType::Half: return launch_returns_half;
+    case ElementType::BFloat16: return launch_returns_bfloat16;
+    case ElementType::Double: return launch_returns_double;
     default: return launch_returns_float;
   }
 }

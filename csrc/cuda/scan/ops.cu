@@ -15,16 +15,16 @@ DeviceLimits limits_of(int32_t index) {
   return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
 }
 
-Launcher* launcher(ScalarType dtype) {
+Launcher* launcher(ElementType dtype) {
   switch (dtype) {
-    case ScalarType::Float: return launch_scan_float;
-    case ScalarType::Half: return launch_scan_half;
-    case ScalarType::BFloat16: return launch_scan_bfloat16;
-    case ScalarType::Double: return launch_scan_double;
-    case ScalarType::ComplexFloat: return launch_scan_complex_float;
-    case ScalarType::ComplexDouble: return launch_scan_complex_double;
-    case ScalarType::Long: return launch_scan_int64;
-    default: fail("discounted_cumsum: input must be floating-point or complex, got ", dtype_name(dtype));
+    case ElementType::Float: return launch_scan_float;
+    case ElementType::Half: return launch_scan_half;
+    case ElementType::BFloat16: return launch_scan_bfloat16;
+    case ElementType::Double: return launch_scan_double;
+    case ElementType::ComplexFloat: return launch_scan_complex_float;
+    case ElementType::ComplexDouble: return launch_scan_complex_double;
+    case ElementType::Long: return launch_scan_int64;
+    default: fail("discounted_cumsum: input must be floating-point or complex, got ", dtype_name(static_cast<ScalarType>(dtype)));
   }
 }
 

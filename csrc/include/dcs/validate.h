@@ -9,10 +9,20 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include "dcs/types.h"
+
 namespace dcs {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+constexpr bool is_same_number(ElementType ours, ScalarType theirs) { return static_cast<int>(ours) == static_cast<int>(theirs); }
+static_assert(is_same_number(ElementType::Long, ScalarType::Long) && is_same_number(ElementType::Half, ScalarType::Half) &&
+              is_same_number(ElementType::Float, ScalarType::Float) && is_same_number(ElementType::Double, ScalarType::Double) &&
+              is_same_number(ElementType::ComplexFloat, ScalarType::ComplexFloat) &&
+              is_same_number(ElementType::ComplexDouble, ScalarType::ComplexDouble) && is_same_number(ElementType::BFloat16, ScalarType::BFloat16));
+// What kernels call a type that has been checked to be one of theirs.
+inline ElementType element_type(ScalarType dtype) { return static_cast<ElementType>(dtype); }
 
 // Messages are built from strings: stream formatting of numbers needs libstdc++'s locale facets, which a process can hold in several copies.
 inline std::string text(const char* part) { return part; }

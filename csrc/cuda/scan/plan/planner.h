@@ -46,18 +46,18 @@ struct Plan {
   int64_t partials() const { return row_sums ? 1 : held ? kHeldWarps * tiles : tiles; }  // of a row's part of gamma's gradient
 };
 
-inline int64_t bytes_of(ScalarType dtype) {
+inline int64_t bytes_of(ElementType dtype) {
   switch (dtype) {
-    case ScalarType::Half:
-    case ScalarType::BFloat16: return 2;
-    case ScalarType::Float: return 4;
-    case ScalarType::ComplexDouble: return 16;
+    case ElementType::Half:
+    case ElementType::BFloat16: return 2;
+    case ElementType::Float: return 4;
+    case ElementType::ComplexDouble: return 16;
     default: return 8;
   }
 }
 
-inline int64_t wide_bytes_of(ScalarType dtype) {
-  return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble ? 16 : 8;
+inline int64_t wide_bytes_of(ElementType dtype) {
+  return dtype == ElementType::ComplexFloat || dtype == ElementType::ComplexDouble ? 16 : 8;
 }
 
 struct DeviceLimits {

@@ -48,9 +48,9 @@ struct RowsGammas {
         }
       };
       switch (p.gamma_dtype) {
-        case ScalarType::Half: load(static_cast<const __half*>(p.gamma)); break;
-        case ScalarType::BFloat16: load(static_cast<const __nv_bfloat16*>(p.gamma)); break;
-        case ScalarType::Float: load(static_cast<const float*>(p.gamma)); break;
+        case ElementType::Half: load(static_cast<const __half*>(p.gamma)); break;
+        case ElementType::BFloat16: load(static_cast<const __nv_bfloat16*>(p.gamma)); break;
+        case ElementType::Float: load(static_cast<const float*>(p.gamma)); break;
         default: load(static_cast<const double*>(p.gamma));
       }
     }

@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
     gates[0] = make_gate<float, kShort>(p.gamma_value);
   } else {
     switch (p.gamma_dtype) {
-      case ScalarType::Half: load_gates(static_cast<const __half*>(p.gamma)); break;
-      case ScalarType::BFloat16: load_gates(static_cast<const __nv_bfloat16*>(p.gamma)); break;
-      case ScalarType::Float: load_gates(static_cast<const float*>(p.gamma)); break;
+      case ElementType::Half: load_gates(static_cast<const __half*>(p.gamma)); break;
+      case ElementType::BFloat16: load_gates(static_cast<const __nv_bfloat16*>(p.gamma)); break;
+      case ElementType::Float: load_gates(static_cast<const float*>(p.gamma)); break;
       default: load_gates(static_cast<const double*>(p.gamma));
     }
   }

@@ -55,7 +55,7 @@ inline void check_last_stride(const char* name, const Tensor& tensor) {
 // Class indices, or class probabilities.
 inline void set_target(RowsProblem& problem, const Tensor& target, const Tensor& logits) {
   if (is_real_floating(target.scalar_type())) {
-    check_beside_logits("target", target, logits, row_dtype(problem.dtype), {problem.rows, problem.columns});
+    check_beside_logits("target", target, logits, row_dtype(logits.scalar_type()), {problem.rows, problem.columns});
     check_last_stride("target", target);
     problem.probabilities = target.const_data_ptr();
     problem.probabilities_stride = target.stride(0);
@@ -91,8 +91,8 @@ inline KeptGradient kept_gradient(const RowsProblem& problem, const Tensor& logi
   const bool sizes = width > 0 && inner >= 0 && inner <= width && last_inner >= 0 && last_inner <= last && first_row >= 0 && first_row + problem.rows <= rows;
   const bool fits = sizes && within.numel() == room * columns && rows * inner <= width * room && rows * last_inner <= last * room &&
                     beside.numel() >= rows * ((slices - 1) * padded(width - inner) + padded(last - last_inner));
-  if (!problem.gradient || !fits || !within.is_contiguous() || !beside.is_contiguous() || within.scalar_type() != problem.dtype ||
-      beside.scalar_type() != problem.dtype || !same_device(within, logits) || !same_device(beside, logits))
+  if (!problem.gradient || !fits || !within.is_contiguous() || !beside.is_contiguous() || within.scalar_type() != logits.scalar_type() ||
+      beside.scalar_type() != logits.scalar_type() || !same_device(within, logits) || !same_device(beside, logits))
     fail(kCrossEntropyRows, ": within and beside must be contiguous, of logits' dtype and device, and have room for slices of the gradient, got ",
          shape_text(sizes_of(within)), ", ", shape_text(sizes_of(beside)), " and the sizes ", shape_text({first_row, rows, width, inner, last_inner}));
   return {within.mutable_data_ptr(), beside.mutable_data_ptr(), room, rows, first_row, width, inner, last_inner};
@@ -106,7 +106,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(
     int64_t first_row, int64_t kept_rows, int64_t width, int64_t inner, int64_t last_inner) {
   check_logits(logits);
   RowsProblem problem;
-  problem.dtype = logits.scalar_type();
+  problem.dtype = element_type(logits.scalar_type());
   problem.rows = logits.size(0);
   problem.columns = logits.size(1);
   problem.stride = logits.stride(0);
@@ -128,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(
     const std::array<int64_t, 1> size{wanted ? problem.rows : 0};
     return torch::stable::new_empty(logits, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), dtype);
   };
-  const ScalarType results = row_dtype(problem.dtype);
+  const ScalarType results = row_dtype(logits.scalar_type());
   Tensor loss = make(true, results), lse = make(true, results), argmax = make(predictions, ScalarType::Long), entropies = make(entropy, results);
   if (problem.rows == 0) return {loss, lse, argmax, entropies};
   problem.logits = logits.mutable_data_ptr();

@@ -38,7 +38,7 @@ struct KeptGradient {
 
 // Numbers are float, for double logits double. Rows and columns are at least 1.
 struct RowsProblem {
-  ScalarType dtype = ScalarType::Float;  // of the logits
+  ElementType dtype = ElementType::Float;  // of the logits
   void* logits = nullptr;
   int64_t rows = 0, columns = 0;
   int64_t stride = 0;  // elements from a row to the next

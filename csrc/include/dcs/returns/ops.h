@@ -123,7 +123,7 @@ class ReturnsOperands {
     }
     if (is_step) convert(rate, arithmetic_dtype(call_.rewards.scalar_type()));
     discount.kind = is_step ? GammaKind::kStep : GammaKind::kRow;
-    discount.dtype = rate->scalar_type();
+    discount.dtype = element_type(rate->scalar_type());
     input(discount.tensor, rate, !is_step);
   }
 
@@ -147,7 +147,7 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   if (call.rewards.numel() == 0 || !(call.need_advantages || call.need_targets || call.need_pg)) return {advantages, targets, pg_advantages};
 
   ReturnsProblem problem;
-  problem.dtype = call.rewards.scalar_type();
+  problem.dtype = element_type(call.rewards.scalar_type());
   problem.clip_rho = call.clip_rho;
   problem.clip_c = call.clip_c;
   problem.clip_pg = call.clip_pg;

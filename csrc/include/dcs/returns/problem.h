@@ -27,13 +27,13 @@ struct ReturnsOutput {
 struct ReturnsDiscount {
   GammaKind kind = GammaKind::kNumber;
   double value = 1.0;
-  ScalarType dtype = ScalarType::Double;
+  ElementType dtype = ElementType::Double;
   ReturnsInput tensor;
 };
 
 // All sizes are at least 1.
 struct ReturnsProblem {
-  ScalarType dtype;  // of all but flags, gamma and trace
+  ElementType dtype;  // of all but flags, gamma and trace
   int64_t outer = 1;
   int64_t length = 1;
   int64_t inner = 1;

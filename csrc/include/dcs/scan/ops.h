@@ -210,10 +210,11 @@ inline int64_t element_size(ScalarType dtype) {
     default: return 8;
   }
 }
+inline int64_t element_size(ElementType dtype) { return element_size(static_cast<ScalarType>(dtype)); }
 
 // Fills the problem's flags and gamma, and adds the operands that forward and backward share. Keeps converted tensors alive in `call`.
 inline void describe(ScanCall& call, const Tensor& output, const Sizes& sizes, ScanProblem& problem, Layout& layout) {
-  problem.dtype = call.input.scalar_type();
+  problem.dtype = element_type(call.input.scalar_type());
   problem.reverse = call.reverse;
   problem.shifted = call.shifted;
   problem.window = call.window;
@@ -225,13 +226,13 @@ inline void describe(ScanCall& call, const Tensor& output, const Sizes& sizes, S
   problem.gamma_value = call.gamma_value;
   if (call.gamma) {
     const bool is_step = is_step_gamma(call);
-    if (is_step) convert(call.gamma, problem.dtype);
+    if (is_step) convert(call.gamma, call.input.scalar_type());
     if (call.gamma->dim() == 0 && call.gamma->is_cpu() && !is_complex(call.gamma->scalar_type())) {
       problem.gamma_value = read_number(*call.gamma);
     } else {
       if (call.gamma->is_cpu() && !call.input.is_cpu()) call.gamma = torch::stable::to(*call.gamma, call.input.device());
       problem.gamma = call.gamma->const_data_ptr();
-      problem.gamma_dtype = call.gamma->scalar_type();
+      problem.gamma_dtype = element_type(call.gamma->scalar_type());
       problem.gamma_kind = is_step ? GammaKind::kStep : GammaKind::kRow;
       layout.add(&problem.gamma, &problem.gamma_strides, element_size(problem.gamma_dtype), strides_in(*call.gamma, sizes, call.dim, !is_step));
     }
@@ -270,7 +271,7 @@ Tensor run_dense_scan(const ScanCall& call) {
                                                          input.get_device_index(), &handle));
   Tensor output(handle);
   ScanProblem problem;
-  problem.dtype = input.scalar_type();
+  problem.dtype = element_type(input.scalar_type());
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) (d < call.dim ? problem.outer : d == call.dim ? problem.length : problem.inner) *= sizes[d];
   if (problem.outer * problem.length * problem.inner == 0) return output;
   problem.input_strides = {problem.length * problem.inner, problem.inner, 1};

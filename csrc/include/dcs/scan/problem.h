@@ -16,7 +16,7 @@ enum class GammaKind : int32_t {
 // y[t] = x[t] + g[t] * y[prev(t)]; with `shifted`, y[t] = x[t] + g[prev(t)] * y[prev(t)].
 // prev(t) is t - 1, or t + 1 when `reverse`. All sizes are at least 1.
 struct ScanProblem {
-  ScalarType dtype;  // of input, output, initial, and of step gammas
+  ElementType dtype;  // of input, output, initial, and of step gammas
   int64_t outer = 1;
   int64_t length = 1;
   int64_t inner = 1;
@@ -32,7 +32,7 @@ struct ScanProblem {
   GammaKind gamma_kind = GammaKind::kNumber;
   double gamma_value = 1.0;
   const void* gamma = nullptr;  // device memory of the input's device
-  ScalarType gamma_dtype = ScalarType::Double;
+  ElementType gamma_dtype = ElementType::Double;
   Strides gamma_strides;
   bool conjugate_gamma = false;  // complex step and row gammas enter as their conjugates
 
