@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dcs_ops.reference.linear_cross_entropy.loss import Options, cross_entropy
-from torch_dcs_ops.reference.linear_cross_entropy.rows import cross_entropy_rows_, row_dtype
+from torch_dcs_ops.reference.linear_cross_entropy.rows import RowsCall, cross_entropy_rows_, row_dtype
 
 from linear_cross_entropy.oracle import make
 
@@ -52,9 +52,10 @@ def test_rows(device: str, by_class: bool, classes: int, dtype: torch.dtype) -> 
             results, gradient = expected(
                 logits, target, bias, weight, grads if full else [torch.ones(rows, device=device), None, None], options
             )
-            outputs = cross_entropy_rows_(
+            call = RowsCall(
                 logits, target, bias, weight, *grads, -100, smoothing, softcap or 0.0, scale, z_loss, True, True, True
             )
+            outputs = cross_entropy_rows_(call)
             for got, want in zip(outputs, results, strict=True):
                 torch.testing.assert_close(
                     got.to(want.dtype), want, rtol=2e-5 if wide != want.dtype else 1e-9, atol=2e-5
@@ -70,9 +71,7 @@ def test_without_gradient_logits_stay(device: str) -> None:
     logits = torch.randn(4, 9, device=device)
     before = logits.clone()
     target = torch.tensor([0, 8, -100, 3], device=device)
-    outputs = cross_entropy_rows_(
-        logits, target, None, None, None, None, None, -100, 0.0, 0.0, 1.0, 0.0, False, False, False
-    )
+    outputs = cross_entropy_rows_(RowsCall(logits, target))
     assert torch.equal(logits, before)
     assert [o.numel() for o in outputs] == [4, 4, 0, 0]
     assert outputs[0][2] == outputs[1][2] == 0
@@ -84,7 +83,7 @@ def test_one_gradient_for_all_rows(device: str) -> None:
     results = []
     for grad in (torch.full((1,), 0.3, device=device), torch.full((4,), 0.3, device=device)):
         copy = logits.clone()
-        cross_entropy_rows_(copy, target, None, None, grad, grad, grad, -100, 0.0, 0.0, 1.0, 0.0, True, False, False)
+        cross_entropy_rows_(RowsCall(copy, target, None, None, grad, grad, grad, gradient=True))
         results.append(copy)
     assert torch.equal(*results)
     assert bool((results[0][2] == 0).all())
@@ -93,9 +92,8 @@ def test_one_gradient_for_all_rows(device: str) -> None:
 def test_ignored_rows_are_overwritten_whatever_they_hold(device: str) -> None:
     logits = torch.full((3, 9), torch.nan, device=device)
     target = torch.full((3,), -100, device=device)
-    loss, lse, _, entropy = cross_entropy_rows_(
-        logits, target, None, None, None, None, None, -100, 0.1, 0.0, 1.0, 0.1, True, True, True
-    )
+    call = RowsCall(logits, target, label_smoothing=0.1, z_loss=0.1, gradient=True, predictions=True, entropy=True)
+    loss, lse, _, entropy = cross_entropy_rows_(call)
     for tensor in (logits, loss, lse, entropy):
         assert bool((tensor == 0).all())
 
@@ -104,21 +102,5 @@ def test_targets_are_checked_before_anything_is_written() -> None:
     logits = torch.randn(4, 9)
     before = logits.clone()
     with pytest.raises((IndexError, RuntimeError), match="target must be in"):
-        cross_entropy_rows_(
-            logits,
-            torch.tensor([0, 1, 2, 9]),
-            None,
-            None,
-            None,
-            None,
-            None,
-            -100,
-            0.0,
-            0.0,
-            1.0,
-            0.0,
-            True,
-            False,
-            False,
-        )
+        cross_entropy_rows_(RowsCall(logits, torch.tensor([0, 1, 2, 9]), gradient=True))
     assert torch.equal(logits, before)

@@ -14,7 +14,7 @@ z, p and s of a logit: z = softcap·tanh(u / softcap) of u = logit_scale·(logit
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -26,6 +26,9 @@ from .filter_columns import columns, keep, mark_targets, new_places
 from .filter_products import add_weight_gradient, finish_weight_gradient, input_gradient
 from .filter_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
 from .values import capped
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.linear_cross_entropy.filter import Chunk
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",
@@ -191,28 +194,13 @@ def pack_rows(
     tl.store(mass_ptr + row[:, None], a * tl.where(count == V, 0.0, tail), mask=inside)
 
 
-def gather_(
-    logits: Tensor,
-    lse: Tensor,
-    target: Tensor,
-    valid: Tensor,
-    a: Tensor,
-    h: Tensor,
-    own: None,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-    alive: Tensor,
-    index: Tensor,
-    slot: Tensor,
-    count: Tensor,
-    mass: Tensor,
-) -> None:
+def gather_(chunk: Chunk, own: None, alive: Tensor, index: Tensor, slot: Tensor, count: Tensor, mass: Tensor) -> None:
     """Makes logits[:, :count] the kept columns' gradient, (a·p - h·[target])·s, 0 in rows that are not valid.
 
     `own` is what `target_gradient` returns. mass (n,) float32 becomes a times the sum of p·s over the columns that are
     not alive.
     """
+    logits, lse, target, valid, a, h, linear_bias, softcap, logit_scale = chunk
     rows, classes = logits.shape
     if rows == 0:
         return

@@ -8,6 +8,8 @@ loss of 1e-20 keeps all its digits. What there is one of in a row is float64.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from ..common.launch import float_bits, on_device
 from .values import load_values, load_weights
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.linear_cross_entropy.rows import RowsCall
 
 # Elements of a block; the larger, the fewer reductions over the threads, and 16 values a thread leave registers.
 LARGEST_BLOCK = 8192
@@ -278,34 +283,20 @@ def cross_entropy_rows(
         )  # fmt: skip
 
 
-def cross_entropy_rows_(
-    logits: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    grad_loss: Tensor | None,
-    grad_lse: Tensor | None,
-    grad_entropy: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    softcap: float,
-    logit_scale: float,
-    z_loss: float,
-    gradient: bool,
-    predictions: bool,
-    entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cross_entropy_rows_(call: RowsCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, lse, predictions, entropy) of the rows of `logits` (n, V); with `gradient` they become their gradient.
 
     The meaning of ``dcs::_cross_entropy_rows_``, whose arguments are validated already; `linear_bias`, `weight` and the
     rows of `target` are contiguous. A class index out of range is an IndexError on the CPU (the interpreter), before
     anything is written, and a device-side assertion on CUDA.
     """
+    logits, target, linear_bias, weight, grad_loss, grad_lse, grad_entropy = call[:7]
+    ignore_index, label_smoothing, softcap, logit_scale, z_loss = call[7:12]
     rows, classes = logits.shape
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     loss, lse = logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=wide)
-    argmax = logits.new_empty(rows if predictions else 0, dtype=torch.int64)
-    entropies = logits.new_empty(rows if entropy else 0, dtype=wide)
+    argmax = logits.new_empty(rows if call.predictions else 0, dtype=torch.int64)
+    entropies = logits.new_empty(rows if call.entropy else 0, dtype=wide)
     if rows == 0:
         return loss, lse, argmax, entropies
     by_class = target.is_floating_point()
@@ -334,9 +325,9 @@ def cross_entropy_rows_(
             float_bits(logit_scale), float_bits(z_loss),
             BLOCK=block, ACC=tl.float64 if wide == torch.float64 else tl.float32, BY_CLASS=by_class,
             BIAS=linear_bias is not None, WEIGHTED=weight is not None, SMOOTHED=smoothed, CAPPED=softcap > 0,
-            SCALED=logit_scale != 1.0, Z_LOSS=z_loss != 0, GRADIENT=gradient, GRAD_LOSS=grad_loss is not None,
-            GRAD_LSE=grad_lse is not None, GRAD_ENTROPY=grad_entropy is not None, PREDICTIONS=predictions,
-            ENTROPY=entropy, num_warps=max(1, min(16, block // 256)),
+            SCALED=logit_scale != 1.0, Z_LOSS=z_loss != 0, GRADIENT=call.gradient, GRAD_LOSS=grad_loss is not None,
+            GRAD_LSE=grad_lse is not None, GRAD_ENTROPY=grad_entropy is not None, PREDICTIONS=call.predictions,
+            ENTROPY=call.entropy, num_warps=max(1, min(16, block // 256)),
         )  # fmt: skip
     return loss, lse, argmax, entropies
 

@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.reference.linear_cross_entropy.filter import Chunk
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if GPU else "cpu"
@@ -141,9 +143,10 @@ class Problem:
         return keep(steps, alive.to(DEVICE), *on_device(self.target, self.valid), most)
 
     def gather(self, steps: ModuleType, alive: Tensor, index: Tensor, slot: Tensor, count: Tensor) -> Tensor:
-        rows = on_device(self.lse, self.target, self.valid, self.a, self.h, None, self.bias)
+        rows = on_device(self.lse, self.target, self.valid, self.a, self.h, self.bias)
         mass = torch.full((len(self.lse),), math.nan, device=DEVICE)
-        steps.gather_(self.logits, *rows, self.softcap, self.scale, alive, index, slot, count, mass)
+        chunk = Chunk(self.logits, *rows, self.softcap, self.scale)  # type: ignore[arg-type]
+        steps.gather_(chunk, None, alive, index, slot, count, mass)
         return mass
 
     def gradient(self) -> Tensor:

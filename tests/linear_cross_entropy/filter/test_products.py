@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.reference.linear_cross_entropy.filter import Chunk
+
 from linear_cross_entropy.filter.kernel_oracle import (
     DEVICE,
     DTYPES,
@@ -166,7 +168,8 @@ def test_no_rows(steps: ModuleType) -> None:
     steps.add_tails(none.view(0, 3), factors, single, chosen.slot, None, none.view(0, 3), GROUP_ROWS)
     alive, index, slot, count = keep(steps, alive, target, valid, 10)
     assert (int(alive.sum()), q.shape, int(count)) == (0, (0, 20), 0)
-    steps.gather_(empty, none, target, valid, none, none, None, None, 0.0, 1.0, alive, index, slot, count, none)
+    chunk = Chunk(empty, none, target, valid, none, none, None, 0.0, 1.0)
+    steps.gather_(chunk, None, alive, index, slot, count, none)
     steps.input_gradient(empty, index, count, torch.ones(20, 3, device=DEVICE), none.view(0, 3))
     total = torch.full((20, 3), 5.0, device=DEVICE)
     steps.add_weight_gradient(empty, index, count, none.view(0, 3), total, None, never(20), 0)
@@ -184,7 +187,7 @@ def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, 
     steps.mark_targets(alive, problem.target, problem.valid, 256)
     steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS, alive[0])
     index, slot, count = steps.keep(alive[0], since, 0, 20_000, steps.new_places(alive, alive.size(1)))
-    steps.gather_(problem.logits, *rows, None, None, 0.0, 1.0, alive[0], index, slot, count, mass)
+    steps.gather_(Chunk(problem.logits, *rows, None, 0.0, 1.0), None, alive[0], index, slot, count, mass)
     chosen = steps.choose_rows(mass, problem.lse, problem.valid, GROUP_ROWS, 8, 32)
     parts = steps.share_tails(q, single, chosen, alive, 2, None, 0.0, 1.0)
     sums = torch.empty(q.size(0) + 8, 512, dtype=q.dtype, device=DEVICE)
@@ -242,7 +245,7 @@ def test_addresses_past_two_to_the_31(steps: ModuleType) -> None:
     assert torch.equal(alive, expected_alive)
     alive, index, slot, count = keep(steps, alive, target, valid, columns)
     mass = torch.empty(rows, device=DEVICE)
-    steps.gather_(whole, lse, target, valid, a, h, None, None, 0.0, 1.0, alive, index, slot, count, mass)
+    steps.gather_(Chunk(whole, lse, target, valid, a, h, None, 0.0, 1.0), None, alive, index, slot, count, mass)
     assert torch.equal(mass[-32:], last.gather(steps, alive, index, slot, count))
     assert torch.equal(whole[-32:], last.logits)
     weight = torch.randn(columns, 256, dtype=torch.bfloat16, device=DEVICE)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import torch_dcs_ops  # noqa: F401  (loads the libraries)
 from torch_dcs_ops import _native
+from torch_dcs_ops.reference.linear_cross_entropy.rows import RowsCall
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available()
@@ -33,7 +34,7 @@ class Results(NamedTuple):
 
 
 class Kernel:
-    """An implementation: called with the op's arguments, by name; what is not given is off."""
+    """An implementation: called with the op's arguments, by name; what is not given is off, but for the results."""
 
     def __init__(self, name: str, run: Callable[..., tuple[Tensor, ...]]) -> None:
         self.name, self.run = name, run
@@ -41,17 +42,9 @@ class Kernel:
         # The reference rounds p_t before it takes log p_t: it is 0 for a certain target.
         self.is_reference = name == "op-cpu" and not _native.CPU_LIBRARY.loaded
 
-    def __call__(
-        self, logits: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
-        grad_loss: Tensor | None = None, grad_lse: Tensor | None = None, grad_entropy: Tensor | None = None,
-        ignore_index: int = -100, label_smoothing: float = 0.0, softcap: float = 0.0, logit_scale: float = 1.0,
-        z_loss: float = 0.0, gradient: bool = True, predictions: bool = True, entropy: bool = True,
-    ) -> Results:  # fmt: skip
-        results = self.run(
-            logits, target, linear_bias, weight, grad_loss, grad_lse, grad_entropy, ignore_index, label_smoothing,
-            softcap, logit_scale, z_loss, gradient, predictions, entropy,
-        )  # fmt: skip
-        return Results(*results)
+    def __call__(self, logits: Tensor, target: Tensor, **keywords: Any) -> Results:
+        results = {"gradient": True, "predictions": True, "entropy": True}
+        return Results(*self.run(*RowsCall(logits, target, **results | keywords)))
 
 
 def make_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> Kernel:
@@ -63,7 +56,7 @@ def make_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     except ImportError:
         monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
         launchers = importlib.import_module("triton_kernels.linear_cross_entropy.rows")
-    return Kernel(name, launchers.cross_entropy_rows_)
+    return Kernel(name, lambda *args: launchers.cross_entropy_rows_(RowsCall(*args)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

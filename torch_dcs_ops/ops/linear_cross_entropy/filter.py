@@ -114,16 +114,15 @@ class FilteredGradients:
         if self.active is not None:
             # Rows without a gradient neither choose columns nor shape a tail; a NaN's way into their gradient is open.
             valid = self.active[part] | (valid & lse.isnan())
-        own = steps.target_gradient(logits, lse, target, valid, a, h, self.linear_bias, softcap, scale)
+        chunk = reference.Chunk(logits, lse, target, valid, a, h, self.linear_bias, softcap, scale)
+        own = steps.target_gradient(chunk)
         q, alive, mass = self.tails.places(part)
         steps.columns(
             logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps, q, self.tails.group, alive
         )
         most = int(steps.MOST * logits.size(1))
         index, slot, kept = steps.keep(alive, self.since, self.number, most, self.places)
-        steps.gather_(
-            logits, lse, target, valid, a, h, own, self.linear_bias, softcap, scale, alive, index, slot, kept, mass
-        )
+        steps.gather_(chunk, own, alive, index, slot, kept, mass)
         if self.needs.input:
             steps.input_gradient(logits, index, kept, self.linear_weight, self.grad_input[part])
         if self.needs.linear_weight:

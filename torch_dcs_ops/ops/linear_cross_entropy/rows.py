@@ -13,25 +13,20 @@ from torch import Tensor
 
 from ... import _registry
 from ...reference.linear_cross_entropy import rows as reference
+from ...reference.linear_cross_entropy.rows import RowsCall
 from .._common.autograd import any_requires_grad, below
 from .._common.triton import TRITON_KEYS, launchers
 from .._common.validate import check_device, check_floating, check_layouts, dtype_name, fail, known
 
 _OP = "_cross_entropy_rows_"
-_COUNT = 14  # arguments behind logits that all kernels take
+_Results = tuple[Tensor, Tensor, Tensor, Tensor]
+_COUNT = len(RowsCall._fields)
 
 
-def check_rows(
-    logits: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    grad_loss: Tensor | None,
-    grad_lse: Tensor | None,
-    grad_entropy: Tensor | None,
-) -> None:
-    tensors = {"linear_bias": linear_bias, "weight": weight, "grad_loss": grad_loss, "grad_lse": grad_lse,
-               "grad_entropy": grad_entropy}  # fmt: skip
+def check_rows(call: RowsCall) -> None:
+    logits, target = call.logits, call.target
+    tensors = {"linear_bias": call.linear_bias, "weight": call.weight, "grad_loss": call.grad_loss,
+               "grad_lse": call.grad_lse, "grad_entropy": call.grad_entropy}  # fmt: skip
     check_layouts(_OP, logits=logits, target=target, **tensors)
     check_floating(_OP, "logits", logits)
     if logits.dim() != 2 or known(logits.size(1) < 1):
@@ -64,53 +59,37 @@ def _check_tensor(logits: Tensor, name: str, tensor: Tensor, dtype: torch.dtype,
         fail(_OP, f"{name} must have the shape {shape}, got {tuple(tensor.shape)}")
 
 
-def _arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Those behind logits, without the places that only CUDA's kernels write to."""
+def _checked(args: tuple[Any, ...]) -> RowsCall:
+    """The arguments without the second place of the gradient, which only the CUDA kernels write to."""
+    call = RowsCall(*args[:_COUNT])
+    check_rows(call)
     if any(place is not None for place in args[_COUNT : _COUNT + 2]):
         fail(_OP, "within and beside must be None for these kernels, got tensors")
-    return args[:_COUNT]
+    return call
 
 
-def _reference(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_rows(logits, *args[:6])
-    return reference.cross_entropy_rows_(logits, *_arguments(args))
+def _reference(*args: Any) -> _Results:
+    return reference.cross_entropy_rows_(_checked(args))
 
 
-def _triton(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _triton(*args: Any) -> _Results:
     module = launchers("linear_cross_entropy.rows")
     if module is None:
-        return _reference(logits, *args)
-    check_rows(logits, *args[:6])
-    rows: tuple[Tensor, Tensor, Tensor, Tensor] = module.cross_entropy_rows_(logits, *_arguments(args))
+        return _reference(*args)
+    rows: _Results = module.cross_entropy_rows_(_checked(args))
     return rows
 
 
-def _fake(
-    logits: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    grad_loss: Tensor | None,
-    grad_lse: Tensor | None,
-    grad_entropy: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    softcap: float,
-    logit_scale: float,
-    z_loss: float,
-    gradient: bool,
-    predictions: bool,
-    entropy: bool,
-    *_: Any,
-    **__: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_rows(logits, target, linear_bias, weight, grad_loss, grad_lse, grad_entropy)
+def _fake(*args: Any, **keywords: Any) -> _Results:
+    call = RowsCall(*args[:_COUNT], **{name: value for name, value in keywords.items() if name in RowsCall._fields})
+    check_rows(call)
+    logits = call.logits
     rows, dtype = logits.size(0), reference.row_dtype(logits.dtype)
     return (
         logits.new_empty(rows, dtype=dtype),
         logits.new_empty(rows, dtype=dtype),
-        logits.new_empty(rows if predictions else 0, dtype=torch.int64),
-        logits.new_empty(rows if entropy else 0, dtype=dtype),
+        logits.new_empty(rows if call.predictions else 0, dtype=torch.int64),
+        logits.new_empty(rows if call.entropy else 0, dtype=dtype),
     )
 
 

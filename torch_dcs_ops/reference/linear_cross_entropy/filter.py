@@ -15,6 +15,7 @@ the number of kept columns is read from `count`. The kernels leave both alone: t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,21 +33,26 @@ _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in
 _WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
 
 
-def target_gradient(
-    logits: Tensor,
-    lse: Tensor,
-    target: Tensor,
-    valid: Tensor,
-    a: Tensor,
-    h: Tensor,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-) -> Tensor:
+class Chunk(NamedTuple):
+    """Rows of logits (n, V) and what the gradient of them is made of; a and h are 0 in rows that are not valid."""
+
+    logits: Tensor
+    lse: Tensor
+    target: Tensor
+    valid: Tensor
+    a: Tensor
+    h: Tensor
+    linear_bias: Tensor | None
+    softcap: float
+    logit_scale: float
+
+
+def target_gradient(chunk: Chunk) -> Tensor:
     """(a·p - h)·s of the valid rows at their targets, without the cancellation in p - 1; (n,), 0 in other rows.
 
     Before `columns`, after which the logits are no longer there.
     """
+    logits, lse, target, valid, a, h, linear_bias, softcap, logit_scale = chunk
     rows = valid.nonzero().squeeze(1)
     column, a, h = target[rows], a[rows], h[rows]
     value = logits[rows, column].to(row_dtype(logits.dtype))
@@ -112,27 +118,12 @@ def keep(alive: Tensor, since: Tensor, number: int, most: int, places: None) -> 
     return index, slot, index.new_full((1,), kept.numel())
 
 
-def gather_(
-    logits: Tensor,
-    lse: Tensor,
-    target: Tensor,
-    valid: Tensor,
-    a: Tensor,
-    h: Tensor,
-    own: Tensor,
-    linear_bias: Tensor | None,
-    softcap: float,
-    logit_scale: float,
-    alive: Tensor,
-    index: Tensor,
-    slot: Tensor,
-    count: Tensor,
-    mass: Tensor,
-) -> None:
+def gather_(chunk: Chunk, own: Tensor, alive: Tensor, index: Tensor, slot: Tensor, count: Tensor, mass: Tensor) -> None:
     """mass (n,) becomes a·Σ p·s of every row's tail, the first `count` columns of logits the kept columns' gradient.
 
-    Other arguments as in `columns`, of `target_gradient` and of `keep`; a and h (n,) are 0 for rows that are not valid.
+    Other arguments as in `columns`, of `target_gradient` (own) and of `keep`.
     """
+    logits, lse, target, valid, a, _, linear_bias, softcap, logit_scale = chunk
     rows, classes = logits.shape
     kept = int(count)
     index = index[:kept].long()

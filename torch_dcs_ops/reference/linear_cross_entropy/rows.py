@@ -18,6 +18,8 @@ nothing but what the lse itself, an output, cannot hold.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -29,23 +31,27 @@ def row_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def cross_entropy_rows_(
-    logits: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    grad_loss: Tensor | None,
-    grad_lse: Tensor | None,
-    grad_entropy: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    softcap: float,
-    logit_scale: float,
-    z_loss: float,
-    gradient: bool,
-    predictions: bool,
-    entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class RowsCall(NamedTuple):
+    """The arguments of `_cross_entropy_rows_` that every kernel takes, in the order of its schema."""
+
+    logits: Tensor
+    target: Tensor
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    grad_loss: Tensor | None = None
+    grad_lse: Tensor | None = None
+    grad_entropy: Tensor | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    z_loss: float = 0.0
+    gradient: bool = False
+    predictions: bool = False
+    entropy: bool = False
+
+
+def cross_entropy_rows_(call: RowsCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, lse, predictions, entropy) of the rows of `logits` (n, V), any stride between rows.
 
     `target` holds class indices, int64 (n,), or class probabilities, (n, V) in the rows' dtype (`row_dtype`);
@@ -54,25 +60,26 @@ def cross_entropy_rows_(
     A target out of range is an IndexError on a CPU before anything is written, a device-side assertion on CUDA.
     Arguments are validated already. Works on blocks of rows, so that its own memory stays small.
     """
+    logits, target = call.logits, call.target
     rows, classes = logits.shape
     dtype = row_dtype(logits.dtype)
     if not target.is_floating_point():
-        check_target_range(target, ignore_index, classes)
+        check_target_range(target, call.ignore_index, classes)
     loss, lse = logits.new_empty(rows, dtype=dtype), logits.new_empty(rows, dtype=dtype)
-    argmax = logits.new_empty(rows if predictions else 0, dtype=torch.int64)
-    entropies = logits.new_empty(rows if entropy else 0, dtype=dtype)
+    argmax = logits.new_empty(rows if call.predictions else 0, dtype=torch.int64)
+    entropies = logits.new_empty(rows if call.entropy else 0, dtype=dtype)
     block = max(1, _BLOCK_ELEMENTS // max(classes, 1))
     for start in range(0, rows, block):
         part = slice(start, min(start + block, rows))
-        values = _Rows(logits[part], target[part], linear_bias, weight, ignore_index, label_smoothing, softcap,
-                       logit_scale, z_loss)  # fmt: skip
+        values = _Rows(call._replace(logits=logits[part], target=target[part]))
         loss[part], lse[part] = values.loss, values.lse
-        if predictions:
+        if call.predictions:
             argmax[part] = values.z.argmax(1)
-        if entropy:
+        if call.entropy:
             entropies[part] = values.entropy
-        if gradient:
-            logits[part] = values.gradient(*(_narrow(g, part) for g in (grad_loss, grad_lse, grad_entropy)))
+        if call.gradient:
+            upstream = (call.grad_loss, call.grad_lse, call.grad_entropy)
+            logits[part] = values.gradient(*(_narrow(grad, part) for grad in upstream))
     return loss, lse, argmax, entropies
 
 
@@ -98,18 +105,9 @@ def _narrow(grad: Tensor | None, part: slice) -> Tensor | None:
 class _Rows:
     """A block of rows in the rows' dtype."""
 
-    def __init__(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        linear_bias: Tensor | None,
-        weight: Tensor | None,
-        ignore_index: int,
-        label_smoothing: float,
-        softcap: float,
-        logit_scale: float,
-        z_loss: float,
-    ) -> None:
+    def __init__(self, call: RowsCall) -> None:
+        logits, target, linear_bias, weight = call[:4]
+        ignore_index, label_smoothing, softcap, logit_scale, z_loss = call[7:12]
         dtype, classes = row_dtype(logits.dtype), logits.size(1)
         z = logits.to(dtype)
         if linear_bias is not None:
