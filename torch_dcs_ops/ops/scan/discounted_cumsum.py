@@ -1,4 +1,8 @@
-"""`dcs::discounted_cumsum`: the discounted cumulative sum, or first-order linear recurrence, along one dimension."""
+"""`dcs::discounted_cumsum`: the discounted cumulative sum, or first-order linear recurrence, along one dimension.
+
+A first-order recurrence is a scan over pairs (discount, value), Blelloch, "Prefix sums and their applications", 1990,
+section 1.4: that is what the parallel kernels compute.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +99,6 @@ def discounted_cumsum(
         TypeError: an argument is of another type.
         RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it, what it must be and
             what it was.
-
-    A first-order recurrence is a scan over pairs (discount, value), Blelloch, "Prefix sums and their applications",
-    1990, section 1.4: that is what the parallel kernels compute.
 
     Example::
 
