@@ -36,6 +36,7 @@ __all__ = [
     "linear_log_probs",
     "log_bmm",
     "max_bmm",
+    "nn",
     "returns",
     "sample_bmm",
     "softmax",

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from .ops.linear_cross_entropy.loss import linear_cross_entropy
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .ops.linear_cross_entropy.loss import LossKeywords
+
+    class Keywords(LossKeywords, total=False):
+        out_features: tuple[int, ...]
+        bias: bool
+        device: torch.device | str | int | None
+        dtype: torch.dtype | None
+
+
 __all__ = ["LinearCrossEntropyLoss"]
 
+# What a call returns: the loss, or a tuple that begins with it.
+_Results = TypeVar("_Results", default=Tensor)
 
-class LinearCrossEntropyLoss(nn.Module):
+
+class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     """A linear layer to `num_classes` logits and the cross entropy of them, as one op that never holds the logits.
 
     :class:`torch.nn.LinearCrossEntropyLoss` (torch >= 2.13), whose calls run unchanged and whose state dict loads, with
@@ -37,6 +53,32 @@ class LinearCrossEntropyLoss(nn.Module):
 
     weight: Tensor | None
 
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[Tensor], in_features: int, num_classes: int, *,
+        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[True], return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[False] = ..., return_predictions: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[True], return_predictions: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[Tensor | tuple[Tensor, ...]], in_features: int, num_classes: int, *,
+        return_lse: bool = ..., return_predictions: bool = ..., **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+
     def __init__(
         self,
         in_features: int,
@@ -44,7 +86,7 @@ class LinearCrossEntropyLoss(nn.Module):
         *,
         out_features: tuple[int, ...] = (),
         bias: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         reduction: str = "mean",
         weight: Tensor | None = None,
@@ -88,10 +130,15 @@ class LinearCrossEntropyLoss(nn.Module):
             "return_predictions": return_predictions,
         }
 
-    def forward(self, input: Tensor, target: Tensor) -> Any:
-        return linear_cross_entropy(
+    def forward(self, input: Tensor, target: Tensor) -> _Results:
+        results = linear_cross_entropy(
             input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight, **self.keywords
         )
+        return cast("_Results", results)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, target: Tensor) -> _Results: ...
 
     def extra_repr(self) -> str:
         keywords = (f"{name}={value!r}" for name, value in self.keywords.items() if value not in (None, False))

@@ -53,6 +53,7 @@ def test_public_names() -> None:
         "linear_log_probs",
         "log_bmm",
         "max_bmm",
+        "nn",
         "returns",
         "sample_bmm",
         "softmax",

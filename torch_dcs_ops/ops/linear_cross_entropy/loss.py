@@ -7,7 +7,7 @@ Here: the public function and the registrations of the op and of its `aux` overl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,55 @@ _op = _registry.linear_cross_entropy
 _aux_op = _registry.linear_cross_entropy_aux
 
 Results = tuple[Tensor, ...]
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class LossKeywords(TypedDict, total=False):
+        """The keywords that do not change what is returned, of the function and of nn.LinearCrossEntropyLoss."""
+
+        weight: Tensor | None
+        reduction: str
+        ignore_index: int | None
+        label_smoothing: float
+        softcap: float | None
+        logit_scale: float
+        z_loss: float
+        shift: bool
+        grad_filter_eps: float | None
+        memory_budget: int | None
+        accumulate_dtype: torch.dtype | None
+        options: None
+
+    class Keywords(LossKeywords, total=False):
+        linear_bias: Tensor | None
+
+
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> Tensor: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: bool = ..., return_predictions: bool = ...,
+    **keywords: Unpack[Keywords],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 
 
 def linear_cross_entropy(
@@ -49,7 +98,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     return_predictions: bool = False,
     options: None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target)`` without the logits in memory.
 
     With u = logit_scale·(input·linear_weightᵀ + linear_bias), z = softcap·tanh(u / softcap) and lse = logsumexp(z),
@@ -119,35 +168,28 @@ def linear_cross_entropy(
             f"{_OP}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
             "chooses the chunks here"
         )
-    op = _aux_op if return_lse or return_predictions else _op
-    try:
-        results = op(
-            input,
-            linear_weight,
-            target,
-            linear_bias=linear_bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            softcap=softcap,
-            logit_scale=logit_scale,
-            z_loss=z_loss,
-            shift=shift,
-            grad_filter_eps=grad_filter_eps,
-            memory_budget=memory_budget,
-            accumulate_dtype=accumulate_dtype,
-        )
-    except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(
-            _OP, input, linear_weight, target, linear_bias, weight, reduction,
-            ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
-        raise
-    if op is _op:
+    results = _call(
+        _aux_op if return_lse or return_predictions else _op, input, linear_weight, target, linear_bias=linear_bias,
+        weight=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
+        logit_scale=logit_scale, z_loss=z_loss, shift=shift, grad_filter_eps=grad_filter_eps,
+        memory_budget=memory_budget, accumulate_dtype=accumulate_dtype,
+    )  # fmt: skip
+    if isinstance(results, Tensor):
         return results
     loss, lse, predictions = results
     return (loss, *((lse,) if return_lse else ()), *((predictions,) if return_predictions else ()))
+
+
+def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywords: Any) -> Tensor | Results:
+    """The op. It checks its arguments itself; only what it refuses is looked at again."""
+    try:
+        results: Tensor | Results = op(input, linear_weight, target, **keywords)
+    except (AttributeError, RuntimeError, TypeError):
+        given = (keywords[name] for name in ("linear_bias", "weight", "reduction"))
+        numbers = {name: keywords[name] for name in ("ignore_index", "memory_budget")}
+        check_argument_types(_OP, input, linear_weight, target, *given, **numbers)
+        raise
+    return results
 
 
 def _options(

@@ -1,0 +1,91 @@
+"""The types that a user's checker sees: mypy over a call of every public name."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import torch_dcs_ops
+
+ROOT = Path(torch_dcs_ops.__file__).parents[1]
+CODE = """
+import torch
+from typing_extensions import assert_type
+from torch import Tensor
+import torch_dcs_ops
+from torch_dcs_ops import compile, nn, returns
+
+x, w, t = torch.randn(2, 3), torch.randn(4, 3), torch.zeros(2, dtype=torch.long)
+flag = bool(x.any())
+Two = tuple[Tensor, Tensor]
+
+loss = torch_dcs_ops.linear_cross_entropy
+assert_type(loss(x, w, t), Tensor)
+assert_type(loss(x, w, t, reduction="sum", softcap=30.0, shift=False, linear_bias=None), Tensor)
+assert_type(loss(x, w, t, return_lse=True), Two)
+assert_type(loss(x, w, t, return_predictions=True, z_loss=1e-4), Two)
+assert_type(loss(x, w, t, return_lse=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
+assert_type(loss(x, w, t, return_lse=flag), Tensor | tuple[Tensor, ...])
+loss(x, w, t, soft_cap=30.0)  # error
+loss(x, w, t, softcap="30")  # error
+
+assert_type(nn.LinearCrossEntropyLoss(3, 4)(x, t), Tensor)
+assert_type(nn.LinearCrossEntropyLoss(3, 4, bias=True, shift=True, return_lse=True)(x, t), Two)
+assert_type(nn.LinearCrossEntropyLoss(3, 4, return_predictions=True)(x, t), Two)
+both = nn.LinearCrossEntropyLoss(3, 4, return_lse=True, return_predictions=True)
+assert_type(both.forward(x, t), tuple[Tensor, Tensor, Tensor])
+module: nn.LinearCrossEntropyLoss = nn.LinearCrossEntropyLoss(3, 4, device="cpu", dtype=torch.float64)
+nn.LinearCrossEntropyLoss(3, 4, linear_bias=None)  # error
+
+assert_type(torch_dcs_ops.discounted_cumsum(x, 0.9, direction="left", reset=x > 0), Tensor)
+assert_type(torch_dcs_ops.discounted_cumsum_left(x, x), Tensor)
+assert_type(torch_dcs_ops.discounted_cumsum_right(x, 1), Tensor)
+assert_type(torch_dcs_ops.cumsum(x, 0, reverse=True), Tensor)
+assert_type(torch_dcs_ops.linear_log_probs(x, w, t), Two)
+assert_type(torch_dcs_ops.log_bmm(x, w.t()), Tensor)
+assert_type(torch_dcs_ops.max_bmm(x, w.t()), Two)
+assert_type(torch_dcs_ops.sample_bmm(x, w.t()), Tensor)
+assert_type(torch_dcs_ops.softmax(x), Tensor)
+assert_type(torch_dcs_ops.__version__, str)
+assert_type(str(torch_dcs_ops.info()), str)
+compile.enable()
+compile.disable()
+
+assert_type(returns.gae(x, x, next_values=x, terminated=None), Two)
+assert_type(returns.vtrace(x, x, x, next_values=x, terminated=None), Two)
+assert_type(returns.discounted_returns(x, 0.9), Tensor)
+assert_type(returns.td_lambda_returns(x, next_values=x, terminated=None), Tensor)
+assert_type(returns.n_step_returns(x, n=3, next_values=x, terminated=None), Tensor)
+assert_type(returns.retrace_returns(x, x, x, next_values=x, terminated=None), Tensor)
+assert_type(returns.upgo_returns(x, x, next_values=x, terminated=None), Tensor)
+"""
+
+
+def test_types(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(CODE)
+    # torch's types are looked at once: 15 s, and 2 s from the second run on.
+    cache = tmp_path if pytestconfig.cache is None else pytestconfig.cache.mkdir("mypy")
+    command = [
+        sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent", "--config-file=",
+        f"--cache-dir={cache}", str(snippet),
+    ]  # fmt: skip
+    variables = os.environ | {"MYPYPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=tmp_path)
+    found = {int(line.split(":")[1]) for line in result.stdout.splitlines() if ": error:" in line}
+    expected = {number for number, line in enumerate(CODE.splitlines(), 1) if line.endswith("# error")}
+    assert found == expected, result.stdout + result.stderr
+
+
+def test_the_snippet_has_every_public_name() -> None:
+    used = {node.attr for node in ast.walk(ast.parse(CODE)) if isinstance(node, ast.Attribute)}
+    public = set(torch_dcs_ops.__all__) | set(torch_dcs_ops.returns.__all__) | set(torch_dcs_ops.nn.__all__)
+    modules = {name for name in public if isinstance(getattr(torch_dcs_ops, name, None), types.ModuleType)}
+    assert public - modules <= used
