@@ -52,7 +52,7 @@ elseif(DCS_CUDA_OMITTED)
 else()
   set(DCS_CUDA_COMPRESSION balance)
   if(DCS_CUDA_ARCHITECTURES STREQUAL "release")
-    set(DCS_CUDA_COMPRESSION size)  # a quarter of the bytes, for a seventh of the build's time
+    set(DCS_CUDA_COMPRESSION size)  # a quarter of the bytes, for an eighth of the build's time
     # 100-virtual is the PTX that later GPUs compile at load time; nvcc knows sm_100 since 12.8.
     if(nvcc_release VERSION_LESS 12.8)
       set(DCS_CUDA_ARCHITECTURES "80-real;90-real;90-virtual")

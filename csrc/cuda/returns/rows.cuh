@@ -248,34 +248,37 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
   }
 
   ReturnsTilePlace now = operands.first_place(), ahead = now;
-  for (int stage = 0; stage < kStages; ++stage, operands.move_on(ahead)) operands.fetch(ahead, stage);
   const bool has_bootstrap = !Operands::kPacked && operands.has_bootstrap;
   T bootstrap = has_bootstrap && now.lot < params.lots ? operands.bootstrap_of(now.lot) : cast<T>(Acc(0));
   double carry = 0.0;
-  int stage = 0, parity = 0;
-  while (now.lot < params.lots) {
-    ReturnsTilePlace following = now;
-    operands.move_on(following);
-    // Asked for before it is needed.
-    T next_bootstrap = cast<T>(Acc(0));
-    if (has_bootstrap && following.tile == operands.tiles - 1 && following.lot < params.lots) next_bootstrap = operands.bootstrap_of(following.lot);
-    Tile tile(operands, now, stage, bootstrap);
-    typename Tile::Bootstraps bootstraps;
-    tile.load_bootstraps(bootstraps);
-    if (operands.rates_by_row() && now.tile == operands.tiles - 1) operands.set_rates(now.lot);
-    wait_for_copies<kStages - 1>();
-    __syncwarp();
-    tile.load_flags();
-    double gates = 1.0;
-    typename Tile::Differences differences;
-    const Acc total = tile.scan_local(bootstraps, differences, gates);
-    tile.apply(tile.exchange_carries(total, gates, after_power, pieces, parity, carry), differences);
-    tile.store();
+  int stage = 0, parity = 0, missing = kStages;  // stages that have no tile on its way yet: one loop, so that the fetch is compiled once
+  asm volatile("" : "+r"(missing));
+  while (missing > 0 || now.lot < params.lots) {
+    if (missing > 0) {
+      --missing;
+    } else {
+      ReturnsTilePlace following = now;
+      operands.move_on(following);
+      // Asked for before it is needed.
+      T next_bootstrap = cast<T>(Acc(0));
+      if (has_bootstrap && following.tile == operands.tiles - 1 && following.lot < params.lots) next_bootstrap = operands.bootstrap_of(following.lot);
+      Tile tile(operands, now, stage, bootstrap);
+      typename Tile::Bootstraps bootstraps;
+      tile.load_bootstraps(bootstraps);
+      if (operands.rates_by_row() && now.tile == operands.tiles - 1) operands.set_rates(now.lot);
+      wait_for_copies<kStages - 1>();
+      __syncwarp();
+      tile.load_flags();
+      double gates = 1.0;
+      typename Tile::Differences differences;
+      const Acc total = tile.scan_local(bootstraps, differences, gates);
+      tile.apply(tile.exchange_carries(total, gates, after_power, pieces, parity, carry), differences);
+      tile.store();
+      now = following;
+      if (!Operands::kPacked && now.tile == operands.tiles - 1) bootstrap = next_bootstrap;
+    }
     operands.fetch(ahead, stage);
     operands.move_on(ahead);
-
-    now = following;
-    if (!Operands::kPacked && now.tile == operands.tiles - 1) bootstrap = next_bootstrap;
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 }

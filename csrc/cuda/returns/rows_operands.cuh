@@ -14,6 +14,13 @@ struct ReturnsTilePlace {
   int tile;
 };
 
+// Not inlined: packed rows' own discounts are rare, and there are up to 96 places that read one.
+template <typename Acc>
+__device__ __noinline__ Acc discount_of_row(const void* data, ElementType dtype, int64_t row, int64_t inner, int64_t outer_stride,
+                                            int64_t inner_stride) {
+  return load_gamma<Acc>(data, dtype, row_offset(row, inner, outer_stride, inner_stride), false);
+}
+
 template <typename T, int kForm, ReturnsRows kRows>
 struct ReturnsRowsOperands {
   using Acc = typename Types<T>::Acc;
@@ -214,8 +221,9 @@ struct ReturnsRowsOperands {
 #pragma unroll
       for (int j = 0; j < kVec; ++j) {
         const int i = c * kVec + j;
-        const int64_t row = packed_row(at, i);
-        if (lane * kPer + i < count) to[j] = load_gamma<Acc>(discount.tensor.data, discount.dtype, in_row(row, discount.tensor.strides), false);
+        const ReturnsInput& tensor = discount.tensor;
+        if (lane * kPer + i < count)
+          to[j] = discount_of_row<Acc>(tensor.data, discount.dtype, packed_row(at, i), p.inner, tensor.strides.outer, tensor.strides.inner);
       }
     } else {
       // As wide as Acc: a chunk of half precision has two of these.
