@@ -3,8 +3,13 @@
 // The sentences are those of torch_dcs_ops/ops/returns/validate.py (a test compares the two).
 #pragma once
 
+#include <tuple>
+#include <utility>
+
+#include <torch/csrc/stable/library.h>
+
+#include "dcs/layout.h"
 #include "dcs/returns/problem.h"
-#include "dcs/scan/ops.h"
 
 namespace dcs {
 
