@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from compile.generated_code import lowered_scans  # noqa: F401  (the fixture `kernels`)
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     from support import triton_interpreter
 

@@ -14,12 +14,11 @@ from . import probes, versions
 
 logger = logging.getLogger("torch_dcs_ops")
 
-# The parts that are in `probes.PARTS`, by what a user misses without them.
+# What a user misses without a part of `probes.PARTS`; of "tracing" nothing is said, as it is asked at every import.
 _LOSSES = {
     "backend": 'backend="dcs" and compile.enable() do what the ordinary backend does',
     "passes": "linear + cross-entropy is not fused, and discounts are not known while compiling",
     "scans": "scans do not fuse with other operations",
-    "tracing": "scans do not fuse with other operations, and no gradient of logits is saved for backward",
 }
 
 # Why a graph was compiled without a part that this torch has what it needs for, and how many graphs were.
