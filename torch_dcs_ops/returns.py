@@ -22,8 +22,8 @@ without `time_dim` (a discount for every environment). Numbers outside [0, 1] ar
 
 dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64, on CPU and CUDA. Results are
 differentiable in everything but flags, any number of times, in both modes, and work under torch.func, autocast
-(a half input is computed and returned in float32) and torch.compile(fullgraph=True), where another number for a
-discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no gradient. A
+(a half-precision input is computed and returned in float32) and torch.compile(fullgraph=True), where another number for
+a discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no gradient. A
 NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at.
 
 docs/returns.md says which convention is which library's.
@@ -118,7 +118,7 @@ def gae(
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation and the returns that go with it.
+    """Generalized advantage estimation and the returns that go with it.
 
     ``A[t] = delta[t] + gamma·gae_lambda·A[t+1]`` with ``delta[t] = r[t] + gamma·V(s[t+1]) - values[t]``, and
     ``returns = A + values`` (Schulman et al., 2016, https://arxiv.org/abs/1506.02438, equation 16).

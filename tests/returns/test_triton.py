@@ -30,7 +30,7 @@ kernel_test = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
 )
 # Rows of several tiles (of 128 steps) and of one, columns of two blocks, rows that neither lie within a step nor have
-# neighbours in time.
+# neighbors in time.
 SHAPES = (((3, 300), 1), ((5, 7), 1), ((21, 140), 0), ((2, 19, 9), 1), ((40, 3), 0))
 
 

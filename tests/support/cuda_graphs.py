@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def captured(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """A graph of `run` and its results there; run before on a side stream, and without a synchronisation."""
+    """A graph of `run` and its results there; run before on a side stream, and without a synchronization."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -154,7 +154,7 @@ def fused_loss(
 
     Raises:
         RuntimeError: the model is of another class, has a forward, a loss_function or an lm_head that is not the
-            class's own (LoRA or quantisation on lm_head, hooks), or has a fused loss already. The model is left as it
+            class's own (LoRA or quantization on lm_head, hooks), or has a fused loss already. The model is left as it
             was. Changed so afterwards, it raises when it is called with labels.
 
     Example::

@@ -14,7 +14,7 @@
     pg_t     = min(clip_pg, rho_t)·(r_t + boot_t - v_t + gamma_t·lambda_t·A_{t+1}), the product with A_{t+1} left out
                where end_t and at the last step
 
-With rho 1 this is generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438, equation
+With rho 1 this is generalized advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438, equation
 16), else V-trace (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561, section 4.1; lambda enters its
 policy-gradient advantage as in rlax: the next state is worth v'_t + lambda_t·A_{t+1}).
 
@@ -36,9 +36,9 @@ With lambda 1 this is the n-step return (Sutton and Barto, 2nd edition, section 
 factor is 0 is not read.
 
 gamma and trace (lambda): the number where the tensor is None; a tensor with rewards' number of dimensions broadcasts
-against rewards (one a step), one with fewer against rewards' shape without dim (one a row). A minimum with a NaN rho is
-NaN; without rhos every ratio is 1, and no bound is read. A NaN or an infinity reaches every step that the recurrence
-carries it to.
+against rewards (one per step), one with fewer against rewards' shape without dim (one per row). A minimum with a NaN
+rho is NaN; without rhos every ratio is 1, and no bound is read. A NaN or an infinity reaches every step that the
+recurrence carries it to.
 
 Everything is computed in float64 and rounded once at the end.
 """

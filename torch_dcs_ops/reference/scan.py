@@ -3,7 +3,7 @@
 Without a window this is the recurrence itself, one step after the other (Blelloch, "Prefix sums and their
 applications", 1990, section 1.4, shows that it is a scan; the kernels use that, this file does not). With a window of
 K steps it takes O(T log K) by doubling, and `windowed_scan` is differentiable any number of times, which is how
-d/dgamma of a windowed scan is formed where it is one of every step or differentiated again.
+d/dgamma of a windowed scan is formed of a per-step gamma, or where it is differentiated again.
 
 Everything is computed in float64, complex128 or int64 and rounded once at the end.
 """
@@ -72,7 +72,7 @@ def has_step_gates(gamma: Tensor | None, ndim: int) -> bool:
 
 
 def sum_over_steps(gate_gradient: Tensor, gamma: Tensor | None, dim: int) -> Tensor:
-    """`scan_gradients`'s second result from the gradient of every gate, where gamma is none of every step."""
+    """`scan_gradients`'s second result from the gradient of every gate, for a gamma that is not per-step."""
     if gamma is not None and not gamma.dim():
         return gate_gradient.sum()
     return gate_gradient.sum(dim) if gate_gradient.dim() else gate_gradient
@@ -81,7 +81,8 @@ def sum_over_steps(gate_gradient: Tensor, gamma: Tensor | None, dim: int) -> Ten
 def gate_gradient_dtype(dtype: torch.dtype, gamma: Tensor | None, ndim: int) -> torch.dtype:
     """dtype of `scan_gradients`'s second result, for a gradient of `dtype`.
 
-    Sums over time are kept in float32 for a half input; so is the gradient of a gamma wider than a half input.
+    Sums over time are kept in float32 for a half-precision input; so is the gradient of a gamma wider than a
+    half-precision input.
     """
     if dtype in _HALF_DTYPES and not (has_step_gates(gamma, ndim) and gamma is not None and gamma.dtype == dtype):
         return torch.float32
@@ -159,7 +160,7 @@ def wide_gates(input: Tensor, gamma: Tensor | None, gamma_value: float, dim: int
     gates = align_gates(gamma.to(input.device), input.dim(), dim)
     gates = gates.reshape((1,) * (input.dim() - gates.dim()) + gates.shape)
     if has_step_gates(gamma, input.dim()) and gamma.size(dim) != 1:
-        # One discount a row is used as exactly as it is given; one a step takes input's precision.
+        # A per-row gamma is used as exactly as it is given; a per-step gamma takes input's precision.
         narrow = torch.float32 if input.dtype in _HALF_DTYPES and gamma.dtype != input.dtype else input.dtype
         gates = gates.to(narrow if gates.is_complex() else narrow.to_real())
     return gates.to(torch.complex128 if gates.is_complex() else torch.float64)

@@ -24,6 +24,7 @@ def row_rate_of(row, bits, valid, GATES: tl.constexpr):
     else:
         return ones * load_gamma(row, bits, "scalar")
 
+
 if TYPE_CHECKING:
     from torch_dcs_ops.reference.returns import NStepCall, TemporalDifferenceCall
 

@@ -17,7 +17,7 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.Di
 
 
 def widened(value: Any) -> Any:
-    """A half tensor in float32, anything else as it is."""
+    """A half-precision tensor in float32, anything else as it is."""
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
@@ -29,9 +29,9 @@ def lowered(value: Any) -> Any:
 
 
 def register(name: str, op: Any) -> None:
-    """Gives `op` (its schema name is `name`) an autocast kernel on CPU and CUDA that widens every half tensor.
+    """Gives `op` (its schema name is `name`) an autocast kernel on CPU and CUDA that widens half-precision tensors.
 
-    So it is for scans: like torch.cumsum, a half input is summed in float32 and gives a float32 result.
+    So it is for scans: like torch.cumsum, a half-precision input is summed in float32 and gives a float32 result.
     """
 
     def widen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The nodes of linear_cross_entropy and linear_log_probs in autograd's graph, for both modes and any order.
 
 * A reduced loss (mean, sum) forms its gradients in forward, in the pass that has the logits: `_linear_cross_entropy_
-  forward` with its need_* arguments. backward() scales them. A compiled graph may keep the gradient of the logits for
+  forward` with its need_* arguments. backward() scales them. A compiled graph may save the gradient of the logits for
   its backward instead (compiled.py). Everything else (reduction none, a gradient of the lse, a backward that is itself
   differentiated, every level of torch.func) makes the logits again, chunk by chunk, in
   `_linear_cross_entropy_backward`.
@@ -23,7 +23,7 @@ from ...reference.linear_cross_entropy import loss as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common.autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
-from .compiled import is_kept, kept_gradients
+from .compiled import gradients_of_saved, saves_logits_gradient
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
 from .validate import check_call
@@ -74,15 +74,15 @@ class LossFunction(_SingleLevelFunction):
     ) -> Results:
         needs = Needs(*ctx.needs_input_grad[1:4])
         fused = options.reduction != "none" and not _functorch_active()
-        kept = fused and is_kept(input, linear_weight, options, needs)
-        op = _registry.linear_cross_entropy_logits if kept else _registry.linear_cross_entropy_forward
-        wanted = () if kept else needs if fused else Needs()
+        saved = fused and saves_logits_gradient(input, linear_weight, options, needs)
+        op = _registry.linear_cross_entropy_logits if saved else _registry.linear_cross_entropy_forward
+        wanted = () if saved else needs if fused else Needs()
         loss, lse, predictions, entropy, *gradients = run_below(
             op, keyset, input, linear_weight, target, linear_bias, weight, *options, *wanted, need_predictions,
             need_entropy,
         )  # fmt: skip
         ctx.set_materialize_grads(False)
-        ctx.options, ctx.needs, ctx.fused, ctx.kept = options, needs, fused, kept
+        ctx.options, ctx.needs, ctx.fused, ctx.is_saved = options, needs, fused, saved
         ctx.private = buffers_may_be_private()
         ctx.mark_non_differentiable(predictions, *(() if need_entropy else (entropy,)))
         ctx.save_for_backward(input, linear_weight, linear_bias, target, weight, *(gradients if fused else ()))
@@ -99,8 +99,8 @@ class LossFunction(_SingleLevelFunction):
         if ctx.fused and grad_loss is not None and grad_lse is None and grad_entropy is None and not (
             torch.is_grad_enabled()
         ):  # fmt: skip
-            if ctx.kept:
-                found = kept_gradients(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
+            if ctx.is_saved:
+                found = gradients_of_saved(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
             else:
                 may_overwrite = ctx.private and graph_is_being_freed()
                 dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)

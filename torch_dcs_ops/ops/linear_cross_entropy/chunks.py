@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import Needs, Options, normaliser
+from ...reference.linear_cross_entropy.loss import Needs, Options, normalizer
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .filter import FilteredGradients, filter_steps
-from .gradients import ExactGradients, Gradients, KeptLogits, Upstream
+from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import ValidRows, compacts, row_count, valid_rows
 
@@ -47,7 +47,7 @@ def forward(
 
     needs None: the gradient of the logits (N, V), of which they are made, instead; not for float16.
 
-    float16 has no room for 1/N: its gradients are float32, normalised after all sums.
+    float16 has no room for 1/N: its gradients are float32, normalized after all sums.
     """
     _check_targets(target, options, linear_weight.size(0))
     divisor = _divisor(target, weight, options, input.dtype)
@@ -82,7 +82,7 @@ def forward(
 
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
     """Of a mean."""
-    return normaliser(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
+    return normalizer(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
 
 
 def _half_boost(weight: Tensor | None, options: Options) -> float:
@@ -168,9 +168,9 @@ def _run(
     count = operand.size(0)
     limits = options.memory_budget, options.accumulate_dtype
     plan: Plan | FilteredPlan
-    gradients: ExactGradients | FilteredGradients | KeptLogits
+    gradients: ExactGradients | FilteredGradients | SavedLogitsGradient
     if keeps:
-        plan, gradients = single_chunk(count, classes, input.dtype), KeptLogits()
+        plan, gradients = single_chunk(count, classes, input.dtype), SavedLogitsGradient()
     elif steps is None:
         plan = make_plan(
             count,
@@ -190,7 +190,7 @@ def _run(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
     make_logits = _Logits(plan, operand, linear_weight)
-    pieces: list[tuple[Tensor, ...]] = []
+    of_chunks: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
         logits = make_logits(part)
@@ -210,11 +210,11 @@ def _run(
             need_entropy,
             *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
         )
-        pieces.append(results)
+        of_chunks.append(results)
         gradients.add(logits, part, results[1])
         del logits
     del make_logits  # its memory is room for the sums' last steps
-    for whole, found_rows in zip(rows, zip(*pieces, strict=True), strict=True) if pieces else ():
+    for whole, found_rows in zip(rows, zip(*of_chunks, strict=True), strict=True) if of_chunks else ():
         if whole.numel():
             torch.cat(found_rows, out=whole[:count])  # one launch, not one a chunk
     found = gradients.result()

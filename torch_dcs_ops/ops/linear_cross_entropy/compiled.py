@@ -1,10 +1,10 @@
-"""A compiled graph's linear_cross_entropy: forward keeps the logits' gradient, backward makes the others of it.
+"""A compiled graph's linear_cross_entropy: forward saves the logits' gradient, backward makes the others of it.
 
-`_linear_cross_entropy_forward` sums linear_weight's gradient over chunks of rows, and holds it until the optimiser has
-it. A graph whose backward is compiled with it keeps the gradient of all logits instead, where that takes the place of
-float32 sums (`plan.keeps_logits`): each gradient is one GEMM of the compiler's then, which places it, and adds to
-it what else the weight is used for, as in a graph without this op. Ignored rows are multiplied with the others: to
-leave them out takes the products 6 % longer where there are none (a 1.2-billion-parameter Llama's step on an H200:
+`_linear_cross_entropy_forward` sums linear_weight's gradient over chunks of rows, and holds it until the optimizer has
+it. A graph whose backward is compiled with it saves the gradient of all logits instead, where that takes the place of
+float32 sums (`plan.prefers_saved_gradient`): each gradient is one GEMM of the compiler's then, which places it, and
+adds to it what else the weight is used for, as in a graph without this op. Ignored rows are multiplied with the others:
+to leave them out takes the products 6 % longer where there are none (a 1.2-billion-parameter Llama's step on an H200:
 1.009 of TorchInductor's time, and 0.993 without).
 """
 
@@ -24,12 +24,12 @@ from .._common.autograd import any_requires_grad, below
 from .._common.validate import dtype_name, fail
 from . import chunks as driver
 from .kernel_ops import gemm_flops
-from .plan import keeps_logits, make_plan, single_chunk
+from .plan import make_plan, prefers_saved_gradient, single_chunk
 from .scale import scaled
 from .validate import check_call
 
 _OP = "linear_cross_entropy"
-# float16 has no room for 1/N in what is kept; other dtypes and CPUs sum over chunks at no cost.
+# float16 has no room for 1/N in what is saved; other dtypes and CPUs sum over chunks at no cost.
 _DTYPES = (torch.bfloat16,)
 _DEVICES = ("cuda",)
 
@@ -42,8 +42,8 @@ def _never() -> bool:
 is_traced: Callable[[], bool] = _never
 
 
-def is_kept(input: Tensor, linear_weight: Tensor, options: Options, needs: Needs) -> bool:
-    """Whether the graph that is being traced, if any, keeps the logits' gradient for its backward."""
+def saves_logits_gradient(input: Tensor, linear_weight: Tensor, options: Options, needs: Needs) -> bool:
+    """Whether the graph that is being traced, if any, saves the logits' gradient for its backward."""
     if not is_traced() or input.device.type not in _DEVICES or input.dtype not in _DTYPES:
         return False
     sizes = (*input.shape, *linear_weight.shape)
@@ -53,10 +53,10 @@ def is_kept(input: Tensor, linear_weight: Tensor, options: Options, needs: Needs
         return False
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
     plan = make_plan(rows, features, classes, input.dtype, input.dtype, input.device.type, need_weight_grad=True)
-    return keeps_logits(rows, features, plan)
+    return prefers_saved_gradient(rows, features, plan)
 
 
-def kept_gradients(
+def gradients_of_saved(
     logits_gradient: Tensor,
     grad_loss: Tensor,
     input: Tensor,

@@ -1,9 +1,10 @@
 """Filtered gradients (`grad_filter_eps`): of every chunk of rows only some columns of the logits' gradient are kept.
 
 A column is kept where any row of the chunk gives it a probability above eps, or has it for its target; the rest of a
-row's gradient, its tail, is shared by a group of rows (filter_tails.py), but for the rows of the largest tails, which
-are exact. The kept columns need the products of the exact gradient, on as many columns as there are; a tail is of rank
-one a group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's constant part is exact.
+row's gradient, its tail (residual mass), is shared by a group of rows (filter_tails.py), but for the rows of the
+largest tails, which are exact. The kept columns need the products of the exact gradient, on as many columns as there
+are; a tail is of rank one per group. Rows of the filtered gradient have the sums of the exact one. Label smoothing's
+constant part is exact.
 
 The steps on the logits are reference/linear_cross_entropy/filter.py on a CPU and
 triton_kernels/linear_cross_entropy/filter.py on a GPU.

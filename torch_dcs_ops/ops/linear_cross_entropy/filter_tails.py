@@ -1,4 +1,4 @@
-"""The tails of filtered gradients: what is left of the rows beside the kept columns, a segment of chunks at a time.
+"""The residual mass of the filtered columns, by segments of chunks: a row's tail is what the kept columns leave out.
 
 A row's tail is m_i·q_g / Σ q_g: its own exact mass in the mean shape of its group of rows, 128 on a GPU and 32 on a
 CPU. Of every segment, the rows of the largest masses, one in 32, make a group each instead: their tails are exact, and
@@ -26,7 +26,7 @@ class Tails:
     """Takes q, the kept columns and the masses of one chunk of rows after another, and multiplies a segment's tails.
 
     Chunks are multiples of groups, which never cross them; a segment is the chunks that fit into 8192 rows,
-    one at least. Held for it: q of its groups and of its single rows in input's dtype, and the kept columns of chunks.
+    one at least. Allocated for it: q of its groups and single rows in input's dtype, and the kept columns of chunks.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def _halves(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """left (m, k) times right (k, n), half numbers with a float32 result."""
+    """left (m, k) times right (k, n), half-precision numbers with a float32 result."""
     wide = row_dtype(left.dtype)
     if left.dtype == wide:
         return torch.mm(left, right)

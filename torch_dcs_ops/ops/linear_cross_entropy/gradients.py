@@ -1,5 +1,5 @@
 """What becomes of the logits' gradient, one chunk after another: the exact gradients of input, linear_weight and
-linear_bias, or itself, kept.
+linear_bias, or itself, saved.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ExactGradients:
         return Gradients(self.grad_input, grad_weight, self.grad_bias)
 
 
-class KeptLogits:
+class SavedLogitsGradient:
     """The logits' gradient itself, (N, V); N is 1 at least."""
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:

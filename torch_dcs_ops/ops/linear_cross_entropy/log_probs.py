@@ -52,8 +52,8 @@ def linear_log_probs(
         memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
 
     Returns:
-        (log_probs, entropy), both of input's leading shape, float32 for half input, else of input's dtype. Entropy is
-        in nats, of the distribution that softcap and logit_scale make.
+        (log_probs, entropy), both of input's leading shape, float32 for half-precision input, else of input's dtype.
+        Entropy is in nats, of the distribution that softcap and logit_scale make.
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.

@@ -113,7 +113,7 @@ def linear_cross_entropy(
         linear_bias: (V,), input's dtype.
         weight: (V,), a factor of every class, of any floating dtype.
         reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
-            F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss a row.
+            F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss per row.
         ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where that can
             be (see the documentation). None is -100. Negative or None for class probabilities, for which it means
             nothing.
@@ -123,7 +123,7 @@ def linear_cross_entropy(
         z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
             of the loss, by the weights of the valid targets.
         shift: input (..., T, D) at step t predicts target (..., T) at step t + 1. The last step has no target:
-            whatever has a value a row, has T - 1 of them.
+            whatever has a value per row, has T - 1 of them.
         grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
             the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
             above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
@@ -131,18 +131,18 @@ def linear_cross_entropy(
             for a number below 16/V, for class probabilities, for softcap together with label_smoothing, in float16, in
             float64 on CUDA, and on CUDA without triton.
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
-            rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half input takes further memory when there
-            is more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
+            rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half-precision input takes further memory
+            for more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
         accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32. torch.bfloat16,
             for bfloat16 input, rounds after every chunk and needs no memory (1.6 times the error of one GEMM at four
-            chunks). torch.float32, for half input, is what None is.
+            chunks). torch.float32, for half-precision input, is what None is.
         return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
         return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too, which then are
             not left out.
         options: of torch.nn.functional.linear_cross_entropy; only None is taken.
 
     Returns:
-        The loss: float32 for half input, else input's dtype; 0-D, or input's leading shape for reduction "none". With
+        The loss: float32 for half-precision input, else input's dtype; 0-D, or input's leading shape for "none". With
         return_lse or return_predictions a tuple (loss, lse, predictions) of what was asked for.
 
     A mean or a sum forms its gradients in forward, where the logits are, and only those that are needed: a frozen input

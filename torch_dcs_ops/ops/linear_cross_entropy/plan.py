@@ -27,22 +27,23 @@ compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded afte
 
 Where ignored rows are left out (valid_rows.py), the rows are the valid ones on a CPU, and all of them on CUDA.
 
-A budget of rows that covers all of them is a single chunk. Beyond it, what a half gradient costs beside its GEMMs is
-traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; 2 on a GPU, whose row kernel writes
-it twice) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk (8 bytes an
-element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared" is taken as long as it needs at most a
-tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a quarter more
-bytes than these saves that copy too.
+A budget of rows that covers all of them is a single chunk. Beyond it, what a half-precision gradient costs beside its
+GEMMs is traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; 2 on a GPU, whose row
+kernel writes it twice) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk
+(8 bytes an element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared" is taken as long as it needs
+at most a tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a
+quarter more bytes than these saves that copy too.
 
 A filtered gradient (`grad_filter_eps`) has chunks of a multiple of 32 rows, 32 at least whatever the budget says, and
 on a GPU of 128 rows if so many fit: these are the groups that share their tails. Its products add to the rows of a
-chunk's kept columns in the result. Where that would round a half result more than once, over several chunks and without
-the compact plan's name, the rest that its rounding leaves out is kept beside it in its own dtype: 2·V·D bytes. Beyond
-the logits it holds, for every group and for every 32 rows of a segment, V elements of input's dtype and D of them for
-linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a chunk keeps
-of linear_weight.
+chunk's kept columns in the result. Where that would round a half-precision result more than once, over several chunks
+and without the compact plan's name, the rest that its rounding leaves out is kept beside it in its own dtype: 2·V·D
+bytes. Beyond the logits it holds, for every group and for every 32 rows of a segment, V elements of input's dtype and D
+of them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a
+chunk keeps of linear_weight.
 
-A graph that is compiled with its backward may keep the gradient of all logits for it instead (`keeps_logits`).
+A graph that is compiled with its backward may save the gradient of all logits for it instead
+(`prefers_saved_gradient`).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def make_plan(
 ) -> Plan:
     """The plan for (rows, features) input and (classes, features) linear_weight, both of `dtype`.
 
-    `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalised, else `dtype`;
+    `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalized, else `dtype`;
     `is_forward`: no gradient is wanted.
     """
     stride = _stride(classes, dtype)
@@ -120,7 +121,7 @@ def make_plan(
         return Plan(max(rows, 1), stride, single)
     chunk = _even_chunks(rows, fitting)
     if accumulation == "float32":
-        # In rows of logits, each as much as 1/D of a half result.
+        # In rows of logits, each as much as 1/D of a half-precision result.
         result = features * gradient_dtype.itemsize // dtype.itemsize
         shared, summed = max(rows, result) + chunk, 2 * features + chunk
         if memory_budget is None and rows + result <= _SINGLE_BYTES * min(shared, summed):
@@ -143,8 +144,8 @@ def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
     return Plan(max(rows, 1), _stride(classes, dtype), "direct")
 
 
-def keeps_logits(rows: int, features: int, plan: Plan) -> bool:
-    """Whether a compiled graph does better to keep the gradient of all logits for its backward than to follow `plan`.
+def prefers_saved_gradient(rows: int, features: int, plan: Plan) -> bool:
+    """Whether a compiled graph does better to save the gradient of all logits for its backward than to follow `plan`.
 
     That is where `plan` would add to a float32 sum, and hold as much with a chunk of logits, the result included. The
     gradient of the logits stays until the backward, in which the compiler may form linear_weight's last, when what the
@@ -175,7 +176,7 @@ def make_filtered_plan(
 
 
 def with_padding(room: Tensor, columns: int) -> Tensor:
-    """The first columns of uninitialised `room`, whose rows are longer than that for the sake of alignment.
+    """The first columns of uninitialized `room`, whose rows are longer than that for the sake of alignment.
 
     On a CPU the rest is set to 0: with AMX, products of bfloat16 (oneDNN in torch 2.13) take what lies between an
     operand's rows times 0, and a NaN there would become one of the result.

@@ -37,7 +37,7 @@ def graph_is_being_freed() -> bool:
 
 
 def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
-    """gradient·factor in `dtype`, rounded once: a factor beside a half gradient keeps its float32 precision."""
+    """gradient·factor in `dtype`, rounded once; beside a half-precision gradient the factor keeps float32."""
     # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
     if not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched"):
         return (gradient * _broadcast(factor, gradient)).to(dtype)

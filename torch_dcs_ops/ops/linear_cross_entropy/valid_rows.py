@@ -3,7 +3,7 @@
 They keep their order, and come before the ignored ones. On a CPU their number is read, and nothing is run for the rest.
 On CUDA nothing may wait for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
 from it how many rows of a chunk it multiplies, but in the first chunks, up to a quarter of the rows, which a plain GEMM
-takes. What grouped_mm leaves out is not initialised, and nothing of it is kept. That
+takes. What grouped_mm leaves out is not initialized, and nothing of it is kept. That
 costs copies whether or not any row is ignored: of input's rows, as they are multiplied, and of its gradient.
 linear_weight's gradient is summed over all rows: grouped_mm takes a tenth longer than a GEMM to sum over the rows.
 """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import normaliser, shifted_target
+from ...reference.linear_cross_entropy.loss import normalizer, shifted_target
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common.vmap import BATCHED, Batch
 from .validate import normal_ignore_index
@@ -87,7 +87,7 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     if options.get("shift", False):
         by_class = target.is_floating_point()
         target = target[..., 1:, :] if by_class else shifted_target(target, ignore_index)
-    return total / normaliser(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
+    return total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
 
 
 def _private(op: Any, tensors: int) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from ... import _native
 from .plan import Accumulation, with_padding
 from .valid_rows import ValidRows
 
-_WIDE_BYTES = 32 << 20  # of float32 copies, where a half factor or result has to be converted
+_WIDE_BYTES = 32 << 20  # of float32 copies, where a half-precision factor or result has to be converted
 _SLICE_BYTES = 64 << 20  # of results beside their place: GEMMs of several waves on a GPU
 _LEAST_SLICES = 8
 _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, and can be copied as words
@@ -22,7 +22,7 @@ _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, 
 def make_accumulator(
     accumulation: Accumulation, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype
 ) -> WeightGradient:
-    """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalised."""
+    """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalized."""
     kinds: dict[Accumulation, Callable[[Tensor | ValidRows, Tensor, torch.dtype], WeightGradient]]
     kinds = {"direct": _Direct, "compact": _Direct, "shared": _Shared, "float32": _Float32}
     return kinds[accumulation](input, linear_weight, dtype)
@@ -77,10 +77,10 @@ class _Direct(WeightGradient):
 class _Float32(WeightGradient):
     """GEMMs that add to a float32 sum, which lies in the result's own memory as far as that goes.
 
-    The memory of a half result holds the float32 sum of the first V/2 classes; the other half of the sum is beside it.
-    At the end the first half is narrowed in place: float32 row c, at byte 4·c·D, becomes the row at byte 2·c·D. Rows
-    [c, 2·c) go to bytes [2·c·D, 4·c·D), which are those of float32 rows [c/2, c) and so narrowed before: one copy for
-    each doubling. Only the very first rows would be written onto themselves, and take a detour.
+    The memory of a half-precision result holds the float32 sum of the first V/2 classes; the other half of the sum is
+    beside it. At the end the first half is narrowed in place: float32 row c, at byte 4·c·D, becomes the row at byte
+    2·c·D. Rows [c, 2·c) go to bytes [2·c·D, 4·c·D), which are those of float32 rows [c/2, c) and so narrowed before:
+    one copy for each doubling. Only the very first rows would be written onto themselves, and take a detour.
     """
 
     def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
@@ -220,7 +220,7 @@ def _slice_width(classes: int, most: int) -> int:
 
 
 def _copy_words(to: Tensor, source: Tensor) -> None:
-    """A copy between strided half matrices; four elements at a time, where they start and end at such."""
+    """A copy between strided half-precision matrices; four elements at a time, where they start and end at such."""
     words = 8 // to.element_size()
     if all(t.size(1) % words == t.stride(0) % words == t.storage_offset() % words == 0 for t in (to, source)):
         to, source = to.view(torch.int64), source.view(torch.int64)
@@ -228,7 +228,7 @@ def _copy_words(to: Tensor, source: Tensor) -> None:
 
 
 def _float32_product(out: Tensor, logits_gradient: Tensor, input: Tensor, *, accumulate: bool) -> None:
-    """out = (out +) logits_gradientᵀ·input, the products of half numbers and all sums in float32."""
+    """out = (out +) logits_gradientᵀ·input, the products of half-precision numbers and all sums in float32."""
     if out.size(0) == 0:
         return
     if input.device.type == "cuda":

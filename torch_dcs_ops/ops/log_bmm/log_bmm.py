@@ -32,12 +32,12 @@ def log_bmm(a: Tensor, b: Tensor) -> Tensor:
     :func:`torch.matmul`.
 
     Returns:
-        (..., I, J), a's dtype, contiguous. Half inputs are summed in float32. -inf where every term is -inf, and for
-        K = 0; +inf and NaN as in torch.logsumexp.
+        (..., I, J), a's dtype, contiguous. Half-precision inputs are summed in float32. -inf where every term is -inf,
+        and for K = 0; +inf and NaN as in torch.logsumexp.
 
     Differentiable any number of times, in both modes; a gradient is 0, not NaN, where a whole row or column is -inf.
-    Works under torch.func, torch.compile, torch.export. Under autocast half inputs are summed in, and give, float32. On
-    GPUs torch.set_float32_matmul_precision applies: see docs/log_bmm.md for the errors.
+    Works under torch.func, torch.compile, torch.export. Under autocast half-precision inputs are summed in, and give,
+    float32. On GPUs torch.set_float32_matmul_precision applies: see docs/log_bmm.md for the errors.
 
     Raises:
         RuntimeError: an argument has a wrong dtype, shape or device; the sentence names it.

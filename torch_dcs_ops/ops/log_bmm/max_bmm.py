@@ -29,10 +29,11 @@ def max_bmm(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (values, indices), both (..., I, J) and contiguous: values in a's dtype, indices int64. As with
         :func:`torch.max`, of equal sums the first counts, and a NaN counts as the largest. Where every sum is -inf the
-        index is 0. Half inputs are added in float32 and rounded once.
+        index is 0. Half-precision inputs are added in float32 and rounded once.
 
     The values are differentiable any number of times, in both modes: the gradient goes to the terms that were chosen.
-    Works under torch.func, torch.compile, torch.export. Under autocast half inputs are added in, and give, float32.
+    Works under torch.func, torch.compile, torch.export. Under autocast half-precision inputs are added in, and give,
+    float32.
 
     Raises:
         RuntimeError: an argument has a wrong dtype, shape or device; the sentence names it.

@@ -1,4 +1,4 @@
-"""`dcs::sample_bmm`: samples of the index that log_bmm sums over, such as a state of a chain given its neighbours."""
+"""`dcs::sample_bmm`: samples of the index that log_bmm sums over, such as a state of a chain given its neighbors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def sample_bmm(a: Tensor, b: Tensor, *, generator: torch.Generator | None = None
         (..., I, J), int64. A k of probability 0 is never drawn. -1 where every term is -inf (and for K = 0): there is
         nothing to draw. Where a term is NaN or +inf, the first such k.
 
-    Inversion of the cumulative sum over k, in float32 for half inputs. `torch.ops.dcs.sample_bmm(a, b, uniforms)`
-    takes the uniform numbers instead, in [0, 1), of the result's shape, float64 for float64 operands and else float32:
-    the same numbers give the same samples. Not differentiable.
+    Inversion of the cumulative sum over k, in float32 for half-precision inputs. `torch.ops.dcs.sample_bmm(a, b,
+    uniforms)` takes the uniform numbers instead, in [0, 1), of the result's shape, float64 for float64 operands and
+    else float32: the same numbers give the same samples. Not differentiable.
 
     Raises:
         RuntimeError: an argument has a wrong dtype, shape or device; the sentence names it.

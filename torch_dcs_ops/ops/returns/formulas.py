@@ -26,7 +26,7 @@ class _Discounts(NamedTuple):
 
     gamma: Rate  # rewards' dtype, broadcasts against rewards
     product: Rate  # likewise
-    gate: Rate  # as precise as it can be had: a number, one a row (float64), or one a step
+    gate: Rate  # as precise as it can be had: a number, one per row (float64), or one per step
 
 
 class _Steps(NamedTuple):
@@ -106,7 +106,7 @@ def one_step_errors(call: TemporalDifferenceCall) -> Tensor:
 
 
 def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
-    """``rate·factors``, with rate as gamma and lambda are given and factors one a step."""
+    """``rate·factors``, with rate as gamma and lambda are given and factors one per step."""
     return factors * (align_gates(rate.to(factors.device), factors.dim(), dim) if isinstance(rate, Tensor) else rate)
 
 
@@ -182,7 +182,7 @@ def _discounts(call: _Call, r: Tensor) -> _Discounts:
 
 
 def _rate(r: Tensor, rate: Tensor, dim: int) -> Tensor:
-    """One a step in rewards' dtype; one a row in float64, as rounding errors multiply, and without a time of size 1."""
+    """Per step in rewards' dtype; per row in float64, as rounding errors multiply, and without a time of size 1."""
     rate = rate.to(r.device)
     if has_step_gates(rate, r.dim()):
         if rate.size(dim) != 1:

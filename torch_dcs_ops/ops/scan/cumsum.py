@@ -42,7 +42,7 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
         A new tensor of input's shape, with the strides of ``torch.empty_like(input)``.
 
     Deterministic bit for bit. Differentiable any number of times, in both modes; works under torch.func, torch.compile,
-    torch.export. Under autocast a half input is summed in float32, as with torch.cumsum.
+    torch.export. Under autocast a half-precision input is summed in float32, as with torch.cumsum.
 
     Raises:
         IndexError: `dim` is out of range.

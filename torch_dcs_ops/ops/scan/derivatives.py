@@ -7,8 +7,8 @@ With y[t] = x[t] + g[t]·y[prev(t)] and u the gradient of y:
 * initial: conj(g[first])·v[first], 0 where reset[first]; with a window of K, v over the first K - 1 steps alone;
 * forward mode: the scan of dx[t] + dg[t]·y[prev(t)], which starts from the tangent of initial.
 
-The gradient of gamma through a window has no such form. A gamma of a row takes scans of blocks of time instead, unless
-it must itself be differentiated; that, and a gamma of every step, goes through the reference.
+The gradient of gamma through a window has no such form. A per-row gamma takes scans of blocks of time instead, unless
+it must itself be differentiated; that, and a per-step gamma, goes through the reference.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def gamma_gradient(grad_input: Tensor, output: Tensor, call: ScanCall) -> Tensor
 
 
 def gate_gradient(grad_input: Tensor, output: Tensor, call: ScanCall) -> Tensor:
-    """Gradient of every gate, in input's shape (half inputs: in float32, as sums over it follow)."""
+    """Gradient of every gate, in input's shape (half-precision inputs: in float32, as sums over it follow)."""
     dtype = torch.promote_types(output.dtype, torch.float32)
     grad_input, output = grad_input.to(dtype), output.to(dtype)
     if call.shifted:

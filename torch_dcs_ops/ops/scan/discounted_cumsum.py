@@ -65,11 +65,11 @@ def discounted_cumsum(
 
             * fewer dimensions than input broadcasts, aligned at the right, against input's shape without `dim`: one
               discount a row; a 0-D tensor is the same discount everywhere. Used in full float64 precision.
-            * input's number of dimensions broadcasts against input: one discount a step, which makes this the linear
-              recurrence. It is converted to input's dtype (a half input beside a wider gamma is computed in float32).
+            * input's number of dimensions broadcasts against input: one discount per step, which makes this the linear
+              recurrence. Converted to input's dtype (half-precision inputs with a wider gamma compute in float32).
 
-            So **a (T,) gamma on a (B, T) input is one discount a row**, which raises unless T equals B and is not what
-            was meant where it does: a discount for every step that all rows share is ``gamma.expand_as(input)`` or
+            So **a (T,) gamma on a (B, T) input is one discount per row**, which raises unless T equals B and is not
+            what was meant where it does: a discount for every step that all rows share is ``gamma.expand_as(input)`` or
             ``gamma[None, :]``. A tensor of any floating dtype goes with any input; a complex gamma is a tensor and
             needs a complex input. On input's device, except that a 0-D CPU tensor goes with a CUDA input.
         dim: the dimension of time.
@@ -85,13 +85,13 @@ def discounted_cumsum(
     Returns:
         A new tensor with input's shape and dtype and the strides of ``torch.empty_like(input)``, never a view of input.
 
-    A NaN or an infinity reaches every position that the recurrence carries it to. Half inputs accumulate in float32,
-    and float32 on a CPU in float64. Results are the same bit for bit from run to run, whatever the number of threads.
+    A NaN or an infinity reaches every position that the recurrence carries it to. Half-precision inputs accumulate in
+    float32, and float32 on a CPU in float64. Results are the same bits from run to run, for any number of threads.
 
     Differentiable any number of times in input, gamma and initial, in both modes; works under torch.func (grad, jvp,
-    vmap and what is made of them), torch.compile(fullgraph=True), torch.export and autocast (a half input is then
-    scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes four in
-    float64, and that of a gamma for every step slower, plain PyTorch operations. Under torch.compile a Python number
+    vmap and what is made of them), torch.compile(fullgraph=True), torch.export and autocast (a half-precision input is
+    then scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes
+    four in float64, and that of a per-step gamma slower, plain PyTorch operations. Under torch.compile a Python number
     becomes a 0-D float64 tensor, so that another number does not compile again.
 
     Raises:

@@ -150,7 +150,7 @@ def _scan_gradients(keyset: Any, grad: Tensor, output: Tensor, *args: Any) -> tu
     with torch._C._ExcludeDispatchKeyGuard(BATCHED):
         gammas = batch.gamma(2, ndim)
         if gammas is not None and not gammas.dim():
-            gammas = gammas.expand(batch.size, *(1,) * max(ndim - 1, 0))  # one a row: every sample has its own sum
+            gammas = gammas.expand(batch.size, *(1,) * max(ndim - 1, 0))  # one per row: every sample has its own sum
         grad_input, grad_gamma = _registry.scan_gradients(
             batch.full(0, ndim), batch.full(1, ndim), gammas, gamma_value, dim + 1, reverse, batch.row(3, ndim),
             batch.full(4, ndim),

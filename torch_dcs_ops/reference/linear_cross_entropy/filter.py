@@ -30,7 +30,7 @@ __all__ = [
 
 MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
 _BLOCK_ELEMENTS = 1 << 21  # of one block of rows: some megabytes, which stay in the cache from step to step
-_WIDE_BYTES = 32 << 20  # of float32 sums, where a half result has to be widened
+_WIDE_BYTES = 32 << 20  # of float32 sums, where a half-precision result has to be widened
 
 
 class Chunk(NamedTuple):

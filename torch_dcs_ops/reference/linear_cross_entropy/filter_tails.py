@@ -1,4 +1,4 @@
-"""What a segment of chunks with filtered gradients ends with, in plain PyTorch: its tails, shared and single.
+"""The residual mass of the filtered columns of a segment of chunks, in plain PyTorch: tails, shared and single.
 
 `choose_rows` says which rows are single, `share_tails` makes the tails, `weigh_tails` what rows have of them and the
 rows of input that they are multiplied with, `add_tails` adds their products with linear_weight to input's gradient.
@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 def choose_rows(mass: Tensor, lse: Tensor, valid: Tensor, group: int, apart: int, each: int) -> Chosen:
     """The `apart` rows of the largest |mass| (n,); single are one in `each` valid rows, the first of equal ones."""
     count = mass.numel()
-    # In their order, so that those of a group are neighbours. Rows that have no gradient do not count: with or without
+    # In their order, so that those of a group are neighbors. Rows that have no gradient do not count: with or without
     # them the same rows are chosen.
     rows, rank = mass.abs().sort(descending=True, stable=True).indices[:apart].sort()
     single = valid[rows] & (rank * each < valid.sum())

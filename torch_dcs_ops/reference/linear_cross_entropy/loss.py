@@ -1,7 +1,7 @@
 """The loss of a linear layer's logits in plain PyTorch over the full logits, differentiable any number of times.
 
 The meaning of every option, the oracle of the tests, and what the derivatives beyond the first are taken of. Logits
-and everything behind them are in float32 for half inputs (float64 for float64), and the result stays so.
+and everything behind them are in float32 for half-precision inputs (float64 for float64), and the result stays so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, lse, predictions, entropy) for input (..., D), linear_weight (V, D), target (...) or (..., V).
 
-    The last three have a value a row. Rows whose target is `ignore_index` have the loss, lse and entropy 0.
+    The last three have a value per row. Rows whose target is `ignore_index` have the loss, lse and entropy 0.
     """
     dtype = row_dtype(input.dtype)
     bias = None if linear_bias is None else linear_bias.to(dtype)
@@ -119,10 +119,10 @@ def reduce(loss: Tensor, target: Tensor, weight: Tensor | None, options: Options
     if options.reduction == "none":
         return loss
     total = loss.sum()
-    return total if options.reduction == "sum" else total / normaliser(target, weight, options.ignore_index, loss.dtype)
+    return total if options.reduction == "sum" else total / normalizer(target, weight, options.ignore_index, loss.dtype)
 
 
-def normaliser(
+def normalizer(
     target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype, keep_dims: int = 0
 ) -> Tensor:
     """What a mean divides by: the weights of the valid targets, or the number of rows for class probabilities.

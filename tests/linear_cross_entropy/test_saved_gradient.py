@@ -1,4 +1,4 @@
-"""Compiled graphs that keep the logits' gradient for their backward: which ones do, their graphs, their gradients."""
+"""Compiled graphs that save the logits' gradient for their backward: which ones do, their graphs, their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.library import opcheck
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import compiled as compiled_module
-from torch_dcs_ops.ops.linear_cross_entropy.plan import keeps_logits, make_plan
+from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan, prefers_saved_gradient
 
 from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from linear_cross_entropy.recorder import Recorder
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture(autouse=True)
-def _cpus_keep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _cpus_save_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op is the same on every device and for every size; elsewhere the default is to sum over chunks."""
     monkeypatch.setattr(compiled_module, "_DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(compiled_module, "keeps_logits", lambda *_: True)
+    monkeypatch.setattr(compiled_module, "prefers_saved_gradient", lambda *_: True)
 
 
 def loss_of(problem: Problem, options: dict[str, Any], function: Any) -> Any:
@@ -149,7 +149,7 @@ def test_eager_calls_have_their_gradients_in_forward(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "features", "kept"),
+    ("rows", "features", "saved"),
     [
         (1024, 4096, False),  # a single chunk: nothing is summed
         (8192, 4096, False),  # "shared" has a single product as well
@@ -159,9 +159,9 @@ def test_eager_calls_have_their_gradients_in_forward(device: str) -> None:
         (9728, 4096, False),
     ],
 )
-def test_which_plans_keep_the_logits(rows: int, features: int, kept: bool) -> None:
+def test_which_plans_save_the_gradient(rows: int, features: int, saved: bool) -> None:
     plan = make_plan(rows, features, 128256, BF16, BF16, "cuda", need_weight_grad=True)
-    assert keeps_logits(rows, features, plan) == kept
+    assert prefers_saved_gradient(rows, features, plan) == saved
 
 
 def test_opcheck(device: str) -> None:
@@ -172,7 +172,7 @@ def test_opcheck(device: str) -> None:
         opcheck(torch.ops.dcs._linear_cross_entropy_logits.default, (*arguments, wanted, wanted))
 
 
-def test_calls_that_have_no_gradient_to_keep() -> None:
+def test_calls_that_have_no_gradient_to_save() -> None:
     problem = make((4,), 6, 11, BF16)
     options = (-100, 0.0, None, 1.0, 0.0, None, None, None, False, False)
     operands = (problem.linear_weight, problem.target, None, None)
