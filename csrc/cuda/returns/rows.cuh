@@ -220,7 +220,7 @@ struct ReturnsRowsTile {
   __device__ __forceinline__ void store_output(const ReturnsOutput& output, int slot) const {
     if (!output.data) return;
     const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length : operands.in_row(at.lot, output.strides);
-    put_tile<T, kPer>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
+    store_tile<T, kPer>(here + slot, static_cast<T*>(output.data) + offset + base, count, params.whole_words, lane);
   }
   __device__ __forceinline__ void store() const {
     store_output(p.advantages, params.staged[kStagedRewards].slot);

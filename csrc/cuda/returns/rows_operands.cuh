@@ -137,7 +137,7 @@ struct ReturnsRowsOperands {
     const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement : row_offset(at.lot, p.inner, staged.outer, staged.inner);
     const char* const from = staged.data + offset + base * kElement;
     const int valid = static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps}))) * kElement;
-    bring_tile<kPer * kElement, kElement>(to + staged.slot, from, valid, staged.grain, lane);
+    fetch_tile<kPer * kElement, kElement>(to + staged.slot, from, valid, staged.grain, lane);
     if (which == kStagedValues && lane == 0) {
       // The step behind the tile.
       unsigned char* const behind = to + staged.slot + 32 * kLaneBytes;

@@ -73,28 +73,25 @@ __device__ __forceinline__ Vector<T, kVec> whole(const Vector<T, kVec>& at) {
   return *reinterpret_cast<const Vector<T, kVec>*>(&bits);
 }
 
-// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to compute-sanitizer, beyond the end.
+// The first `bytes` of kSize, and zeros. What is rare or slow in any case is not inlined, here and below: a kernel has up to eight operands.
 template <int kSize, int kElement>
-__device__ __forceinline__ void copy_existing(unsigned char* to, const char* from, int bytes) {
-  if (bytes >= kSize || bytes <= 0) {
-    copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
-    return;
-  }
+__device__ __noinline__ void copy_partial(unsigned char* to, const char* from, int bytes) {
   using Bits = std::conditional_t<kElement == 8, uint64_t, std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
   for (int at = 0; at < kSize; at += kElement) *reinterpret_cast<Bits*>(to + at) = at < bytes ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
 }
+// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to compute-sanitizer, beyond the end.
+template <int kSize, int kElement>
+__device__ __forceinline__ void copy_existing(unsigned char* to, const char* from, int bytes) {
+  if (bytes >= kSize || bytes <= 0) copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
+  else copy_partial<kSize, kElement>(to, from, bytes);
+}
 
-// A warp copies a tile of which `valid` bytes exist.
+// A warp copies a tile of which `valid` bytes exist, by words of 4 bytes (grain 4) or by elements.
 template <int kLaneBytes, int kElement>
-__device__ __forceinline__ void bring_tile(unsigned char* slot, const char* from, int valid, int grain, int lane) {
+__device__ __noinline__ void fetch_unaligned_tile(unsigned char* slot, const char* from, int valid, int grain) {
   constexpr int kBytes = 32 * kLaneBytes;
-  if (grain == 16) {
-#pragma unroll
-    for (int k = 0; k < (kBytes + 511) / 512; ++k) {
-      const int q = k * 32 + lane;
-      if (kBytes >= 512 || q < kBytes / 16) copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
-    }
-  } else if (grain == 4) {
+  const int lane = threadIdx.x % 32;
+  if (grain == 4) {
 #pragma unroll 4
     for (int word = lane; word < kBytes / 4; word += 32)
       copy_existing<4, std::min(kElement, 4)>(slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
@@ -107,10 +104,23 @@ __device__ __forceinline__ void bring_tile(unsigned char* slot, const char* from
     }
   }
 }
+template <int kLaneBytes, int kElement>
+__device__ __forceinline__ void fetch_tile(unsigned char* slot, const char* from, int valid, int grain, int lane) {
+  constexpr int kBytes = 32 * kLaneBytes;
+  if (grain == 16) {
+#pragma unroll
+    for (int k = 0; k < (kBytes + 511) / 512; ++k) {
+      const int q = k * 32 + lane;
+      if (kBytes >= 512 || q < kBytes / 16) copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
+    }
+  } else {
+    fetch_unaligned_tile<kLaneBytes, kElement>(slot, from, valid, grain);
+  }
+}
 
 // And back: `count` elements exist.
 template <typename T, int kPer>
-__device__ __forceinline__ void put_tile(const unsigned char* slot, T* to, int count, bool whole_words, int lane) {
+__device__ __forceinline__ void store_tile(const unsigned char* slot, T* to, int count, bool whole_words, int lane) {
   constexpr int kVec = 16 / sizeof(T), kLaneBytes = kPer * sizeof(T);
   if (whole_words) {
 #pragma unroll
