@@ -12,7 +12,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/launch.h"
 #include "returns/block_columns.cuh"
-#include "returns/n_step.cuh"
+#include "returns/n_step_launch.cuh"
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
 #include "returns/warp_columns.cuh"
@@ -93,10 +93,10 @@ class ReturnsLaunch {
       if (takes_few_columns()) {
         small<kForm>([&](auto wide) {
           using Wide = decltype(wide);
-          constexpr int kHalf = kFewWarps / 2;
-          if (!few_columns_are_even(kForm)) launch_few_columns<kForm, kFewWarps, Wide, false>();
-          else if (p_.length <= kFewWarpSteps * kHalf) launch_few_columns<kForm, kHalf, Wide, true>();
-          else launch_few_columns<kForm, kFewWarps, Wide, true>();
+          constexpr int kHalf = kSmallWarps / 2;
+          if (!few_columns_are_even(kForm)) launch_few_columns<kForm, kSmallWarps, Wide, false>();
+          else if (p_.length <= kSmallWarpSteps * kHalf) launch_few_columns<kForm, kHalf, Wide, true>();
+          else launch_few_columns<kForm, kSmallWarps, Wide, true>();
         });
         return cudaGetLastError();
       }
@@ -150,7 +150,7 @@ class ReturnsLaunch {
 
   // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
   bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kFewWarps * kFewWarpSteps || p_.rows() > int64_t{2} * kFewColumns * device_.multiprocessors) return false;
+    if (p_.outer != 1 || p_.length > kSmallWarps * kSmallWarpSteps || p_.rows() > int64_t{2} * kSmallColumns * device_.multiprocessors) return false;
     return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
   }
 
@@ -158,7 +158,7 @@ class ReturnsLaunch {
   bool few_columns_are_even(int form) const {
     const bool rhos = form & kWithRhos;
     const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) && (!rhos || p_.pg_advantages.data);
-    return p_.length % kFewWarpSteps == 0 && p_.rows() % kFewColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
+    return p_.length % kSmallWarpSteps == 0 && p_.rows() % kSmallColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
         (p_.next_values.data || p_.bootstrap_value.data);
   }
 
@@ -185,8 +185,8 @@ class ReturnsLaunch {
     call.clip_rho = static_cast<Acc>(p_.clip_rho);
     call.clip_c = static_cast<Acc>(p_.clip_c);
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
-    const int64_t warps = ceil_div(p_.length, kFewWarpSteps);
-    launch_early(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kFewColumns), 32 * warps, stream_, call);
+    const int64_t warps = ceil_div(p_.length, kSmallWarpSteps);
+    launch_early(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {

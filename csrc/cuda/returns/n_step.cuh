@@ -3,11 +3,8 @@
 // and whose flags are bool; the kernel for all cases shares what several windows have in common.
 #pragma once
 
-#include <climits>
-
-#include "common/device.h"
-#include "returns/step.cuh"
 #include "common/vector.cuh"
+#include "returns/step.cuh"
 
 namespace dcs {
 
@@ -297,109 +294,5 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
   for (int i = 0; i < kOut; ++i)
     if (first + i < p.length) static_cast<T*>(p.targets.data)[at(p.targets.strides, first + i)] = cast<T>(static_cast<Acc>(y[i]));
 }
-
-template <typename T>
-class NStepLaunch {
- public:
-  NStepLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {}
-
-  cudaError_t run() {
-    constexpr int kOut = 8;
-    const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep && p_.terminated_is_bool &&
-        p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
-    // The types that these are worth their code for.
-    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
-      const bool few = plain && p_.steps <= kMostSteps;
-      if (few && time_is_in_vectors(16 / sizeof(T))) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
-      if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
-    }
-    if constexpr (sizeof(T) <= 4) {
-      // In float, whose roundings of so many steps stay small.
-      if (plain && p_.steps >= kOut && p_.steps <= 64) return launch_any<kOut, Acc, true>();
-    }
-    if (p_.steps >= 8) return launch_any<8, double, false>();
-    return launch_any<1, double, false>();
-  }
-
- private:
-  using Acc = typename Types<T>::Acc;
-
-  template <typename Number>
-  NStepCall<Number> call() const {
-    const double gamma = p_.gamma.value, gate = gamma * p_.trace.value;
-    return {p_, {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)}, 0};
-  }
-
-  // test(data, strides, element size) of every operand with a value for each step.
-  template <typename Test>
-  bool all(const Test& test) const {
-    const ReturnsInput& values = p_.next_values.data ? p_.next_values : p_.values;
-    return test(p_.targets.data, p_.targets.strides, sizeof(T)) && test(p_.rewards.data, p_.rewards.strides, sizeof(T)) &&
-        test(values.data, values.strides, sizeof(T)) && (!p_.terminated.data || test(p_.terminated.data, p_.terminated.strides, 1)) &&
-        (!p_.truncated.data || test(p_.truncated.data, p_.truncated.strides, 1));
-  }
-
-  bool time_is_in_vectors(int64_t vec) const {
-    return p_.length % vec == 0 && all([&](const void* data, const Strides& s, int64_t size) {
-      return s.time == 1 && reinterpret_cast<uintptr_t>(data) % (vec * size) == 0 && (p_.outer == 1 || s.outer % vec == 0) &&
-          (p_.inner == 1 || s.inner % vec == 0);
-    });
-  }
-
-  bool columns_are_in_words() const {
-    constexpr int64_t kColumns = kNStepColumns;
-    return p_.inner % kColumns == 0 && all([this](const void* data, const Strides& s, int64_t size) {
-      return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (kColumns * size) == 0 && s.time % kColumns == 0 && (p_.outer == 1 || s.outer % kColumns == 0);
-    });
-  }
-
-  // run(n, whether there are next_values), both known to the compiler.
-  template <int kN, typename Run>
-  cudaError_t fast(const Run& run) {
-    if constexpr (kN > 1) {
-      if (p_.steps < kN) return fast<kN - 1>(run);
-    }
-    if (p_.next_values.data) run(std::integral_constant<int, kN>{}, std::true_type{});
-    else run(std::integral_constant<int, kN>{}, std::false_type{});
-    return cudaGetLastError();
-  }
-
-  template <int kN, bool kNext>
-  void rows() {
-    constexpr int kVec = 16 / sizeof(T);
-    // Of many steps each more is read again: by half as many threads where they take two vectors each.
-    if constexpr (sizeof(T) == 4 && kN >= 3) {
-      if (time_is_in_vectors(2 * kVec)) return launch_rows<kN, kNext, 2 * kVec>();
-    }
-    launch_rows<kN, kNext, kVec>();
-  }
-
-  template <int kN, bool kNext, int kVec>
-  void launch_rows() {
-    const int64_t vectors = p_.rows() * (p_.length / kVec);
-    n_step_rows_kernel<T, kN, kNext, kVec><<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
-  }
-
-  // Long stretches read few steps twice, short ones leave no multiprocessor idle.
-  template <int kN, bool kNext>
-  void columns() {
-    const int64_t words = p_.rows() / kNStepColumns, blocks = ceil_div(words, kNStepThreads);
-    NStepCall<Acc> each = call<Acc>();
-    each.chunk = kNStepBatch;
-    while (each.chunk < 64 && words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors) each.chunk *= 2;
-    n_step_columns_kernel<T, kN, kNext><<<static_cast<unsigned>(blocks * ceil_div(p_.length, each.chunk)), kNStepThreads, 0, stream_>>>(each);
-  }
-
-  template <int kOut, typename Number, bool kPlain>
-  cudaError_t launch_any() {
-    const int64_t blocks = ceil_div(p_.rows() * ceil_div(p_.length, kOut), kNStepThreads);
-    n_step_kernel<T, kOut, Number, kPlain><<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<Number>());
-    return cudaGetLastError();
-  }
-
-  const ReturnsProblem& p_;
-  const Device& device_;
-  cudaStream_t stream_;
-};
 
 }  // namespace dcs

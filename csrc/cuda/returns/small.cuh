@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
 
-// Few columns with time outside: kFewColumns of them a block, kFewSteps steps a lane, at most kFewWarps warps. A block's loads ask for every row of memory that
+// Few columns with time outside: kSmallColumns of them a block, kSmallSteps steps a lane, at most kSmallWarps warps. A block's loads ask for every row of memory that
 // it has a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of fewer lanes it was slower.
-constexpr int kFewColumns = 8, kFewSteps = 4, kFewWarps = 16, kFewWarpSteps = 32 / kFewColumns * kFewSteps;
+constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 // What the first loads need comes first: a line of 64 bytes of these is read from memory too.
 template <typename Acc>
@@ -156,9 +156,9 @@ struct FewLeft<double, true> {
 
 // The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kFewColumns], Acc& carry) {
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kSmallColumns], Acc& carry) {
   constexpr bool kGates = Steps::kHasRhos;
-  constexpr int kColumns = kFewColumns;
+  constexpr int kColumns = kSmallColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
   Wide total = piece.total, gates = piece.gates;
@@ -210,11 +210,11 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piec
 template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
 __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kColumns = kFewColumns, kSteps = kFewSteps;
+  constexpr int kColumns = kSmallColumns, kSteps = kSmallSteps;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane / kColumns;
   const int columns = call.columns, column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
-  const int first = warp * kFewWarpSteps + place * kSteps;  // counted from the last step
+  const int first = warp * kSmallWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
   const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
   let_next_launch_begin();

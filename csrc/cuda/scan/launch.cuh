@@ -245,9 +245,12 @@ void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cu
   if (plan.path == Path::kColumns) {
     const bool plain = !problem.reset && !problem.initial;
     if constexpr (sizeof(T) <= 4) {
-      if (plan.walk) {
-        launch_walk<T, kStep, kBackward>(problem, plan, stream);
-        return;
+      // No plan has it for two tensors of floats.
+      if constexpr (sizeof(T) == 2 || !kStep || kBackward) {
+        if (plan.walk) {
+          launch_walk<T, kStep, kBackward>(problem, plan, stream);
+          return;
+        }
       }
       if constexpr (!kStep && (!kBackward || sizeof(T) == 2)) {
         if (plan.few) {

@@ -34,7 +34,7 @@ __device__ __forceinline__ float warp_largest(float value) {
 }
 // The sum of a warp's numbers that are 0 to `kMost` each, in one instruction: in fixed point, of which 32 * kMost is 31 bits.
 template <int kMost>
-__device__ __forceinline__ float warp_sum(float value) {
+__device__ __forceinline__ float fixed_warp_sum(float value) {
   constexpr float kOne = (1u << 26) / kMost;
   return static_cast<float>(__reduce_add_sync(kAllLanes, __float2uint_rn(value * kOne))) * (1.f / kOne);
 }
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       Acc scale;
-      if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(warp_sum<kVec>(total[r])) : NAN;
+      if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(fixed_warp_sum<kVec>(total[r])) : NAN;
       else if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total[r]);
       else scale = Acc(1) / total[r];
 #pragma unroll

@@ -22,7 +22,7 @@ namespace dcs {
 
 constexpr const char* kDiscountedCumsum = "discounted_cumsum";
 
-inline ScalarType sum_dtype(ScalarType dtype) {
+inline ScalarType gamma_gradient_dtype(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? ScalarType::Float : dtype;
 }
 
@@ -191,7 +191,7 @@ std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
   Tensor grad_input = torch::stable::empty_like(call.input);
   if (call.input.numel() == 0) {
     if (is_step) return {grad_input, torch::stable::empty_like(call.input)};
-    return {grad_input, torch::stable::new_zeros(call.input, is_number ? Sizes() : row_sizes, sum_dtype(dtype))};
+    return {grad_input, torch::stable::new_zeros(call.input, is_number ? Sizes() : row_sizes, gamma_gradient_dtype(dtype))};
   }
   ScanProblem problem;
   Layout layout(sizes, call.dim);
@@ -210,7 +210,7 @@ std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
   layout.for_each_problem(problem, [&](ScanProblem& each) { problem.partials = Backend::partials(each, call.input); });
   Sizes partial_sizes = row_sizes;
   if (problem.partials > 1) partial_sizes.push_back(problem.partials);
-  grad_gamma = torch::stable::new_empty(call.input, partial_sizes, sum_dtype(dtype));
+  grad_gamma = torch::stable::new_empty(call.input, partial_sizes, gamma_gradient_dtype(dtype));
   std::vector<int64_t> by_dim(sizes.size(), 0);
   int64_t stride = problem.partials;
   for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
@@ -219,7 +219,7 @@ std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
     stride *= sizes[d];
   }
   problem.grad_gamma = grad_gamma.mutable_data_ptr();
-  layout.add(const_cast<const void**>(&problem.grad_gamma), &problem.grad_gamma_strides, element_size(sum_dtype(dtype)), by_dim);
+  layout.add(const_cast<const void**>(&problem.grad_gamma), &problem.grad_gamma_strides, element_size(gamma_gradient_dtype(dtype)), by_dim);
   layout.for_each_problem(problem, [&](ScanProblem& each) { Backend::run(each, call.input); });
   if (is_number && grad_gamma.dim() > 0) return {grad_input, Backend::sum(grad_gamma)};
   if (problem.partials == 1) return {grad_input, grad_gamma};
