@@ -27,9 +27,8 @@ inline cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// Its attributes tell what this library was compiled for on a device.
-template <typename = void>
-__global__ void compiled_for_kernel() {}
+// Of any kernel of this library (device.cu): they tell what it was compiled for on the current device.
+cudaError_t kernel_attributes(cudaFuncAttributes& attributes);
 
 inline Device describe_device(int32_t index, const char* op) {
   const torch::stable::accelerator::DeviceGuard guard(index);
@@ -43,7 +42,7 @@ inline Device describe_device(int32_t index, const char* op) {
   read(clusters, cudaDevAttrClusterLaunch);
   // A build for older devices can reach a newer one as PTX, without clusters.
   cudaFuncAttributes compiled;
-  check_cuda(cudaFuncGetAttributes(&compiled, compiled_for_kernel<>), op, "loading the kernels");
+  check_cuda(kernel_attributes(compiled), op, "loading the kernels");
   const bool usable = clusters && compiled.ptxVersion >= 90;
   device.cluster = !usable ? 1 : major == 9 || major == 10 ? 16 : 8;  // any device with clusters has 8
   return device;
