@@ -34,7 +34,7 @@ inline cudaLaunchAttribute in_clusters_of(int64_t blocks) {
   attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   return attribute;
 }
-inline cudaLaunchAttribute beginning_early() {
+inline cudaLaunchAttribute programmatic_serialization() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

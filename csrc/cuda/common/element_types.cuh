@@ -126,7 +126,7 @@ __device__ __forceinline__ Complex<double> fold(Complex<double> s, Complex<doubl
 __device__ __forceinline__ int64_t fold(int64_t s, int64_t, int64_t carry) { return s + carry; }
 
 // The gate of one step: for float data a float and the rest of gamma's digits, so that y = x + gamma * y sees more of gamma than float's 24 bits.
-// `kShort` leaves the rest out: within a few steps it is far below what a half keeps.
+// `kShort` leaves the rest out: within a few steps it is far below what half precision keeps.
 template <typename Acc, bool kShort = false>
 struct Gate {
   Acc value;

@@ -42,7 +42,7 @@ __device__ __forceinline__ bool is_larger(Acc a, Acc b) {
   return !(a <= b) && b == b;
 }
 
-// Of halves two at a time.
+// Of half precision two at a time.
 template <typename T, int kVec>
 __device__ __forceinline__ float largest_half(const Vector<T, kVec>& raw) {
   using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
@@ -57,7 +57,7 @@ __device__ __forceinline__ float largest_half(const Vector<T, kVec>& raw) {
 __device__ __forceinline__ float bounded(float exponent) { return fmaxf(exponent, -1000.f); }
 __device__ __forceinline__ double bounded(double exponent) { return fmax(exponent, -1000.0); }
 
-// Sums over a part of a row, relative to its largest y. Which of the last three are kept is the same for all rows.
+// Sums over a part of a row, relative to its largest y. Which of the optional ones there are is the same for all rows.
 template <typename Acc>
 struct RowSums {
   Acc largest;
@@ -73,29 +73,29 @@ __device__ __forceinline__ RowSums<Acc> no_sums() {
   return {kLowest<Acc>, Acc(0), Acc(0), Acc(0), Acc(0), ~0u};
 }
 
-struct Kept {
+struct OptionalSums {
   bool weighted, distance;
 };
 
 template <typename Acc>
-__device__ __forceinline__ void raise(RowSums<Acc>& sums, Acc largest, Acc factor, Kept kept) {
+__device__ __forceinline__ void raise(RowSums<Acc>& sums, Acc largest, Acc factor, OptionalSums optional) {
   const Acc rise = bounded((sums.largest - largest) * factor), scale = power(rise);
-  if (kept.weighted) sums.weighted = scale * (sums.weighted + rise * sums.total);
+  if (optional.weighted) sums.weighted = scale * (sums.weighted + rise * sums.total);
   sums.total *= scale;
-  if (kept.distance && sums.weight != Acc(0)) sums.distance += (largest - sums.largest) * sums.weight;
+  if (optional.distance && sums.weight != Acc(0)) sums.distance += (largest - sums.largest) * sums.weight;
   sums.largest = largest;
 }
 
 template <typename Acc>
-__device__ __forceinline__ void join(RowSums<Acc>& sums, RowSums<Acc> other, Acc factor, Kept kept) {
+__device__ __forceinline__ void join(RowSums<Acc>& sums, RowSums<Acc> other, Acc factor, OptionalSums optional) {
   const bool other_is_larger = is_larger(other.largest, sums.largest), larger = is_larger(sums.largest, other.largest);
   const Acc largest = other_is_larger ? other.largest : sums.largest;
   sums.vector = larger ? sums.vector : other_is_larger ? other.vector : min(sums.vector, other.vector);
-  raise(sums, largest, factor, kept);
-  raise(other, largest, factor, kept);
+  raise(sums, largest, factor, optional);
+  raise(other, largest, factor, optional);
   sums.total += other.total;
-  if (kept.weighted) sums.weighted += other.weighted;
-  if (kept.distance) {
+  if (optional.weighted) sums.weighted += other.weighted;
+  if (optional.distance) {
     sums.distance += other.distance;
     sums.weight += other.weight;
   }
@@ -103,25 +103,25 @@ __device__ __forceinline__ void join(RowSums<Acc>& sums, RowSums<Acc> other, Acc
 
 // Lane 0's sums become those of the first `width` lanes, in a fixed order, and all lanes get them.
 template <typename Acc>
-__device__ __forceinline__ void join_lanes(RowSums<Acc>& sums, Acc factor, Kept kept, int width) {
+__device__ __forceinline__ void join_lanes(RowSums<Acc>& sums, Acc factor, OptionalSums optional, int width) {
   const unsigned all = 0xffffffffu;
   for (int d = width / 2; d > 0; d /= 2) {
     RowSums<Acc> other = no_sums<Acc>();
     other.largest = __shfl_down_sync(all, sums.largest, d);
     other.total = __shfl_down_sync(all, sums.total, d);
     other.vector = __shfl_down_sync(all, sums.vector, d);
-    if (kept.weighted) other.weighted = __shfl_down_sync(all, sums.weighted, d);
-    if (kept.distance) {
+    if (optional.weighted) other.weighted = __shfl_down_sync(all, sums.weighted, d);
+    if (optional.distance) {
       other.distance = __shfl_down_sync(all, sums.distance, d);
       other.weight = __shfl_down_sync(all, sums.weight, d);
     }
-    join(sums, other, factor, kept);
+    join(sums, other, factor, optional);
   }
   sums.largest = __shfl_sync(all, sums.largest, 0);
   sums.total = __shfl_sync(all, sums.total, 0);
   sums.vector = __shfl_sync(all, sums.vector, 0);
-  if (kept.weighted) sums.weighted = __shfl_sync(all, sums.weighted, 0);
-  if (kept.distance) {
+  if (optional.weighted) sums.weighted = __shfl_sync(all, sums.weighted, 0);
+  if (optional.distance) {
     sums.distance = __shfl_sync(all, sums.distance, 0);
     sums.weight = __shfl_sync(all, sums.weight, 0);
   }
@@ -186,8 +186,8 @@ __device__ __forceinline__ void store_remote(uint32_t* word, uint32_t rank, uint
 
 // Joins the sums of all threads of a row.
 template <Scope kScope, typename Acc>
-__device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, Kept kept) {
-  join_lanes(sums, factor, kept, 32);
+__device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, OptionalSums optional) {
+  join_lanes(sums, factor, optional, 32);
   if constexpr (kScope == Scope::kWarp) {
     // The row's logits have been read by all lanes before one writes.
     __syncwarp();
@@ -200,7 +200,7 @@ __device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, Kep
   if (lane == 0) of_warps[warp] = sums;
   __syncthreads();
   sums = lane < warps ? of_warps[lane] : no_sums<Acc>();
-  join_lanes(sums, factor, kept, kMostWarps);
+  join_lanes(sums, factor, optional, kMostWarps);
   if constexpr (kScope == Scope::kCluster) {
     __shared__ RowSums<Acc> of_block;
     if (threadIdx.x == 0) of_block = sums;
@@ -214,7 +214,7 @@ __device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, Kep
       for (int i = 0; i < kWords; ++i) words[i] = load_remote(reinterpret_cast<const uint32_t*>(&of_block) + i, lane);
       memcpy(&sums, words, sizeof sums);
     }
-    join_lanes(sums, factor, kept, 8);
+    join_lanes(sums, factor, optional, 8);
     // A block may end once the others have read its sums: the kernel waits for them at its end.
     cluster_arrive();
   }

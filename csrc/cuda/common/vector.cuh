@@ -1,4 +1,4 @@
-// Neighbouring elements that are read and written as one word.
+// Neighboring elements that are read and written as one word.
 #pragma once
 
 #include <type_traits>
@@ -28,7 +28,7 @@ struct alignas(kVec * sizeof(T)) Vector<T, kVec, std::enable_if_t<sizeof(T) == 2
   }
 };
 
-// The values of a vector in its accumulator, two halves from each word at a time, and back.
+// The values of a vector in its accumulator, two half-precision values from each word at a time, and back.
 template <typename Acc, typename T, int kVec>
 __device__ __forceinline__ void unpack(const Vector<T, kVec>& from, Acc (&to)[kVec]) {
   if constexpr (std::is_same_v<T, __nv_bfloat16> && kVec % 2 == 0) {

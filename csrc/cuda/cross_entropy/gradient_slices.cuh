@@ -1,4 +1,4 @@
-// The second place of the logits' gradient (KeptGradient in dcs/cross_entropy/problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
+// The second place of the logits' gradient (SavedGradient in dcs/cross_entropy/problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 namespace dcs {
 
 // In words: vectors of 16 bytes, or elements.
-struct KeptPlaces {
+struct SavedPlaces {
   unsigned char *within = nullptr, *beside = nullptr;
   int64_t within_slice = 0, beside_slice = 0, first_row = 0;
   uint32_t magic = 0;  // 2^32 / width, rounded up; 0: not exact for these sizes
@@ -28,21 +28,21 @@ struct KeptPlaces {
 };
 
 // In words of `elements`; nothing where they do not divide the slices.
-inline KeptPlaces kept_places(const RowsProblem& problem, int element_size, int64_t elements) {
-  const KeptGradient& kept = problem.kept;
-  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, kept.width), last_width = problem.columns - (slices - 1) * kept.width;
-  const int64_t rest = ceil_div(kept.width - kept.inner, padding) * padding, last_rest = ceil_div(last_width - kept.last_inner, padding) * padding;
+inline SavedPlaces saved_places(const RowsProblem& problem, int element_size, int64_t elements) {
+  const SavedGradient& saved = problem.saved;
+  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, saved.width), last_width = problem.columns - (slices - 1) * saved.width;
+  const int64_t rest = ceil_div(saved.width - saved.inner, padding) * padding, last_rest = ceil_div(last_width - saved.last_inner, padding) * padding;
   const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
-  KeptPlaces places;
-  if (!kept.within || kept.width % elements || kept.inner % elements || kept.last_inner % elements || kept.width * kept.room % elements) return places;
-  if (elements > 1 && (!aligned(kept.within) || !aligned(kept.beside))) return places;
-  const int64_t width = kept.width / elements;
-  places.within = static_cast<unsigned char*>(kept.within), places.beside = static_cast<unsigned char*>(kept.beside);
-  places.within_slice = kept.width * kept.room / elements, places.beside_slice = kept.rows * rest / elements, places.first_row = kept.first_row;
+  SavedPlaces places;
+  if (!saved.within || saved.width % elements || saved.inner % elements || saved.last_inner % elements || saved.width * saved.room % elements) return places;
+  if (elements > 1 && (!aligned(saved.within) || !aligned(saved.beside))) return places;
+  const int64_t width = saved.width / elements;
+  places.within = static_cast<unsigned char*>(saved.within), places.beside = static_cast<unsigned char*>(saved.beside);
+  places.within_slice = saved.width * saved.room / elements, places.beside_slice = saved.rows * rest / elements, places.first_row = saved.first_row;
   const bool is_exact = width > 1 && ceil_div(problem.columns, elements) * width < int64_t{1} << 32;
   places.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
   places.width = static_cast<int>(width);
-  places.inner = static_cast<int>(kept.inner / elements), places.last_inner = static_cast<int>(kept.last_inner / elements);
+  places.inner = static_cast<int>(saved.inner / elements), places.last_inner = static_cast<int>(saved.last_inner / elements);
   places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements), places.last = static_cast<int>(slices - 1);
   return places;
 }

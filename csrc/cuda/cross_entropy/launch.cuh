@@ -21,8 +21,8 @@ constexpr double kMostFixedCap = 40;      // tanh as 16 bits, times it: errors o
 template <typename Params>
 cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, const Device& device,
                         cudaStream_t stream) {
-  const cudaError_t leave = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
-  if (leave != cudaSuccess) return leave;
+  const cudaError_t allowed = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
+  if (allowed != cudaSuccess) return allowed;
   cudaLaunchAttribute attribute = in_clusters_of(cluster);
   const cudaLaunchConfig_t config = launch_config(grid, threads, static_cast<int64_t>(shared), stream, &attribute, cluster > 1 ? 1 : 0);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
@@ -82,16 +82,16 @@ bool is_long(const RowsProblem& problem) {
 
 // Where the kernel of long_rows.cuh also writes the gradient; nowhere if rows do not start at whole vectors.
 template <typename T>
-KeptPlaces kept_in_vectors(const RowsProblem& problem) {
+SavedPlaces saved_in_vectors(const RowsProblem& problem) {
   constexpr int64_t kVec = 16 / sizeof(T);
   const bool shifted = reinterpret_cast<uintptr_t>(problem.logits) % 16 != 0 || (problem.rows > 1 && problem.stride % kVec != 0);
-  return sizeof(T) != 2 || shifted ? KeptPlaces() : kept_places(problem, sizeof(T), kVec);
+  return sizeof(T) != 2 || shifted ? SavedPlaces() : saved_places(problem, sizeof(T), kVec);
 }
 
 // Whether the rows' kernel does, so that the caller need not.
 template <typename T>
-bool keeps_gradient(const RowsProblem& problem) {
-  return is_long<T>(problem) && kept_in_vectors<T>(problem).within != nullptr;
+bool saves_gradient(const RowsProblem& problem) {
+  return is_long<T>(problem) && saved_in_vectors<T>(problem).within != nullptr;
 }
 
 template <typename T, bool kSoftcap>
@@ -146,7 +146,7 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
       const double scale = problem.softcap > 0 ? problem.softcap : problem.logit_scale;
       const double squash = problem.softcap > 0 ? -2 * problem.logit_scale / (problem.softcap * kLogTwo) : 0;
       LongParams params{problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
-      params.kept = kept_in_vectors<T>(problem);
+      params.saved = saved_in_vectors<T>(problem);
       if constexpr (sizeof(T) == 2) {
         if (problem.softcap > 0) return launch_long<T, true>(params, device, stream);
       }
@@ -169,24 +169,24 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
 
 // From the logits' place to the other one, where the kernel has not been there.
 template <typename T, typename Word>
-__global__ void __launch_bounds__(256) keep_gradient_kernel(const __grid_constant__ KeptPlaces kept, const T* gradient, int64_t stride, int words) {
+__global__ void __launch_bounds__(256) save_gradient_kernel(const __grid_constant__ SavedPlaces saved, const T* gradient, int64_t stride, int words) {
   const int64_t row = blockIdx.y;
   const Word* const from = reinterpret_cast<const Word*>(gradient + row * stride);
-  for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256) *kept.at<Word>(row, word) = from[word];
+  for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256) *saved.at<Word>(row, word) = from[word];
 }
 
 template <typename T>
 cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
   const cudaError_t error = launch_rows_of<T>(problem, device, stream);
-  if (error != cudaSuccess || !problem.kept.within || keeps_gradient<T>(problem)) return error;
+  if (error != cudaSuccess || !problem.saved.within || saves_gradient<T>(problem)) return error;
   constexpr int64_t kMostRows = 65535;
-  const KeptPlaces places = kept_places(problem, sizeof(T), 1);
+  const SavedPlaces places = saved_places(problem, sizeof(T), 1);
   if (!places.within) return cudaErrorInvalidValue;
   for (int64_t row = 0; row < problem.rows; row += kMostRows) {
-    KeptPlaces from_row = places;
+    SavedPlaces from_row = places;
     from_row.first_row += row;
     const dim3 grid(static_cast<unsigned>(std::min<int64_t>(ceil_div(problem.columns, 1024), 64)), static_cast<unsigned>(std::min(problem.rows - row, kMostRows)));
-    keep_gradient_kernel<T, T><<<grid, 256, 0, stream>>>(from_row, static_cast<const T*>(problem.logits) + row * problem.stride, problem.stride,
+    save_gradient_kernel<T, T><<<grid, 256, 0, stream>>>(from_row, static_cast<const T*>(problem.logits) + row * problem.stride, problem.stride,
                                                          static_cast<int>(problem.columns));
   }
   return cudaGetLastError();

@@ -1,4 +1,4 @@
-// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, or with a softcap, in float and halves. rows.cuh has the rest.
+// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, or with a softcap, in float and half precision. rows.cuh has the rest.
 //
 // As many blocks as fit at a time take one row after another, alone or (sm_90) two to eight of a cluster together. A thread sums up its vectors of the row,
 // the threads' sums are joined, and then it makes the gradient of the same vectors. These lie in shared memory as far as there is room, copied there while
@@ -240,11 +240,11 @@ struct LongBlock {
 
   __device__ __forceinline__ void store(const Turn& turn, int begin, int v, const Vec& gradient) const {
     turn.body[v] = gradient;
-    if (sizeof(T) == 2 && params.kept.within) *params.kept.at<Vec>(turn.row, begin + v) = gradient;
+    if (sizeof(T) == 2 && params.saved.within) *params.saved.at<Vec>(turn.row, begin + v) = gradient;
   }
   __device__ __forceinline__ void store_element(int row, T* start, int position, float gradient) const {
     start[position] = cast<T>(gradient);
-    if (sizeof(T) == 2 && params.kept.within) reinterpret_cast<T*>(params.kept.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
+    if (sizeof(T) == 2 && params.saved.within) reinterpret_cast<T*>(params.saved.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
   }
   template <bool kIsFixed>
   __device__ __forceinline__ Vec gradient_of(const Vec& raw, const LongGradient& gradient) const {

@@ -17,7 +17,7 @@ struct LongParams {
   RowsProblem problem;
   int staged = 0;    // vectors that a block keeps in shared memory, a multiple of its threads
   float scale = 1, factor = 1, squash = 0;  // see Exponents
-  KeptPlaces kept;                          // in vectors, for rows that start at one; or nothing
+  SavedPlaces saved;                          // in vectors, for rows that start at one; or nothing
 };
 
 // A row's elements before the first whole vector of 16 bytes, the vectors, the elements behind, which come to a warp's at most.

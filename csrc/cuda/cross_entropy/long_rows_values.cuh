@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-// What a row's exponents are relative to. A half logit's exponent is one rounding of factor * value - reference, with a reference that is the rounded
+// What a row's exponents are relative to. A half-precision logit's exponent is one rounding of factor * value - reference, with a reference that is the rounded
 // factor * largest. For float logits, and far away (kFarReference), where that rounding is no longer small, it is factor * (value - largest).
 constexpr float kFarReference = 1 << 20;
 
@@ -52,7 +52,7 @@ struct Exponents {
   }
 };
 
-// Values of tanh in the place of half logits, as numbers of 16 bits, to 1.5e-5: the second pass then needs no special function for them.
+// Values of tanh in the place of half-precision logits, as numbers of 16 bits, to 1.5e-5: the second pass then needs no special function for them.
 constexpr float kFixedOne = 32767.f, kFixedZero = 8388608.f + 32768.f;
 template <typename Vec, int kVec>
 __device__ __forceinline__ Vec pack_fixed(const float (&values)[kVec]) {

@@ -40,7 +40,7 @@ struct Row {
   T* tile;           // the row's first element, down to a whole vector
   int low, high;     // the row's positions in the tile
   int target;        // the target's position, or -1
-  Kept kept;
+  OptionalSums optional;
   const Acc* probabilities;  // the row's class probabilities, or null
 
   __device__ __forceinline__ Vec load(int vector) const { return load_vector<T, kVec>(tile, vector * kVec, low, high); }
@@ -107,14 +107,14 @@ struct Row {
       for (int i = 1; i < kVec; ++i) largest = maximum(largest, y[i]);
     }
     if (is_larger(largest, sums.largest)) {
-      raise(sums, largest, factor, kept);
+      raise(sums, largest, factor, optional);
       sums.vector = vector;
     }
     Acc total = 0;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) total += power((y[i] - sums.largest) * factor);
     sums.total += total;
-    if (kept.weighted) {
+    if (optional.weighted) {
       Acc weighted = 0;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -123,7 +123,7 @@ struct Row {
       }
       sums.weighted += weighted;
     }
-    if (kept.distance) {
+    if (optional.distance) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         if (kWhole || counts(vector * kVec + i)) {
@@ -207,7 +207,7 @@ struct RowShare {
         }
       }
     }
-    join_threads<kScope>(sums, one.factor, one.kept);
+    join_threads<kScope>(sums, one.factor, one.optional);
     return sums;
   }
 
@@ -233,7 +233,7 @@ struct RowShare {
     bool target_is_largest = false;
     if (has_target) {
       target_is_largest = at_target.value >= sums.largest;
-      raise(sums, target_is_largest ? at_target.value : sums.largest, one.factor, one.kept);
+      raise(sums, target_is_largest ? at_target.value : sums.largest, one.factor, one.optional);
       way = sums.largest - at_target.value;
       exponent = -way * one.factor;
       target_power = power(exponent);
@@ -245,12 +245,12 @@ struct RowShare {
     Acc loss = has_target ? hit * nll : Acc(0), entropy = 0;
     if (mixed) loss += even * (sums.distance * scale + target_weight * gap + weight * log_total);
     if (problem.z_loss != 0) loss += z_loss * lse * lse;
-    if (one.kept.weighted) entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
+    if (one.optional.weighted) entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
     write_results(loss, lse, entropy);
     if (problem.gradient) {
       const Acc grad_loss = read(problem.grad_loss, row, Acc(1)), grad_entropy = read(problem.grad_entropy, row, Acc(0));
       Acc a = read(problem.grad_lse, row, Acc(0));
-      if (one.kept.weighted) a -= grad_entropy * entropy;
+      if (one.optional.weighted) a -= grad_entropy * entropy;
       if (mixed) a += grad_loss * even * weight;
       if (problem.z_loss != 0) a += grad_loss * Acc(2) * z_loss * lse;
       const Acc c = grad_loss * hit, slope = static_cast<Acc>(problem.logit_scale);

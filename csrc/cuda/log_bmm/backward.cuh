@@ -102,7 +102,7 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
     __syncthreads();
 #pragma unroll
     for (int e = threadIdx.x; e < kTileDepth * kTile; e += kTileThreads) {
-      const bool by_vector = other.stride == 1;  // neighbouring threads take neighbouring elements
+      const bool by_vector = other.stride == 1;  // neighboring threads take neighboring elements
       const int y = by_vector ? e % kTileDepth : e / kTile, x = by_vector ? e / kTileDepth : e % kTile;
       const int64_t m = m0 + y, k = first_k + x;
       memory.other[y][x] = m < other.count && k < job.depth ? other.template at<float>(m, k) - job.peaks_other[batch * other.count + m].shift : 0.f;

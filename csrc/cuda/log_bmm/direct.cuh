@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kTileThreads) direct_tile_kernel(DirectJob<T, 
   }
 }
 
-// Matrix times vector: 32 outputs a block where neighbouring vectors of the matrix are neighbours in memory (kAcross), else an output a warp. A matrix of
+// Matrix times vector: 32 outputs a block where neighboring vectors of the matrix are neighbors in memory (kAcross), else an output a warp. A matrix of
 // which every element is read twice, the second time from a cache.
 constexpr int kVectorWarps = 8;
 
@@ -140,7 +140,7 @@ template <typename T, typename Acc, bool kWarp>
 __global__ void __launch_bounds__(256) direct_backward_kernel(DirectBackwardJob<T, Acc> job) {
   const int64_t total = job.batches * job.own.count * job.depth;
   const int lane = kWarp ? threadIdx.x % 32 : 0;
-  const bool along_n = job.grad_n == 1;  // neighbouring threads write neighbouring elements
+  const bool along_n = job.grad_n == 1;  // neighboring threads write neighboring elements
   for (int64_t at = (blockIdx.x * 256ll + threadIdx.x) / (kWarp ? 32 : 1); at < total; at += gridDim.x * 256ll / (kWarp ? 32 : 1)) {
     const int64_t batch = at / (job.own.count * job.depth), rest = at % (job.own.count * job.depth);
     const int64_t n = along_n ? rest % job.own.count : rest / job.depth, k = along_n ? rest / job.own.count : rest % job.depth;

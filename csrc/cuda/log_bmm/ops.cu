@@ -115,7 +115,7 @@ std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   const cudaStream_t stream = current_stream(a.get_device_index());
   const ScalarType dtype = a.scalar_type();
-  a = widened(a), b = widened(b);  // halves: n^2 conversions before n^3 terms
+  a = widened(a), b = widened(b);  // half precision: n^2 conversions before n^3 terms
   const Tensor out = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()), log_s = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type());
   if (out.numel() > 0) {
     if (!is_direct(a, b)) forward_product(a, b, out, log_s, split, stream);

@@ -67,12 +67,12 @@ struct PeakScan {
 
 template <typename T>
 __device__ __forceinline__ float scaled_element(const PrepareJob<T, float>& job, const Peak<float>& peak, float x) {
-  if (peak.flags & (kSpecial | kAllMasked)) return 0.f;  // a direct sum serves it; here it must not touch its neighbours
+  if (peak.flags & (kSpecial | kAllMasked)) return 0.f;  // a direct sum serves it; here it must not touch its neighbors
   const float e = scaled_exp(x - peak.shift, job.exponent);
   return job.floored && (peak.flags & kHasMasked) && x > -infinity<float>() ? fmaxf(e, kFloor) : e;
 }
 
-// A warp a vector: neighbouring lanes are neighbouring k.
+// A warp a vector: neighboring lanes are neighboring k.
 template <typename T, typename Acc>
 __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
   const int64_t groups = (job.from.count + kPrepareLanes - 1) / kPrepareLanes;
@@ -106,7 +106,7 @@ __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
   }
 }
 
-// 32 vectors a block: neighbouring lanes are neighbouring vectors; written through shared memory, along k again.
+// 32 vectors a block: neighboring lanes are neighboring vectors; written through shared memory, along k again.
 template <typename T, typename Acc>
 __device__ void prepare_columns(const PrepareJob<T, Acc>& job, int64_t block) {
   __shared__ PeakScan<Acc> scans[kPrepareLanes][32];

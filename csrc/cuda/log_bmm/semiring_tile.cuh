@@ -8,7 +8,7 @@ namespace dcs {
 constexpr int kTile = 64, kTileDepth = 16, kTileThreads = 256;
 constexpr int kOwn = 4;  // a thread's outputs in either direction
 
-// kOwn neighbouring elements of shared memory, 16-byte aligned.
+// kOwn neighboring elements of shared memory, 16-byte aligned.
 __device__ __forceinline__ void load_own(const float* from, float (&to)[kOwn]) {
   const float4 four = *reinterpret_cast<const float4*>(from);
   to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
@@ -23,7 +23,7 @@ struct alignas(16) TileMemory {
   Acc x[kTileDepth][kTile + 4], y[kTileDepth][kTile + 4];
 };
 
-// to[k - first_k][vector - first] for a tile; 0 outside. Neighbouring threads read neighbouring elements, whichever way they lie.
+// to[k - first_k][vector - first] for a tile; 0 outside. Neighboring threads read neighboring elements, whichever way they lie.
 template <typename T, typename Acc>
 __device__ __forceinline__ void fill_tile(Acc (*to)[kTile + 4], const Vectors<T>& from, int64_t first, int64_t first_k, int64_t depth) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The steps of the kernels of known forms: a lane's stretch of a row, in registers.
+// The steps of the kernels of known forms: a lane's segment of a row, in registers.
 #pragma once
 
 #include "returns/step.cuh"

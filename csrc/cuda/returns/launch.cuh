@@ -86,7 +86,7 @@ class ReturnsLaunch {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
-          launch_early(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, stream_, short_rows_call());
+          launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, stream_, short_rows_call());
         });
         return cudaGetLastError();
       }
@@ -186,7 +186,7 @@ class ReturnsLaunch {
     call.clip_c = static_cast<Acc>(p_.clip_c);
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
     const int64_t warps = ceil_div(p_.length, kSmallWarpSteps);
-    launch_early(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
+    launch_dependent(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {
@@ -344,7 +344,7 @@ class ReturnsLaunch {
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>({p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
   }
 
-  // Two neighbouring columns make a word.
+  // Two neighboring columns make a word.
   bool columns_pair() const {
     return p_.inner % 2 == 0 && all([](const Operand& o) {
       return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % (2 * o.size) == 0 && o.strides.time % 2 == 0 && o.strides.outer % 2 == 0;

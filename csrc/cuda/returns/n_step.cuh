@@ -1,5 +1,5 @@
 // Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of its window back: what it reads again of its
-// neighbours' steps comes from registers or from caches. Up to kMostSteps of them are known to the compiler, for calls whose discounts are numbers or one a row
+// neighbors' steps comes from registers or from caches. Up to kMostSteps of them are known to the compiler, for calls whose discounts are numbers or one a row
 // and whose flags are bool; the kernel for all cases shares what several windows have in common.
 #pragma once
 
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
   const ReturnsProblem& p = call.problem;
   const int64_t lots = (p.length + kOut - 1) / kOut, index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
   if (index >= p.outer * p.inner * lots) return;
-  // Neighbouring threads lie where neighbouring results do.
+  // Neighboring threads lie where neighboring results do.
   const int64_t outside = p.inner == 1 ? index : divided(index, p.inner), inner = p.inner == 1 ? 0 : index - outside * p.inner;
   const int64_t outer = divided(outside, lots), first = (outside - outer * lots) * kOut;
   const auto at = [&](const Strides& strides, int64_t t) { return outer * strides.outer + t * strides.time + inner * strides.inner; };

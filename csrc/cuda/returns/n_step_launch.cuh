@@ -92,7 +92,7 @@ class NStepLaunch {
     n_step_rows_kernel<T, kN, kNext, kVec><<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
   }
 
-  // Long stretches read few steps twice, short ones leave no multiprocessor idle.
+  // Long segments read few steps twice, short ones leave no multiprocessor idle.
   template <int kN, bool kNext>
   void columns() {
     const int64_t words = p_.rows() / kNStepColumns, blocks = ceil_div(words, kNStepThreads);

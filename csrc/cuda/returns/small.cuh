@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
   const int place = static_cast<int>(threadIdx.x) & (call.lanes - 1);                    // in its row
   const int64_t row = at >> (31 - __clz(call.lanes));
   const bool inside = row < call.rows, ends = place == call.lanes - 1;
-  wait_for_launches_before();
+  griddepcontrol_wait();
 
   const auto load = [&](const void* data) { return inside ? static_cast<const Word*>(data)[at] : Word{}; };
   const auto load_bytes = [&](const uint8_t* data) {
@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   const int first = warp * kSmallWarpSteps + place * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
   const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
-  let_next_launch_begin();
+  launch_dependents();
   if (all_of_call_is_zero(call, at + 1)) return;
-  wait_for_launches_before();
+  griddepcontrol_wait();
   Steps steps;
 
   // A base that is the same for all, and 32 bits.

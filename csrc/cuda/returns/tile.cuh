@@ -18,7 +18,7 @@ constexpr bool returns_crowd(int form) { return form != kAnyForm && (form & kWit
 // Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks have registers on a multiprocessor.
 constexpr int returns_warps(ReturnsRows rows, int form) { return rows == ReturnsRows::kBlock ? 8 : returns_crowd(form) ? 2 : 4; }
 constexpr int returns_blocks(ReturnsRows rows, int form, int size) {
-  const bool crowded = form == kAnyForm && size != 4;  // a chunk of halves is eight steps, a double two registers
+  const bool crowded = form == kAnyForm && size != 4;  // a chunk of half precision is eight steps, a double two registers
   if (rows == ReturnsRows::kBlock) return crowded ? 1 : 2;
   return ((rows == ReturnsRows::kPacked ? 3 : 4) - (crowded ? 1 : 0)) * (returns_crowd(form) ? 2 : 1);
 }
@@ -56,7 +56,7 @@ struct ReturnsRowsCall : ReturnsRowsParams {
   double powers[6];
 };
 
-// Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor the lanes, which read neighbouring
+// Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor the lanes, which read neighboring
 // chunks, meet in a bank.
 template <int kLaneBytes>
 __device__ __forceinline__ int chunk_place(int q) {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
   static_assert(kThreads == 32 * 32);
   const int64_t first = blockIdx.x * kSlice + threadIdx.x;
   T mine[kEach];
-  wait_for_launches_before();
+  griddepcontrol_wait();
 #pragma unroll
   for (int k = 0; k < kEach; ++k) mine[k] = first + k * kThreads < count ? values[first + k * kThreads] : T(0);
   double sum = mine[0];
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
 template <typename T>
 void launch(const Tensor& values, const Tensor& totals, const Device& device, cudaStream_t stream) {
   const int64_t count = values.numel();
-  launch_early(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, stream, static_cast<const T*>(values.const_data_ptr()), count,
+  launch_dependent(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, stream, static_cast<const T*>(values.const_data_ptr()), count,
                static_cast<T*>(totals.mutable_data_ptr()));
 }
 

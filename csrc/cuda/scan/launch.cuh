@@ -95,9 +95,9 @@ void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_
 
 // Clusters that begin as the launch before them ends (ptx/dependent_launch.cuh).
 template <typename Kernel, typename Params>
-void launch_early_clusters(Kernel kernel, const Params& params, int64_t clusters, int warps, cudaStream_t stream) {
+void launch_dependent_clusters(Kernel kernel, const Params& params, int64_t clusters, int warps, cudaStream_t stream) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // as above
-  cudaLaunchAttribute attributes[] = {in_clusters_of(kMaxCluster), beginning_early()};
+  cudaLaunchAttribute attributes[] = {in_clusters_of(kMaxCluster), programmatic_serialization()};
   const cudaLaunchConfig_t config = launch_config(clusters * kMaxCluster, 32 * warps, 0, stream, attributes, 2);
   cudaLaunchKernelEx(&config, kernel, params);
 }
@@ -125,7 +125,7 @@ void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t st
   set_powers(params, problem.gamma_value, plan.vec, plan.warps);
   for_reread_clusters(plan, [&](auto most) {
     const auto kernel = problem.reverse ? reread_kernel<T, true, most()> : reread_kernel<T, false, most()>;
-    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+    launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
   });
 }
 
@@ -135,7 +135,7 @@ void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStrea
                                  problem.gamma_strides, problem.output_strides, problem.inner,  static_cast<int>(problem.length), plan.reread};
   for_reread_clusters(plan, [&](auto most) {
     const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
-    launch_early_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+    launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
   });
 }
 

@@ -1,4 +1,4 @@
-// Softmax along a dimension that others lie inside of: neighbouring threads have neighbouring columns, in vectors where these are aligned. A block has
+// Softmax along a dimension that others lie inside of: neighboring threads have neighboring columns, in vectors where these are aligned. A block has
 // `across` column vectors and `down` threads for each, which take the steps in turn. Where these hold all steps there is one read; longer columns are cut
 // into chunks, of which one kernel finds the parts and a second one joins them and writes.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-// Of a block, at most: with eight halves or two doubles a vector, a thread has more than 64 registers.
+// Of a block, at most: with eight half-precision elements or two doubles a vector, a thread has more than 64 registers.
 template <int kVec>
 constexpr int kColumnThreads = kVec == 8 || kVec == 2 ? 512 : 1024;
 // Steps that a thread holds: 32 registers of them, 16 elements where they come one by one.

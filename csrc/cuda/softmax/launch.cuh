@@ -43,8 +43,8 @@ class SoftmaxLaunch {
 
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0, int cluster = 1) const {
-    const cudaError_t leave = allow_shared(kernel, shared, device_.shared_per_block);
-    if (leave != cudaSuccess) return leave;
+    const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
+    if (allowed != cudaSuccess) return allowed;
     if (cluster > 8) {
       const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
@@ -59,7 +59,7 @@ class SoftmaxLaunch {
   cudaError_t run_rows() {
     if (kWhole && rows_.columns <= 32 * kLaneVectors * kVec) return run_lanes<kVec>();
     if (!kWhole && rows_.columns <= 32 * kBlockVectors) return run_lanes<1>();
-    // Powers of four vectors of halves fit the registers, so that they are made once.
+    // Powers of four vectors of half precision fit the registers, so that they are made once.
     if constexpr (kHalf) {
       if (!p_.backward && rows_.columns / kVec <= 512 * 4) return run_blocks<4, kWhole>();
     }

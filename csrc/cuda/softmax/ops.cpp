@@ -25,7 +25,7 @@ SoftmaxLauncher* launcher(ScalarType dtype) {
   }
 }
 
-// Where a tensor's elements fill a stretch of memory, each once, every dimension lies inside or outside of `dim`: (outer, length, inner), contiguous.
+// Where a tensor's elements fill one range of memory, each once, every dimension lies inside or outside of `dim`: (outer, length, inner), contiguous.
 std::optional<SoftmaxProblem> dense_problem(const Tensor& tensor, int64_t dim) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size

@@ -1,7 +1,7 @@
 // Softmax of contiguous rows, one read and one write.
 //
 // Short rows: a power of two of lanes takes a row, several rows a warp. Others: a block, or a cluster of blocks, takes a row; each thread loads all its vectors
-// before it uses the first, and keeps them. Forward they stay in registers, in float as their powers, or, eight vectors of halves, as they came (64 registers
+// before it uses the first, and keeps them. Forward they stay in registers, in float as their powers, or, eight vectors of half precision, as they came (64 registers
 // of powers would leave room for half as many threads; the powers are then made twice, and the exponential unit is busy for 0.6 of the time that the traffic
 // takes on an H200). Backward the gradient stays in registers, and the output goes to shared memory behind the registers' back: each thread reads there
 // what it has itself asked for, so this takes no barrier.
@@ -222,9 +222,9 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   constexpr int kVec = 16 / sizeof(T);
   constexpr bool kTwice = sizeof(T) == 2 && kVectors > 4;  // the powers are made twice
   using Vec = Vector<T, kVec>;
-  __shared__ ClusterMail<Acc> mail;
+  __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(blocks, mail);
+  if (blocks > 1) meet_cluster(blocks, exchange);
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x, begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
 
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
     part.total += total;
   }
   part.total = lanes_total(part.total, 32);
-  part = join_cluster<false>(join_warps<false>(part), blocks, mail);
+  part = join_cluster<false>(join_warps<false>(part), blocks, exchange);
   const Acc scale = kTwice ? Acc(1) / part.total : shifted_power(own_largest, part.largest) / part.total;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -274,9 +274,9 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_backward_block_kernel(c
   constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
-  __shared__ ClusterMail<Acc> mail;
+  __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(blocks, mail);
+  if (blocks > 1) meet_cluster(blocks, exchange);
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x, begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
   Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_backward_block_kernel(c
     part.total += total;
   }
   part.total = lanes_total(part.total, 32);
-  part = join_cluster<true>(join_warps<true>(part), blocks, mail);
+  part = join_cluster<true>(join_warps<true>(part), blocks, exchange);
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     Acc g[kVec], y[kVec];

@@ -36,20 +36,20 @@ struct Part {
 
 // What a cluster's blocks send each other.
 template <typename Acc>
-struct ClusterMail {
+struct ClusterExchange {
   uint64_t arrivals;
   Part<Acc> parts[16];
 };
 
-// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had mail from all: none is sent to a block that has ended.
+// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had the parts of all: none is sent to a block that has ended.
 template <typename Acc>
-__device__ __forceinline__ void meet_cluster(int blocks, ClusterMail<Acc>& mail) {
-  if (threadIdx.x == 0) init_transaction_barrier(&mail.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
+__device__ __forceinline__ void meet_cluster(int blocks, ClusterExchange<Acc>& exchange) {
+  if (threadIdx.x == 0) init_transaction_barrier(&exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   __syncwarp();
   arrive_in_cluster_relaxed();
 }
 
-// All lanes get the largest, or the sum, over groups of `width` neighbouring lanes.
+// All lanes get the largest, or the sum, over groups of `width` neighboring lanes.
 template <typename Acc>
 __device__ __forceinline__ Acc lanes_largest(Acc value, int width) {
   for (int d = width / 2; d > 0; d /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, d));
@@ -93,20 +93,20 @@ __device__ __forceinline__ Part<Acc> join_warps(Part<Acc> part) {
 
 // The block's part, joined over the `blocks` blocks of a cluster, which have met in `meet_cluster`.
 template <bool kBackward, typename Acc>
-__device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, ClusterMail<Acc>& mail) {
+__device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, ClusterExchange<Acc>& exchange) {
   if (blocks == 1) return part;
   const int lane = threadIdx.x % 32;
   wait_for_cluster();
   if (threadIdx.x < 32 && lane < blocks) {
     const uint32_t rank = cluster_rank();
-    store_async_in_cluster(&mail.parts[rank].largest, &mail.arrivals, lane, part.largest);
-    store_async_in_cluster(&mail.parts[rank].total, &mail.arrivals, lane, part.total);
+    store_async_in_cluster(&exchange.parts[rank].largest, &exchange.arrivals, lane, part.largest);
+    store_async_in_cluster(&exchange.parts[rank].total, &exchange.arrivals, lane, part.total);
   }
-  mbarrier_wait(&mail.arrivals, 0);
-  return join_lanes<kBackward>(lane < blocks ? mail.parts[lane] : Part<Acc>{});
+  mbarrier_wait(&exchange.arrivals, 0);
+  return join_lanes<kBackward>(lane < blocks ? exchange.parts[lane] : Part<Acc>{});
 }
 
-// A vector of halves that the compiler takes for another one (`zero` is 0, which it does not know): it keeps the vector rather than the floats that were made
+// A vector of half precision that the compiler takes for another one (`zero` is 0, which it does not know): it keeps the vector rather than the floats that were made
 // of it before, twice the registers.
 template <typename T, int kVec>
 __device__ __forceinline__ Vector<T, kVec> renewed(Vector<T, kVec> raw, uint32_t zero) {

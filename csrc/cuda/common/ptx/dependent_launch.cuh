@@ -9,23 +9,23 @@ namespace dcs {
 
 // Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its results (`can_wait`).
 template <typename Kernel, typename... Arguments>
-void launch_early(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute early = beginning_early();
+void launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early = programmatic_serialization();
   const cudaLaunchConfig_t config = launch_config(blocks, threads, 0, stream, &early, can_wait ? 1 : 0);
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// Waits until the launches before this one have ended and their results can be read. Launched with leave to begin as they end
-// (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks in place and its parameters read by then, which hides 0.3 us; without, this
+// Waits until the launches before this one have ended and their results can be read. Launched by programmatic dependent launch
+// (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks resident and its parameters read by then, which hides 0.3 us; without, this
 // does nothing.
-__device__ __forceinline__ void wait_for_launches_before() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // Once all blocks have come here, the launch after this one may begin, up to its own wait.
-__device__ __forceinline__ void let_next_launch_begin() {
+__device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

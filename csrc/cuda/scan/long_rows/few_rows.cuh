@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   __shared__ alignas(16) float shares[kRereadWarps];      // what is left at the block's end of a warp's share of the row before
   __shared__ RereadPowers shared_powers;
   __shared__ Places shared_places;
-  let_next_launch_begin();
+  launch_dependents();
   constexpr int kPowers = sizeof(RereadPowers) / sizeof(float);
   if (threadIdx.x < kPowers) reinterpret_cast<float*>(&shared_powers)[threadIdx.x] = reinterpret_cast<const float*>(&params.powers)[threadIdx.x];
   if (threadIdx.x < 2 * kRereadWarps) totals[threadIdx.x] = 0.f;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   else gate = powers.gate;
   const float doubled_steps[3] = {powers.steps[0], powers.steps[1], powers.steps[3]};
   wait_for_cluster();
-  wait_for_launches_before();
+  griddepcontrol_wait();
 
   Word here, earlier[kMost];
   load_if(whole, own_from, here);

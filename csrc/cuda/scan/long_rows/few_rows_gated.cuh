@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   __shared__ Change<double> pieces[kEarlier > 0 ? kRereadWarps * 32 * kEarlier : 1];
   __shared__ alignas(8) uint64_t arrivals, exact_arrivals;
   __shared__ Places shared_places;
-  let_next_launch_begin();
+  launch_dependents();
   if (threadIdx.x == 0) {
     init_transaction_barrier(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
     init_transaction_barrier(&exact_arrivals);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   hold(piece_to);
   hold(pieces_at);
   wait_for_cluster();
-  wait_for_launches_before();
+  griddepcontrol_wait();
 
   // The thread's own come last. What is not loaded changes nothing.
   Word words[kEarlier + 1], gate_words[kEarlier + 1];

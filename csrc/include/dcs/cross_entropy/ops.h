@@ -83,7 +83,7 @@ inline RowScalar row_operand(const char* name, const std::optional<Tensor>& tens
 }
 
 // The private ops' own arguments: what does not fit together is an error of theirs.
-inline KeptGradient kept_gradient(const RowsProblem& problem, const Tensor& logits, const Tensor& within, const Tensor& beside, int64_t first_row, int64_t rows,
+inline SavedGradient saved_gradient(const RowsProblem& problem, const Tensor& logits, const Tensor& within, const Tensor& beside, int64_t first_row, int64_t rows,
                                   int64_t width, int64_t inner, int64_t last_inner) {
   const int64_t padding = 16 / static_cast<int64_t>(logits.element_size()), columns = problem.columns;
   const auto padded = [&](int64_t size) { return (size + padding - 1) / padding * padding; };
@@ -103,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(
     Tensor logits, Tensor target, std::optional<Tensor> linear_bias, std::optional<Tensor> weight, std::optional<Tensor> grad_loss,
     std::optional<Tensor> grad_lse, std::optional<Tensor> grad_entropy, int64_t ignore_index, double label_smoothing, double softcap,
     double logit_scale, double z_loss, bool gradient, bool predictions, bool entropy, std::optional<Tensor> within, std::optional<Tensor> beside,
-    int64_t first_row, int64_t kept_rows, int64_t width, int64_t inner, int64_t last_inner) {
+    int64_t first_row, int64_t saved_rows, int64_t width, int64_t inner, int64_t last_inner) {
   check_logits(logits);
   RowsProblem problem;
   problem.dtype = element_type(logits.scalar_type());
@@ -122,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(
   problem.logit_scale = logit_scale;
   problem.z_loss = z_loss;
   problem.gradient = gradient;
-  if (within && beside) problem.kept = kept_gradient(problem, logits, *within, *beside, first_row, kept_rows, width, inner, last_inner);
+  if (within && beside) problem.saved = saved_gradient(problem, logits, *within, *beside, first_row, saved_rows, width, inner, last_inner);
 
   const auto make = [&](bool wanted, ScalarType dtype) {
     const std::array<int64_t, 1> size{wanted ? problem.rows : 0};

@@ -28,7 +28,7 @@ struct RowScalar {
 
 // Where the logits' gradient is written a second time, for one GEMM over the rows of several calls: by slices of `width` classes, `inner` of a slice's
 // columns in the memory of its part of the GEMM's result and the others beside it (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
-struct KeptGradient {
+struct SavedGradient {
   void* within = nullptr;  // null: nowhere. Slices lie width * room elements apart, and are matrices of `rows` rows
   void* beside = nullptr;  // one slice behind the other; rows padded to 16 bytes
   int64_t room = 0;        // elements of the result a class
@@ -61,7 +61,7 @@ struct RowsProblem {
   void* lse = nullptr;
   int64_t* predictions = nullptr;  // null: not wanted
   void* entropy = nullptr;         // null: not wanted
-  KeptGradient kept;
+  SavedGradient saved;
 };
 
 }  // namespace dcs
