@@ -7,6 +7,7 @@
 #include "cross_entropy/launch.h"
 #include "cross_entropy/long_rows_values.cuh"
 #include "cross_entropy/gradient_slices.cuh"
+#include "cross_entropy/target_assertion.cuh"
 
 namespace dcs {
 
@@ -58,7 +59,7 @@ struct LongShare {
 __device__ __forceinline__ int read_class(const RowsProblem& problem, int row) {
   const int64_t index = problem.target[row * problem.target_stride];
   if (index == problem.ignore_index) return -1;
-  if (index < 0 || index >= problem.columns) __assert_fail("target >= 0 && target < classes, or target == ignore_index", __FILE__, __LINE__, "cross_entropy_rows");
+  if (index < 0 || index >= problem.columns) fail_target(__FILE__, __LINE__);
   return static_cast<int>(index);
 }
 

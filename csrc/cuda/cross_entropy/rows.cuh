@@ -13,6 +13,7 @@
 #include "common/row_statistics.cuh"
 #include "cross_entropy/launch.h"
 #include "cross_entropy/softcap.cuh"
+#include "cross_entropy/target_assertion.cuh"
 
 namespace dcs {
 
@@ -334,7 +335,7 @@ cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
   const int64_t class_index = has_index ? problem.target[row * problem.target_stride] : -1;
   const bool ignored = has_index && class_index == problem.ignore_index, has_target = has_index && !ignored;
   if (has_target && (class_index < 0 || class_index >= problem.columns)) {
-    if (first_thread) __assert_fail("target >= 0 && target < classes, or target == ignore_index", __FILE__, __LINE__, "cross_entropy_rows");
+    if (first_thread) fail_target(__FILE__, __LINE__);
     return;
   }
 
