@@ -57,7 +57,7 @@ def lowers_to_scan(scan: Scan) -> bool:
         return False
     if scan.number is not None and not math.isfinite(scan.number):
         return False
-    if not lowering.generates_scans(input.get_device(), scan.reverse):
+    if not lowering.generates_scans(input.get_device()):
         return False
     # Alone the library's kernels are at least as fast: they know that a scalar gamma is the same at every step.
     sizes = [codegen.size_hint(size) for size in scan.size]

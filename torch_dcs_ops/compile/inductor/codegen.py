@@ -268,15 +268,9 @@ def _holds_whole_columns(kernel: Any) -> bool:
 def holds_whole_columns(length: Any, columns: int) -> bool:
     """Whether blocks hold whole columns, of so many steps each."""
     shortest, longest = heuristics.WHOLE_COLUMNS
-    if not isinstance(length, int | sympy.Integer) or columns >= heuristics.MANY_COLUMNS or loads_by_blocks():
+    if not isinstance(length, int | sympy.Integer) or columns >= heuristics.MANY_COLUMNS:
         return False
     return bool(shortest <= length <= longest)
-
-
-def loads_by_blocks() -> bool:
-    """Whether tiles are loaded in the natural order of their steps, by block pointers or tensor descriptors: these are
-    not made of the index that a kernel puts into another order."""
-    return bool(config.triton.use_block_ptr or config.triton.use_tensor_descriptor)
 
 
 def scans_in_columns(dtype: torch.dtype, number: float | None) -> bool:

@@ -108,17 +108,17 @@ def index_value(expression: Any) -> Value:
     return ops.index_expr(sympy.sympify(expression), torch.int64)
 
 
-def generates_scans(device: torch.device, reverse: bool) -> bool:
-    """Whether the code generator for `device` has scans over tuples and, with `reverse`, may walk backwards.
+def generates_scans(device: torch.device) -> bool:
+    """Whether the code generator for `device` has scans over tuples, and may give a tile's steps another order.
 
-    Of a tiled axis of time Triton scans one part.
+    Block pointers and tensor descriptors are not made of the index that a kernel turns around, and of a tiled axis of
+    time Triton scans one part.
     """
     features = (BackendFeature.SCAN, BackendFeature.TUPLE_REDUCTION)
     if device.type not in GENERATED_DEVICES or not all(V.graph.has_feature(device, feature) for feature in features):
         return False
-    if config.triton.tile_reductions:
-        return False
-    return not (reverse and codegen.loads_by_blocks())
+    triton = config.triton
+    return not (triton.tile_reductions or triton.use_block_ptr or triton.use_tensor_descriptor)
 
 
 def has_work_to_fuse() -> bool:
