@@ -65,7 +65,7 @@ def oracle(
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, lse, predictions); float32 logits for half operands, as a careful training loop has them."""
+    """(loss, lse, predictions); float32 logits for half-precision operands, as a careful training loop has them."""
     if ignore_index is None:
         ignore_index = -100
     by_class = target.is_floating_point()

@@ -164,16 +164,16 @@ def test_it_is_the_call_without_these_rows(dtype: torch.dtype, eps: float | None
     assert all(map(torch.equal, others, few_others))
 
 
-def test_nothing_is_moved_where_no_row_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_not_compacted_where_none_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of("none", F32)
 
     def fail(*_: Any) -> None:
-        raise AssertionError("rows were moved")
+        raise AssertionError("rows were compacted")
 
     monkeypatch.setattr(valid_rows, "ValidRows", fail)
     for reduction in ("mean", "none"):
         step(linear_cross_entropy, problem, F32, reduction=reduction)
-    with pytest.raises(AssertionError, match="rows were moved"):
+    with pytest.raises(AssertionError, match="rows were compacted"):
         step(linear_cross_entropy, problem_of("last", F32), F32)
 
 

@@ -16,7 +16,7 @@ from linear_cross_entropy.oracle import leaf, make, oracle
 
 FEATURES, CLASSES = 16, 5000
 BUDGET = 1 << 20
-# Beyond the logits: the row op's temporaries where it is the reference, slices of a half gradient, values of rows.
+# Beyond the logits: the row op's temporaries where it is the reference, slices of a 16-bit gradient, values of rows.
 SLACK = 24 << 20
 
 

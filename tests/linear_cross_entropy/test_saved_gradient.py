@@ -108,7 +108,7 @@ def test_every_row_ignored(device: str) -> None:
 
 
 def test_the_lse_has_a_gradient_as_well(device: str) -> None:
-    """The kept gradient is of the loss alone: then all of them are made anew."""
+    """The saved gradient is of the loss only: then all of them are made anew."""
     problem = make((40,), 32, 101, BF16, device)
 
     def step(x: Tensor, w: Tensor) -> Tensor:

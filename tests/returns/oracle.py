@@ -112,7 +112,7 @@ class Batch(NamedTuple):
     bootstrap_value: Tensor
     terminated: Tensor
     truncated: Tensor
-    gamma: Tensor  # one a step, however few are given
+    gamma: Tensor  # one per step, however few are given
     trace: Tensor
     rhos: Tensor
 

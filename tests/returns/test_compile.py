@@ -161,7 +161,7 @@ def test_returns_with_nothing_around_them_stay_a_call() -> None:
         "producer": lambda r, v, b, done: _gae(r * 2, v, b, done),
         "consumer": lambda r, v, b, done: _gae(r, v, b, done)[0].relu(),
         "producer behind a view": lambda r, v, b, done: _gae((r + 1).view(8, 3), v, b, done),
-        "gamma a row": lambda r, v, b, done: _gae(r, v, b, done, b),
+        "per-row gamma": lambda r, v, b, done: _gae(r, v, b, done, b),
     }
     for name, function in around.items():
         assert _marked(function, r, v, b, done)[0] == 0, name

@@ -241,7 +241,7 @@ def test_autocast_widens_what_is_more_than_the_fused_op(device: str, name: str) 
 
     expected = call(*(t.float() for t in (x, v, n, rhos, done)))
     with torch.autocast(device, dtype=torch.bfloat16):
-        # All halves, and a value in float32 as a float32 critic gives it.
+        # All in half precision, and a value in float32 as a float32 critic gives it.
         for result in (call(x, v, n, rhos, done), call(x, v, n.float(), rhos, done)):
             assert result.dtype == torch.float32
             torch.testing.assert_close(result, expected)

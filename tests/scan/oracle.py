@@ -29,7 +29,7 @@ def wide_gates(input: Tensor, gamma: float | Tensor, dim: int) -> Tensor:
         return torch.full(input.shape, gamma, dtype=torch.float64)
     gamma = gamma.detach().cpu()
     if gamma.dim() == input.dim() and input.dim() and gamma.size(dim) != 1:
-        # A gamma of every step is read in input's precision, in float32 beside a half input.
+        # A per-step gamma is read in input's precision, in float32 beside a half-precision input.
         narrow = torch.float32 if input.dtype in HALF and gamma.dtype != input.dtype else input.dtype
         gamma = gamma.to(narrow if gamma.is_complex() else narrow.to_real())
     gamma = gamma.to(wide_dtype(gamma.dtype))
@@ -122,7 +122,7 @@ def differentiable_oracle(
 def error_budget(expected: Tensor, input: Tensor, gamma: float | Tensor, **options: Any) -> Tensor:
     """What rounding may do to every output element.
 
-    The recurrence itself, run in the accumulation dtype (float32 for half and float32 inputs), rounds twice a step,
+    The recurrence itself, run in the accumulation dtype (float32 for half precision and float32), rounds twice a step,
     so to first order its error is at most 2u·Σ (d + 1)·|weight·x| over the distances d: u·2·(scan of the scan of
     |x|). One rounding to the output's dtype comes on top. Complex products round at most 3 times as much (Brent,
     Percival, Zimmermann 2007).

@@ -142,7 +142,7 @@ def one_step(
 
 
 def assert_close(actual: Tensor, expected: Tensor, total: Tensor, dtype: torch.dtype, steps: int) -> None:
-    """One rounding to `dtype`, on top of a few in double for every step: the kernels sum half and float in double."""
+    """One rounding to `dtype`, on top of a few in double for every step: the kernels sum in double."""
     assert actual.dtype == dtype
     assert actual.shape == expected.shape
     final = torch.finfo(dtype)

@@ -235,7 +235,7 @@ def test_fused_and_composed_backwards_agree(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_gradients(device: str, dtype: torch.dtype) -> None:
-    """Sums over time for gamma are kept in float32: within two roundings of the half dtype of the float64 gradient."""
+    """Sums over time for gamma are kept in float32: within two roundings in half precision of the float64 gradient."""
     shape = (3, 50)
     for kind, gamma_dtype in itertools.product(("row", "step"), (dtype, torch.float32)):
         inputs = leaves(kind, dtype, device, shape, gamma_dtype=gamma_dtype)

@@ -121,9 +121,9 @@ def test_carries_change_their_layout_once(kernels: Kernels) -> None:
 @lowering_test
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["number", "step"])
-def test_halves(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
+def test_half_precision(kernels: Kernels, kind: str, dtype: torch.dtype) -> None:
     if INTERPRETED and dtype in HALF:
-        pytest.skip("Triton's interpreter cuts half results off where the GPU rounds")
+        pytest.skip("Triton's interpreter cuts half-precision results off where the GPU rounds")
     check_scan(kernels, make((203, COLUMNS), dtype, DEVICE), make_gamma(kind, (203, COLUMNS), 0, dtype, DEVICE))
 
 
@@ -223,7 +223,7 @@ def test_gradients_of_returns(kernels: Kernels) -> None:
 @lowering_test
 @pytest.mark.parametrize("gamma", ["two numbers", "row", "above 1"])
 def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
-    """Two discounts in one kernel, one a row, one whose powers may overflow: other kernels, the same results."""
+    """Two discounts in one kernel, one per row, one whose powers may overflow: other kernels, the same results."""
     x = make((203, COLUMNS), torch.float32, DEVICE)
     rates = {"two numbers": 0.9, "row": make_gamma("row", x.shape, 0, x.dtype, DEVICE), "above 1": 1.01}[gamma]
 

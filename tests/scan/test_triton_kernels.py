@@ -250,7 +250,7 @@ def test_long_rows(launchers: ModuleType, long: int, dim: int, started: bool, re
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", [-0.7, *(pytest.param(value, marks=pytest.mark.slow) for value in (0.999, 0.0, 1.0))])
 @pytest.mark.parametrize("shape", [(2, 70, 9), (257, 16), pytest.param((300, 70), marks=pytest.mark.slow)])
-def test_columns_held(
+def test_whole_columns(
     launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], value: float, dtype: torch.dtype
 ) -> None:
     """Whole columns, and long ones in parts of 128 steps."""
@@ -396,7 +396,7 @@ def test_complex_is_left_to_the_reference(launchers: ModuleType) -> None:
 
 
 def every_gate(value: float, shape: tuple[int, int]) -> Iterator[Tensor | None]:
-    """The same gamma as a number, one a row and one a step."""
+    """The same gamma as a number, per row and per step."""
     yield from on_device(None, torch.full(shape[:1], value), torch.full(shape, value))
 
 

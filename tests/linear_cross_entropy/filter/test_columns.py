@@ -191,7 +191,7 @@ def test_gather_of_nan_and_inf(steps: ModuleType) -> None:
 @kernel_test
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("step", [1, 7, 100])
-def test_rows_moved_apart(step: int, share: float) -> None:
+def test_compacted_rows_restored(step: int, share: float) -> None:
     rows, columns, dtype = 50, 2050, torch.bfloat16
     wanted = torch.rand(rows) < share
     source = wanted.cumsum(0) - wanted.long()

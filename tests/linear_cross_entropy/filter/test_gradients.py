@@ -221,7 +221,7 @@ def test_half_sums_over_many_chunks(device: str) -> None:
                 x, head, target, reduction=reduction, grad_filter_eps=EPS, memory_budget=1, accumulate_dtype=accumulate
             ).sum().backward()
             errors.append(relative_error(head.grad, expected[1]))
-    # Rounded once; the kept columns' gradients are half numbers before, independent ones, and smaller in the sum.
+    # Rounded once; the kept columns' gradients are in half precision before, independent ones, and smaller in the sum.
     assert max(errors[:2]) <= 1.5 * rounding
     assert min(errors[2:]) > max(errors[:2])
 

@@ -22,7 +22,7 @@ def test_in_the_interpreter(marks: str) -> None:
     run_in_the_interpreter(*FILES, "-m", marks)
 
 
-# Beside the pointers to half numbers: what the kernels' arguments are.
+# Beside the pointers to half-precision numbers: what the kernels' arguments are.
 KINDS = {
     "i1": ["valid_ptr"],
     "u8": ["alive_ptr", "own_valid_ptr"],

@@ -1,4 +1,4 @@
-"""The filter's kernels of tails: what groups of rows, and rows apart from them, have in columns that are not kept."""
+"""The kernels of the residual mass of the filtered columns (tails), of groups of rows and of rows apart from them."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ ALL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The interpreter takes some 10 ms a row.
 DTYPES = (torch.float32, torch.bfloat16) if INTERPRETED else ALL_DTYPES
 ROWS = 3 if INTERPRETED else 7
-# Past 1024 columns a GPU's block takes a row, past 37888 half logits a cluster of blocks, whose shared memory 900001 of
-# them overflow. Triton's blocks hold 8192.
+# Past 1024 columns a GPU's block takes a row, past 37888 16-bit logits a cluster of blocks, whose shared memory 900001
+# of them overflow. Triton's blocks hold 8192.
 SIZES = (1, 33, 9000) if INTERPRETED else (1, 2, 31, 33, 1000, 1025, 4099, 32_000)
 LARGE_SIZES = (37_900, 50_257, 128_256, 256_001, 900_001) if GPU else ()
 
@@ -330,9 +330,9 @@ def bad_calls() -> dict[str, tuple[Any, ...]]:
         "columns apart, rows far": (torch.randn(6, 16)[::2, ::2], target, *none),
         "int32 target": (logits, target.int(), *none),
         "short target": (logits, target[:2], *none),
-        "half probabilities": (logits, logits.half(), *none),
+        "half-precision probabilities": (logits, logits.half(), *none),
         "narrow probabilities": (logits, logits[:, :4], *none),
-        "half bias": (logits, target, half, None, None, None, None),
+        "half-precision bias": (logits, target, half, None, None, None, None),
         "long weight": (logits, target, None, torch.ones(9), None, None, None),
         "double grad_loss": (logits, target, None, None, torch.ones(3, dtype=torch.float64), None, None),
         "long grad_lse": (logits, target, None, None, None, torch.ones(4), None),
