@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torch_dcs_ops import _native
 from torch_dcs_ops.ops.linear_cross_entropy.rows import check_rows
+from torch_dcs_ops.reference.linear_cross_entropy.rows import RowsCall
 
 from linear_cross_entropy.rows.exact import check_in_float64
 from linear_cross_entropy.rows.oracle import (
@@ -346,7 +347,7 @@ def test_sentences(name: str) -> None:
     """The compiled op says what the fake and the reference say."""
     tensors = bad_calls()[name]
     with pytest.raises(RuntimeError) as expected:
-        check_rows(*tensors)
+        check_rows(RowsCall(*tensors))
     with pytest.raises(RuntimeError) as raised:
         OP(*tensors, -100, 0.0, 0.0, 1.0, 0.0, True, True, True)
     assert str(expected.value) in str(raised.value)
