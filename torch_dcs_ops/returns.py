@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import _registry
 from .ops._common.autocast import widened
-from .ops.returns.call import autocast_operands, discounts, fused_n_step_returns, fused_returns, threshold
+from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
 from .ops.returns.formulas import next_step, one_step_errors, times
 from .ops.returns.validate import (
     check_given,
@@ -98,10 +98,11 @@ def discounted_returns(
     return fused_returns(
         op,
         (rewards, None, next_values, bootstrap_value, terminated, truncated),
-        discounts(op, gamma, 1.0, rewards, check_discounts),
+        (gamma, 1.0),
         _ON_POLICY,
         time_dim,
         (False, True, False),
+        check_discounts,
     )[1]
 
 
@@ -144,10 +145,11 @@ def gae(
     advantages, returns, _ = fused_returns(
         op,
         (rewards, values, next_values, bootstrap_value, terminated, truncated),
-        discounts(op, gamma, gae_lambda, rewards, check_discounts, "gae_lambda"),
+        (gamma, gae_lambda),
         _ON_POLICY,
         time_dim,
         (True, True, False),
+        check_discounts,
         "gae_lambda",
     )
     return advantages, returns
@@ -186,10 +188,11 @@ def td_lambda_returns(
     return fused_returns(
         op,
         (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
-        discounts(op, gamma, lambda_, rewards, check_discounts),
+        (gamma, lambda_),
         _ON_POLICY,
         time_dim,
         (False, True, False),
+        check_discounts,
     )[1]
 
 
@@ -232,12 +235,9 @@ def n_step_returns(
         raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
     check_n(op, n)
     return fused_n_step_returns(
-        op,
-        (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
-        discounts(op, gamma, lambda_, rewards, check_discounts),
-        time_dim,
-        n,
-    )
+        op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
+        gamma, lambda_, time_dim, n, check_discounts,
+    )  # fmt: skip
 
 
 def vtrace(
@@ -278,10 +278,11 @@ def vtrace(
     _, targets, pg_advantages = fused_returns(
         op,
         (rewards, values, next_values, bootstrap_value, terminated, truncated),
-        discounts(op, gamma, lambda_, rewards, check_discounts),
+        (gamma, lambda_),
         (rhos, clip_rho, 1.0, clip_pg),
         time_dim,
         (False, True, True),
+        check_discounts,
     )
     return targets, pg_advantages
 
@@ -316,14 +317,25 @@ def retrace_returns(
     op = "retrace_returns"
     check_given(op, "next_values", next_values)
     check_given(op, "rhos", rhos)
-    rates = discounts(op, gamma, lambda_, rewards, check_discounts)
+    rate = discount(op, "gamma", gamma, rewards, check_discounts)
+    trace = discount(op, "lambda_", lambda_, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
                        terminated=terminated, truncated=truncated)  # fmt: skip
     rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
         rewards, q_values, next_values, terminated, truncated, rhos
     )
     call = TemporalDifferenceCall(
-        rewards, q_values, next_values, None, terminated, truncated, *rates, rhos, dim=time_dim, need_targets=True
+        rewards,
+        q_values,
+        next_values,
+        None,
+        terminated,
+        truncated,
+        *rate,
+        *trace,
+        rhos,
+        dim=time_dim,
+        need_targets=True,
     )
     dim = check_returns(op, call, values_name="q_values")
     lambda_ = call.trace_value if call.trace is None else call.trace
@@ -359,7 +371,7 @@ def upgo_returns(
     """
     op = "upgo_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
-    rates = discounts(op, gamma, 1.0, rewards, check_discounts)
+    rate = discount(op, "gamma", gamma, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
     check_given(op, "values", values)
@@ -367,7 +379,7 @@ def upgo_returns(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
     call = TemporalDifferenceCall(
-        rewards, values, next_values, bootstrap_value, terminated, truncated, *rates, dim=time_dim, need_targets=True
+        rewards, values, next_values, bootstrap_value, terminated, truncated, *rate, dim=time_dim, need_targets=True
     )
     call = call._replace(dim=check_returns(op, call))
     with torch.no_grad():

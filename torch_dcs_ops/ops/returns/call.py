@@ -26,8 +26,6 @@ _autocast_enabled = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, Parameter)
 # rewards, values, next_values, bootstrap_value, terminated, truncated
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-# gamma, gamma_value, trace, trace_value
-Discounts = tuple[Tensor | None, float, Tensor | None, float]
 
 
 def threshold(value: Any, op: str, name: str) -> float:
@@ -60,29 +58,32 @@ def discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[
     return None, number
 
 
-def discounts(op: str, gamma: Any, lambda_: Any, rewards: Any, check: bool, lambda_name: str = "lambda_") -> Discounts:
-    """Both discounts as the ops take them: gamma, gamma_value, trace, trace_value."""
-    return (*discount(op, "gamma", gamma, rewards, check), *discount(op, lambda_name, lambda_, rewards, check))
-
-
 def fused_returns(
     op: str,
     operands: Operands,
-    discounts: Discounts,
+    rates: tuple[Any, Any],
     ratios: tuple[Tensor | None, float, float, float],
     time_dim: int,
     needs: tuple[bool, bool, bool],
+    check_discounts: bool,
     lambda_name: str = "lambda_",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The fused op. It checks its arguments itself; only what it refuses is looked at again, for a sentence of `op`.
 
-    `ratios` are rhos, clip_rho, clip_c and clip_pg. Plain tuples, not a TemporalDifferenceCall: to make one takes 0.4
-    us, 4 % of an eager call.
+    `rates` are gamma and lambda, `ratios` rhos, clip_rho, clip_c and clip_pg. Plain tuples, not a
+    TemporalDifferenceCall: to make one takes 0.4 us, 4 % of an eager call.
     """
-    args = (*operands, *discounts, *ratios, time_dim, *needs)
+    gamma, gamma_value = discount(op, "gamma", rates[0], operands[0], check_discounts)
+    trace, trace_value = discount(op, lambda_name, rates[1], operands[0], check_discounts)
+    args = (*operands, gamma, gamma_value, trace, trace_value, *ratios, time_dim, *needs)
     results: tuple[Tensor, Tensor, Tensor]
     try:
-        results = _run(_scan, args, *operands, discounts[0], discounts[2], ratios[0])
+        if is_compiling() or _is_observed(*operands, gamma, trace, ratios[0]):
+            results = _scan(*args)
+        else:
+            # Nothing to record: past the Python kernel at the Autograd key.
+            with _below_autograd():
+                results = _scan(*args)
     except (IndexError, RuntimeError, TypeError):
         if not is_compiling():
             _explain(op, TemporalDifferenceCall(*args), lambda_name)
@@ -90,26 +91,41 @@ def fused_returns(
     return results
 
 
-def fused_n_step_returns(op: str, operands: Operands, discounts: Discounts, time_dim: int, n: int) -> Tensor:
+def fused_n_step_returns(
+    op: str,
+    rewards: Tensor,
+    values: Tensor | None,
+    next_values: Tensor | None,
+    bootstrap_value: Tensor | None,
+    terminated: Tensor | None,
+    truncated: Tensor | None,
+    gamma: Any,
+    lambda_: Any,
+    time_dim: int,
+    n: int,
+    check_discounts: bool,
+) -> Tensor:
     """The same for returns over n steps."""
-    args = (*operands, *discounts, time_dim, n)
+    gamma, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
+    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
+    args = (
+        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
+        time_dim, n,
+    )  # fmt: skip
     targets: Tensor
     try:
-        targets = _run(_n_step, args, *operands, discounts[0], discounts[2])
+        if is_compiling() or _is_observed(
+            rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace
+        ):
+            targets = _n_step(*args)
+        else:
+            with _below_autograd():
+                targets = _n_step(*args)
     except (IndexError, RuntimeError, TypeError):
         if not is_compiling():
             _explain(op, NStepCall(*args), "lambda_")
         raise
     return targets
-
-
-def _run(fused: Any, args: tuple[Any, ...], *tensors: Any) -> Any:
-    """`fused(*args)`, whose tensors these are."""
-    if is_compiling() or _is_observed(*tensors):
-        return fused(*args)
-    # Nothing to record: past the Python kernel at the Autograd key.
-    with _below_autograd():
-        return fused(*args)
 
 
 def _explain(op: str, call: TemporalDifferenceCall | NStepCall, lambda_name: str) -> None:
