@@ -8,10 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import os
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ import torch_dcs_ops  # noqa: F401  (loads the libraries)
 from torch_dcs_ops import _native
 from torch_dcs_ops.reference import log_bmm as reference
 
+from log_bmm.kernels import GPU, HAS_LAUNCHERS, INTERPRETED, KERNELS, ROOT, SIZE, SPECIAL, Kernel, check, plant
 from log_bmm.oracle import (
     DATA,
     DTYPES,
@@ -38,34 +36,10 @@ from log_bmm.oracle import (
 )
 from support.subprocesses import run_in_the_interpreter, run_tests
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-GPU = torch.cuda.is_available()
-ROOT = Path(__file__).parents[2]
-HAS_LAUNCHERS = importlib.util.find_spec("triton") is not None and (ROOT / "triton_kernels/log_bmm").is_dir()
-KERNELS = (["triton-cpu"] if HAS_LAUNCHERS else []) if INTERPRETED else ["op-cpu", "reference-cpu"]
-KERNELS += (["op-cuda"] + (["triton-cuda"] if HAS_LAUNCHERS else [])) if GPU and not INTERPRETED else []
-SIZE = 20 if INTERPRETED else 64
 LARGE = [] if INTERPRETED else [256 if GPU else 128]
 # The tiles' edges, K below what a product of exponentials pays for, vectors, a whole of several slices of k.
 SHAPES = [(1, 1, 1), (3, 1, 1), (1, 7, 1), (1, 1, 9), (2, 3, 5), (13, 16, 33), (49, 70, 65)]
 SHAPES += [] if INTERPRETED else [(1, 130, 257), (129, 200, 1), (50, 500, 40)]
-
-
-class Kernel:
-    """An implementation of the 3-D ops."""
-
-    def __init__(self, name: str, module: Any) -> None:
-        self.kind, self.device = name.split("-")
-        self.is_reference = self.kind == "reference" or (self.kind == "op" and not _native.CPU_LIBRARY.loaded)
-        ops = torch.ops.dcs
-        self.forward = ops._log_bmm.default if self.kind == "op" else module.log_bmm
-        self.backward = ops._log_bmm_backward.default if self.kind == "op" else module.log_bmm_backward
-        self.largest = ops._max_bmm.default if self.kind == "op" else module.max_bmm
-        self.sample = ops._sample_bmm.default if self.kind == "op" else module.sample_bmm
-        self.product = reference.log_bmm_product if self.kind == "reference" else ops._log_bmm_product.default
-
-    def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.to(self.device) for tensor in tensors)
 
 
 @pytest.fixture(params=KERNELS)
@@ -94,38 +68,6 @@ def test_in_the_interpreter() -> None:
 def test_lesser_instruction_sets(isa: str) -> None:
     chosen = "op-cpu and (products or largest or (samples and N) or (shapes and dtype2) or (data_sets and 64- and N))"
     run_tests(__file__, "-k", chosen, TORCH_DCS_CPU_ISA=isa)
-
-
-def check(kernel: Kernel, a: Tensor, b: Tensor, *, width: float | None = None) -> None:
-    """Forward, both gradients together and alone, against float64."""
-    a, b = kernel.on(a, b)
-    expected = exact(a, b)
-    dtype = a.dtype
-    out, log_s = kernel.forward(a, b, "highest")
-    assert (out.dtype, log_s.dtype) == (dtype, sum_dtype(dtype))
-    assert out.shape == log_s.shape == expected.out.shape
-    assert out.is_contiguous()
-    assert log_s.is_contiguous()
-    error = forward_error(out, expected.out)
-    assert error <= forward_budget(dtype), f"forward: {error:.1e}"
-    assert torch.equal(log_s.cpu() == -INF, expected.log_s == -INF)
-    assert not log_s.isnan().any()
-
-    (grad,) = kernel.on(torch.randn(out.shape).to(dtype))
-    budget = gradient_budget(dtype, spread(a, b) if width is None else width)
-    wanted = [product(expected.weights, None, grad, None, over) for over in (2, 0)]
-    both = kernel.backward(grad, a, b, log_s, "highest", True, True)
-    for name, gradient, right, like in zip("ab", both, wanted, (a, b), strict=True):
-        assert gradient.dtype == dtype
-        assert gradient.shape == like.shape
-        assert gradient.is_contiguous()
-        error = gradient_error(gradient, right)
-        assert error <= budget, f"grad_{name}: {error:.1e} > {budget:.1e}"
-    for needs in ((True, False), (False, True), (False, False)):
-        for gradient, other, need in zip(
-            kernel.backward(grad, a, b, log_s, "highest", *needs), both, needs, strict=True
-        ):
-            assert torch.equal(gradient, other) if need else gradient.shape == (0,)
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -194,23 +136,6 @@ def test_empty(kernel: Kernel, shape: tuple[int, int, int, int]) -> None:
     assert torch.equal(samples.cpu(), torch.full((batch, rows, columns), -1))
     if depth:
         assert kernel.largest(a, b)[1].shape == out.shape
-
-
-SPECIAL = {
-    "+inf": [(0, INF)],
-    "NaN": [(0, torch.nan)],
-    "+inf and NaN": [(0, INF), (1, torch.nan)],
-    "+inf in a row of -inf": [(0, -INF), (slice(2, 3), INF)],
-    "NaN in a row of -inf": [(0, -INF), (slice(2, 3), torch.nan)],
-}
-
-
-def plant(a: Tensor, b: Tensor, where: str, name: str) -> None:
-    for place, value in SPECIAL[name]:
-        if where != "b":
-            a[0, 1, place if isinstance(place, slice) or value != -INF else slice(None)] = value
-        if where != "a":
-            b[0, place if isinstance(place, slice) or value != -INF else slice(None), 4] = value
 
 
 @pytest.mark.parametrize("name", SPECIAL)

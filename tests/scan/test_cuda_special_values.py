@@ -1,0 +1,154 @@
+"""Infinities, NaN and long sums of ones on a GPU, where they end up in the same steps as on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_dcs_ops import discounted_cumsum
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(9, 64), (9, 104), (9, 256), (9, 400), (9, 1000), (9, 4096)], ids=str)
+def test_rows_with_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    x = torch.randn(shape, device="cuda").to(dtype)
+    first = 0 if direction == "left" else -1
+    bad = torch.full((shape[0], 1), 0.99, device="cuda")
+    bad[4] = float("nan")
+    y = discounted_cumsum(x, bad, direction=direction)
+    assert int(y.isnan().sum()) == shape[1] - 1
+    assert bool(y[4, first] == x[4, first])
+    x[1, shape[1] // 2], x[2, 3], x[3, shape[1] - 2] = float("inf"), float("nan"), float("-inf")
+    for gamma in (0.5, 0.95, torch.full((shape[0], 1), 0.9, device="cuda")):
+        y = discounted_cumsum(x, gamma, direction=direction).double().cpu()
+        on_cpu = gamma.double().cpu() if isinstance(gamma, torch.Tensor) else gamma
+        expected = discounted_cumsum(x.double().cpu(), on_cpu, direction=direction)
+        assert torch.equal(y.isnan(), expected.isnan())
+        assert torch.equal(y.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(90, 60_000), (300, 4096), (1100, 264)], ids=str)
+def test_columns_with_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """What is not finite stays in its column and goes as far as the recurrence takes it; the first gate has no part."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    first = 0 if direction == "left" else -1
+    gates = torch.full_like(x, 0.95)
+    gates[first] = float("nan")
+    assert not discounted_cumsum(x, gates, dim=0, direction=direction).isnan().any()
+    bad = torch.full((1, shape[1]), 0.99, device="cuda")
+    bad[0, 7] = float("nan")
+    y = discounted_cumsum(x, bad, dim=0, direction=direction)
+    assert int(y.isnan().sum()) == shape[0] - 1
+    assert bool(y[first, 7] == x[first, 7])
+    x[shape[0] // 2, 5], x[3, 70], x[-2, 33] = float("inf"), float("nan"), float("-inf")
+    y = discounted_cumsum(x, 0.95, dim=0, direction=direction).double().cpu()
+    expected = discounted_cumsum(x.double().cpu(), 0.95, dim=0, direction=direction)
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(90, 60_016), (300, 4112)], ids=str)
+def test_columns_of_a_view(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
+    """Between other columns, aligned to vectors and not, with batches before time, and gates expanded over it."""
+    whole = torch.randn(shape, device="cuda").to(dtype)
+    columns = shape[1] - 16
+    gates = torch.rand(1, columns, device="cuda").to(dtype).expand(shape[0], columns)
+    eps = torch.finfo(dtype).eps + 1e-6
+    for start in (0, 3, 8):
+        x = whole[:, start : start + columns]
+        for gamma in (0.99, gates):
+            y = discounted_cumsum(x, gamma, dim=0, direction=direction).double().cpu()
+            on_cpu = gamma.double().cpu() if isinstance(gamma, torch.Tensor) else gamma
+            expected = discounted_cumsum(x.double().cpu(), on_cpu, dim=0, direction=direction)
+            assert (y - expected).abs().max() <= eps * expected.abs().max()
+    batches = whole[:, :columns].unflatten(0, (2, -1))
+    y = discounted_cumsum(batches, 0.99, dim=1, direction=direction).double().cpu()
+    expected = discounted_cumsum(batches.double().cpu(), 0.99, dim=1, direction=direction)
+    assert (y - expected).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("gamma", [float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((9, 24), 1),
+        ((9, 104), 1),
+        ((9, 4096), 1),
+        ((12, 60_000), 1),
+        ((2, 50_001), 1),
+        ((300, 4096), 0),
+        ((90, 257), 0),
+    ],
+    ids=str,
+)
+def test_an_infinite_gamma(shape: tuple[int, int], dim: int, dtype: torch.dtype, gamma: float, direction: str) -> None:
+    """It multiplies step after step: NaN from where it meets a 0 on, else infinite from the second step on."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    x[x == 0] = 1
+    x.select(dim, 0 if direction == "left" else -1)[-1] = 0
+    y = discounted_cumsum(x, gamma, dim=dim, direction=direction)
+    rows, scanned = (x, y) if dim == 1 else (x.t(), y.t())
+    if direction == "right":
+        rows, scanned = rows.flip(1), scanned.flip(1)
+    assert torch.equal(scanned[:, 0], rows[:, 0])
+    assert bool(scanned[-1, 1:].isnan().all())
+    signs = rows[:-1, :1].double() * gamma ** torch.arange(1, rows.shape[1], device="cuda", dtype=torch.float64)
+    assert torch.equal(scanned[:-1, 1:].double(), signs)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_a_long_column_of_ones(direction: str) -> None:
+    """Nothing a carry in float alone would lose: sums of columns beyond what halves are carried in float for, and the
+    digits of a gamma near 1."""
+    for columns in (15_000, 256, 17_001, 17_002, 255):  # walked along, shared by few warps, and of any alignment
+        y = discounted_cumsum(torch.ones(5000, columns, device="cuda"), 0.999, dim=0, direction=direction)[:, ::50]
+        y = y if direction == "left" else y.flip(0)
+        expected = (1 - 0.999 ** torch.arange(1, 5001, dtype=torch.float64)) / (1 - 0.999)
+        assert (y.double().cpu() - expected.unsqueeze(1)).abs().max() <= 3e-4
+    for dtype in (torch.bfloat16, torch.float16):
+        for length in (4096, 5000):
+            x = torch.full((length, 30_016), 2.0**-4, dtype=dtype, device="cuda")
+            y = discounted_cumsum(x, 1.0, dim=0, direction=direction)
+            last = y[-1] if direction == "left" else y[0]
+            assert bool((last == torch.tensor(length * 2.0**-4).to(dtype).cuda()).all())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("special", ["inf", "nan", "zero gates", "large gates", "a NaN as the first gate"])
+@pytest.mark.parametrize("length", [300_001, 400_000])
+def test_long_rows_with_special_values(length: int, special: str, direction: str) -> None:
+    """Two rows on many blocks: what is not finite goes as far as the recurrence takes it, and no farther."""
+    x, gates = torch.randn(2, length, device="cuda"), torch.empty(2, length, device="cuda").uniform_(0.9, 0.999)
+    first = 0 if direction == "left" else length - 1
+    if special == "inf":
+        x[0, length // 2] = float("inf")
+    elif special == "nan":
+        x[0, length // 3] = float("nan")
+    elif special == "zero gates":
+        gates[0, ::1000] = 0
+        x[0, 777] = 1e30
+    elif special == "large gates":
+        x[0, 4000:6000] = 0
+        gates[0, 4990:5030] = 1e3
+    else:
+        gates[0, first] = float("nan")
+    y = discounted_cumsum(x, gates, direction=direction).double().cpu()
+    expected = discounted_cumsum(x.double().cpu(), gates.double().cpu(), direction=direction)
+    finite = expected.isfinite() & (expected.abs() < torch.finfo(torch.float32).max)
+    if special == "large gates":
+        # Behind an overflow of float32 its recurrence stays infinite, that of a carry in float64 comes back.
+        assert not y.isnan().any()
+        assert bool((y.isfinite() <= finite).all())
+        assert bool(y[1].isfinite().all())
+        lost = finite & ~y.isfinite()
+        assert lost.sum() <= 64
+        finite &= ~lost
+    assert torch.equal(y.isfinite(), finite)
+    assert ((y - expected).abs() / (1 + expected.abs()))[finite].max() <= 1e-5
