@@ -32,7 +32,7 @@ PYTHON = {
     "ops/log_bmm": (*_OP, "reference"),
     "ops/softmax": (*_OP, "reference"),
     "ops": ("ops/scan", "ops/returns", "ops/linear_cross_entropy", "ops/log_bmm", "ops/softmax"),
-    "returns": ("_registry", "ops/_common", "ops/returns"),
+    "returns": ("_registry", "ops/_common", "ops/returns", "reference/returns"),
     "nn": ("ops/linear_cross_entropy",),
     "compile/inductor": ("_version",),
     "compile/passes": ("_registry", "ops/returns", "compile/inductor"),
