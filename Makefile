@@ -7,7 +7,7 @@
 #   make test      the test suite (under ten minutes); make test-all adds the long sweeps and test-cpus
 #   make test-cpus the tests of the CPU kernels as CPUs without AVX-512, and without AVX2, run them
 #   make bench     benchmarks/, CPU and, where there is a GPU, CUDA
-#   make lint      ruff and mypy
+#   make lint      ruff, clang-format and mypy; make format applies the formatters
 #   make wheel     dist/*.whl for every supported GPU
 #   make clean     all of the above away
 SHELL := /bin/bash
@@ -106,14 +106,18 @@ test-cpus: $(BUILD_STAMP)
 bench: $(BUILD_STAMP)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
+CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
 lint: $(ENV_STAMP)
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/mypy
 
 format: $(ENV_STAMP)
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 # A tag for public indexes comes from `auditwheel`, see CONTRIBUTING.md.
 wheel: $(ENV_STAMP)
