@@ -13,13 +13,14 @@ namespace dcs::cpu {
 // Below this many elements a thread is not worth waking (as at::internal::GRAIN_SIZE).
 constexpr int64_t kLeastShare = 32768;
 
-// Of three tables with a `name`, the best that the CPU has. TORCH_DCS_CPU_ISA=default|avx2|avx512 asks for less, for tests.
+// Of three tables with a `name`, the best that the CPU has. TORCH_DCS_CPU_ISA=default|avx2|avx512 asks for less, for
+// tests.
 template <typename Table>
 const Table& best_table(const Table& avx512, const Table& avx2, const Table& plain) {
   const char* asked = std::getenv("TORCH_DCS_CPU_ISA");
   const auto allows = [&](const Table& table) { return asked == nullptr || std::strcmp(asked, table.name) == 0; };
-  if (allows(avx512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
+  if (allows(avx512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
     return avx512;
   if (allows(avx2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2;
   return plain;

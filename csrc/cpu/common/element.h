@@ -1,7 +1,9 @@
-// Elements as they lie in memory and as they are summed: half, bfloat16 and float in double, complex64 in pairs of double.
+// Elements as they lie in memory and as they are summed: half, bfloat16 and float in double, complex64 in pairs of
+// double.
 //
-// The kernel headers are compiled once for each instruction set. All they define lives in an unnamed namespace, and they call no inline
-// function of the standard library: the linker keeps one copy of such a function, and must not keep one that needs AVX for all callers.
+// The kernel headers are compiled once for each instruction set. All they define lives in an unnamed namespace, and
+// they call no inline function of the standard library: the linker keeps one copy of such a function, and must not keep
+// one that needs AVX for all callers.
 #pragma once
 
 #include <cstdint>
@@ -108,7 +110,9 @@ struct Element<ComplexFloat> {
   using Sum = Complex;
   using Partial = ComplexFloat;
   static DCS_INLINE Complex load(ComplexFloat value) { return {value.re, value.im}; }
-  static DCS_INLINE ComplexFloat store(Complex value) { return {static_cast<float>(value.re), static_cast<float>(value.im)}; }
+  static DCS_INLINE ComplexFloat store(Complex value) {
+    return {static_cast<float>(value.re), static_cast<float>(value.im)};
+  }
 };
 
 template <>
@@ -128,8 +132,8 @@ struct Element<int64_t> {
   static DCS_INLINE int64_t store(uint64_t value) { return static_cast<int64_t>(value); }
 };
 
-// a * b + c, fused by name where the instruction set has it and never left to the compiler's choice: a loop's vector body and its tail, rows
-// abreast and a row alone, all round alike.
+// a * b + c, fused by name where the instruction set has it and never left to the compiler's choice: a loop's vector
+// body and its tail, rows abreast and a row alone, all round alike.
 DCS_INLINE double multiply_add(double a, double b, double c) {
 #ifdef __FMA__
   return __builtin_fma(a, b, c);
@@ -138,10 +142,13 @@ DCS_INLINE double multiply_add(double a, double b, double c) {
 #endif
 }
 
-DCS_INLINE Complex multiply_add(double a, Complex b, Complex c) { return {multiply_add(a, b.re, c.re), multiply_add(a, b.im, c.im)}; }
+DCS_INLINE Complex multiply_add(double a, Complex b, Complex c) {
+  return {multiply_add(a, b.re, c.re), multiply_add(a, b.im, c.im)};
+}
 
 DCS_INLINE Complex multiply_add(Complex a, Complex b, Complex c) {
-  return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)), multiply_add(a.im, b.re, multiply_add(a.re, b.im, c.im))};
+  return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),
+      multiply_add(a.im, b.re, multiply_add(a.re, b.im, c.im))};
 }
 
 DCS_INLINE uint64_t multiply_add(One, uint64_t b, uint64_t c) { return b + c; }
@@ -178,7 +185,9 @@ DCS_INLINE bool is_infinite(Complex value) { return is_infinite(value.re) || is_
 DCS_INLINE bool is_infinite(One) { return false; }
 
 DCS_INLINE double select(bool condition, double a, double b) { return condition ? a : b; }
-DCS_INLINE Complex select(bool condition, Complex a, Complex b) { return {condition ? a.re : b.re, condition ? a.im : b.im}; }
+DCS_INLINE Complex select(bool condition, Complex a, Complex b) {
+  return {condition ? a.re : b.re, condition ? a.im : b.im};
+}
 DCS_INLINE uint64_t select(bool condition, uint64_t a, uint64_t b) { return condition ? a : b; }
 
 // A gate in the type Gate, from a gamma tensor's element.

@@ -1,4 +1,5 @@
-// Vectors of doubles, as wide as the file's instruction set has them: loads and stores with conversion, and an inclusive scan within a vector.
+// Vectors of doubles, as wide as the file's instruction set has them: loads and stores with conversion, and an
+// inclusive scan within a vector.
 #pragma once
 
 #include <immintrin.h>
@@ -31,7 +32,8 @@ DCS_INLINE void store(float* to, Vector v) { _mm256_storeu_ps(to, _mm512_cvtpd_p
 DCS_INLINE void store(BFloat16* to, Vector v) {
   const __m256i bits = _mm256_castps_si256(_mm512_cvtpd_ps(v));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
   const __mmask8 is_nan = _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi32_epi16(_mm256_mask_mov_epi32(rounded, is_nan, nan)));
@@ -98,7 +100,9 @@ DCS_INLINE Vector load(const float* from) {
   return _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 DCS_INLINE void store(double* to, Vector v) { _mm_storeu_pd(to, v); }
-DCS_INLINE void store(float* to, Vector v) { _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_castps_si128(_mm_cvtpd_ps(v))); }
+DCS_INLINE void store(float* to, Vector v) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_castps_si128(_mm_cvtpd_ps(v)));
+}
 
 template <int kBy, bool kMirrored>
 DCS_INLINE Vector move_on(Vector v) {

@@ -1,6 +1,7 @@
-// The rows of `_cross_entropy_rows_`, block by block of columns while they are in the first-level cache; dcs/cross_entropy/problem.h has the formulas. One
-// pass finds maximum and sums (a block's own maximum first, then its sums relative to the largest so far), a second writes the gradient.
-// Included by one file an instruction set, which defines DCS_KERNELS (the table's name) and DCS_ISA (its name in messages).
+// The rows of `_cross_entropy_rows_`, block by block of columns while they are in the first-level cache;
+// dcs/cross_entropy/problem.h has the formulas. One pass finds maximum and sums (a block's own maximum first, then its
+// sums relative to the largest so far), a second writes the gradient. Included by one file an instruction set, which
+// defines DCS_KERNELS (the table's name) and DCS_ISA (its name in messages).
 #pragma once
 
 #include "cross_entropy/kernels.h"
@@ -25,7 +26,7 @@ struct Compute<double> {
 // Sums over a part of a row, relative to its largest z.
 struct Sums {
   double largest;
-  double power = 0;   // sum exp(z - largest)
+  double power = 0;     // sum exp(z - largest)
   double weighted = 0;  // sum (z - largest) exp(z - largest); with entropy only
   double distance = 0;  // sum w (largest - z), and of w; with label smoothing or class probabilities only
   double weight = 0;
@@ -59,7 +60,8 @@ class RowKernel {
 
   void run(int64_t index) {
     row_ = static_cast<T*>(problem_.logits) + index * problem_.stride;
-    if (problem_.probabilities != nullptr) probabilities_ = static_cast<const C*>(problem_.probabilities) + index * problem_.probabilities_stride;
+    if (problem_.probabilities != nullptr)
+      probabilities_ = static_cast<const C*>(problem_.probabilities) + index * problem_.probabilities_stride;
     const int64_t target = problem_.target != nullptr ? problem_.target[index * problem_.target_stride] : -1;
     const bool ignored = problem_.target != nullptr && target == problem_.ignore_index;
     if (ignored) {
@@ -75,10 +77,8 @@ class RowKernel {
       return;
     }
     const bool entropic = problem_.entropy != nullptr || problem_.grad_entropy.data != nullptr;
-    if (entropic)
-      valid_row<true>(index, target);
-    else
-      valid_row<false>(index, target);
+    if (entropic) valid_row<true>(index, target);
+    else valid_row<false>(index, target);
   }
 
  private:
@@ -128,7 +128,8 @@ class RowKernel {
     write(problem_.loss, index, loss);
     write(problem_.lse, index, lse);
     if (problem_.entropy != nullptr) write(problem_.entropy, index, entropy);
-    if (problem_.predictions != nullptr) problem_.predictions[index] = position(static_cast<C>(sums.largest), total != total);
+    if (problem_.predictions != nullptr)
+      problem_.predictions[index] = position(static_cast<C>(sums.largest), total != total);
     if (!problem_.gradient) return;
 
     const double grad_loss = read(problem_.grad_loss, index, 1), grad_lse = read(problem_.grad_lse, index, 0);
@@ -140,21 +141,26 @@ class RowKernel {
     // exp(d) (power + slope d) - e w, d = z - largest.
     const double power = scale / total * (a + c + grad_entropy * log_total), slope = -scale / total * grad_entropy;
     write_gradient<kEntropy>(static_cast<C>(sums.largest), static_cast<C>(power), static_cast<C>(slope),
-                             static_cast<C>(mixed_ ? scale * grad_loss * even : 0));
+        static_cast<C>(mixed_ ? scale * grad_loss * even : 0));
     if (!has_target) return;
     const double log_p = nll > 1000.0 ? -1000.0 : -nll;
-    const double at_target = -c * (others / total) + target_power / total * (a - grad_entropy * log_p) - grad_loss * target_share;
+    const double at_target =
+        -c * (others / total) + target_power / total * (a - grad_entropy * log_p) - grad_loss * target_share;
     C number = static_cast<C>(at_target * scale * static_cast<double>(target_slope));
     convert(&number, 1, row_ + target);
   }
 
-  void write(void* results, int64_t index, double value) const { static_cast<C*>(results)[index] = static_cast<C>(value); }
-
-  double read(const RowScalar& scalar, int64_t index, double otherwise) const {
-    return scalar.data == nullptr ? otherwise : static_cast<double>(static_cast<const C*>(scalar.data)[index * scalar.stride]);
+  void write(void* results, int64_t index, double value) const {
+    static_cast<C*>(results)[index] = static_cast<C>(value);
   }
 
-  // The z of `count` <= kBlock columns from `from`, filled up to whole vectors with -inf; with kSlope, dz/du in slopes_.
+  double read(const RowScalar& scalar, int64_t index, double otherwise) const {
+    return scalar.data == nullptr ? otherwise
+                                  : static_cast<double>(static_cast<const C*>(scalar.data)[index * scalar.stride]);
+  }
+
+  // The z of `count` <= kBlock columns from `from`, filled up to whole vectors with -inf; with kSlope, dz/du in
+  // slopes_.
   template <bool kSlope>
   DCS_INLINE const C* values(int64_t from, int64_t count) {
     const int64_t padded = (count + kWidth - 1) / kWidth * kWidth;
@@ -204,7 +210,8 @@ class RowKernel {
   // w of `count` columns, for class probabilities v; null where all are 1.
   DCS_INLINE const C* weights(int64_t from, int64_t count) {
     if (probabilities_ == nullptr) return weight_ == nullptr ? nullptr : weight_ + from;
-    const C keep = static_cast<C>(1 - problem_.label_smoothing), even = static_cast<C>(problem_.label_smoothing / static_cast<double>(problem_.columns));
+    const C keep = static_cast<C>(1 - problem_.label_smoothing),
+            even = static_cast<C>(problem_.label_smoothing / static_cast<double>(problem_.columns));
     for (int64_t i = 0; i < count; ++i) weights_[i] = keep * probabilities_[from + i] + even;
     if (weight_ != nullptr)
       for (int64_t i = 0; i < count; ++i) weights_[i] *= weight_[from + i];
@@ -252,7 +259,8 @@ class RowKernel {
       for (int k = 0; k < 4; ++k) add(i + k * kWidth, k);
     for (; i < padded; i += kWidth) add(i, 0);
     sums.power += sum_lanes<C>(S::add(S::add(power[0], power[1]), S::add(power[2], power[3])));
-    if constexpr (kEntropy) sums.weighted += sum_lanes<C>(S::add(S::add(weighted[0], weighted[1]), S::add(weighted[2], weighted[3])));
+    if constexpr (kEntropy)
+      sums.weighted += sum_lanes<C>(S::add(S::add(weighted[0], weighted[1]), S::add(weighted[2], weighted[3])));
   }
 
   void add_distances(const C* z, int64_t count, int64_t from, C largest, Sums& sums) {
@@ -285,7 +293,8 @@ class RowKernel {
   template <bool kEntropy>
   void write_gradient(C largest, C power, C slope, C even) {
     const bool capped = problem_.softcap > 0;
-    const Reg top = S::splat(largest), a = S::splat(power), b = S::splat(slope), e = S::splat(even), least = S::splat(C(-1000));
+    const Reg top = S::splat(largest), a = S::splat(power), b = S::splat(slope), e = S::splat(even),
+              least = S::splat(C(-1000));
     for (int64_t from = 0; from < problem_.columns; from += kBlock) {
       const int64_t count = problem_.columns - from < kBlock ? problem_.columns - from : kBlock;
       const int64_t padded = (count + kWidth - 1) / kWidth * kWidth;

@@ -21,10 +21,11 @@ struct CpuRows {
     for (int64_t row = 0; problem.target != nullptr && row < problem.rows; ++row) {
       const int64_t target = problem.target[row * problem.target_stride];
       if (target != problem.ignore_index && (target < 0 || target >= problem.columns))
-        fail_index("linear_cross_entropy: target must be in [0, ", problem.columns - 1, "] or ignore_index (", problem.ignore_index, "), got ", target);
+        fail_index("linear_cross_entropy: target must be in [0, ", problem.columns - 1, "] or ignore_index (",
+            problem.ignore_index, "), got ", target);
     }
     cpu::share_out(problem.rows, problem.rows * problem.columns,
-                   [&](int64_t begin, int64_t end) { cpu::cross_entropy_kernels().rows(problem, begin, end); });
+        [&](int64_t begin, int64_t end) { cpu::cross_entropy_kernels().rows(problem, begin, end); });
   }
 };
 

@@ -1,6 +1,6 @@
-// A matrix product in blocks: the left operand a tile of rows at a time, the right one in panels of columns that are packed once for all rows.
-// Every element is summed over k in one order, whatever the threads do. (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
-// ACM TOMS 34(3), 2008.)
+// A matrix product in blocks: the left operand a tile of rows at a time, the right one in panels of columns that are
+// packed once for all rows. Every element is summed over k in one order, whatever the threads do. (Goto, van de Geijn,
+// "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008.)
 #pragma once
 
 #include "log_bmm/operands.h"
@@ -17,11 +17,11 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 4;
 #endif
 constexpr int kTileVectors = 2;
-constexpr int kBlockRows = 48;      // rows that a task multiplies: what a panel is read for
+constexpr int kBlockRows = 48;        // rows that a task multiplies: what a panel is read for
 constexpr int64_t kBlockDepth = 192;  // a slice of a panel is 24 KiB of float
 
 template <typename C>
-constexpr int kPanel = kTileVectors* Simd<C>::kWidth;
+constexpr int kPanel = kTileVectors * Simd<C>::kWidth;
 
 // Left operand of a product.
 template <typename C>
@@ -83,8 +83,9 @@ void multiply_block(const Left<C>& left, int64_t rows, const C* panels, int64_t 
   for (int64_t from = 0; from < depth; from += kBlockDepth) {
     const int64_t slice = depth - from < kBlockDepth ? depth - from : kBlockDepth;
     for (int64_t r = 0; r < rows; r += kTileRows)
-      pack_rows(Left<C>{left.data + r * left.row, left.factors == nullptr ? nullptr : left.factors + r * left.row, left.row, left.column},
-                rows - r < kTileRows ? rows - r : kTileRows, from, slice, packed + r * kBlockDepth);
+      pack_rows(Left<C>{left.data + r * left.row, left.factors == nullptr ? nullptr : left.factors + r * left.row,
+                    left.row, left.column},
+          rows - r < kTileRows ? rows - r : kTileRows, from, slice, packed + r * kBlockDepth);
     for (int64_t column = 0; column < columns; column += kPanel<C>) {
       const C* panel = panels + column * depth + from * kPanel<C>;
       const int64_t width = columns - column < kPanel<C> ? columns - column : kPanel<C>;
@@ -97,7 +98,8 @@ void multiply_block(const Left<C>& left, int64_t rows, const C* panels, int64_t 
         }
         multiply_tile(packed + r * kBlockDepth, panel, slice, edge, kPanel<C>, false);
         for (int64_t i = 0; i < height; ++i)
-          for (int64_t j = 0; j < width; ++j) to[i * columns + j] = from > 0 ? to[i * columns + j] + edge[i * kPanel<C> + j] : edge[i * kPanel<C> + j];
+          for (int64_t j = 0; j < width; ++j)
+            to[i * columns + j] = from > 0 ? to[i * columns + j] + edge[i * kPanel<C> + j] : edge[i * kPanel<C> + j];
       }
     }
   }
@@ -108,15 +110,19 @@ void multiply_block(const Left<C>& left, int64_t rows, const C* panels, int64_t 
 // Panels [begin, end) of all batches, depth x kPanel each; columns that are not there are 0.
 template <typename C>
 void pack_panels(const PanelsProblem& problem, int64_t begin, int64_t end) {
-  const int64_t columns = problem.transposed ? problem.rows : problem.depth, depth = problem.transposed ? problem.depth : problem.rows;
+  const int64_t columns = problem.transposed ? problem.rows : problem.depth,
+                depth = problem.transposed ? problem.depth : problem.rows;
   const int64_t count = (columns + kPanel<C> - 1) / kPanel<C>, step = problem.transposed ? depth : columns;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t first = index % count * kPanel<C>, width = columns - first < kPanel<C> ? columns - first : kPanel<C>;
-    const int64_t batch = index / count * problem.rows * problem.depth, start = problem.transposed ? first * step : first;
+    const int64_t batch = index / count * problem.rows * problem.depth,
+                  start = problem.transposed ? first * step : first;
     const C* values = static_cast<const C*>(problem.values) + (problem.shared ? 0 : batch) + start;
     const C* factors = problem.factors == nullptr ? nullptr : static_cast<const C*>(problem.factors) + batch + start;
     C* panel = static_cast<C*>(problem.panels) + index * depth * kPanel<C>;
-    const auto value = [&](int64_t at) __attribute__((always_inline)) { return factors == nullptr ? values[at] : values[at] * factors[at]; };
+    const auto value = [&](int64_t at) __attribute__((always_inline)) {
+      return factors == nullptr ? values[at] : values[at] * factors[at];
+    };
     if (!problem.transposed) {
       for (int64_t k = 0; k < depth; ++k)
         for (int64_t j = 0; j < kPanel<C>; ++j) panel[k * kPanel<C> + j] = j < width ? value(k * step + j) : C(0);

@@ -1,5 +1,6 @@
-// log_bmm and the sums of its derivatives: products of exponentials, with the elements that are not certified term by term (terms.h).
-// Included by one file an instruction set, which defines DCS_KERNELS (the table's name) and DCS_ISA (its name in messages).
+// log_bmm and the sums of its derivatives: products of exponentials, with the elements that are not certified term by
+// term (terms.h). Included by one file an instruction set, which defines DCS_KERNELS (the table's name) and DCS_ISA
+// (its name in messages).
 #pragma once
 
 #include "log_bmm/gemm.h"
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int64_t kChunk = 64;  // elements of a row that are finished together
 
-// From this log S on, nothing that underflowed in the exponentials shows in a weight (a lost term is below 2^-34 of it), and 1 / S is 2^93 at most.
+// From this log S on, nothing that underflowed in the exponentials shows in a weight (a lost term is below 2^-34 of
+// it), and 1 / S is 2^93 at most.
 template <typename C>
 constexpr C kCertified = -64;
 template <>
@@ -20,7 +22,7 @@ constexpr double kCertified<double> = -640;
 // Whether an element of a derivative is made term by term. A masked one is 0.
 template <typename C>
 DCS_INLINE bool is_partial(C log_s) {
-  return !(log_s > kCertified<C>)&&log_s != kMinusInfinity<C>;
+  return !(log_s > kCertified<C>) && log_s != kMinusInfinity<C>;
 }
 template <typename C>
 DCS_INLINE bool is_partial(C log_s, C y, C limit) {
@@ -64,7 +66,9 @@ void finish_row(const ForwardProblem& problem, int64_t batch, int64_t i, C* log_
       log_s[from + j] = static_cast<C>(log_sum);
       results[j] = static_cast<C>(static_cast<double>(own) + static_cast<double>(largest[from + j]) + log_sum);
     }
-    const auto fails = [&](int64_t j) __attribute__((always_inline)) { return !(sums[j] >= ((own_mask | masked[from + j]) != 0 ? floor_bound : bound)); };
+    const auto fails = [&](int64_t j) __attribute__((always_inline)) {
+      return !(sums[j] >= ((own_mask | masked[from + j]) != 0 ? floor_bound : bound));
+    };
     int failures = 0;
     for (int64_t j = 0; j < count; ++j) failures += fails(j);
     for (int64_t j = 0; failures != 0 && j < count; ++j) {
@@ -89,12 +93,14 @@ void forward_tasks(const ForwardProblem& problem, int64_t begin, int64_t end) {
   const ShiftedRows &a = *problem.a, &b = *problem.b;
   for (int64_t index = begin; index < end; ++index) {
     const Task task(index, a.rows);
-    const int64_t at = task.batch * a.rows + task.first, a_row = (a.batches == 1 ? 0 : task.batch) * a.rows + task.first;
+    const int64_t at = task.batch * a.rows + task.first,
+                  a_row = (a.batches == 1 ? 0 : task.batch) * a.rows + task.first;
     C* log_s = static_cast<C*>(problem.log_s) + at * b.rows;
     T* out = static_cast<T*>(problem.out) + at * b.rows;
     multiply_block(Left<C>{row_of<C>(a.powers, a_row, a.depth), nullptr, a.depth, 1}, task.count,
-                   panels_of<C>(problem.panels, b.batches, task.batch, b.rows, b.depth), b.rows, b.depth, log_s);
-    for (int64_t r = 0; r < task.count; ++r) finish_row<T, C>(problem, task.batch, task.first + r, log_s + r * b.rows, out + r * b.rows);
+        panels_of<C>(problem.panels, b.batches, task.batch, b.rows, b.depth), b.rows, b.depth, log_s);
+    for (int64_t r = 0; r < task.count; ++r)
+      finish_row<T, C>(problem, task.batch, task.first + r, log_s + r * b.rows, out + r * b.rows);
   }
 }
 
@@ -105,7 +111,8 @@ void weight_rows(const WeightsProblem& problem, int64_t begin, int64_t end) {
   const C limit = static_cast<C>(problem.limit);
   for (int64_t row = begin; row < end; ++row) {
     const C* log_s = row_of<C>(problem.log_s, row, problem.columns);
-    const T* y = static_cast<const T*>(problem.y.data) + row / problem.rows * problem.y.batch + row % problem.rows * problem.y.row;
+    const T* y = static_cast<const T*>(problem.y.data) + row / problem.rows * problem.y.batch +
+        row % problem.rows * problem.y.row;
     C* weights = static_cast<C*>(problem.weights) + row * problem.columns;
     uint8_t any = 0;
     for (int64_t from = 0; from < problem.columns; from += kChunk) {
@@ -151,20 +158,25 @@ void product_tasks(const ProductProblem& problem, int64_t begin, int64_t end) {
   const int64_t depth = left.depth;
   for (int64_t index = begin; index < end; ++index) {
     const Task task(index, left.rows);
-    const int64_t row = (left.batches == 1 ? 0 : task.batch) * left.rows + task.first, at = task.batch * left.rows + task.first;
+    const int64_t row = (left.batches == 1 ? 0 : task.batch) * left.rows + task.first,
+                  at = task.batch * left.rows + task.first;
     C* sums = static_cast<C*>(problem.sums) + at * depth;
-    const C* weights = static_cast<const C*>(problem.weights.data) + task.batch * problem.weights.batch + task.first * problem.weights.row;
+    const C* weights = static_cast<const C*>(problem.weights.data) + task.batch * problem.weights.batch +
+        task.first * problem.weights.row;
     multiply_block(Left<C>{weights, nullptr, problem.weights.row, problem.weights.column}, task.count,
-                   panels_of<C>(problem.panels, problem.z == nullptr ? right.batches : problem.batches, task.batch, depth, right.rows), depth, right.rows,
-                   sums);
+        panels_of<C>(
+            problem.panels, problem.z == nullptr ? right.batches : problem.batches, task.batch, depth, right.rows),
+        depth, right.rows, sums);
     const C* powers = row_of<C>(left.powers, row, depth);
     for (int64_t i = 0; i < task.count * depth; ++i) sums[i] *= powers[i];
 
     const T* y = static_cast<const T*>(problem.y.data) + task.batch * problem.y.batch + task.first * problem.y.row;
-    const C* log_s = static_cast<const C*>(problem.log_s.data) + task.batch * problem.log_s.batch + task.first * problem.log_s.row;
+    const C* log_s =
+        static_cast<const C*>(problem.log_s.data) + task.batch * problem.log_s.batch + task.first * problem.log_s.row;
     const uint8_t* partial = problem.partial + task.batch * (problem.partial_of_left ? left.rows : right.rows);
     const auto add = [&](int64_t r, int64_t j) {
-      const C sum = log_s[r * problem.log_s.row + j * problem.log_s.column], value = number(y[r * problem.y.row + j * problem.y.column]);
+      const C sum = log_s[r * problem.log_s.row + j * problem.log_s.column],
+              value = number(y[r * problem.y.row + j * problem.y.column]);
       if (!is_partial(sum, value, static_cast<C>(problem.limit))) return;
       const C* z = problem.z == nullptr ? nullptr : row_of<C>(problem.z, task.batch * right.rows + j, depth);
       pair_of<C>(left, right, task.batch, task.first + r, j).add_weighted(sum, value, z, sums + r * depth);
@@ -177,7 +189,8 @@ void product_tasks(const ProductProblem& problem, int64_t begin, int64_t end) {
         for (int64_t r = 0; partial[j] != 0 && r < task.count; ++r) add(r, j);
     }
     T* result = static_cast<T*>(problem.result) + task.batch * left.rows * depth + task.first * problem.result_row;
-    if (static_cast<const void*>(sums) != result) store_rows<T, C>(sums, task.count, depth, result, problem.result_row, problem.result_column);
+    if (static_cast<const void*>(sums) != result)
+      store_rows<T, C>(sums, task.count, depth, result, problem.result_row, problem.result_column);
   }
 }
 
@@ -193,7 +206,8 @@ void dot_tasks(const DotProblem& problem, int64_t begin, int64_t end) {
     C* sums = static_cast<C*>(problem.sums) + at * columns;
     const C* x = problem.x == nullptr ? nullptr : row_of<C>(problem.x, at, depth);
     multiply_block(Left<C>{row_of<C>(a.powers, row, depth), x, depth, 1}, task.count,
-                   panels_of<C>(problem.panels, problem.z == nullptr ? b.batches : problem.batches, task.batch, columns, depth), columns, depth, sums);
+        panels_of<C>(problem.panels, problem.z == nullptr ? b.batches : problem.batches, task.batch, columns, depth),
+        columns, depth, sums);
     for (int64_t r = 0; r < task.count; ++r) {
       const C* log_s = row_of<C>(problem.log_s, at + r, columns);
       for (int64_t from = 0; from < columns; from += kChunk) {
@@ -207,7 +221,8 @@ void dot_tasks(const DotProblem& problem, int64_t begin, int64_t end) {
           results[j] = sum == kMinusInfinity<C> ? C(0) : results[j] * inverse[j];
           if (!is_partial(sum)) continue;
           const C* z = problem.z == nullptr ? nullptr : row_of<C>(problem.z, task.batch * columns + from + j, depth);
-          results[j] = pair_of<C>(a, b, task.batch, task.first + r, from + j).dot(sum, x == nullptr ? nullptr : x + r * depth, z);
+          results[j] = pair_of<C>(a, b, task.batch, task.first + r, from + j)
+                           .dot(sum, x == nullptr ? nullptr : x + r * depth, z);
         }
       }
     }
@@ -216,28 +231,41 @@ void dot_tasks(const DotProblem& problem, int64_t begin, int64_t end) {
   }
 }
 
-#define DCS_BY_DTYPE(run, dtype, ...)                         \
-  switch (dtype) {                                            \
-    case ScalarType::Half: return run<Half>(__VA_ARGS__);     \
+#define DCS_BY_DTYPE(run, dtype, ...)                             \
+  switch (dtype) {                                                \
+    case ScalarType::Half: return run<Half>(__VA_ARGS__);         \
     case ScalarType::BFloat16: return run<BFloat16>(__VA_ARGS__); \
-    case ScalarType::Float: return run<float>(__VA_ARGS__);   \
-    default: return run<double>(__VA_ARGS__);                 \
+    case ScalarType::Float: return run<float>(__VA_ARGS__);       \
+    default: return run<double>(__VA_ARGS__);                     \
   }
 
 void pack(const PanelsProblem& problem, int64_t begin, int64_t end) {
-  problem.dtype == ScalarType::Double ? pack_panels<double>(problem, begin, end) : pack_panels<float>(problem, begin, end);
+  problem.dtype == ScalarType::Double ? pack_panels<double>(problem, begin, end)
+                                      : pack_panels<float>(problem, begin, end);
 }
-void forward(const ForwardProblem& problem, int64_t begin, int64_t end) { DCS_BY_DTYPE(forward_tasks, problem.dtype, problem, begin, end) }
-void weights(const WeightsProblem& problem, int64_t begin, int64_t end) { DCS_BY_DTYPE(weight_rows, problem.dtype, problem, begin, end) }
-void product(const ProductProblem& problem, int64_t begin, int64_t end) { DCS_BY_DTYPE(product_tasks, problem.dtype, problem, begin, end) }
-void dot(const DotProblem& problem, int64_t begin, int64_t end) { DCS_BY_DTYPE(dot_tasks, problem.dtype, problem, begin, end) }
-void largest(const SelectProblem& problem, int64_t begin, int64_t end) { DCS_BY_DTYPE(largest_rows, problem.dtype, problem, begin, end) }
+void forward(const ForwardProblem& problem, int64_t begin, int64_t end) {
+  DCS_BY_DTYPE(forward_tasks, problem.dtype, problem, begin, end)
+}
+void weights(const WeightsProblem& problem, int64_t begin, int64_t end) {
+  DCS_BY_DTYPE(weight_rows, problem.dtype, problem, begin, end)
+}
+void product(const ProductProblem& problem, int64_t begin, int64_t end) {
+  DCS_BY_DTYPE(product_tasks, problem.dtype, problem, begin, end)
+}
+void dot(const DotProblem& problem, int64_t begin, int64_t end) {
+  DCS_BY_DTYPE(dot_tasks, problem.dtype, problem, begin, end)
+}
+void largest(const SelectProblem& problem, int64_t begin, int64_t end) {
+  DCS_BY_DTYPE(largest_rows, problem.dtype, problem, begin, end)
+}
 void sample(const SelectProblem& problem, int64_t begin, int64_t end) {
-  problem.dtype == ScalarType::Double ? sample_rows<double>(problem, begin, end) : sample_rows<float>(problem, begin, end);
+  problem.dtype == ScalarType::Double ? sample_rows<double>(problem, begin, end)
+                                      : sample_rows<float>(problem, begin, end);
 }
 
 }  // namespace
 
-extern const LogBmmKernels DCS_KERNELS = {DCS_ISA, kPanel<float>, kPanel<double>, kBlockRows, shift, pack, forward, weights, product, dot, largest, sample};
+extern const LogBmmKernels DCS_KERNELS = {
+    DCS_ISA, kPanel<float>, kPanel<double>, kBlockRows, shift, pack, forward, weights, product, dot, largest, sample};
 
 }  // namespace dcs::cpu

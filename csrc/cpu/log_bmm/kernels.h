@@ -1,7 +1,8 @@
 // What the driver (ops.cpp) asks of the kernels, which are compiled once for each instruction set.
 //
-// Both operands are taken as rows over k: a's are (I, K), b's the columns of b, (J, K). A result over (i, j) is the same of (j, i) with the
-// operands exchanged, so that the sum over i is the sum over j of the exchanged problem. C is the dtype of the sums: double for double, else float.
+// Both operands are taken as rows over k: a's are (I, K), b's the columns of b, (J, K). A result over (i, j) is the
+// same of (j, i) with the operands exchanged, so that the sum over i is the sum over j of the exchanged problem. C is
+// the dtype of the sums: double for double, else float.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,8 @@ struct ShiftedRows {
   uint8_t* masked = nullptr;  // 0: the row has no -inf, 1: some, 2: nothing else
 };
 
-// The right operand of a matrix product, as panels of columns over all of the depth: from rows (J, K) that are the columns (`transposed`), or from
-// rows (J, K) as they are, K columns. `factors` multiplies, if there.
+// The right operand of a matrix product, as panels of columns over all of the depth: from rows (J, K) that are the
+// columns (`transposed`), or from rows (J, K) as they are, K columns. `factors` multiplies, if there.
 struct PanelsProblem {
   ScalarType dtype;
   const void* values = nullptr;
@@ -56,8 +57,9 @@ struct ForwardProblem {
   const ShiftedRows* a = nullptr;
   const ShiftedRows* b = nullptr;
   const void* panels = nullptr;  // of b's powers, transposed
-  double bound = 0, floor_bound = 0;  // scaled sums from here on are certified, and those with a floor under their exponentials
-  void* log_s = nullptr;  // C
+  double bound = 0,
+         floor_bound = 0;  // scaled sums from here on are certified, and those with a floor under their exponentials
+  void* log_s = nullptr;   // C
   void* out = nullptr;
 };
 
@@ -83,8 +85,8 @@ struct ProductProblem {
   const uint8_t* partial = nullptr;
   bool partial_of_left = false;
   const void* panels = nullptr;  // of right's powers times z, as they are
-  const void* z = nullptr;  // dense, like right's values; null: 1
-  void* sums = nullptr;  // (batches, left rows, depth), scratch
+  const void* z = nullptr;       // dense, like right's values; null: 1
+  void* sums = nullptr;          // (batches, left rows, depth), scratch
   void* result = nullptr;
   int64_t result_row = 0, result_column = 0;
 };
@@ -99,7 +101,7 @@ struct DotProblem {
   const void* x = nullptr;  // dense, like the operands' values; null: 1
   const void* z = nullptr;
   const void* panels = nullptr;  // of b's powers times z, transposed
-  void* sums = nullptr;  // (batches, I, J), scratch
+  void* sums = nullptr;          // (batches, I, J), scratch
   void* result = nullptr;
 };
 
@@ -111,7 +113,7 @@ struct SelectProblem {
   int64_t a_batch = 0;
   const void* b = nullptr;
   int64_t b_batch = 0;
-  MatrixView uniforms;  // C
+  MatrixView uniforms;     // C
   void* values = nullptr;  // of `dtype`
   int64_t* indices = nullptr;
 };

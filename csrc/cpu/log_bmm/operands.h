@@ -1,4 +1,5 @@
-// Operands of the log-semiring products made ready: rows of numbers in the dtype of the sums, their maxima, their exponentials.
+// Operands of the log-semiring products made ready: rows of numbers in the dtype of the sums, their maxima, their
+// exponentials.
 #pragma once
 
 #include "log_bmm/kernels.h"
@@ -10,7 +11,8 @@ namespace {
 template <typename C>
 constexpr C kMinusInfinity = -__builtin_inf();
 
-// Transposes go by squares of so many elements, a cache line of floats a side: rows a power of two apart share a set of the first-level cache.
+// Transposes go by squares of so many elements, a cache line of floats a side: rows a power of two apart share a set of
+// the first-level cache.
 constexpr int64_t kSquare = 16;
 
 // The arithmetic's dtype.
@@ -80,8 +82,8 @@ void shift_row(const ShiftedRows& problem, int64_t row) {
   }
   problem.masked[row] = static_cast<uint8_t>(largest == kMinusInfinity<C> ? 2 : has_infinity != 0);
   if (largest == kMinusInfinity<C>) largest = 0;
-  // Beside a +inf finite numbers weigh exp(-inf) = 0, as in torch.logsumexp's gradient: the shift is not to make log S a NaN. The exponentials keep
-  // the NaN of inf - inf, and so send all sums of the row to Pair.
+  // Beside a +inf finite numbers weigh exp(-inf) = 0, as in torch.logsumexp's gradient: the shift is not to make log S
+  // a NaN. The exponentials keep the NaN of inf - inf, and so send all sums of the row to Pair.
   static_cast<C*>(problem.largest)[row] = largest == -kMinusInfinity<C> ? C(0) : largest;
 
   const typename S::Reg top = S::splat(largest), floor = S::splat(static_cast<C>(problem.scaling.floor));
@@ -107,8 +109,10 @@ void shift_rows(const ShiftedRows& problem, int64_t begin, int64_t end) {
     int64_t count = problem.rows - first < kSquare ? problem.rows - first : kSquare;
     count = end - begin < count ? end - begin : count;
     if (problem.copied != nullptr) {
-      const T* from = static_cast<const T*>(problem.source.data) + batch * problem.source.batch + first * problem.source.row;
-      copy_rows<T, C>(from, problem.source.row, problem.source.column, count, problem.depth, static_cast<C*>(problem.copied) + begin * problem.depth);
+      const T* from =
+          static_cast<const T*>(problem.source.data) + batch * problem.source.batch + first * problem.source.row;
+      copy_rows<T, C>(from, problem.source.row, problem.source.column, count, problem.depth,
+          static_cast<C*>(problem.copied) + begin * problem.depth);
     }
     for (int64_t r = 0; problem.powers != nullptr && r < count; ++r) shift_row<C>(problem, begin + r);
     begin += count;

@@ -1,4 +1,5 @@
-// The log-semiring family on the CPU: scratch memory, and the stages of each op shared out among torch's threads. No bit depends on how.
+// The log-semiring family on the CPU: scratch memory, and the stages of each op shared out among torch's threads. No
+// bit depends on how.
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -41,7 +42,9 @@ class Scratch {
   std::vector<Tensor> tensors_;
 };
 
-MatrixView view(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
+MatrixView view(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
 MatrixView transposed(const MatrixView& matrix) { return {matrix.data, matrix.batch, matrix.column, matrix.row}; }
 
 int64_t ceil_log2(int64_t value) {
@@ -52,9 +55,10 @@ int64_t ceil_log2(int64_t value) {
 
 // How far the exponentials can be scaled, and from which sums on what underflowed does not show.
 //
-// With E' = 2^s exp(a - R) and F' alike, K E' F' stays below 2^126. What is lost of either is below 2^-126, and the other at most 2^s: a sum of K
-// such losses is below 2^-24 of S' where S' >= K 2^(s - 126 + 24), 4 K below. With a floor f under E' and F', to tell sums of nothing from sums
-// that underflowed (f^2 is a normal number), f takes the place of 2^-126.
+// With E' = 2^s exp(a - R) and F' alike, K E' F' stays below 2^126. What is lost of either is below 2^-126, and the
+// other at most 2^s: a sum of K such losses is below 2^-24 of S' where S' >= K 2^(s - 126 + 24), 4 K below. With a
+// floor f under E' and F', to tell sums of nothing from sums that underflowed (f^2 is a normal number), f takes the
+// place of 2^-126.
 struct Certificate {
   Scaling scaling;
   double bound, floor_bound;
@@ -64,15 +68,17 @@ Certificate certificate(ScalarType sums, int64_t depth) {
   const int exponents = wide ? 1022 : 126, digits = wide ? 53 : 24, floor = wide ? 500 : 60;
   const int power = static_cast<int>((exponents - ceil_log2(depth)) / 2);
   const double terms = 4.0 * static_cast<double>(depth > 0 ? depth : 1);
-  return {{static_cast<double>(power), std::ldexp(1.0, -floor)},
-          std::ldexp(terms, power - exponents + digits),
-          std::ldexp(terms, power - floor + digits)};
+  return {{static_cast<double>(power), std::ldexp(1.0, -floor)}, std::ldexp(terms, power - exponents + digits),
+      std::ldexp(terms, power - floor + digits)};
 }
 
 // A larger upstream gradient could overflow the sums of G = y / S, as 1 / S is 2^93 (double: 2^924) at most.
-double largest_y(ScalarType sums, int64_t terms) { return std::ldexp(1.0, sums == ScalarType::Double ? 97 : 34) / static_cast<double>(terms > 0 ? terms : 1); }
+double largest_y(ScalarType sums, int64_t terms) {
+  return std::ldexp(1.0, sums == ScalarType::Double ? 97 : 34) / static_cast<double>(terms > 0 ? terms : 1);
+}
 
-// The largest |z| of `count` finite ones, at least 1: the sums of G F z grow with it. 1 beside an infinity or a NaN, which is in the sums anyway.
+// The largest |z| of `count` finite ones, at least 1: the sums of G F z grow with it. 1 beside an infinity or a NaN,
+// which is in the sums anyway.
 template <typename C>
 double largest_factor(const void* z, int64_t count) {
   const C* values = static_cast<const C*>(z);
@@ -85,11 +91,13 @@ double largest_factor(const void* z, int64_t count) {
   return strange == 0 ? most : 1;
 }
 
-int panel_columns(ScalarType sums) { return sums == ScalarType::Double ? kernels().double_columns : kernels().float_columns; }
+int panel_columns(ScalarType sums) {
+  return sums == ScalarType::Double ? kernels().double_columns : kernels().float_columns;
+}
 
 // (batches, rows, depth) of C from any memory; without `with_powers` nothing but that.
-ShiftedRows rows_of(Scratch& scratch, ScalarType dtype, MatrixView source, int64_t batches, int64_t rows, int64_t depth, bool may_share,
-                    const Scaling* scaling) {
+ShiftedRows rows_of(Scratch& scratch, ScalarType dtype, MatrixView source, int64_t batches, int64_t rows, int64_t depth,
+    bool may_share, const Scaling* scaling) {
   ShiftedRows result;
   result.dtype = dtype;
   result.source = source;
@@ -97,8 +105,8 @@ ShiftedRows rows_of(Scratch& scratch, ScalarType dtype, MatrixView source, int64
   result.rows = rows;
   result.depth = depth;
   const int64_t count = result.batches * rows;
-  const bool dense = dtype == sum_dtype(dtype) && (source.column == 1 || depth == 1) && (source.row == depth || rows == 1) &&
-                     (source.batch == rows * depth || result.batches == 1);
+  const bool dense = dtype == sum_dtype(dtype) && (source.column == 1 || depth == 1) &&
+      (source.row == depth || rows == 1) && (source.batch == rows * depth || result.batches == 1);
   if (dense) {
     result.values = source.data;
   } else {
@@ -110,7 +118,8 @@ ShiftedRows rows_of(Scratch& scratch, ScalarType dtype, MatrixView source, int64
     result.powers = scratch.numbers(count * depth);
     result.masked = scratch.bytes(count);
   }
-  if (!dense || scaling != nullptr) share_out(count, count * depth, [&](int64_t begin, int64_t end) { kernels().shift(result, begin, end); });
+  if (!dense || scaling != nullptr)
+    share_out(count, count * depth, [&](int64_t begin, int64_t end) { kernels().shift(result, begin, end); });
   return result;
 }
 
@@ -121,19 +130,20 @@ struct Operands {
 Operands operands_of(Scratch& scratch, const Tensor& a, const Tensor& b, const Scaling& scaling) {
   const ScalarType dtype = a.scalar_type();
   return {rows_of(scratch, dtype, view(a), a.size(0), a.size(1), a.size(2), true, &scaling),
-          rows_of(scratch, dtype, transposed(view(b)), b.size(0), b.size(2), b.size(1), true, &scaling)};
+      rows_of(scratch, dtype, transposed(view(b)), b.size(0), b.size(2), b.size(1), true, &scaling)};
 }
 
 // An operand of a product that goes with a (B, I, K), or transposed with b; null where there is none.
 const void* factors_of(Scratch& scratch, const std::optional<Tensor>& tensor, bool is_like_b) {
   if (!tensor) return nullptr;
   const MatrixView source = view(*tensor);
-  return rows_of(scratch, tensor->scalar_type(), is_like_b ? transposed(source) : source, tensor->size(0), tensor->size(is_like_b ? 2 : 1),
-                 tensor->size(is_like_b ? 1 : 2), false, nullptr)
+  return rows_of(scratch, tensor->scalar_type(), is_like_b ? transposed(source) : source, tensor->size(0),
+      tensor->size(is_like_b ? 2 : 1), tensor->size(is_like_b ? 1 : 2), false, nullptr)
       .values;
 }
 
-const void* panels_of(Scratch& scratch, const ShiftedRows& rows, const void* factors, int64_t batches, bool is_transposed) {
+const void* panels_of(
+    Scratch& scratch, const ShiftedRows& rows, const void* factors, int64_t batches, bool is_transposed) {
   PanelsProblem problem;
   problem.dtype = rows.dtype;
   problem.values = rows.powers;
@@ -158,12 +168,15 @@ void multiply(int64_t batches, int64_t rows, int64_t depth, int64_t columns, con
   share_out(tasks, batches * rows * columns * (depth / 8 + 8), run);
 }
 
-bool is_contiguous_sum(const Tensor& tensor) { return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) && tensor.is_contiguous(); }
+bool is_contiguous_sum(const Tensor& tensor) {
+  return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) && tensor.is_contiguous();
+}
 
 // log_s, which the kernels read densely.
 const void* dense_log_s(Scratch& scratch, const Tensor& log_s) {
   if (log_s.is_contiguous()) return log_s.const_data_ptr();
-  return rows_of(scratch, log_s.scalar_type(), view(log_s), log_s.size(0), log_s.size(1), log_s.size(2), false, nullptr).values;
+  return rows_of(scratch, log_s.scalar_type(), view(log_s), log_s.size(0), log_s.size(1), log_s.size(2), false, nullptr)
+      .values;
 }
 
 MatrixView ones(ScalarType dtype) {
@@ -193,7 +206,8 @@ class Products {
     problem.limit = largest_y(sum_dtype(problem.dtype), std::max(rows_, columns_)) / factor;
     problem.weights = scratch.numbers(batches_ * rows_ * columns_);
     problem.partial = scratch.bytes(batches_ * rows_);
-    share_out(batches_ * rows_, batches_ * rows_ * columns_, [&](int64_t begin, int64_t end) { kernels().weights(problem, begin, end); });
+    share_out(batches_ * rows_, batches_ * rows_ * columns_,
+        [&](int64_t begin, int64_t end) { kernels().weights(problem, begin, end); });
     weights_ = problem;
   }
 
@@ -245,7 +259,7 @@ class Products {
     const bool in_place = problem.result_column == 1 && is_contiguous_sum(result);
     problem.sums = in_place ? problem.result : scratch_.numbers(result.numel());
     multiply(batches_, problem.left->rows, problem.right->rows, problem.left->depth,
-             [&](int64_t begin, int64_t end) { kernels().product(problem, begin, end); });
+        [&](int64_t begin, int64_t end) { kernels().product(problem, begin, end); });
   }
 
   Scratch& scratch_;
@@ -273,11 +287,13 @@ std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
   problem.floor_bound = certified.floor_bound;
   problem.log_s = log_s.mutable_data_ptr();
   problem.out = out.mutable_data_ptr();
-  multiply(a.size(0), a.size(1), a.size(2), b.size(2), [&](int64_t begin, int64_t end) { kernels().forward(problem, begin, end); });
+  multiply(a.size(0), a.size(1), a.size(2), b.size(2),
+      [&](int64_t begin, int64_t end) { kernels().forward(problem, begin, end); });
   return {out, log_s};
 }
 
-std::tuple<Tensor, Tensor> log_bmm_backward(Tensor grad, Tensor a, Tensor b, Tensor log_s, std::string precision, bool need_a, bool need_b) {
+std::tuple<Tensor, Tensor> log_bmm_backward(
+    Tensor grad, Tensor a, Tensor b, Tensor log_s, std::string precision, bool need_a, bool need_b) {
   constexpr const char* op = "_log_bmm_backward";
   check_matrices(op, a, b);
   check_precision(op, precision);
@@ -286,10 +302,12 @@ std::tuple<Tensor, Tensor> log_bmm_backward(Tensor grad, Tensor a, Tensor b, Ten
   Scratch scratch(a);
   const Operands operands = operands_of(scratch, a, b, {});
   Products products(scratch, operands, log_s, view(grad));
-  return {need_a ? products.over_j(a, nullptr) : empty(a, {0}, a.scalar_type()), need_b ? products.over_i(b, nullptr) : empty(b, {0}, b.scalar_type())};
+  return {need_a ? products.over_j(a, nullptr) : empty(a, {0}, a.scalar_type()),
+      need_b ? products.over_i(b, nullptr) : empty(b, {0}, b.scalar_type())};
 }
 
-Tensor log_bmm_product(Tensor a, Tensor b, Tensor log_s, std::optional<Tensor> x, std::optional<Tensor> y, std::optional<Tensor> z, int64_t over) {
+Tensor log_bmm_product(Tensor a, Tensor b, Tensor log_s, std::optional<Tensor> x, std::optional<Tensor> y,
+    std::optional<Tensor> z, int64_t over) {
   constexpr const char* op = "_log_bmm_product";
   check_matrices(op, a, b);
   if (over < 0 || over > 2) fail(op, ": over must be 0, 1 or 2, got ", over);
@@ -320,7 +338,8 @@ Tensor log_bmm_product(Tensor a, Tensor b, Tensor log_s, std::optional<Tensor> x
   problem.panels = panels_of(scratch, operands.b, problem.z, a.size(0), true);
   problem.result = result.mutable_data_ptr();
   problem.sums = is_contiguous_sum(result) ? problem.result : scratch.numbers(result.numel());
-  multiply(a.size(0), a.size(1), a.size(2), b.size(2), [&](int64_t begin, int64_t end) { kernels().dot(problem, begin, end); });
+  multiply(a.size(0), a.size(1), a.size(2), b.size(2),
+      [&](int64_t begin, int64_t end) { kernels().dot(problem, begin, end); });
   return result;
 }
 
@@ -345,12 +364,14 @@ SelectProblem select_problem(Scratch& scratch, const Tensor& a, const Tensor& b,
 std::tuple<Tensor, Tensor> max_bmm(Tensor a, Tensor b) {
   check_matrices("_max_bmm", a, b);
   check_not_empty("_max_bmm", a);
-  Tensor values = empty(a, products_shape(a, b), a.scalar_type()), indices = empty(a, products_shape(a, b), ScalarType::Long);
+  Tensor values = empty(a, products_shape(a, b), a.scalar_type()),
+         indices = empty(a, products_shape(a, b), ScalarType::Long);
   if (values.numel() == 0) return {values, indices};
   Scratch scratch(a);
   SelectProblem problem = select_problem(scratch, a, b, indices);
   problem.values = values.mutable_data_ptr();
-  share_out(problem.batches * problem.rows, values.numel() * problem.depth, [&](int64_t begin, int64_t end) { kernels().largest(problem, begin, end); });
+  share_out(problem.batches * problem.rows, values.numel() * problem.depth,
+      [&](int64_t begin, int64_t end) { kernels().largest(problem, begin, end); });
   return {values, indices};
 }
 
@@ -362,7 +383,8 @@ Tensor sample_bmm(Tensor a, Tensor b, Tensor uniforms) {
   Scratch scratch(a);
   SelectProblem problem = select_problem(scratch, a, b, indices);
   problem.uniforms = view(uniforms);
-  share_out(problem.batches * problem.rows, indices.numel() * problem.depth, [&](int64_t begin, int64_t end) { kernels().sample(problem, begin, end); });
+  share_out(problem.batches * problem.rows, indices.numel() * problem.depth,
+      [&](int64_t begin, int64_t end) { kernels().sample(problem, begin, end); });
   return indices;
 }
 

@@ -6,7 +6,7 @@
 namespace dcs::cpu {
 namespace {
 
-constexpr int64_t kSelected = 64;              // columns at a time: their running values stay in the first-level cache
+constexpr int64_t kSelected = 64;  // columns at a time: their running values stay in the first-level cache
 constexpr int64_t kPositions = int64_t{1} << 30;  // k at a time: positions among them are 32 bits
 
 // The arrays of a row (batch, i) and of its batch of b.
@@ -70,7 +70,8 @@ void sample_rows(const SelectProblem& problem, int64_t begin, int64_t end) {
   const int64_t columns = problem.columns, depth = problem.depth;
   for (int64_t row = begin; row < end; ++row) {
     const SelectedRow<C> operands(problem, row);
-    const C* uniforms = static_cast<const C*>(problem.uniforms.data) + row / problem.rows * problem.uniforms.batch + row % problem.rows * problem.uniforms.row;
+    const C* uniforms = static_cast<const C*>(problem.uniforms.data) + row / problem.rows * problem.uniforms.batch +
+        row % problem.rows * problem.uniforms.row;
     for (int64_t from = 0; from < columns; from += kLanes) {
       const int64_t count = columns - from < kLanes ? columns - from : kLanes;
       const auto terms = [&](int64_t k, int v) __attribute__((always_inline)) {
@@ -103,7 +104,8 @@ void sample_rows(const SelectProblem& problem, int64_t begin, int64_t end) {
         for (int v = 0; v < kVectors; ++v) {
           sums[v] = S::add(sums[v], exponential(S::sub(terms(k, v), most[v])));
           const Reg above = S::where_less(targets[v], sums[v], one, nothing);
-          for (unsigned lanes = S::equal_lanes(above, one); lanes != 0; lanes &= lanes - 1, --open) chosen[v * S::kWidth + __builtin_ctz(lanes)] = k;
+          for (unsigned lanes = S::equal_lanes(above, one); lanes != 0; lanes &= lanes - 1, --open)
+            chosen[v * S::kWidth + __builtin_ctz(lanes)] = k;
           targets[v] = S::where_less(targets[v], sums[v], closed, targets[v]);
         }
       }

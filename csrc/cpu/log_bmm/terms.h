@@ -1,4 +1,5 @@
-// Elements term by term, for those that the product of exponentials does not give: where it underflowed, and where +inf or NaN are.
+// Elements term by term, for those that the product of exponentials does not give: where it underflowed, and where +inf
+// or NaN are.
 #pragma once
 
 #include "log_bmm/operands.h"
@@ -6,8 +7,9 @@
 namespace dcs::cpu {
 namespace {
 
-// log(s) - power log 2 of `count` numbers s > 0, as in Cephes' logf to an absolute error of 1e-7, in two parts: rest + whole log 2. One float of a
-// logarithm around -70 would be off by 4e-6, which is too much where the maxima cancel it. (Loops of one kind of number, which compilers vectorise.)
+// log(s) - power log 2 of `count` numbers s > 0, as in Cephes' logf to an absolute error of 1e-7, in two parts: rest +
+// whole log 2. One float of a logarithm around -70 would be off by 4e-6, which is too much where the maxima cancel it.
+// (Loops of one kind of number, which compilers vectorise.)
 DCS_INLINE void split_logarithms(const float* s, int64_t count, float power, float* whole, float* rest) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = as_bits(s[i]);
@@ -62,12 +64,14 @@ struct Pair {
     }
     const Reg top = S::splat(largest);
     Reg sums[2] = {S::splat(C(0)), S::splat(C(0))};
-    each([&](Reg t, int lane) __attribute__((always_inline)) { sums[lane] = S::add(sums[lane], exponential(S::sub(t, top))); });
+    each([&](Reg t, int lane)
+             __attribute__((always_inline)) { sums[lane] = S::add(sums[lane], exponential(S::sub(t, top))); });
     const double log_sum = __builtin_log(sum_lanes<C>(S::add(sums[0], sums[1])));
     // The largest term as the weights have it, rounding and all: where it is the only one, its weight is 1.
     const int64_t k = position(largest);
     const C rise = (a[k] - largest_a) + (b[k] - largest_b);
-    return {static_cast<C>(static_cast<double>(largest) + log_sum), static_cast<C>(static_cast<double>(rise) + log_sum)};
+    return {
+        static_cast<C>(static_cast<double>(largest) + log_sum), static_cast<C>(static_cast<double>(rise) + log_sum)};
   }
 
   // sums[k] += W y z[k]; z null: 1
@@ -80,7 +84,8 @@ struct Pair {
     }
     if (k == depth) return;
     C lanes[kWidth];
-    S::store(lanes, S::mul(weights(load_part(a + k, depth - k, C(0)), load_part(b + k, depth - k, C(0)), log_s), scale));
+    S::store(
+        lanes, S::mul(weights(load_part(a + k, depth - k, C(0)), load_part(b + k, depth - k, C(0)), log_s), scale));
     for (int64_t i = 0; k + i < depth; ++i) sums[k + i] += z == nullptr ? lanes[i] : lanes[i] * z[k + i];
   }
 
@@ -139,8 +144,8 @@ struct Pair {
 template <typename C>
 DCS_INLINE Pair<C> pair_of(const ShiftedRows& a, const ShiftedRows& b, int64_t batch, int64_t i, int64_t j) {
   const int64_t first = (a.batches == 1 ? 0 : batch) * a.rows + i, second = (b.batches == 1 ? 0 : batch) * b.rows + j;
-  return {row_of<C>(a.values, first, a.depth), row_of<C>(b.values, second, b.depth), a.depth, static_cast<const C*>(a.largest)[first],
-          static_cast<const C*>(b.largest)[second]};
+  return {row_of<C>(a.values, first, a.depth), row_of<C>(b.values, second, b.depth), a.depth,
+      static_cast<const C*>(a.largest)[first], static_cast<const C*>(b.largest)[second]};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Steps of float side by side in float, 16 in a vector: a third of the instructions that 8 in double take, conversions left out. Only within a vector: what
-// is carried from one to the next stays double, so that no rounding adds up along a row. Of calls whose discounts are numbers; along rows, that float holds
-// the powers of.
+// Steps of float side by side in float, 16 in a vector: a third of the instructions that 8 in double take, conversions
+// left out. Only within a vector: what is carried from one to the next stays double, so that no rounding adds up along
+// a row. Of calls whose discounts are numbers; along rows, that float holds the powers of.
 #pragma once
 
 #include <type_traits>
@@ -87,7 +87,8 @@ DCS_INLINE Carried<Floats> run_back(__m512 delta, const SameGates<Floats>& gates
   const __m512 own = _mm512_mask3_fmadd_ps(gates.beyond, Floats::splat(*carry), delta, static_cast<__mmask16>(passes));
   // Without a branch, which an episode's end would be a surprise to.
   const __m128d first = _mm_set_sd(_mm512_cvtss_f32(delta));
-  *carry = _mm_cvtsd_f64(_mm_mask3_fmadd_sd(_mm_set_sd(gates.whole), _mm_set_sd(*carry), first, static_cast<__mmask8>(passes)));
+  *carry = _mm_cvtsd_f64(
+      _mm_mask3_fmadd_sd(_mm_set_sd(gates.whole), _mm_set_sd(*carry), first, static_cast<__mmask8>(passes)));
   return {own, own};
 }
 

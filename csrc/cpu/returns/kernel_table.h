@@ -1,8 +1,10 @@
-// The kernels of `_temporal_difference_scan`; included by one file an instruction set, which defines DCS_RETURNS (the table's name) and DCS_ISA.
+// The kernels of `_temporal_difference_scan`; included by one file an instruction set, which defines DCS_RETURNS (the
+// table's name) and DCS_ISA.
 //
-// Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and gathered where not. In `columns` a
-// line is one step of many columns, each with its own carry; in `rows` it is a stretch of one row's steps, and the recurrence runs along the vectors.
-// Arithmetic is double; within the vectors of a row of floats it can be float (float_lanes.h).
+// Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and
+// gathered where not. In `columns` a line is one step of many columns, each with its own carry; in `rows` it is a
+// stretch of one row's steps, and the recurrence runs along the vectors. Arithmetic is double; within the vectors of a
+// row of floats it can be float (float_lanes.h).
 #pragma once
 
 #include <algorithm>
@@ -26,14 +28,19 @@ struct Step {
 
 // What one call of a kernel's loops has in common.
 struct Options {
-  bool is_shifted;   // v' is the values of the next step: it is not known where truncated
+  bool is_shifted;  // v' is the values of the next step: it is not known where truncated
   bool has_rhos, has_truncated;
   double gamma, trace;  // where they are numbers
   double clip_rho, clip_c, clip_pg;
 
   explicit Options(const ReturnsProblem& problem)
-      : is_shifted(!problem.next_values.data), has_rhos(problem.rhos.data != nullptr), has_truncated(problem.truncated.data != nullptr),
-        gamma(problem.gamma.value), trace(problem.trace.value), clip_rho(problem.clip_rho), clip_c(problem.clip_c),
+      : is_shifted(!problem.next_values.data),
+        has_rhos(problem.rhos.data != nullptr),
+        has_truncated(problem.truncated.data != nullptr),
+        gamma(problem.gamma.value),
+        trace(problem.trace.value),
+        clip_rho(problem.clip_rho),
+        clip_c(problem.clip_c),
         clip_pg(problem.clip_pg) {}
 };
 
@@ -74,7 +81,7 @@ DCS_INLINE Step<L> step_at(L, const Options& options, const Line<T>& lines, int6
 // Results from the carry of a step and of the one after it. What is not asked for goes to a line that nobody reads.
 template <bool kValues, bool kRhos, typename L, typename T>
 DCS_INLINE void finish(L, const Options& options, const Line<T>& lines, const Step<L>& step, typename L::Number carry,
-                       typename L::Number after, int64_t j, T* advantages, T* targets, T* pg_advantages) {
+    typename L::Number after, int64_t j, T* advantages, T* targets, T* pg_advantages) {
   if constexpr (kValues) {
     L::store(advantages + j, carry);
     L::store(targets + j, L::add(carry, L::load(lines.values + j)));
@@ -88,8 +95,8 @@ DCS_INLINE void finish(L, const Options& options, const Line<T>& lines, const St
 }
 
 template <bool kValues, bool kRhos, bool kNumbers, typename T>
-DCS_INLINE void column_steps(const Options options, const Line<T> lines, double* carries, T* advantages, T* targets, T* pg_advantages,
-                             bool is_last, int64_t begin, int64_t count) {
+DCS_INLINE void column_steps(const Options options, const Line<T> lines, double* carries, T* advantages, T* targets,
+    T* pg_advantages, bool is_last, int64_t begin, int64_t count) {
   for_lanes(begin, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using L = decltype(lanes);
     const Step<L> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, L::always(is_last));
@@ -103,20 +110,23 @@ DCS_INLINE void column_steps(const Options options, const Line<T> lines, double*
 #if defined(__AVX512F__)
 // Differences of floats 16 in a vector, carries double: half the instructions.
 template <bool kValues>
-DCS_INLINE void column_step_of_floats(const Options options, const Line<float> lines, double* carries, float* advantages, float* targets,
-                                      float* pg_advantages, bool is_last, int64_t count) {
+DCS_INLINE void column_step_of_floats(const Options options, const Line<float> lines, double* carries,
+    float* advantages, float* targets, float* pg_advantages, bool is_last, int64_t count) {
   const int64_t whole = count / Floats::kCount * Floats::kCount;
   const Vector gate = splat(options.gamma * options.trace);
   for (int64_t j = 0; j < whole; j += Floats::kCount) {
     const Step<Floats> step = step_at<kValues, false, true>(Floats{}, options, lines, j, Floats::always(is_last));
     const auto pass = static_cast<uint16_t>(~step.ends);
-    const Vector low = _mm512_mask3_fmadd_pd(gate, load(carries + j), Floats::low(step.delta), static_cast<__mmask8>(pass));
-    const Vector high = _mm512_mask3_fmadd_pd(gate, load(carries + j + 8), Floats::high(step.delta), static_cast<__mmask8>(pass >> 8));
+    const Vector low =
+        _mm512_mask3_fmadd_pd(gate, load(carries + j), Floats::low(step.delta), static_cast<__mmask8>(pass));
+    const Vector high =
+        _mm512_mask3_fmadd_pd(gate, load(carries + j + 8), Floats::high(step.delta), static_cast<__mmask8>(pass >> 8));
     store(carries + j, low), store(carries + j + 8, high);
     const auto own = Floats::join(low, high);
     finish<kValues, false>(Floats{}, options, lines, step, own, own, j, advantages, targets, pg_advantages);
   }
-  column_steps<kValues, false, true>(options, lines, carries, advantages, targets, pg_advantages, is_last, whole, count);
+  column_steps<kValues, false, true>(
+      options, lines, carries, advantages, targets, pg_advantages, is_last, whole, count);
 }
 #endif
 
@@ -136,27 +146,30 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
     const bool is_last = t == problem.length - 1;
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
-      column_step_of_floats<kValues>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, count);
+      column_step_of_floats<kValues>(
+          options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, count);
       outputs.scatter(problem, place);
       continue;
     }
 #endif
-    column_steps<kValues, kRhos, kNumbers>(options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, 0, count);
+    column_steps<kValues, kRhos, kNumbers>(
+        options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, 0, count);
     outputs.scatter(problem, place);
   }
   outputs.finish(problem, {outer, 0, inner, count});
 }
 
 template <typename L, bool kValues, bool kRhos, bool kNumbers, typename T>
-DCS_INLINE void row_steps(const Options options, const CallGates<L> call_gates, const Line<T> lines, double* carry, T* advantages, T* targets,
-                          T* pg_advantages, int64_t last, int64_t count) {
+DCS_INLINE void row_steps(const Options options, const CallGates<L> call_gates, const Line<T> lines, double* carry,
+    T* advantages, T* targets, T* pg_advantages, int64_t last, int64_t count) {
   for_lanes_back<L>(count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
     using Lanes = decltype(lanes);
     const Step<Lanes> step = step_at<kValues, kRhos, kNumbers>(lanes, options, lines, j, Lanes::only(last - j));
     Carried<Lanes> carried;
     if constexpr (kRhos || !kNumbers) carried = run_back(step.delta, Gates<Lanes>{step.gate}, step.ends, carry);
     else carried = run_back(step.delta, call_gates.of(lanes), step.ends, carry);
-    finish<kValues, kRhos>(lanes, options, lines, step, carried.own, carried.after, j, advantages, targets, pg_advantages);
+    finish<kValues, kRhos>(
+        lanes, options, lines, step, carried.own, carried.after, j, advantages, targets, pg_advantages);
   });
 }
 
@@ -178,8 +191,8 @@ void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
       place.count = stop - place.time;
       lines.read(problem, place);
       outputs.point(problem, place);
-      row_steps<L, kValues, kRhos, kNumbers>(options, call_gates, lines, &carry, outputs.to[0], outputs.to[1], outputs.to[2],
-                                             problem.length - 1 - place.time, place.count);
+      row_steps<L, kValues, kRhos, kNumbers>(options, call_gates, lines, &carry, outputs.to[0], outputs.to[1],
+          outputs.to[2], problem.length - 1 - place.time, place.count);
       outputs.scatter(problem, place);
     }
   }
@@ -189,7 +202,8 @@ template <typename T, bool kValues, bool kRhos, bool kNumbers>
 void rows_of(const ReturnsProblem& problem, int64_t begin, int64_t end) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
-    if (holds_powers(problem.gamma.value * problem.trace.value)) return rows_by<Floats, T, kValues, kRhos, kNumbers>(problem, begin, end);
+    if (holds_powers(problem.gamma.value * problem.trace.value))
+      return rows_by<Floats, T, kValues, kRhos, kNumbers>(problem, begin, end);
   }
 #endif
   rows_by<Wide, T, kValues, kRhos, kNumbers>(problem, begin, end);
@@ -229,11 +243,13 @@ DCS_INLINE void with_form(const ReturnsProblem& problem, const Run& run) {
   });
 }
 
-// Returns over n steps, of columns; O(1) a step whatever n is: the steps are cut into blocks as long as the window, and a window is the end of one block and
-// the beginning of the next (van Herk, 1992; Gil and Werman, 1993; scan/window.h has it for scans). `totals`, `gates`: n lines of what the steps up to a block's end
-// make of what is after it, y = total + gate * y'; a gate of 0 reads nothing of it.
+// Returns over n steps, of columns; O(1) a step whatever n is: the steps are cut into blocks as long as the window, and
+// a window is the end of one block and the beginning of the next (van Herk, 1992; Gil and Werman, 1993; scan/window.h
+// has it for scans). `totals`, `gates`: n lines of what the steps up to a block's end make of what is after it, y =
+// total + gate * y'; a gate of 0 reads nothing of it.
 template <typename T>
-void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {
+void n_step_columns_of(
+    const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {
   Lines<T, false> lines;
   Outputs<T, false> outputs;
   alignas(64) double total[kReturnsColumns], gate[kReturnsColumns];  // of a block's first steps
@@ -283,7 +299,9 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
           const auto own = L::select(step.ends, L::splat(0.0), step.gate);
           L::store(total + j, join(lanes, after, all, step.delta));
           // Finite: a carry of 0 stays 0.
-          L::store(gate + j, L::select(L::is_zero(all), all, L::at_most(multiply(all, own), L::splat(std::numeric_limits<double>::max()))));
+          L::store(gate + j,
+              L::select(
+                  L::is_zero(all), all, L::at_most(multiply(all, own), L::splat(std::numeric_limits<double>::max()))));
           after = join(lanes, after, all, end_of_window.delta);
         }
         L::store(targets + j, is_first ? after : join(lanes, L::load(from + j), L::load(gates_from + j), after));
@@ -294,8 +312,10 @@ void n_step_columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inn
   outputs.finish(problem, {outer, 0, inner, count});
 }
 
-void n_step_columns(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {
-  with_dtype(problem, [&](auto tag) { n_step_columns_of<typename decltype(tag)::type>(problem, outer, inner, count, totals, gates); });
+void n_step_columns(
+    const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count, double* totals, double* gates) {
+  with_dtype(problem,
+      [&](auto tag) { n_step_columns_of<typename decltype(tag)::type>(problem, outer, inner, count, totals, gates); });
 }
 
 void returns_columns(const ReturnsProblem& problem, int64_t outer, int64_t inner, int64_t count) {

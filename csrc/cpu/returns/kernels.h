@@ -7,9 +7,11 @@
 
 namespace dcs::cpu {
 
-// Columns that one call takes: their carries and lines stay in the first-level cache, and lines are whole pages of floats (with 256 a third slower).
+// Columns that one call takes: their carries and lines stay in the first-level cache, and lines are whole pages of
+// floats (with 256 a third slower).
 constexpr int64_t kReturnsColumns = 1024;
-constexpr int64_t kTileColumns = 128;  // whose steps are adjacent in memory: so many of them are taken by tiles, no more (lines.h)
+constexpr int64_t kTileColumns =
+    128;  // whose steps are adjacent in memory: so many of them are taken by tiles, no more (lines.h)
 
 struct ReturnsKernels {
   const char* name;

@@ -1,5 +1,5 @@
-// Steps side by side: `Wide` takes kWidth adjacent elements of every line, `Single` one. What is written over them rounds alike in both, as products
-// are only added by multiply_add.
+// Steps side by side: `Wide` takes kWidth adjacent elements of every line, `Single` one. What is written over them
+// rounds alike in both, as products are only added by multiply_add.
 #pragma once
 
 #include "common/simd.h"
@@ -66,7 +66,8 @@ struct Wide {
   static DCS_INLINE Mask flags(const uint8_t* from) {
     int32_t bytes;
     std::memcpy(&bytes, from, sizeof bytes);
-    return _mm256_castsi256_pd(_mm256_cmpgt_epi64(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes)), _mm256_setzero_si256()));
+    return _mm256_castsi256_pd(
+        _mm256_cmpgt_epi64(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes)), _mm256_setzero_si256()));
   }
   static DCS_INLINE Number select(Mask mask, Number a, Number b) { return _mm256_blendv_pd(b, a, mask); }
   static DCS_INLINE Mask either(Mask a, Mask b) { return _mm256_or_pd(a, b); }
@@ -77,8 +78,12 @@ struct Wide {
 #else
   using Mask = __m128d;
   static DCS_INLINE Mask always(bool value) { return _mm_castsi128_pd(_mm_set1_epi64x(value ? -1 : 0)); }
-  static DCS_INLINE Mask flags(const uint8_t* from) { return _mm_castsi128_pd(_mm_set_epi64x(from[1] ? -1 : 0, from[0] ? -1 : 0)); }
-  static DCS_INLINE Number select(Mask mask, Number a, Number b) { return _mm_or_pd(_mm_and_pd(mask, a), _mm_andnot_pd(mask, b)); }
+  static DCS_INLINE Mask flags(const uint8_t* from) {
+    return _mm_castsi128_pd(_mm_set_epi64x(from[1] ? -1 : 0, from[0] ? -1 : 0));
+  }
+  static DCS_INLINE Number select(Mask mask, Number a, Number b) {
+    return _mm_or_pd(_mm_and_pd(mask, a), _mm_andnot_pd(mask, b));
+  }
   static DCS_INLINE Mask either(Mask a, Mask b) { return _mm_or_pd(a, b); }
   static DCS_INLINE Mask is_zero(Number value) { return _mm_cmpeq_pd(value, _mm_setzero_pd()); }
   static DCS_INLINE Number at_most(Number value, Number bound) { return _mm_min_pd(bound, value); }
@@ -121,8 +126,9 @@ struct Carried {
   typename L::Number own, after;
 };
 
-// The recurrence over adjacent steps, from the last one back: own[t] = delta[t] + gate[t] * own[t + 1], delta[t] where ends[t]. `carry`: own beyond
-// the last step; it becomes the first step's. Within a vector by doubling (Hillis and Steele, 1986), off the way of the carry from vector to vector.
+// The recurrence over adjacent steps, from the last one back: own[t] = delta[t] + gate[t] * own[t + 1], delta[t] where
+// ends[t]. `carry`: own beyond the last step; it becomes the first step's. Within a vector by doubling (Hillis and
+// Steele, 1986), off the way of the carry from vector to vector.
 //
 // The gates: one a step, or the same for all, whose powers are made once.
 template <typename L>
@@ -137,7 +143,8 @@ struct SameGates<Single> {
 };
 template <>
 struct SameGates<Wide> {
-  Wide::Number by_one, by_two, by_four, beyond;  // powers over so many steps; from each lane to the carry beyond the last one
+  Wide::Number by_one, by_two, by_four,
+      beyond;  // powers over so many steps; from each lane to the carry beyond the last one
 };
 
 DCS_INLINE SameGates<Single> same_gates(Single, double gate) { return {gate}; }

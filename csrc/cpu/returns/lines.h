@@ -1,4 +1,5 @@
-// The operands and results of `_temporal_difference_scan` along lines: adjacent elements, in place where they are adjacent in memory and gathered where not.
+// The operands and results of `_temporal_difference_scan` along lines: adjacent elements, in place where they are
+// adjacent in memory and gathered where not.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +16,14 @@ constexpr int64_t kLine = kReturnsColumns;
 
 template <typename T>
 DCS_INLINE const T* at(const ReturnsInput& input, int64_t outer, int64_t time, int64_t inner) {
-  return static_cast<const T*>(input.data) + (outer * input.strides.outer + time * input.strides.time + inner * input.strides.inner);
+  return static_cast<const T*>(input.data) +
+      (outer * input.strides.outer + time * input.strides.time + inner * input.strides.inner);
 }
 
 template <typename T>
 DCS_INLINE T* at(const ReturnsOutput& output, int64_t outer, int64_t time, int64_t inner) {
-  return static_cast<T*>(output.data) + (outer * output.strides.outer + time * output.strides.time + inner * output.strides.inner);
+  return static_cast<T*>(output.data) +
+      (outer * output.strides.outer + time * output.strides.time + inner * output.strides.inner);
 }
 
 template <typename T>
@@ -45,14 +48,16 @@ void gather_flags(const T* from, int64_t stride, int64_t count, uint8_t* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = !(Element<T>::load(from[j * stride]) == 0.0);
 }
 
-// Lines across columns whose steps are adjacent in memory instead: so many of them are read and written together, for a line of one step takes a few bytes
-// of every cache line, and columns that are a power of two apart have their cache lines in few places.
+// Lines across columns whose steps are adjacent in memory instead: so many of them are read and written together, for a
+// line of one step takes a few bytes of every cache line, and columns that are a power of two apart have their cache
+// lines in few places.
 constexpr int64_t kTileSteps = 16;
 template <typename T>
 struct Tile {
   alignas(64) T lines[kTileSteps][kTileColumns + 64 / sizeof(T)];  // apart by an odd number of cache lines
-  int64_t begin = -1;                  // its first step
-  int64_t from = kTileSteps, to = -1;  // steps that have been written, of which a result's tile takes those in between as well
+  int64_t begin = -1;                                              // its first step
+  int64_t from = kTileSteps,
+          to = -1;  // steps that have been written, of which a result's tile takes those in between as well
 };
 
 // Where a line begins and which way it runs. kAlongTime: along a row's steps, else across columns.
@@ -60,7 +65,8 @@ struct Place {
   int64_t outer, time, inner, count;
 };
 
-// The operands along one line. The loops have them by value: results are written through pointers that could, for all the compiler knows, point here.
+// The operands along one line. The loops have them by value: results are written through pointers that could, for all
+// the compiler knows, point here.
 template <typename T>
 struct Line {
   const T* rewards;
@@ -75,10 +81,12 @@ struct Line {
 
 template <typename T, bool kAlongTime>
 struct Lines : Line<T> {
-  using Line<T>::rewards, Line<T>::values, Line<T>::next, Line<T>::rhos, Line<T>::terminated, Line<T>::truncated, Line<T>::gammas, Line<T>::traces;
+  using Line<T>::rewards, Line<T>::values, Line<T>::next, Line<T>::rhos, Line<T>::terminated, Line<T>::truncated,
+      Line<T>::gammas, Line<T>::traces;
 
   // What is gathered or is the same on every line.
-  alignas(64) T zeros[kLine], gathered_rewards[kLine], gathered_values[kLine], gathered_next[kLine], gathered_rhos[kLine];
+  alignas(64) T zeros[kLine], gathered_rewards[kLine], gathered_values[kLine], gathered_next[kLine],
+      gathered_rhos[kLine];
   uint8_t no[kLine], gathered_terminated[kLine], gathered_truncated[kLine];
   double gathered_gammas[kLine], gathered_traces[kLine];
   std::conditional_t<kAlongTime, char, Tile<T>> tiled_rewards, tiled_values, tiled_next, tiled_rhos;
@@ -110,14 +118,14 @@ struct Lines : Line<T> {
     rewards = line(problem.rewards, place, gathered_rewards, tiled_rewards);
     if (problem.values.data) values = line(problem.values, place, gathered_values, tiled_values);
     if (problem.rhos.data) rhos = line(problem.rhos, place, gathered_rhos, tiled_rhos);
-    if (problem.terminated.data) terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated, tiled_terminated);
-    if (problem.truncated.data) truncated = flags(problem.truncated, problem.truncated_is_bool, place, gathered_truncated, tiled_truncated);
+    if (problem.terminated.data)
+      terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated, tiled_terminated);
+    if (problem.truncated.data)
+      truncated = flags(problem.truncated, problem.truncated_is_bool, place, gathered_truncated, tiled_truncated);
     if (problem.gamma.kind == GammaKind::kStep) read_steps(problem.gamma, place, gathered_gammas);
     if (problem.trace.kind == GammaKind::kStep) read_steps(problem.trace, place, gathered_traces);
-    if (problem.next_values.data)
-      next = line(problem.next_values, place, gathered_next, tiled_next);
-    else
-      read_shifted(problem, place);
+    if (problem.next_values.data) next = line(problem.next_values, place, gathered_next, tiled_next);
+    else read_shifted(problem, place);
   }
 
  private:
@@ -146,7 +154,8 @@ struct Lines : Line<T> {
   }
 
   template <typename Tiled>
-  const uint8_t* flags(const ReturnsInput& input, bool is_bool, const Place& place, uint8_t* gathered, Tiled& tile) const {
+  const uint8_t* flags(
+      const ReturnsInput& input, bool is_bool, const Place& place, uint8_t* gathered, Tiled& tile) const {
     if (is_bool) return line(input, place, gathered, tile);
     gather_flags(at<T>(input, place.outer, place.time, place.inner), stride_of(input.strides), place.count, gathered);
     return gathered;
@@ -184,18 +193,21 @@ struct Lines : Line<T> {
         return;
       }
       if (problem.values.data)
-        gather(at<T>(problem.values, after.outer, after.time, after.inner), problem.values.strides.time, last - place.time, gathered_next);
+        gather(at<T>(problem.values, after.outer, after.time, after.inner), problem.values.strides.time,
+            last - place.time, gathered_next);
       else
         for (int64_t j = 0; j < place.count; ++j) gathered_next[j] = zeros[0];
       if (place.time + place.count > last)
-        gathered_next[last - place.time] = problem.bootstrap_value.data ? *at<T>(problem.bootstrap_value, place.outer, 0, place.inner) : zeros[0];
+        gathered_next[last - place.time] =
+            problem.bootstrap_value.data ? *at<T>(problem.bootstrap_value, place.outer, 0, place.inner) : zeros[0];
       next = gathered_next;
     } else if (place.time < last) {
       next = problem.values.data ? line(problem.values, after, gathered_next, tiled_next) : zeros;
     } else {
       next = zeros;
       if (!problem.bootstrap_value.data) return;
-      gather(at<T>(problem.bootstrap_value, place.outer, 0, place.inner), problem.bootstrap_value.strides.inner, place.count, gathered_next);
+      gather(at<T>(problem.bootstrap_value, place.outer, 0, place.inner), problem.bootstrap_value.strides.inner,
+          place.count, gathered_next);
       next = gathered_next;
     }
   }
@@ -211,7 +223,9 @@ struct Outputs {
   DCS_INLINE static const ReturnsOutput& output(const ReturnsProblem& problem, int k) {
     return k == 0 ? problem.advantages : k == 1 ? problem.targets : problem.pg_advantages;
   }
-  DCS_INLINE static int64_t stride(const ReturnsOutput& output) { return kAlongTime ? output.strides.time : output.strides.inner; }
+  DCS_INLINE static int64_t stride(const ReturnsOutput& output) {
+    return kAlongTime ? output.strides.time : output.strides.inner;
+  }
 
   void point(const ReturnsProblem& problem, const Place& place) {
     for (int k = 0; k < 3; ++k) {

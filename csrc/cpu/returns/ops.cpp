@@ -1,4 +1,5 @@
-// `_temporal_difference_scan` and `_n_step_returns` on the CPU: columns or rows shared out among torch's threads. Every row stands for itself, so no bit depends on how.
+// `_temporal_difference_scan` and `_n_step_returns` on the CPU: columns or rows shared out among torch's threads. Every
+// row stands for itself, so no bit depends on how.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -34,23 +35,26 @@ void run_returns_columns(const ReturnsProblem& problem) {
   });
 }
 
-// Columns, or rows taken for columns, few enough at a time that what is kept of a window's steps stays in the second-level cache.
+// Columns, or rows taken for columns, few enough at a time that what is kept of a window's steps stays in the
+// second-level cache.
 void run_n_step(ReturnsProblem problem) {
   if (problem.inner == 1) {
     std::swap(problem.inner, problem.outer);
-    for (ReturnsInput* input : {&problem.rewards, &problem.values, &problem.next_values, &problem.bootstrap_value, &problem.terminated, &problem.truncated,
-                                &problem.gamma.tensor, &problem.trace.tensor})
+    for (ReturnsInput* input : {&problem.rewards, &problem.values, &problem.next_values, &problem.bootstrap_value,
+             &problem.terminated, &problem.truncated, &problem.gamma.tensor, &problem.trace.tensor})
       std::swap(input->strides.inner, input->strides.outer);
     std::swap(problem.targets.strides.inner, problem.targets.strides.outer);
   }
   constexpr int64_t kKept = (512 << 10) / sizeof(double);
-  const int64_t width = std::clamp<int64_t>(kKept / 2 / problem.steps / 16 * 16, 16, kTileColumns), blocks = (problem.inner + width - 1) / width;
+  const int64_t width = std::clamp<int64_t>(kKept / 2 / problem.steps / 16 * 16, 16, kTileColumns),
+                blocks = (problem.inner + width - 1) / width;
   share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     const int64_t kept = problem.steps * std::min(width, problem.inner);
     const std::unique_ptr<double[]> totals(new double[kept]), gates(new double[kept]);
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
-      returns_kernels().n_step(problem, block / blocks, inner, std::min(width, problem.inner - inner), totals.get(), gates.get());
+      returns_kernels().n_step(
+          problem, block / blocks, inner, std::min(width, problem.inner - inner), totals.get(), gates.get());
     }
   });
 }
@@ -61,12 +65,16 @@ void run_n_step(ReturnsProblem problem) {
 struct CpuReturns {
   static void run(const ReturnsProblem& problem, const Tensor&) {
     for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
-      if (output->data) cpu::advise_huge_pages(output->data, output->strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
+      if (output->data)
+        cpu::advise_huge_pages(
+            output->data, output->strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
     if (problem.steps) return cpu::run_n_step(problem);
-    const ReturnsOutput& output = problem.advantages.data ? problem.advantages : problem.targets.data ? problem.targets : problem.pg_advantages;
+    const ReturnsOutput& output = problem.advantages.data ? problem.advantages
+        : problem.targets.data                            ? problem.targets
+                                                          : problem.pg_advantages;
     if (output.strides.inner == 1 && problem.inner >= cpu::kFewReturnsColumns) return cpu::run_returns_columns(problem);
     cpu::share_out(problem.rows(), problem.rows() * problem.length,
-                   [&](int64_t begin, int64_t end) { cpu::returns_kernels().rows(problem, begin, end); });
+        [&](int64_t begin, int64_t end) { cpu::returns_kernels().rows(problem, begin, end); });
   }
 };
 

@@ -1,4 +1,5 @@
-// Columns side by side in memory: every step is a loop over a block of them, which the compiler vectorises; carries stay in the first-level cache.
+// Columns side by side in memory: every step is a loop over a block of them, which the compiler vectorises; carries
+// stay in the first-level cache.
 #pragma once
 
 #include "scan/row_view.h"
@@ -15,15 +16,14 @@ DCS_INLINE const T* line(const T* from, int64_t stride, int64_t count, T* gather
 }
 
 template <typename T, typename Gate, bool kStep, bool kReset>
-DCS_INLINE void step_columns(const T* __restrict input, T* __restrict output, const T* __restrict step_gates, const Gate* __restrict row_gates,
-                             const bool* __restrict reset, typename Element<T>::Sum* __restrict carries, bool conjugate, int64_t count) {
+DCS_INLINE void step_columns(const T* __restrict input, T* __restrict output, const T* __restrict step_gates,
+    const Gate* __restrict row_gates, const bool* __restrict reset, typename Element<T>::Sum* __restrict carries,
+    bool conjugate, int64_t count) {
   for (int64_t j = 0; j < count; ++j) {
     const typename Element<T>::Sum x = Element<T>::load(input[j]);
     Gate gate;
-    if constexpr (kStep)
-      gate = conjugate_if(conjugate, GateFrom<Gate>::element(step_gates[j]));
-    else
-      gate = row_gates[j];
+    if constexpr (kStep) gate = conjugate_if(conjugate, GateFrom<Gate>::element(step_gates[j]));
+    else gate = row_gates[j];
     auto y = multiply_add(gate, carries[j], x);
     if constexpr (kReset) y = select(reset[j], x, y);
     carries[j] = y;
@@ -32,16 +32,16 @@ DCS_INLINE void step_columns(const T* __restrict input, T* __restrict output, co
 }
 
 template <typename T, bool kStep, bool kReset>
-DCS_INLINE void step_gradients(const typename Element<T>::Sum* __restrict carries, const T* __restrict saved, const bool* __restrict reset,
-                               typename Element<T>::Sum* __restrict sums, T* __restrict grad_gamma, int64_t stride, int64_t count) {
+DCS_INLINE void step_gradients(const typename Element<T>::Sum* __restrict carries, const T* __restrict saved,
+    const bool* __restrict reset, typename Element<T>::Sum* __restrict sums, T* __restrict grad_gamma, int64_t stride,
+    int64_t count) {
   using Sum = typename Element<T>::Sum;
   for (int64_t j = 0; j < count; ++j) {
     const bool own = kReset && reset[j];
     const Sum next = Element<T>::load(saved[j]);
     if constexpr (kStep)
       grad_gamma[j * stride] = Element<T>::store(select(own, Sum{}, gradient_term(carries[j], next, Sum{})));
-    else
-      sums[j] = select(own, sums[j], gradient_term(carries[j], next, sums[j]));
+    else sums[j] = select(own, sums[j], gradient_term(carries[j], next, sums[j]));
   }
 }
 
@@ -61,7 +61,7 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
   const int64_t shift = problem.shifted ? 1 : 0;
   for (int64_t k = 0; k < problem.length; ++k) {
     const T* input = line(locate(problem, static_cast<const T*>(problem.input), problem.input_strides, outer, inner, k),
-                          problem.input_strides.inner, count, gathered_input);
+        problem.input_strides.inner, count, gathered_input);
     T* output = locate(problem, static_cast<T*>(problem.output), problem.output_strides, outer, inner, k);
     if (k == 0 && begins) {
       for (int64_t j = 0; j < count; ++j) {
@@ -72,23 +72,27 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
       const T* step_gates = nullptr;
       const bool* reset = nullptr;
       if constexpr (kStep)
-        step_gates = line(locate(problem, static_cast<const T*>(problem.gamma), problem.gamma_strides, outer, inner, k - shift),
-                          problem.gamma_strides.inner, count, gathered_gates);
+        step_gates =
+            line(locate(problem, static_cast<const T*>(problem.gamma), problem.gamma_strides, outer, inner, k - shift),
+                problem.gamma_strides.inner, count, gathered_gates);
       if constexpr (kReset)
-        reset = line(locate(problem, problem.reset, problem.reset_strides, outer, inner, k - shift), problem.reset_strides.inner, count,
-                     gathered_reset);
-      step_columns<T, Gate, kStep, kReset>(input, output, step_gates, gates, reset, carries, problem.conjugate_gamma, count);
+        reset = line(locate(problem, problem.reset, problem.reset_strides, outer, inner, k - shift),
+            problem.reset_strides.inner, count, gathered_reset);
+      step_columns<T, Gate, kStep, kReset>(
+          input, output, step_gates, gates, reset, carries, problem.conjugate_gamma, count);
     }
     if constexpr (kBackward) {
       const bool* own = nullptr;
       if constexpr (kReset)
-        own = line(locate(problem, problem.reset, problem.reset_strides, outer, inner, k), problem.reset_strides.inner, count, gathered_own);
+        own = line(locate(problem, problem.reset, problem.reset_strides, outer, inner, k), problem.reset_strides.inner,
+            count, gathered_own);
       const T* saved = gathered_saved;
       if (k + 1 < problem.length)
         saved = line(locate(problem, static_cast<const T*>(problem.saved), problem.saved_strides, outer, inner, k + 1),
-                     problem.saved_strides.inner, count, gathered_saved);
+            problem.saved_strides.inner, count, gathered_saved);
       else
-        for (int64_t j = 0; j < count; ++j) gathered_saved[j] = Element<T>::store(read_initial<T>(problem, outer, inner + j));
+        for (int64_t j = 0; j < count; ++j)
+          gathered_saved[j] = Element<T>::store(read_initial<T>(problem, outer, inner + j));
       T* grad_gamma = nullptr;
       if constexpr (kStep)
         grad_gamma = locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, k);

@@ -1,6 +1,6 @@
 // Rows whose steps are adjacent in memory, with one gate: SIMD along the row. Within a vector, log2(width) steps of
-// v += gamma^(2^k) * (v moved on by 2^k lanes) (Hillis and Steele, 1986) give the scan from a carry of 0, off the critical path;
-// the carry itself takes one multiply-add for two vectors.
+// v += gamma^(2^k) * (v moved on by 2^k lanes) (Hillis and Steele, 1986) give the scan from a carry of 0, off the
+// critical path; the carry itself takes one multiply-add for two vectors.
 #pragma once
 
 #include "scan/lanes.h"
@@ -14,7 +14,8 @@ constexpr double kLargestGamma = 1e15;
 // Above it the power of a whole chunk could.
 constexpr double kLargestChunkGamma = 1.05;
 
-// Below it powers within four vectors could underflow: inf * 0 would make NaN of what stays infinite. 0 itself does so at every step.
+// Below it powers within four vectors could underflow: inf * 0 would make NaN of what stays infinite. 0 itself does so
+// at every step.
 constexpr double kSmallestGamma = 1e-9;
 
 DCS_INLINE bool keeps_powers(double gamma, double largest) {
@@ -23,10 +24,11 @@ DCS_INLINE bool keeps_powers(double gamma, double largest) {
 }
 
 inline bool is_contiguous(const ScanProblem& problem) {
-  return problem.input_strides.time == 1 && problem.output_strides.time == 1 && (!problem.backward || problem.saved_strides.time == 1) &&
-      problem.gamma_kind != GammaKind::kStep && problem.reset == nullptr &&
-      (problem.dtype == ElementType::Float || problem.dtype == ElementType::Double || problem.dtype == ElementType::Half ||
-       problem.dtype == ElementType::BFloat16);
+  return problem.input_strides.time == 1 && problem.output_strides.time == 1 &&
+      (!problem.backward || problem.saved_strides.time == 1) && problem.gamma_kind != GammaKind::kStep &&
+      problem.reset == nullptr &&
+      (problem.dtype == ElementType::Float || problem.dtype == ElementType::Double ||
+          problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16);
 }
 
 template <bool kMirrored>
@@ -61,10 +63,11 @@ struct Powers {
   }
 };
 
-// Scans `count` steps from `carry`; returns the last value. input, output and saved point at the first step in scan order (saved: at the second).
-// With kBackward, `sum` gathers output * saved.
+// Scans `count` steps from `carry`; returns the last value. input, output and saved point at the first step in scan
+// order (saved: at the second). With kBackward, `sum` gathers output * saved.
 template <typename T, bool kMirrored, bool kBackward>
-DCS_INLINE double scan_contiguous(const Powers<kMirrored>& powers, const T* input, T* output, const T* saved, int64_t count, double carry, double* sum) {
+DCS_INLINE double scan_contiguous(const Powers<kMirrored>& powers, const T* input, T* output, const T* saved,
+    int64_t count, double carry, double* sum) {
   constexpr int64_t kBack = kMirrored ? kWidth - 1 : 0;  // a vector's lowest address lies this far below its first step
   constexpr int64_t kOn = kMirrored ? -1 : 1;
   int64_t k = 0;
@@ -104,14 +107,16 @@ DCS_INLINE double scan_contiguous(const Powers<kMirrored>& powers, const T* inpu
 
 // A lane's steps. The last one of a row is apart in the backward: no saved value follows it.
 template <typename T, bool kMirrored>
-DCS_INLINE void scan_lane(const ScanProblem& problem, const Powers<kMirrored>& powers, Lane<T, double>& lane, int64_t count) {
+DCS_INLINE void scan_lane(
+    const ScanProblem& problem, const Powers<kMirrored>& powers, Lane<T, double>& lane, int64_t count) {
   constexpr int64_t kOn = kMirrored ? -1 : 1;
   if (!problem.backward) {
     scan_contiguous<T, kMirrored, false>(powers, lane.input, lane.output, nullptr, count, lane.carry, nullptr);
     return;
   }
   const int64_t body = lane.last ? count - 1 : count;
-  const double carry = scan_contiguous<T, kMirrored, true>(powers, lane.input, lane.output, lane.saved, body, lane.carry, &lane.sum);
+  const double carry =
+      scan_contiguous<T, kMirrored, true>(powers, lane.input, lane.output, lane.saved, body, lane.carry, &lane.sum);
   if (lane.last) {
     const double y = multiply_add(powers.gamma, carry, Element<T>::load(lane.input[kOn * body]));
     lane.output[kOn * body] = Element<T>::store(y);
@@ -123,7 +128,8 @@ template <typename T, bool kMirrored>
 void contiguous_rows_of(const ScanProblem& problem, int64_t begin, int64_t end) {
   const bool same_gate = problem.gamma_kind == GammaKind::kNumber;
   Powers<kMirrored> powers(problem.gamma_value);
-  // Steps that run down in memory: so do the rows. Against the turn at every row the prefetchers help nothing (65536 x 128 float: 13.1 ms, not 3.5).
+  // Steps that run down in memory: so do the rows. Against the turn at every row the prefetchers help nothing (65536 x
+  // 128 float: 13.1 ms, not 3.5).
   RowCursor cursor(problem, kMirrored ? end - 1 : begin);
   if (same_gate && !problem.backward && keeps_powers(problem.gamma_value, kLargestGamma)) {
     // Apart, for rows so short that describing a lane would take longer than the scan.
@@ -131,18 +137,17 @@ void contiguous_rows_of(const ScanProblem& problem, int64_t begin, int64_t end) 
     T* output = static_cast<T*>(problem.output);
     const bool carries = problem.initial != nullptr && !problem.shifted;
     for (int64_t row = begin; row < end; ++row, cursor.next<kMirrored>())
-      scan_contiguous<T, kMirrored, false>(powers, locate(problem, input, problem.input_strides, cursor.outer, cursor.inner, 0),
-                                           locate(problem, output, problem.output_strides, cursor.outer, cursor.inner, 0), nullptr,
-                                           problem.length, carries ? read_initial<T>(problem, cursor.outer, cursor.inner) : 0.0, nullptr);
+      scan_contiguous<T, kMirrored, false>(powers,
+          locate(problem, input, problem.input_strides, cursor.outer, cursor.inner, 0),
+          locate(problem, output, problem.output_strides, cursor.outer, cursor.inner, 0), nullptr, problem.length,
+          carries ? read_initial<T>(problem, cursor.outer, cursor.inner) : 0.0, nullptr);
     return;
   }
   for (int64_t row = begin; row < end; ++row, cursor.next<kMirrored>()) {
     Lane<T, double> lane = make_lane<T, double, false>(problem, cursor.outer, cursor.inner, 0, problem.length);
     if (!same_gate && !(lane.constant == powers.gamma)) powers = Powers<kMirrored>(lane.constant);
-    if (keeps_powers(lane.constant, kLargestGamma))
-      scan_lane<T, kMirrored>(problem, powers, lane, problem.length);
-    else
-      run_lanes_any<T, double, false, 1>(problem, &lane, problem.length);
+    if (keeps_powers(lane.constant, kLargestGamma)) scan_lane<T, kMirrored>(problem, powers, lane, problem.length);
+    else run_lanes_any<T, double, false, 1>(problem, &lane, problem.length);
     if (problem.backward) write_partial<T>(problem, cursor.outer, cursor.inner, lane.sum);
   }
 }
@@ -154,7 +159,8 @@ void contiguous_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
 }
 
 template <typename T, bool kMirrored>
-void contiguous_chunks_of(const ScanProblem& problem, int64_t outer, int64_t inner, double gamma, int64_t begin, int64_t end, Chunk* chunks) {
+void contiguous_chunks_of(
+    const ScanProblem& problem, int64_t outer, int64_t inner, double gamma, int64_t begin, int64_t end, Chunk* chunks) {
   const Powers<kMirrored> powers(gamma);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t count = chunk_length(problem, chunk);
@@ -166,14 +172,17 @@ void contiguous_chunks_of(const ScanProblem& problem, int64_t outer, int64_t inn
 }
 
 template <typename T>
-void contiguous_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
+void contiguous_chunks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   const double gamma = read_gate<double>(problem, outer, inner);
-  if (!keeps_powers(gamma, kLargestGamma)) return lane_chunks<T, double, false>(problem, outer, inner, begin, end, chunks);
+  if (!keeps_powers(gamma, kLargestGamma))
+    return lane_chunks<T, double, false>(problem, outer, inner, begin, end, chunks);
   if (problem.reverse) return contiguous_chunks_of<T, true>(problem, outer, inner, gamma, begin, end, chunks);
   contiguous_chunks_of<T, false>(problem, outer, inner, gamma, begin, end, chunks);
 }
 
-// The value that `count` steps (a multiple of 4 vectors) end in from 0: 4 vectors of partial sums, gamma^(4 * width) apart, weighted at the end.
+// The value that `count` steps (a multiple of 4 vectors) end in from 0: 4 vectors of partial sums, gamma^(4 * width)
+// apart, weighted at the end.
 template <typename T, bool kMirrored>
 double fold_contiguous(double gamma, const T* input, int64_t count) {
   constexpr int kApart = 4 * kWidth;
@@ -195,9 +204,11 @@ double fold_contiguous(double gamma, const T* input, int64_t count) {
 }
 
 template <typename T>
-void contiguous_fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
+void contiguous_fold_chunks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   const double gamma = read_gate<double>(problem, outer, inner);
-  if (!keeps_powers(gamma, kLargestChunkGamma)) return fold_chunks<T, double, false>(problem, outer, inner, begin, end, chunks);
+  if (!keeps_powers(gamma, kLargestChunkGamma))
+    return fold_chunks<T, double, false>(problem, outer, inner, begin, end, chunks);
   double product = gamma;
   for (int64_t covered = 1; covered < kChunk; covered *= 2) product *= product;
   for (int64_t chunk = begin; chunk < end; ++chunk) {
@@ -206,8 +217,10 @@ void contiguous_fold_chunks(const ScanProblem& problem, int64_t outer, int64_t i
       fold_chunks<T, double, false>(problem, outer, inner, chunk, chunk + 1, &described);
       continue;
     }
-    const T* input = locate(problem, static_cast<const T*>(problem.input), problem.input_strides, outer, inner, chunk * kChunk);
-    double sum = problem.reverse ? fold_contiguous<T, true>(gamma, input, kChunk) : fold_contiguous<T, false>(gamma, input, kChunk);
+    const T* input =
+        locate(problem, static_cast<const T*>(problem.input), problem.input_strides, outer, inner, chunk * kChunk);
+    double sum = problem.reverse ? fold_contiguous<T, true>(gamma, input, kChunk)
+                                 : fold_contiguous<T, false>(gamma, input, kChunk);
     if (chunk == 0 && !problem.shifted) sum = multiply_add(product, read_initial<T>(problem, outer, inner), sum);
     keep(&described.sum, sum);
     keep(&described.product, product);

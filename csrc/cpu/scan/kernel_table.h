@@ -1,4 +1,5 @@
-// The table of kernels; included by one file an instruction set, which defines DCS_KERNELS (the table's name) and DCS_ISA (its name in messages).
+// The table of kernels; included by one file an instruction set, which defines DCS_KERNELS (the table's name) and
+// DCS_ISA (its name in messages).
 #pragma once
 
 #include "scan/columns.h"
@@ -21,13 +22,15 @@ DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
 
 void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   with_types(problem, [&](auto type, auto gate, auto step) {
-    scan_columns_any<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, count);
+    scan_columns_any<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
+        problem, outer, inner, count);
   });
 }
 
 void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   if (is_contiguous(problem))
-    return with_contiguous(problem, [&](auto type) { contiguous_rows<typename decltype(type)::type>(problem, begin, end); });
+    return with_contiguous(
+        problem, [&](auto type) { contiguous_rows<typename decltype(type)::type>(problem, begin, end); });
   with_types(problem, [&](auto type, auto gate, auto step) {
     lane_rows<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, begin, end);
   });
@@ -40,15 +43,16 @@ void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t e
       contiguous_fold_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
-    fold_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
+    fold_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
+        problem, outer, inner, begin, end, chunks);
   });
 }
 
 void carry(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   with_types(problem, [&](auto type, auto gate, auto step) {
-    carry_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks,
-                                                                                                      value);
+    carry_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
+        problem, outer, inner, begin, end, chunks, value);
   });
 }
 
@@ -59,7 +63,8 @@ void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t
       contiguous_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
-    lane_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
+    lane_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
+        problem, outer, inner, begin, end, chunks);
   });
 }
 
@@ -82,12 +87,14 @@ void store_partial(const ScanProblem& problem, int64_t row, const Value* sum) {
 void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Value* scratch) {
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   with_types(problem, [&](auto type, auto gate, auto step) {
-    window_blocks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, scratch);
+    window_blocks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
+        problem, outer, inner, begin, end, scratch);
   });
 }
 
 }  // namespace
 
-extern const Kernels DCS_KERNELS = {DCS_ISA, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
+extern const Kernels DCS_KERNELS = {
+    DCS_ISA, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
 
 }  // namespace dcs::cpu

@@ -9,8 +9,8 @@ namespace dcs::cpu {
 
 // Rows are numbered outer * problem.inner + inner. Steps and chunks are counted in scan order.
 
-constexpr int64_t kChunk = 4096;    // steps; fixed, so that bits do not depend on the number of threads
-constexpr int64_t kColumns = 512;   // columns that one call takes: their carries and gates stay in the first-level cache
+constexpr int64_t kChunk = 4096;   // steps; fixed, so that bits do not depend on the number of threads
+constexpr int64_t kColumns = 512;  // columns that one call takes: their carries and gates stay in the first-level cache
 
 // Room for one number of any kind.
 struct Value {
@@ -34,8 +34,9 @@ struct Kernels {
   // Whole rows [begin, end).
   void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
 
-  // One row in chunks [begin, end), chunks[c - begin] describing chunk c: sums and products; then, over all in order, carries (`carry`: the
-  // row's value before the first of them, updated to the one after the last); then outputs and partials.
+  // One row in chunks [begin, end), chunks[c - begin] describing chunk c: sums and products; then, over all in order,
+  // carries (`carry`: the row's value before the first of them, updated to the one after the last); then outputs and
+  // partials.
   void (*aggregate)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);
   void (*carry)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* carry);
   void (*scan_chunks)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);

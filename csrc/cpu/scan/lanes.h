@@ -1,5 +1,5 @@
-// Rows or chunks of any strides, gates and resets, W of them abreast: one step of a row waits for the step before it (a multiply-add, 4 cycles),
-// so the processor needs several rows to be busy.
+// Rows or chunks of any strides, gates and resets, W of them abreast: one step of a row waits for the step before it (a
+// multiply-add, 4 cycles), so the processor needs several rows to be busy.
 #pragma once
 
 #include "scan/row_view.h"
@@ -22,14 +22,15 @@ struct Lane {
   T* grad_gamma;
   Gate constant;  // the gate where there is one for all steps
   Sum carry;
-  Sum sum;   // of gamma's gradient over the steps
-  Sum tail;  // the forward value beyond the row's last step
+  Sum sum;           // of gamma's gradient over the steps
+  Sum tail;          // the forward value beyond the row's last step
   bool first, last;  // whether the row begins (without a carry) and ends here
 };
 
 // The lane of `row` that begins at `step`.
 template <typename T, typename Gate, bool kStep>
-DCS_INLINE Lane<T, Gate> make_lane(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t step, int64_t count) {
+DCS_INLINE Lane<T, Gate> make_lane(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t step, int64_t count) {
   using Sum = typename Element<T>::Sum;
   const int64_t gate_step = problem.shifted ? step - 1 : step;
   Lane<T, Gate> lane{};
@@ -37,8 +38,7 @@ DCS_INLINE Lane<T, Gate> make_lane(const ScanProblem& problem, int64_t outer, in
   lane.output = locate(problem, static_cast<T*>(problem.output), problem.output_strides, outer, inner, step);
   if (kStep)
     lane.gate = locate(problem, static_cast<const T*>(problem.gamma), problem.gamma_strides, outer, inner, gate_step);
-  else
-    lane.constant = read_gate<Gate>(problem, outer, inner);
+  else lane.constant = read_gate<Gate>(problem, outer, inner);
   if (problem.reset != nullptr) {
     lane.reset = locate(problem, problem.reset, problem.reset_strides, outer, inner, gate_step);
     lane.own_reset = locate(problem, problem.reset, problem.reset_strides, outer, inner, step);
@@ -47,7 +47,8 @@ DCS_INLINE Lane<T, Gate> make_lane(const ScanProblem& problem, int64_t outer, in
     lane.saved = locate(problem, static_cast<const T*>(problem.saved), problem.saved_strides, outer, inner, step + 1);
     lane.tail = read_initial<T>(problem, outer, inner);
     if (kStep)
-      lane.grad_gamma = locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, step);
+      lane.grad_gamma =
+          locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, step);
   }
   lane.sum = Sum{};
   lane.carry = problem.shifted ? Sum{} : read_initial<T>(problem, outer, inner);
@@ -83,8 +84,7 @@ void run_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) 
         if constexpr (kReset) own = row.own_reset[k * steps.reset];
         if constexpr (kStep)
           row.grad_gamma[k * steps.grad_gamma] = Element<T>::store(select(own, Sum{}, gradient_term(y, next, Sum{})));
-        else
-          row.sum = select(own, row.sum, gradient_term(y, next, row.sum));
+        else row.sum = select(own, row.sum, gradient_term(y, next, row.sum));
       }
     }
   };
@@ -117,12 +117,11 @@ void lane_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
     const int count = end - row >= kLanes ? kLanes : 1;
     for (int w = 0; w < count; ++w, cursor.next())
       lanes[w] = make_lane<T, Gate, kStep>(problem, cursor.outer, cursor.inner, 0, problem.length);
-    if (count == kLanes)
-      run_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, problem.length);
-    else
-      run_lanes_any<T, Gate, kStep, 1>(problem, lanes, problem.length);
+    if (count == kLanes) run_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, problem.length);
+    else run_lanes_any<T, Gate, kStep, 1>(problem, lanes, problem.length);
     if (problem.backward && !kStep)
-      for (int w = 0; w < count; ++w, written.next()) write_partial<T>(problem, written.outer, written.inner, lanes[w].sum);
+      for (int w = 0; w < count; ++w, written.next())
+        write_partial<T>(problem, written.outer, written.inner, lanes[w].sum);
     row += count;
   }
 }
@@ -141,19 +140,19 @@ void lane_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64
     const bool abreast = end - chunk >= kLanes && chunk_length(problem, chunk + kLanes - 1) == kChunk;
     const int count = abreast ? kLanes : 1;
     for (int w = 0; w < count; ++w) {
-      lanes[w] = make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * kChunk, chunk_length(problem, chunk + w));
+      lanes[w] =
+          make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * kChunk, chunk_length(problem, chunk + w));
       if (chunk + w > 0) lanes[w].carry = Kept<Sum>::get(chunks[chunk + w - begin].carry);
     }
-    if (abreast)
-      run_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, kChunk);
-    else
-      run_lanes_any<T, Gate, kStep, 1>(problem, lanes, chunk_length(problem, chunk));
+    if (abreast) run_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, kChunk);
+    else run_lanes_any<T, Gate, kStep, 1>(problem, lanes, chunk_length(problem, chunk));
     for (int w = 0; w < count; ++w) keep(&chunks[chunk + w - begin].partial, lanes[w].sum);
     chunk += count;
   }
 }
 
-// Over whole chunks: the values that they end in, from carries (`carry` in, `sum` out), and the products of their gates.
+// Over whole chunks: the values that they end in, from carries (`carry` in, `sum` out), and the products of their
+// gates.
 template <typename T, typename Gate, bool kStep, bool kReset, int W>
 void fold_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* products, bool* cuts, int64_t count) {
   using Sum = typename Element<T>::Sum;
@@ -211,10 +210,8 @@ void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64
       lanes[w] = make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * kChunk, kChunk);
       if (chunk + w > 0) lanes[w].carry = typename Element<T>::Sum{};
     }
-    if (abreast)
-      fold_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, products, cuts, kChunk);
-    else
-      fold_lanes_any<T, Gate, kStep, 1>(problem, lanes, products, cuts, chunk_length(problem, chunk));
+    if (abreast) fold_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, products, cuts, kChunk);
+    else fold_lanes_any<T, Gate, kStep, 1>(problem, lanes, products, cuts, chunk_length(problem, chunk));
     for (int w = 0; w < count; ++w) {
       Chunk& described = chunks[chunk + w - begin];
       keep(&described.sum, lanes[w].carry);
@@ -225,10 +222,12 @@ void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64
   }
 }
 
-// Hands the row's value on from chunk to chunk. Where the product of a chunk's gates has overflowed, product * carry may be inf * 0 though every
-// step is finite; where it has underflowed, an infinite carry would become a NaN: that chunk is run through step by step.
+// Hands the row's value on from chunk to chunk. Where the product of a chunk's gates has overflowed, product * carry
+// may be inf * 0 though every step is finite; where it has underflowed, an infinite carry would become a NaN: that
+// chunk is run through step by step.
 template <typename T, typename Gate, bool kStep>
-void carry_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
+void carry_chunks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
   using Sum = typename Element<T>::Sum;
   Sum carry = Kept<Sum>::get(*value);
   for (int64_t chunk = begin; chunk < end; ++chunk) {

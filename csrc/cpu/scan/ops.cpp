@@ -1,5 +1,5 @@
-// The CPU backend: picks the kernels for this CPU and shares a problem out among torch's threads. How a problem is cut up depends on its sizes
-// alone, never on the number of threads, wherever the cut shows in the bits.
+// The CPU backend: picks the kernels for this CPU and shares a problem out among torch's threads. How a problem is cut
+// up depends on its sizes alone, never on the number of threads, wherever the cut shows in the bits.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -13,7 +13,8 @@ namespace dcs {
 namespace cpu {
 namespace {
 
-// With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a second pass over the input.
+// With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a
+// second pass over the input.
 constexpr int64_t kFewRows = 32;
 // Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
 constexpr int64_t kChunksTogether = 256;
@@ -27,8 +28,9 @@ const Kernels& kernels() {
 }
 
 void by_columns(const ScanProblem& problem) {
-  // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other: with one, neighbouring threads
-  // would write to the cache line where their blocks meet at the same time in every step (640 x 1000 float: 4 times slower than one thread).
+  // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other:
+  // with one, neighbouring threads would write to the cache line where their blocks meet at the same time in every step
+  // (640 x 1000 float: 4 times slower than one thread).
   const int64_t shares = 2 * torch::stable::get_num_threads();
   const int64_t wanted = (problem.rows() + shares - 1) / shares;
   const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
@@ -42,7 +44,8 @@ void by_columns(const ScanProblem& problem) {
 }
 
 void by_rows(const ScanProblem& problem) {
-  share_out(problem.rows(), problem.rows() * problem.length, [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
+  share_out(problem.rows(), problem.rows() * problem.length,
+      [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
 }
 
 // calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
@@ -81,7 +84,8 @@ void by_chunks(const ScanProblem& problem) {
       });
     });
     if (problem.backward && problem.gamma_kind != GammaKind::kStep)
-      for (int64_t row = 0; row < rows; ++row) table.add_partials(problem, first, first + count, &described[row * together], &sums[row]);
+      for (int64_t row = 0; row < rows; ++row)
+        table.add_partials(problem, first, first + count, &described[row * together], &sums[row]);
   }
   if (problem.backward && problem.gamma_kind != GammaKind::kStep)
     for (int64_t row = 0; row < rows; ++row) table.store_partial(problem, row, &sums[row]);
@@ -92,7 +96,8 @@ void by_window(const ScanProblem& problem) {
   const int64_t blocks = (elements + problem.window - 1) / problem.window;
   share_out(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<Value[]> scratch(new Value[problem.window]);
-    for_each_row(begin, end, blocks, [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
+    for_each_row(begin, end, blocks,
+        [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
   });
 }
 
@@ -101,11 +106,13 @@ void run(const ScanProblem& problem) {
     advise_huge_pages(result, strides, problem.outer, problem.length, problem.inner, element_size(problem.dtype));
   };
   advise(problem.output, problem.output_strides);
-  if (problem.backward && problem.gamma_kind == GammaKind::kStep) advise(problem.grad_gamma, problem.grad_gamma_strides);
+  if (problem.backward && problem.gamma_kind == GammaKind::kStep)
+    advise(problem.grad_gamma, problem.grad_gamma_strides);
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
-  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare) return by_chunks(problem);
+  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare)
+    return by_chunks(problem);
   if (problem.output_strides.inner == 1 && problem.inner >= kFewColumns) return by_columns(problem);
   by_rows(problem);
 }

@@ -11,7 +11,8 @@ namespace {
 struct RowCursor {
   int64_t outer, inner, size;
 
-  RowCursor(const ScanProblem& problem, int64_t row) : outer(row / problem.inner), inner(row % problem.inner), size(problem.inner) {}
+  RowCursor(const ScanProblem& problem, int64_t row)
+      : outer(row / problem.inner), inner(row % problem.inner), size(problem.inner) {}
   template <bool kDown = false>
   DCS_INLINE void next() {
     if constexpr (kDown) {
@@ -34,24 +35,28 @@ struct Steps {
 DCS_INLINE Steps steps_of(const ScanProblem& problem) {
   const int64_t sign = problem.reverse ? -1 : 1;
   return {sign * problem.input_strides.time, sign * problem.output_strides.time, sign * problem.gamma_strides.time,
-          sign * problem.reset_strides.time, sign * problem.saved_strides.time,  sign * problem.grad_gamma_strides.time};
+      sign * problem.reset_strides.time, sign * problem.saved_strides.time, sign * problem.grad_gamma_strides.time};
 }
 
 // Step `step` (in scan order) of a row's operand.
 template <typename T>
-DCS_INLINE T* locate(const ScanProblem& problem, T* base, const Strides& strides, int64_t outer, int64_t inner, int64_t step) {
+DCS_INLINE T* locate(
+    const ScanProblem& problem, T* base, const Strides& strides, int64_t outer, int64_t inner, int64_t step) {
   const int64_t time = problem.reverse ? problem.length - 1 - step : step;
   return base + (outer * strides.outer + time * strides.time + inner * strides.inner);
 }
 
-// The row's gate from gamma's tensor or number. Gate double: gamma is real; its dtype may be wider or narrower than the input's.
+// The row's gate from gamma's tensor or number. Gate double: gamma is real; its dtype may be wider or narrower than the
+// input's.
 template <typename Gate>
 DCS_INLINE Gate read_gate(const ScanProblem& problem, int64_t outer, int64_t inner) {
   if (problem.gamma_kind != GammaKind::kRow) return GateFrom<Gate>::real(problem.gamma_value);
   const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
   switch (problem.gamma_dtype) {
-    case ElementType::Half: return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
-    case ElementType::BFloat16: return GateFrom<Gate>::real(Element<BFloat16>::load(static_cast<const BFloat16*>(problem.gamma)[offset]));
+    case ElementType::Half:
+      return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
+    case ElementType::BFloat16:
+      return GateFrom<Gate>::real(Element<BFloat16>::load(static_cast<const BFloat16*>(problem.gamma)[offset]));
     case ElementType::Float: return GateFrom<Gate>::real(static_cast<const float*>(problem.gamma)[offset]);
     default: return GateFrom<Gate>::real(static_cast<const double*>(problem.gamma)[offset]);
   }
@@ -103,14 +108,15 @@ struct Kept<One> {
 template <typename T>
 DCS_INLINE typename Element<T>::Sum read_initial(const ScanProblem& problem, int64_t outer, int64_t inner) {
   if (problem.initial == nullptr) return typename Element<T>::Sum{};
-  return Element<T>::load(
-      static_cast<const T*>(problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
+  return Element<T>::load(static_cast<const T*>(
+      problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
 }
 
 template <typename T>
 DCS_INLINE void write_partial(const ScanProblem& problem, int64_t outer, int64_t inner, typename Element<T>::Sum sum) {
   using Partial = typename Element<T>::Partial;
-  static_cast<Partial*>(problem.grad_gamma)[outer * problem.grad_gamma_strides.outer + inner * problem.grad_gamma_strides.inner] =
+  static_cast<Partial*>(
+      problem.grad_gamma)[outer * problem.grad_gamma_strides.outer + inner * problem.grad_gamma_strides.inner] =
       Element<Partial>::store(sum);
 }
 
@@ -132,8 +138,8 @@ DCS_INLINE void with_types(const ScanProblem& problem, const Run& run) {
   const bool complex_gate = problem.gamma_kind == GammaKind::kRow &&
       (problem.gamma_dtype == ElementType::ComplexFloat || problem.gamma_dtype == ElementType::ComplexDouble);
   switch (problem.dtype) {
-#define DCS_REAL(scalar_type, type)                                   \
-  case ElementType::scalar_type:                                       \
+#define DCS_REAL(scalar_type, type)                                      \
+  case ElementType::scalar_type:                                         \
     if (is_step) return run(Type<type>{}, Type<double>{}, Bool<true>{}); \
     return run(Type<type>{}, Type<double>{}, Bool<false>{});
     DCS_REAL(Half, Half)
@@ -141,10 +147,10 @@ DCS_INLINE void with_types(const ScanProblem& problem, const Run& run) {
     DCS_REAL(Float, float)
     DCS_REAL(Double, double)
 #undef DCS_REAL
-#define DCS_COMPLEX(scalar_type, type)                                             \
-  case ElementType::scalar_type:                                                    \
-    if (is_step) return run(Type<type>{}, Type<Complex>{}, Bool<true>{});          \
-    if (complex_gate) return run(Type<type>{}, Type<Complex>{}, Bool<false>{});    \
+#define DCS_COMPLEX(scalar_type, type)                                          \
+  case ElementType::scalar_type:                                                \
+    if (is_step) return run(Type<type>{}, Type<Complex>{}, Bool<true>{});       \
+    if (complex_gate) return run(Type<type>{}, Type<Complex>{}, Bool<false>{}); \
     return run(Type<type>{}, Type<double>{}, Bool<false>{});
     DCS_COMPLEX(ComplexFloat, ComplexFloat)
     DCS_COMPLEX(ComplexDouble, Complex)

@@ -1,6 +1,6 @@
-// Windowed scans in O(1) a step whatever the window: the steps are cut into blocks as long as the window, so that each window is a suffix of one
-// block followed by a prefix of the next (van Herk 1992; Gil and Werman 1993), composed with the product of the prefix's gates. Nothing is ever
-// subtracted: a NaN stays within the windows that contain it.
+// Windowed scans in O(1) a step whatever the window: the steps are cut into blocks as long as the window, so that each
+// window is a suffix of one block followed by a prefix of the next (van Herk 1992; Gil and Werman 1993), composed with
+// the product of the prefix's gates. Nothing is ever subtracted: a NaN stays within the windows that contain it.
 #pragma once
 
 #include "scan/row_view.h"
@@ -24,28 +24,29 @@ struct WindowRow {
   int64_t skipped;  // 1 with an initial value
   int64_t elements;
 
-  WindowRow(const ScanProblem& given, int64_t outer, int64_t inner) : problem(given), steps(steps_of(given)), gate(nullptr), reset(nullptr), constant() {
+  WindowRow(const ScanProblem& given, int64_t outer, int64_t inner)
+      : problem(given), steps(steps_of(given)), gate(nullptr), reset(nullptr), constant() {
     const int64_t shift = given.shifted ? 1 : 0;
     input = locate(given, static_cast<const T*>(given.input), given.input_strides, outer, inner, 0);
     output = locate(given, static_cast<T*>(given.output), given.output_strides, outer, inner, 0);
     if constexpr (kStep)
       gate = locate(given, static_cast<const T*>(given.gamma), given.gamma_strides, outer, inner, -shift);
-    else
-      constant = read_gate<Gate>(given, outer, inner);
+    else constant = read_gate<Gate>(given, outer, inner);
     if (given.reset != nullptr) reset = locate(given, given.reset, given.reset_strides, outer, inner, -shift);
     skipped = given.initial != nullptr ? 1 : 0;
     initial = read_initial<T>(given, outer, inner);
     elements = given.length + skipped;
   }
 
-  DCS_INLINE Sum element(int64_t i) const { return i < skipped ? initial : Element<T>::load(input[(i - skipped) * steps.input]); }
+  DCS_INLINE Sum element(int64_t i) const {
+    return i < skipped ? initial : Element<T>::load(input[(i - skipped) * steps.input]);
+  }
 
   // The gate, and whether a reset cuts, between elements i - 1 and i >= 1.
   DCS_INLINE Gate gate_before(int64_t i) const {
     if constexpr (kStep)
       return conjugate_if(problem.conjugate_gamma, GateFrom<Gate>::element(gate[(i - skipped) * steps.gate]));
-    else
-      return constant;
+    else return constant;
   }
   DCS_INLINE bool cut_before(int64_t i) const { return reset != nullptr && reset[(i - skipped) * steps.reset]; }
 
@@ -65,7 +66,8 @@ struct WindowRow {
   }
 };
 
-// suffixes[i - begin]: what elements i .. end - 1 make of the last one's value. Returns false where a product of gates overflowed.
+// suffixes[i - begin]: what elements i .. end - 1 make of the last one's value. Returns false where a product of gates
+// overflowed.
 template <typename T, typename Gate, bool kStep>
 bool window_suffixes(const WindowRow<T, Gate, kStep>& row, int64_t begin, int64_t end, Value* suffixes) {
   using Sum = typename Element<T>::Sum;
@@ -84,9 +86,11 @@ bool window_suffixes(const WindowRow<T, Gate, kStep>& row, int64_t begin, int64_
   return !overflowed;
 }
 
-// Blocks [begin, end) of one row. Where a product of gates has overflowed (inf * 0 would follow), windows are run through step by step.
+// Blocks [begin, end) of one row. Where a product of gates has overflowed (inf * 0 would follow), windows are run
+// through step by step.
 template <typename T, typename Gate, bool kStep>
-void window_blocks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Value* suffixes) {
+void window_blocks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Value* suffixes) {
   using Sum = typename Element<T>::Sum;
   const WindowRow<T, Gate, kStep> row(problem, outer, inner);
   const int64_t window = problem.window;
@@ -106,12 +110,10 @@ void window_blocks(const ScanProblem& problem, int64_t outer, int64_t inner, int
       prefix = i == from || row.cut_before(i) ? x : multiply_add(gate, prefix, x);
       product = multiply(product, gate);
       const int64_t place = i - from + 1;  // the window's first element in the block before
-      if (cut || place == window)
-        row.write(i, prefix);
+      if (cut || place == window) row.write(i, prefix);
       else if (composes && !is_infinite(product))
         row.write(i, multiply_add(product, Kept<Sum>::get(suffixes[place]), prefix));
-      else
-        row.write(i, row.direct(i));
+      else row.write(i, row.direct(i));
     }
   }
 }

@@ -14,20 +14,24 @@ struct Device {
   int multiprocessors = 108;
   int shared_per_block = 99 << 10;  // with leave
   int shared_per_multiprocessor = 100 << 10;
-  int cluster = 1;  // blocks that a cluster can have: 1 where the device has none, or the kernels were compiled for none
+  int cluster =
+      1;  // blocks that a cluster can have: 1 where the device has none, or the kernels were compiled for none
 };
 
 constexpr int kStaticBytes = 3 << 10;  // of shared memory in any kernel, at most
 
-// Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again costs less than a launch. Asked for is
-// all of the `most` that a block can have, so that another thread takes nothing back before the launch.
+// Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again
+// costs less than a launch. Asked for is all of the `most` that a block can have, so that another thread takes nothing
+// back before the launch.
 template <typename Kernel>
 cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most) {
   if (bytes <= (48 << 10) - kStaticBytes) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
+  return cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
 }
 
-// A launch's attributes: its blocks are in clusters of so many; it may begin as the launch before it ends (ptx/dependent_launch.cuh); its blocks all run at once.
+// A launch's attributes: its blocks are in clusters of so many; it may begin as the launch before it ends
+// (ptx/dependent_launch.cuh); its blocks all run at once.
 inline cudaLaunchAttribute in_clusters_of(int64_t blocks) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -48,7 +52,8 @@ inline cudaLaunchAttribute cooperating() {
 }
 
 // A launch with the first `count` of the attributes, which must live until then.
-inline cudaLaunchConfig_t launch_config(int64_t blocks, int64_t threads, int64_t shared, cudaStream_t stream, cudaLaunchAttribute* attributes, int count) {
+inline cudaLaunchConfig_t launch_config(
+    int64_t blocks, int64_t threads, int64_t shared, cudaStream_t stream, cudaLaunchAttribute* attributes, int count) {
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = static_cast<unsigned>(threads);

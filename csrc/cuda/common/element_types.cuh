@@ -25,8 +25,9 @@ __device__ __forceinline__ Complex<T> operator*(Complex<T> a, Complex<T> b) {
   return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
 
-// Storage type -> accumulator (a value of y), wide type (carries between lanes, warps and tiles, and products of gammas). Float data has double
-// carries: the powers of gamma then neither lose gamma's digits nor leave the range in which float data is finite.
+// Storage type -> accumulator (a value of y), wide type (carries between lanes, warps and tiles, and products of
+// gammas). Float data has double carries: the powers of gamma then neither lose gamma's digits nor leave the range in
+// which float data is finite.
 template <typename T>
 struct Types;
 template <>
@@ -90,8 +91,8 @@ __device__ __forceinline__ T conj_if(bool conjugate, T x) {
   return x;
 }
 
-// a * b for finite factors stays finite: past the range it is the largest finite number, so that a carry of 0 stays 0 as in the recurrence. The
-// tests are on the exponents' bits, off the double pipe.
+// a * b for finite factors stays finite: past the range it is the largest finite number, so that a carry of 0 stays 0
+// as in the recurrence. The tests are on the exponents' bits, off the double pipe.
 __device__ __forceinline__ bool is_finite(double a) { return (__double2hiint(a) & 0x7ff00000) != 0x7ff00000; }
 __device__ __forceinline__ double clamped_mul(double a, double b) {
   const double r = a * b;
@@ -106,13 +107,14 @@ __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Comple
 }
 __device__ __forceinline__ int64_t clamped_mul(int64_t, int64_t) { return 1; }
 
-// The same for powers of one gamma, which are made once, and of any gates where time allows: not 0 either but for a factor that is, so that an infinite
-// carry stays infinite.
+// The same for powers of one gamma, which are made once, and of any gates where time allows: not 0 either but for a
+// factor that is, so that an infinite carry stays infinite.
 template <typename Wide>
 __device__ __forceinline__ Wide power_mul(Wide a, Wide b) {
   const Wide r = clamped_mul(a, b);
   if constexpr (std::is_same_v<Wide, double>) {
-    if ((__double2hiint(r) & 0x7ff00000) == 0 && a != 0.0 && b != 0.0) return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x00100000, 0);
+    if ((__double2hiint(r) & 0x7ff00000) == 0 && a != 0.0 && b != 0.0)
+      return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x00100000, 0);
   }
   return r;
 }
@@ -121,12 +123,14 @@ __device__ __forceinline__ Wide power_mul(Wide a, Wide b) {
 __device__ __forceinline__ float fold(float s, float power, float carry) { return fmaf(power, carry, s); }
 __device__ __forceinline__ double fold(double s, double power, double carry) { return fma(power, carry, s); }
 __device__ __forceinline__ Complex<double> fold(Complex<double> s, Complex<double> power, Complex<double> carry) {
-  return {fma(power.re, carry.re, fma(-power.im, carry.im, s.re)), fma(power.re, carry.im, fma(power.im, carry.re, s.im))};
+  return {
+      fma(power.re, carry.re, fma(-power.im, carry.im, s.re)), fma(power.re, carry.im, fma(power.im, carry.re, s.im))};
 }
 __device__ __forceinline__ int64_t fold(int64_t s, int64_t, int64_t carry) { return s + carry; }
 
-// The gate of one step: for float data a float and the rest of gamma's digits, so that y = x + gamma * y sees more of gamma than float's 24 bits.
-// `kShort` leaves the rest out: within a few steps it is far below what half precision keeps.
+// The gate of one step: for float data a float and the rest of gamma's digits, so that y = x + gamma * y sees more of
+// gamma than float's 24 bits. `kShort` leaves the rest out: within a few steps it is far below what half precision
+// keeps.
 template <typename Acc, bool kShort = false>
 struct Gate {
   Acc value;
@@ -147,8 +151,8 @@ struct Gate<int64_t, false> {
   __device__ __forceinline__ int64_t step(int64_t x, int64_t y) const { return x + y; }
 };
 
-// gamma as a float towards zero and the rest, which then has gamma's sign: an infinite y stays infinite in both products. The rest of a gamma that is a
-// float is far below its digits, for a 0 there would make a NaN of it.
+// gamma as a float towards zero and the rest, which then has gamma's sign: an infinite y stays infinite in both
+// products. The rest of a gamma that is a float is far below its digits, for a 0 there would make a NaN of it.
 __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
   float value = static_cast<float>(gamma);
   if (fabs(static_cast<double>(value)) > fabs(gamma)) value = nextafterf(value, 0.f);
@@ -165,7 +169,9 @@ __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
 template <typename Acc, bool kShort = false, typename Wide>
 __device__ __forceinline__ Gate<Acc, kShort> make_gate(Wide gamma) {
   if constexpr (std::is_same_v<Acc, float> && kShort) {
-    return {static_cast<float>(fabs(gamma) <= DBL_MAX ? fmax(-static_cast<double>(FLT_MAX), fmin(static_cast<double>(FLT_MAX), gamma)) : gamma)};
+    return {static_cast<float>(fabs(gamma) <= DBL_MAX
+            ? fmax(-static_cast<double>(FLT_MAX), fmin(static_cast<double>(FLT_MAX), gamma))
+            : gamma)};
   } else if constexpr (std::is_same_v<Acc, float>) {
     return split_gamma(gamma);
   } else if constexpr (std::is_same_v<Acc, int64_t>) {
@@ -177,7 +183,9 @@ __device__ __forceinline__ Gate<Acc, kShort> make_gate(Wide gamma) {
 
 // The gamma of a gate again.
 __device__ __forceinline__ double whole_gamma(Gate<float, true> gate) { return static_cast<double>(gate.value); }
-__device__ __forceinline__ double whole_gamma(Gate<float, false> gate) { return static_cast<double>(gate.value) + static_cast<double>(gate.rest); }
+__device__ __forceinline__ double whole_gamma(Gate<float, false> gate) {
+  return static_cast<double>(gate.value) + static_cast<double>(gate.rest);
+}
 
 // The step of a gate read from memory: it has no more digits than the accumulator.
 __device__ __forceinline__ float plain_step(float x, float gate, float y) { return fmaf(gate, y, x); }
@@ -188,7 +196,8 @@ __device__ __forceinline__ Complex<T> plain_step(Complex<T> x, Complex<T> gate, 
 }
 __device__ __forceinline__ int64_t plain_step(int64_t x, int64_t, int64_t y) { return x + y; }
 
-// The same step of a float y of which rounding has taken `lost`: that goes along, and what this step's rounding takes is left there.
+// The same step of a float y of which rounding has taken `lost`: that goes along, and what this step's rounding takes
+// is left there.
 __device__ __forceinline__ float careful_step(float x, float gate, float y, float& lost) {
   const float small = lost == 0.f ? x : fmaf(gate, lost, x);  // inf * 0 is a NaN
   const float next = fmaf(gate, y, small);
@@ -203,15 +212,19 @@ __device__ __forceinline__ float lost_in(double whole, float rounded) {
 template <typename Wide>
 __device__ __forceinline__ Wide load_gamma(const void* gamma, ElementType dtype, int64_t index, bool conjugate) {
   switch (dtype) {
-    case ElementType::Half: return cast<Wide>(static_cast<double>(__half2float(static_cast<const __half*>(gamma)[index])));
-    case ElementType::BFloat16: return cast<Wide>(static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(gamma)[index])));
+    case ElementType::Half:
+      return cast<Wide>(static_cast<double>(__half2float(static_cast<const __half*>(gamma)[index])));
+    case ElementType::BFloat16:
+      return cast<Wide>(static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(gamma)[index])));
     case ElementType::Float: return cast<Wide>(static_cast<double>(static_cast<const float*>(gamma)[index]));
     case ElementType::Double: return cast<Wide>(static_cast<const double*>(gamma)[index]);
     default: break;
   }
   if constexpr (std::is_same_v<Wide, Complex<double>>) {
-    if (dtype == ElementType::ComplexFloat) return conj_if(conjugate, cast<Wide>(static_cast<const Complex<float>*>(gamma)[index]));
-    if (dtype == ElementType::ComplexDouble) return conj_if(conjugate, static_cast<const Complex<double>*>(gamma)[index]);
+    if (dtype == ElementType::ComplexFloat)
+      return conj_if(conjugate, cast<Wide>(static_cast<const Complex<float>*>(gamma)[index]));
+    if (dtype == ElementType::ComplexDouble)
+      return conj_if(conjugate, static_cast<const Complex<double>*>(gamma)[index]);
   }
   return cast<Wide>(1.0);
 }
@@ -219,7 +232,8 @@ __device__ __forceinline__ Wide load_gamma(const void* gamma, ElementType dtype,
 // `move` takes a number to another lane; a complex value goes in two parts.
 template <typename T, typename Move>
 __device__ __forceinline__ T move_parts(T value, const Move& move) {
-  if constexpr (std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>) return {move(value.re), move(value.im)};
+  if constexpr (std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>)
+    return {move(value.re), move(value.im)};
   else return move(value);
 }
 template <typename T>

@@ -34,7 +34,9 @@ inline Device describe_device(int32_t index, const char* op) {
   const torch::stable::accelerator::DeviceGuard guard(index);
   Device device;
   int major = 0, clusters = 0;
-  const auto read = [&](int& to, cudaDeviceAttr attribute) { check_cuda(cudaDeviceGetAttribute(&to, attribute, index), op, "reading the device"); };
+  const auto read = [&](int& to, cudaDeviceAttr attribute) {
+    check_cuda(cudaDeviceGetAttribute(&to, attribute, index), op, "reading the device");
+  };
   read(device.multiprocessors, cudaDevAttrMultiProcessorCount);
   read(device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   read(device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);

@@ -1,4 +1,5 @@
-// The sums over a row of logits, and how a warp's, a block's or a cluster's threads join theirs: in an order that depends on nothing but the launch.
+// The sums over a row of logits, and how a warp's, a block's or a cluster's threads join theirs: in an order that
+// depends on nothing but the launch.
 #pragma once
 
 #include <cfloat>
@@ -10,7 +11,8 @@ namespace dcs {
 
 enum class Scope { kWarp, kBlock, kCluster };
 
-constexpr int kRowThreads = 384;  // at most, of a block; three such blocks of 56 registers a thread fill a multiprocessor
+constexpr int kRowThreads =
+    384;  // at most, of a block; three such blocks of 56 registers a thread fill a multiprocessor
 
 // Exponentials: powers of 2 in float (one instruction; results below the smallest normal number are 0), of e in double.
 __device__ __forceinline__ float power(float exponent) {

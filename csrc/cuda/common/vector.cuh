@@ -90,7 +90,8 @@ struct LargestOfPairs {
   template <typename T>
   __device__ __forceinline__ void take(const Vector<T, kVec>& from) {
 #pragma unroll
-    for (int i = 0; i < kVec / 2; ++i) largest = __hmax2(largest, __habs2(*reinterpret_cast<const Pair*>(&from.words[i])));
+    for (int i = 0; i < kVec / 2; ++i)
+      largest = __hmax2(largest, __habs2(*reinterpret_cast<const Pair*>(&from.words[i])));
   }
   __device__ __forceinline__ float magnitude() const { return fmaxf(cast<float>(largest.x), cast<float>(largest.y)); }
 };

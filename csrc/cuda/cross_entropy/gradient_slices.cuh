@@ -1,4 +1,5 @@
-// The second place of the logits' gradient (SavedGradient in dcs/cross_entropy/problem.h): where an element or a vector of 16 bytes belongs, and a copy to there.
+// The second place of the logits' gradient (SavedGradient in dcs/cross_entropy/problem.h): where an element or a vector
+// of 16 bytes belongs, and a copy to there.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,31 +20,41 @@ struct SavedPlaces {
 
   template <typename Word>
   __device__ __forceinline__ Word* at(int64_t row, int word) const {
-    const int slice = magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(word), magic)) : word / width, in_slice = word - slice * width;
+    const int slice = magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(word), magic)) : word / width,
+              in_slice = word - slice * width;
     const bool is_last = slice == last;
     const int own = is_last ? last_inner : inner;
-    if (in_slice < own) return reinterpret_cast<Word*>(within) + slice * within_slice + (first_row + row) * own + in_slice;
-    return reinterpret_cast<Word*>(beside) + slice * beside_slice + (first_row + row) * (is_last ? last_rest : rest) + (in_slice - own);
+    if (in_slice < own)
+      return reinterpret_cast<Word*>(within) + slice * within_slice + (first_row + row) * own + in_slice;
+    return reinterpret_cast<Word*>(beside) + slice * beside_slice + (first_row + row) * (is_last ? last_rest : rest) +
+        (in_slice - own);
   }
 };
 
 // In words of `elements`; nothing where they do not divide the slices.
 inline SavedPlaces saved_places(const RowsProblem& problem, int element_size, int64_t elements) {
   const SavedGradient& saved = problem.saved;
-  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, saved.width), last_width = problem.columns - (slices - 1) * saved.width;
-  const int64_t rest = ceil_div(saved.width - saved.inner, padding) * padding, last_rest = ceil_div(last_width - saved.last_inner, padding) * padding;
+  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, saved.width),
+                last_width = problem.columns - (slices - 1) * saved.width;
+  const int64_t rest = ceil_div(saved.width - saved.inner, padding) * padding,
+                last_rest = ceil_div(last_width - saved.last_inner, padding) * padding;
   const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
   SavedPlaces places;
-  if (!saved.within || saved.width % elements || saved.inner % elements || saved.last_inner % elements || saved.width * saved.room % elements) return places;
+  if (!saved.within || saved.width % elements || saved.inner % elements || saved.last_inner % elements ||
+      saved.width * saved.room % elements)
+    return places;
   if (elements > 1 && (!aligned(saved.within) || !aligned(saved.beside))) return places;
   const int64_t width = saved.width / elements;
   places.within = static_cast<unsigned char*>(saved.within), places.beside = static_cast<unsigned char*>(saved.beside);
-  places.within_slice = saved.width * saved.room / elements, places.beside_slice = saved.rows * rest / elements, places.first_row = saved.first_row;
+  places.within_slice = saved.width * saved.room / elements, places.beside_slice = saved.rows * rest / elements,
+  places.first_row = saved.first_row;
   const bool is_exact = width > 1 && ceil_div(problem.columns, elements) * width < int64_t{1} << 32;
   places.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
   places.width = static_cast<int>(width);
-  places.inner = static_cast<int>(saved.inner / elements), places.last_inner = static_cast<int>(saved.last_inner / elements);
-  places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements), places.last = static_cast<int>(slices - 1);
+  places.inner = static_cast<int>(saved.inner / elements),
+  places.last_inner = static_cast<int>(saved.last_inner / elements);
+  places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements),
+  places.last = static_cast<int>(slices - 1);
   return places;
 }
 

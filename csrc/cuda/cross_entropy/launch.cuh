@@ -12,19 +12,21 @@ namespace dcs {
 
 // Of a row, from which on long_rows.cuh takes it; shorter ones have barriers too close for blocks alone.
 constexpr int64_t kLongBytes = 24 << 10, kLongBytesForward = 8 << 10;
-constexpr int kLongThreads = 512;         // of a block alone on its multiprocessor: 128 registers a thread
+constexpr int kLongThreads = 512;  // of a block alone on its multiprocessor: 128 registers a thread
 constexpr int64_t kMostLongRows = 1 << 30;
-constexpr double kMostLongCap = 1000;     // softcap: an exponent relative to the largest is then good to 1e-4
-constexpr double kMostFixedCap = 40;      // tanh as 16 bits, times it: errors of the exponents beside which bfloat16's rounding stays what it is
+constexpr double kMostLongCap = 1000;  // softcap: an exponent relative to the largest is then good to 1e-4
+constexpr double kMostFixedCap =
+    40;  // tanh as 16 bits, times it: errors of the exponents beside which bfloat16's rounding stays what it is
 
 // A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks.
 template <typename Params>
-cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared, int64_t cluster, const Device& device,
-                        cudaStream_t stream) {
+cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared,
+    int64_t cluster, const Device& device, cudaStream_t stream) {
   const cudaError_t allowed = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
   if (allowed != cudaSuccess) return allowed;
   cudaLaunchAttribute attribute = in_clusters_of(cluster);
-  const cudaLaunchConfig_t config = launch_config(grid, threads, static_cast<int64_t>(shared), stream, &attribute, cluster > 1 ? 1 : 0);
+  const cudaLaunchConfig_t config =
+      launch_config(grid, threads, static_cast<int64_t>(shared), stream, &attribute, cluster > 1 ? 1 : 0);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
   return error != cudaSuccess ? error : cudaGetLastError();
 }
@@ -36,11 +38,12 @@ cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device&
   const RowsProblem& problem = params.problem;
   const auto misaligned = [](int64_t bytes) { return bytes % 16 != 0; };
   const bool shifted = misaligned(static_cast<int64_t>(reinterpret_cast<uintptr_t>(problem.logits))) ||
-                       (problem.rows > 1 && misaligned(problem.stride * static_cast<int64_t>(sizeof(T))));
+      (problem.rows > 1 && misaligned(problem.stride * static_cast<int64_t>(sizeof(T))));
   const int64_t vectors = (problem.columns + kVec - 1) / kVec + (shifted ? 1 : 0);
 
   const auto launch = [&](auto kernel, int64_t grid, int threads, int64_t rows_of_block, int64_t cluster) {
-    return launch_rows<CrossEntropyRowsParams>(kernel, params, grid, threads, static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
+    return launch_rows<CrossEntropyRowsParams>(kernel, params, grid, threads,
+        static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
   };
 
   // Two blocks on a multiprocessor at least: while one stores, the other loads.
@@ -50,24 +53,30 @@ cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device&
   };
   if (problem.columns <= kWarpColumns) {
     stage(vectors, kRowWarps);
-    return launch(cross_entropy_kernel<T, kFull, Scope::kWarp>, (problem.rows + kRowWarps - 1) / kRowWarps, 32 * kRowWarps, kRowWarps, 1);
+    return launch(cross_entropy_kernel<T, kFull, Scope::kWarp>, (problem.rows + kRowWarps - 1) / kRowWarps,
+        32 * kRowWarps, kRowWarps, 1);
   }
   int64_t cluster = 1, share = vectors;
   if constexpr (!std::is_same_v<T, double>) {
     if (device.cluster > 1) {
       const auto too_much = [&] { return problem.gradient && share * 16 > kShareBytes; };
       // Few rows: more blocks to a row, so that every multiprocessor has work.
-      const auto too_few = [&] { return problem.rows * cluster < 2 * device.multiprocessors && share >= 4 * kRowThreads; };
+      const auto too_few = [&] {
+        return problem.rows * cluster < 2 * device.multiprocessors && share >= 4 * kRowThreads;
+      };
       while (cluster < 8 && (too_much() || too_few())) {
         cluster *= 2;
         share = (vectors + cluster - 1) / cluster;
       }
     }
   }
-  const int threads = share >= 4 * kRowThreads ? kRowThreads : share >= 2 * kRowThreads ? kRowThreads / 2 : kRowThreads / 4;
+  const int threads = share >= 4 * kRowThreads ? kRowThreads
+      : share >= 2 * kRowThreads               ? kRowThreads / 2
+                                               : kRowThreads / 4;
   stage(share, 1);
   if constexpr (!std::is_same_v<T, double>) {
-    if (cluster > 1) return launch(cross_entropy_kernel<T, kFull, Scope::kCluster>, problem.rows * cluster, threads, 1, cluster);
+    if (cluster > 1)
+      return launch(cross_entropy_kernel<T, kFull, Scope::kCluster>, problem.rows * cluster, threads, 1, cluster);
   }
   return launch(cross_entropy_kernel<T, kFull, Scope::kBlock>, problem.rows, threads, 1, 1);
 }
@@ -75,8 +84,13 @@ cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device&
 // Whether long_rows.cuh has the kernel for it.
 template <typename T>
 bool is_long(const RowsProblem& problem) {
-  if (std::is_same_v<T, double> || problem.columns * static_cast<int64_t>(sizeof(T)) < (problem.gradient ? kLongBytes : kLongBytesForward) || problem.rows > kMostLongRows) return false;
-  if (!problem.target || problem.bias || problem.label_smoothing != 0 || problem.entropy || problem.grad_entropy.data || !(problem.logit_scale > 0)) return false;
+  if (std::is_same_v<T, double> ||
+      problem.columns * static_cast<int64_t>(sizeof(T)) < (problem.gradient ? kLongBytes : kLongBytesForward) ||
+      problem.rows > kMostLongRows)
+    return false;
+  if (!problem.target || problem.bias || problem.label_smoothing != 0 || problem.entropy || problem.grad_entropy.data ||
+      !(problem.logit_scale > 0))
+    return false;
   return !(problem.softcap > 0) || (sizeof(T) == 2 && !problem.predictions && problem.softcap <= kMostLongCap);
 }
 
@@ -84,7 +98,8 @@ bool is_long(const RowsProblem& problem) {
 template <typename T>
 SavedPlaces saved_in_vectors(const RowsProblem& problem) {
   constexpr int64_t kVec = 16 / sizeof(T);
-  const bool shifted = reinterpret_cast<uintptr_t>(problem.logits) % 16 != 0 || (problem.rows > 1 && problem.stride % kVec != 0);
+  const bool shifted =
+      reinterpret_cast<uintptr_t>(problem.logits) % 16 != 0 || (problem.rows > 1 && problem.stride % kVec != 0);
   return sizeof(T) != 2 || shifted ? SavedPlaces() : saved_places(problem, sizeof(T), kVec);
 }
 
@@ -109,9 +124,11 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
     const auto few = cross_entropy_long_kernel<T, kSoftcap, false, true, kLongThreads, 2>;
     if (device.cluster > 1) {
       while (cluster < 8 && too_few()) cluster *= 2;
-      if (cluster > 1) return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, device, stream);
+      if (cluster > 1)
+        return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, device, stream);
     }
-    return launch_rows<LongParams>(cross_entropy_long_kernel<T, kSoftcap, false, false, 128, 8>, params, problem.rows, 128, 0, 1, device, stream);
+    return launch_rows<LongParams>(
+        cross_entropy_long_kernel<T, kSoftcap, false, false, 128, 8>, params, problem.rows, 128, 0, 1, device, stream);
   }
   // A block alone on its multiprocessor, or two.
   const int64_t room = device.shared_per_block - kLongWarps * 2 * static_cast<int64_t>(sizeof(LongSums));
@@ -127,13 +144,16 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   const size_t shared = static_cast<size_t>(params.staged) * 16;
   if (cluster == 1 && share() * 16 <= half_room) {
     const auto two = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads / 2, 2>;
-    return launch_rows<LongParams>(two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, device, stream);
+    return launch_rows<LongParams>(
+        two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, device, stream);
   }
   if (cluster == 1) {
     const auto one = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads, 1>;
-    return launch_rows<LongParams>(one, params, std::min(problem.rows, places), kLongThreads, shared, 1, device, stream);
+    return launch_rows<LongParams>(
+        one, params, std::min(problem.rows, places), kLongThreads, shared, 1, device, stream);
   }
-  // Pairs of multiprocessors are all in some cluster of two, but not in one of more: then the blocks of a row go when it is done.
+  // Pairs of multiprocessors are all in some cluster of two, but not in one of more: then the blocks of a row go when
+  // it is done.
   const int64_t rows = cluster == 2 ? std::min(problem.rows, std::max<int64_t>(places / 2, 1)) : problem.rows;
   return launch_rows<LongParams>(together, params, rows * cluster, kLongThreads, shared, cluster, device, stream);
 }
@@ -145,7 +165,8 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
     if (is_long<T>(problem)) {
       const double scale = problem.softcap > 0 ? problem.softcap : problem.logit_scale;
       const double squash = problem.softcap > 0 ? -2 * problem.logit_scale / (problem.softcap * kLogTwo) : 0;
-      LongParams params{problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
+      LongParams params{
+          problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
       params.saved = saved_in_vectors<T>(problem);
       if constexpr (sizeof(T) == 2) {
         if (problem.softcap > 0) return launch_long<T, true>(params, device, stream);
@@ -160,19 +181,23 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
   if constexpr (std::is_same_v<T, double>) {
     return launch_cross_entropy_as<T, true>(params, device, stream);
   } else {
-    const bool full = problem.bias || problem.softcap > 0 || !(problem.logit_scale > 0) || (problem.weight && problem.label_smoothing != 0) || problem.probabilities;
+    const bool full = problem.bias || problem.softcap > 0 || !(problem.logit_scale > 0) ||
+        (problem.weight && problem.label_smoothing != 0) || problem.probabilities;
     params.scale = static_cast<float>(full ? 1.0 : problem.logit_scale);
     params.factor = static_cast<float>((full ? 1.0 : problem.logit_scale) / kLogTwo);
-    return full ? launch_cross_entropy_as<T, true>(params, device, stream) : launch_cross_entropy_as<T, false>(params, device, stream);
+    return full ? launch_cross_entropy_as<T, true>(params, device, stream)
+                : launch_cross_entropy_as<T, false>(params, device, stream);
   }
 }
 
 // From the logits' place to the other one, where the kernel has not been there.
 template <typename T, typename Word>
-__global__ void __launch_bounds__(256) save_gradient_kernel(const __grid_constant__ SavedPlaces saved, const T* gradient, int64_t stride, int words) {
+__global__ void __launch_bounds__(256)
+    save_gradient_kernel(const __grid_constant__ SavedPlaces saved, const T* gradient, int64_t stride, int words) {
   const int64_t row = blockIdx.y;
   const Word* const from = reinterpret_cast<const Word*>(gradient + row * stride);
-  for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256) *saved.at<Word>(row, word) = from[word];
+  for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256)
+    *saved.at<Word>(row, word) = from[word];
 }
 
 template <typename T>
@@ -185,9 +210,11 @@ cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& devic
   for (int64_t row = 0; row < problem.rows; row += kMostRows) {
     SavedPlaces from_row = places;
     from_row.first_row += row;
-    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(ceil_div(problem.columns, 1024), 64)), static_cast<unsigned>(std::min(problem.rows - row, kMostRows)));
-    save_gradient_kernel<T, T><<<grid, 256, 0, stream>>>(from_row, static_cast<const T*>(problem.logits) + row * problem.stride, problem.stride,
-                                                         static_cast<int>(problem.columns));
+    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(ceil_div(problem.columns, 1024), 64)),
+        static_cast<unsigned>(std::min(problem.rows - row, kMostRows)));
+    save_gradient_kernel<T, T><<<grid, 256, 0, stream>>>(from_row,
+        static_cast<const T*>(problem.logits) + row * problem.stride, problem.stride,
+        static_cast<int>(problem.columns));
   }
   return cudaGetLastError();
 }

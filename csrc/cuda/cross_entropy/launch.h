@@ -10,6 +10,7 @@ namespace dcs {
 
 using RowsLauncher = cudaError_t(const RowsProblem&, const Device&, cudaStream_t);
 
-RowsLauncher launch_cross_entropy_float, launch_cross_entropy_half, launch_cross_entropy_bfloat16, launch_cross_entropy_double;
+RowsLauncher launch_cross_entropy_float, launch_cross_entropy_half, launch_cross_entropy_bfloat16,
+    launch_cross_entropy_double;
 
 }  // namespace dcs

@@ -1,9 +1,11 @@
-// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, or with a softcap, in float and half precision. rows.cuh has the rest.
+// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, or with a softcap, in float and
+// half precision. rows.cuh has the rest.
 //
-// As many blocks as fit at a time take one row after another, alone or (sm_90) two to eight of a cluster together. A thread sums up its vectors of the row,
-// the threads' sums are joined, and then it makes the gradient of the same vectors. These lie in shared memory as far as there is room, copied there while
-// the row before is written: a vector's place is free once its gradient is made. A thread reads back only what it has itself brought there, so that the
-// one barrier a row is that of the sums. What has no room is read twice, the second time from L2.
+// As many blocks as fit at a time take one row after another, alone or (sm_90) two to eight of a cluster together. A
+// thread sums up its vectors of the row, the threads' sums are joined, and then it makes the gradient of the same
+// vectors. These lie in shared memory as far as there is room, copied there while the row before is written: a vector's
+// place is free once its gradient is made. A thread reads back only what it has itself brought there, so that the one
+// barrier a row is that of the sums. What has no room is read twice, the second time from L2.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +17,8 @@
 
 namespace dcs {
 
-// A row as a block has it: its class, -1 for an ignored one; the block's vectors, and how many of them lie in shared memory.
+// A row as a block has it: its class, -1 for an ignored one; the block's vectors, and how many of them lie in shared
+// memory.
 template <typename T>
 struct LongTurn {
   int row, index;
@@ -23,7 +26,8 @@ struct LongTurn {
   int count, staged;
 };
 
-// What the gradient of a row takes: scaled * base^exponent, with exponents relative to `reference` or, far away, of values relative to `far`.
+// What the gradient of a row takes: scaled * base^exponent, with exponents relative to `reference` or, far away, of
+// values relative to `far`.
 struct LongGradient {
   float scaled = 0, reference = 0, far = 0;
   float target = 0;
@@ -33,7 +37,8 @@ struct LongGradient {
 template <typename T, bool kSoftcap, bool kGradient, bool kCluster, int kThreads>
 struct LongBlock {
   static constexpr int kVec = 16 / sizeof(T), kBatch = kLongBatch, kStep = kBatch * kThreads;
-  static constexpr bool kFixed = kSoftcap && kGradient && std::is_same_v<T, __nv_bfloat16>;  // float16 has digits to lose
+  static constexpr bool kFixed =
+      kSoftcap && kGradient && std::is_same_v<T, __nv_bfloat16>;  // float16 has digits to lose
   using Vec = Vector<T, kVec>;
   using Turn = LongTurn<T>;
   using E = Exponents<T, kSoftcap>;
@@ -61,7 +66,8 @@ struct LongBlock {
 
   __device__ __forceinline__ Turn turn_of(int row, int index) const {
     const LongShare<T, kCluster> share{LongRow<T>(problem, row)};
-    return {row, index, share.body, share.count, kGradient && (index >= 0 || wants_predictions) ? min(share.count, params.staged) : 0};
+    return {row, index, share.body, share.count,
+        kGradient && (index >= 0 || wants_predictions) ? min(share.count, params.staged) : 0};
   }
   __device__ __forceinline__ void copy_batch(const Vec* body, int v, int staged) const {
 #pragma unroll
@@ -77,9 +83,11 @@ struct LongBlock {
 
   // Four vectors at a time, where they are there and none of them is the target's.
   template <bool kStaged>
-  __device__ __forceinline__ void add_batch(Adder& adder, const Vec* body, int begin, Vec (&raw)[kBatch], int v, int limit) const {
+  __device__ __forceinline__ void add_batch(
+      Adder& adder, const Vec* body, int begin, Vec (&raw)[kBatch], int v, int limit) const {
     constexpr bool kKeep = kFixed && kStaged;
-    const bool whole = v + (kBatch - 1) * kThreads < limit, aside = adder.skipped < v || adder.skipped > v + (kBatch - 1) * kThreads;
+    const bool whole = v + (kBatch - 1) * kThreads < limit,
+               aside = adder.skipped < v || adder.skipped > v + (kBatch - 1) * kThreads;
     if (whole && aside) {
       adder.template add<kBatch>(raw, v);
       if constexpr (kKeep) {
@@ -127,7 +135,8 @@ struct LongBlock {
   }
 
   // The thread's part of a row's total relative to its largest element, where the exponents' rounding is not small.
-  __device__ __forceinline__ float far_total(const Adder& adder, const Turn& turn, const T* edge, bool has_edge, float far) const {
+  __device__ __forceinline__ float far_total(
+      const Adder& adder, const Turn& turn, const T* edge, bool has_edge, float far) const {
     float total = 0;
 #pragma unroll 1
     for (int v = me(); v < turn.count; v += kThreads) {
@@ -142,8 +151,8 @@ struct LongBlock {
   }
 
   // The thread that reads a vector here is the one to overwrite it.
-  __device__ __forceinline__ void predict(const Adder& adder, const Turn& turn, const LongRow<T>& all, int begin, const LongSums& sums, int edge,
-                                          bool has_edge, uint32_t edge_place, float logit_target) const {
+  __device__ __forceinline__ void predict(const Adder& adder, const Turn& turn, const LongRow<T>& all, int begin,
+      const LongSums& sums, int edge, bool has_edge, uint32_t edge_place, float logit_target) const {
     const int v = static_cast<int>(sums.place) - kVec - begin;
     const bool is_found = sums.place != ~0u, in_body = is_found && v >= 0 && v < turn.count && v % kThreads == me();
     if (!(is_found ? in_body || (has_edge && sums.place == edge_place) : is_first())) return;
@@ -153,7 +162,8 @@ struct LongBlock {
       unpack(turn.body[v], y);
 #pragma unroll
       for (int i = kVec - 1; i >= 0; --i)
-        if ((v != adder.skipped || i != adder.skipped_element) && is_same(y[i], sums.largest)) position = all.head + (begin + v) * kVec + i;
+        if ((v != adder.skipped || i != adder.skipped_element) && is_same(y[i], sums.largest))
+          position = all.head + (begin + v) * kVec + i;
     }
     if (turn.index >= 0) {
       const bool equal = !is_larger(sums.largest, logit_target) && turn.index < position;
@@ -163,8 +173,8 @@ struct LongBlock {
   }
 
   // A row's loss, and what its gradient takes. grad_loss, grad_lse, weight, the target's logit: of the row.
-  __device__ __forceinline__ void finish(int row, const LongSums& sums, float logit_target, float grad_loss, float grad_lse, float weight,
-                                         LongGradient& gradient) const {
+  __device__ __forceinline__ void finish(int row, const LongSums& sums, float logit_target, float grad_loss,
+      float grad_lse, float weight, LongGradient& gradient) const {
     const bool is_far = gradient.is_far;
     const float reference = gradient.reference, far = gradient.far;
     const auto exponent_of = [&](float value) { return exponents.exponent(is_far ? value - far : value, reference); };
@@ -172,13 +182,16 @@ struct LongBlock {
     const bool target_is_largest = value_target >= largest_value;
     const float up = exponent_of(value_target), top = target_is_largest ? up : 0.f;
     // In units of base^top.
-    const float others = sums.total * power(-top), exponent = target_is_largest ? value_target - value_target : up;  // NaN for inf
+    const float others = sums.total * power(-top),
+                exponent = target_is_largest ? value_target - value_target : up;  // NaN for inf
     const float target_power = power(exponent), total = others + target_power;
     float a = grad_lse;
     if (is_first() || problem.z_loss != 0) {
-      const float log_total = target_is_largest ? log1pf(others) : logf(total), base = target_is_largest ? value_target : largest_value;
+      const float log_total = target_is_largest ? log1pf(others) : logf(total),
+                  base = target_is_largest ? value_target : largest_value;
       // The largest's own exponent is not quite 0.
-      const float rest = target_is_largest || E::kExact || is_far ? 0.f : exponent_of(largest_value) * kLogOfBase<float>;
+      const float rest =
+          target_is_largest || E::kExact || is_far ? 0.f : exponent_of(largest_value) * kLogOfBase<float>;
       const float lse = fmaf(base, params.scale, log_total - rest), z_loss = static_cast<float>(problem.z_loss);
       float loss = weight * fmaf(exponent, -kLogOfBase<float>, log_total);
       if (problem.z_loss != 0) {
@@ -197,12 +210,14 @@ struct LongBlock {
   }
 
   // The row's sums, and what is made of them. `next`: the next row, or -1; its class goes to `next_index`.
-  __device__ __forceinline__ void reduce(const Turn& turn, int next, int& next_index, Shared& of_warps, int& parity, LongGradient& gradient) const {
+  __device__ __forceinline__ void reduce(
+      const Turn& turn, int next, int& next_index, Shared& of_warps, int& parity, LongGradient& gradient) const {
     const int row = turn.row, index = turn.index;
     const bool ignored = index < 0;
     const LongRow<T> all(problem, row);
     const int begin = LongShare<T, kCluster>(all).begin;
-    Adder adder{exponents, {-FLT_MAX, 0.f, ~0u}, exponents.reference(-FLT_MAX), wants_predictions, begin + kVec, INT_MAX, 0};
+    Adder adder{
+        exponents, {-FLT_MAX, 0.f, ~0u}, exponents.reference(-FLT_MAX), wants_predictions, begin + kVec, INT_MAX, 0};
     if (!ignored) {
       const int behind = index - all.head - begin * kVec, vector = behind >= 0 ? behind / kVec : -1;
       gradient.owns_target = vector >= 0 && vector < turn.count && vector % kThreads == me();
@@ -219,8 +234,10 @@ struct LongBlock {
     float grad_loss = 1, grad_lse = 0, weight = 1, logit_target = 0;
     if (!ignored) {
       logit_target = cast<float>(all.start[index]);
-      if (kGradient && problem.grad_loss.data) grad_loss = static_cast<const float*>(problem.grad_loss.data)[row * problem.grad_loss.stride];
-      if (kGradient && problem.grad_lse.data) grad_lse = static_cast<const float*>(problem.grad_lse.data)[row * problem.grad_lse.stride];
+      if (kGradient && problem.grad_loss.data)
+        grad_loss = static_cast<const float*>(problem.grad_loss.data)[row * problem.grad_loss.stride];
+      if (kGradient && problem.grad_lse.data)
+        grad_lse = static_cast<const float*>(problem.grad_lse.data)[row * problem.grad_lse.stride];
       if (problem.weight) weight = static_cast<const float*>(problem.weight)[index];
     }
     LongSums sums = join_row<kCluster>(exponents, adder.sums, of_warps[parity], wants_predictions);
@@ -244,7 +261,8 @@ struct LongBlock {
   }
   __device__ __forceinline__ void store_element(int row, T* start, int position, float gradient) const {
     start[position] = cast<T>(gradient);
-    if (sizeof(T) == 2 && params.saved.within) reinterpret_cast<T*>(params.saved.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
+    if (sizeof(T) == 2 && params.saved.within)
+      reinterpret_cast<T*>(params.saved.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
   }
   template <bool kIsFixed>
   __device__ __forceinline__ Vec gradient_of(const Vec& raw, const LongGradient& gradient) const {
@@ -255,7 +273,8 @@ struct LongBlock {
       const float factor = params.factor / kFixedOne;
       constexpr float kLess = -1.f / (kFixedOne * kFixedOne);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) g[i] = power(fmaf(g[i], factor, -reference)) * scaled * fmaf(g[i] * kLess, g[i], 1.f);
+      for (int i = 0; i < kVec; ++i)
+        g[i] = power(fmaf(g[i], factor, -reference)) * scaled * fmaf(g[i] * kLess, g[i], 1.f);
     } else {
       unpack(raw, g);
 #pragma unroll
@@ -269,7 +288,8 @@ struct LongBlock {
     return pack<float, T, kVec>(g);
   }
   // The gradient in the logits' place; the next row's vectors are on their way into shared memory meanwhile.
-  __device__ __forceinline__ void write_gradient(const Turn& turn, const Turn& next, const LongGradient& gradient) const {
+  __device__ __forceinline__ void write_gradient(
+      const Turn& turn, const Turn& next, const LongGradient& gradient) const {
     const bool ignored = turn.index < 0;
     const int begin = kCluster ? rank * ((LongRow<T>(problem, turn.row).vectors + blocks - 1) / blocks) : 0;
     if (ignored || gradient.is_far) {
@@ -305,7 +325,8 @@ struct LongBlock {
         } else {
 #pragma unroll
           for (int u = 0; u < kBatch - 1; ++u)
-            if (v + u * kThreads < turn.staged) store(turn, begin, v + u * kThreads, gradient_of<kFixed>(raw[u], gradient));
+            if (v + u * kThreads < turn.staged)
+              store(turn, begin, v + u * kThreads, gradient_of<kFixed>(raw[u], gradient));
         }
       }
     }
@@ -318,7 +339,8 @@ struct LongBlock {
     if (rank == 0 && me() < all.head + all.tail) {
       const int position = edge_of(all);
       const float value = exponents.value(cast<float>(all.start[position]));
-      const float exponent = gradient.is_far ? (value - gradient.far) * params.factor : exponents.exponent(value, gradient.reference);
+      const float exponent =
+          gradient.is_far ? (value - gradient.far) * params.factor : exponents.exponent(value, gradient.reference);
       float g = power(exponent) * gradient.scaled;
       if (kSoftcap) g *= fmaf(-value, value, 1.f);
       store_element(turn.row, all.start, position, turn.index < 0 ? 0.f : position == turn.index ? gradient.target : g);
@@ -327,7 +349,8 @@ struct LongBlock {
 };
 
 template <typename T, bool kSoftcap, bool kGradient, bool kCluster, int kThreads, int kLeastBlocks>
-__global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_kernel(const __grid_constant__ LongParams params) {
+__global__ void __launch_bounds__(kThreads, kLeastBlocks)
+    cross_entropy_long_kernel(const __grid_constant__ LongParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kCluster) return;
 #endif
@@ -342,7 +365,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
   LongTurn<T> turn = block.turn_of(first_row, read_class(problem, first_row));
   int parity = 0;
   if constexpr (kGradient) {
-    for (int v = Block::me(); v - Block::me() < turn.staged; v += Block::kStep) block.copy_batch(turn.body, v, turn.staged);
+    for (int v = Block::me(); v - Block::me() < turn.staged; v += Block::kStep)
+      block.copy_batch(turn.body, v, turn.staged);
   }
   // The shared memory of a cluster's blocks can be written from when all of them have started.
   if constexpr (kCluster) cluster_wait();
@@ -356,7 +380,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks) cross_entropy_long_ker
     } else {
       block.reduce(turn, has_next ? next_row : -1, next_index, of_warps, parity, gradient);
     }
-    if (ignored && block.is_first()) static_cast<float*>(problem.loss)[turn.row] = static_cast<float*>(problem.lse)[turn.row] = 0.f;
+    if (ignored && block.is_first())
+      static_cast<float*>(problem.loss)[turn.row] = static_cast<float*>(problem.lse)[turn.row] = 0.f;
     LongTurn<T> next{next_row, next_index, turn.body, 0, 0};
     if (has_next) next = block.turn_of(next_row, next_index);
     if constexpr (kGradient) block.write_gradient(turn, next, gradient);

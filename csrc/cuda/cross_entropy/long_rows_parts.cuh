@@ -11,17 +11,18 @@
 
 namespace dcs {
 
-constexpr int kLongBatch = 4;   // vectors that a thread has before it uses the first
+constexpr int kLongBatch = 4;    // vectors that a thread has before it uses the first
 constexpr int kLongWarps = 128;  // of a cluster, at most
 
 struct LongParams {
   RowsProblem problem;
-  int staged = 0;    // vectors that a block keeps in shared memory, a multiple of its threads
+  int staged = 0;                           // vectors that a block keeps in shared memory, a multiple of its threads
   float scale = 1, factor = 1, squash = 0;  // see Exponents
-  SavedPlaces saved;                          // in vectors, for rows that start at one; or nothing
+  SavedPlaces saved;                        // in vectors, for rows that start at one; or nothing
 };
 
-// A row's elements before the first whole vector of 16 bytes, the vectors, the elements behind, which come to a warp's at most.
+// A row's elements before the first whole vector of 16 bytes, the vectors, the elements behind, which come to a warp's
+// at most.
 template <typename T>
 struct LongRow {
   static constexpr int kVec = 16 / sizeof(T);
@@ -81,7 +82,7 @@ struct LongAdder {
   LongSums sums;
   float reference;
   bool with_places;
-  int first_place;  // of the block's first vector
+  int first_place;               // of the block's first vector
   int skipped, skipped_element;  // the target's vector among this thread's, and its element there
 
   __device__ __forceinline__ void raise(float largest) {

@@ -1,4 +1,5 @@
-// What the kernel for long rows makes of its elements: exponents relative to a row's largest, tanh for a softcap, and sums over a row.
+// What the kernel for long rows makes of its elements: exponents relative to a row's largest, tanh for a softcap, and
+// sums over a row.
 #pragma once
 
 #include <cfloat>
@@ -7,8 +8,9 @@
 
 namespace dcs {
 
-// What a row's exponents are relative to. A half-precision logit's exponent is one rounding of factor * value - reference, with a reference that is the rounded
-// factor * largest. For float logits, and far away (kFarReference), where that rounding is no longer small, it is factor * (value - largest).
+// What a row's exponents are relative to. A half-precision logit's exponent is one rounding of factor * value -
+// reference, with a reference that is the rounded factor * largest. For float logits, and far away (kFarReference),
+// where that rounding is no longer small, it is factor * (value - largest).
 constexpr float kFarReference = 1 << 20;
 
 // With a softcap a logit's value is tanh(logit * logit_scale / softcap), else the logit itself; z = scale * value.
@@ -16,7 +18,8 @@ template <typename T, bool kSoftcap>
 struct Exponents {
   static constexpr bool kExact = sizeof(T) == 4;
   float factor;  // scale / log(2)
-  float squash;  // -2 logit_scale / (softcap log(2)), for e = exp(-2 |x|), with which tanh(|x|) = (1 - e) / (1 + e): to 1e-7
+  float squash;  // -2 logit_scale / (softcap log(2)), for e = exp(-2 |x|), with which tanh(|x|) = (1 - e) / (1 + e): to
+                 // 1e-7
 
   __device__ __forceinline__ float value(float logit) const {
     if constexpr (!kSoftcap) return logit;
@@ -32,7 +35,8 @@ struct Exponents {
         e[i] = power(fabsf(logits[i]) * squash);
         d[i] = 1.f + e[i];
       }
-      const float low = d[0] * d[1], high = d[2] * d[3], all = reciprocal(low * high), of_low = all * high, of_high = all * low;
+      const float low = d[0] * d[1], high = d[2] * d[3], all = reciprocal(low * high), of_low = all * high,
+                  of_high = all * low;
       const float inverse[4] = {of_low * d[1], of_low * d[0], of_high * d[3], of_high * d[2]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) logits[i] = copysignf((1.f - e[i]) * inverse[i], logits[i]);
@@ -52,14 +56,16 @@ struct Exponents {
   }
 };
 
-// Values of tanh in the place of half-precision logits, as numbers of 16 bits, to 1.5e-5: the second pass then needs no special function for them.
+// Values of tanh in the place of half-precision logits, as numbers of 16 bits, to 1.5e-5: the second pass then needs no
+// special function for them.
 constexpr float kFixedOne = 32767.f, kFixedZero = 8388608.f + 32768.f;
 template <typename Vec, int kVec>
 __device__ __forceinline__ Vec pack_fixed(const float (&values)[kVec]) {
   Vec to;
 #pragma unroll
   for (int i = 0; i < kVec / 2; ++i) {
-    const uint32_t low = __float_as_uint(fmaf(values[2 * i], kFixedOne, kFixedZero)), high = __float_as_uint(fmaf(values[2 * i + 1], kFixedOne, kFixedZero));
+    const uint32_t low = __float_as_uint(fmaf(values[2 * i], kFixedOne, kFixedZero)),
+                   high = __float_as_uint(fmaf(values[2 * i + 1], kFixedOne, kFixedZero));
     to.words[i] = __byte_perm(low, high, 0x5410);
   }
   return to;
@@ -91,9 +97,9 @@ __device__ __forceinline__ float largest_of(const Vector<T, kVec>& raw) {
 
 // Sums over a part of a row.
 struct LongSums {
-  float largest;     // logit
-  float total;       // of base^exponent
-  uint32_t place;    // the first that has the largest; where predictions are wanted
+  float largest;   // logit
+  float total;     // of base^exponent
+  uint32_t place;  // the first that has the largest; where predictions are wanted
 };
 
 __device__ __forceinline__ float warp_maximum(float value) {
@@ -107,7 +113,8 @@ __device__ __forceinline__ uint32_t warp_minimum(uint32_t value) {
   return value;
 }
 
-// The sums of all threads of a row, in all of them. `shared` has room for those of every warp of the cluster, and is used by every other row alike.
+// The sums of all threads of a row, in all of them. `shared` has room for those of every warp of the cluster, and is
+// used by every other row alike.
 template <bool kCluster, typename E>
 __device__ __forceinline__ LongSums join_row(const E& exponents, LongSums sums, LongSums* shared, bool with_places) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -23,10 +23,12 @@ struct CudaRows {
   static void run(const RowsProblem& problem, const Tensor& logits) {
     // A position within a row is an int32.
     constexpr int64_t kMostColumns = std::numeric_limits<int32_t>::max() - (int64_t{1} << 16);
-    if (problem.columns > kMostColumns) fail(kCrossEntropyRows, ": logits can have at most ", kMostColumns, " columns, got ", problem.columns);
+    if (problem.columns > kMostColumns)
+      fail(kCrossEntropyRows, ": logits can have at most ", kMostColumns, " columns, got ", problem.columns);
     const int32_t index = logits.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
-    check(launcher(problem.dtype)(problem, device_of(index, kCrossEntropyRows), current_stream(index)), "launching the kernel");
+    check(launcher(problem.dtype)(problem, device_of(index, kCrossEntropyRows), current_stream(index)),
+        "launching the kernel");
   }
 };
 

@@ -1,8 +1,9 @@
 // The rows of `_cross_entropy_rows_` on a GPU; dcs/cross_entropy/problem.h has the formulas.
 //
-// A warp, a block, or (sm_90) a cluster of 2, 4 or 8 blocks takes a row. It reads the row once: every thread sums up its vectors relative to the largest
-// logit that it has met, keeps them in shared memory, and the threads' sums are joined. Then it writes the gradient from shared memory. What a block
-// has no room for is read again, from L2 while that lasts. A thread reads back only what it has itself written, so this needs no barrier.
+// A warp, a block, or (sm_90) a cluster of 2, 4 or 8 blocks takes a row. It reads the row once: every thread sums up
+// its vectors relative to the largest logit that it has met, keeps them in shared memory, and the threads' sums are
+// joined. Then it writes the gradient from shared memory. What a block has no room for is read again, from L2 while
+// that lasts. A thread reads back only what it has itself written, so this needs no barrier.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,19 +18,21 @@
 
 namespace dcs {
 
-constexpr int kRowWarps = 8;         // rows of a block in Scope::kWarp
-constexpr int kWarpColumns = 1024;   // up to which a warp takes a row
-constexpr int kShareBytes = 74 << 10;  // of a row to a block: three blocks on a multiprocessor of sm_90 load, sum and store in turn
+constexpr int kRowWarps = 8;        // rows of a block in Scope::kWarp
+constexpr int kWarpColumns = 1024;  // up to which a warp takes a row
+constexpr int kShareBytes =
+    74 << 10;  // of a row to a block: three blocks on a multiprocessor of sm_90 load, sum and store in turn
 
 struct CrossEntropyRowsParams {
   RowsProblem problem;
-  int staged = 0;           // vectors of its share that a block (a warp) keeps in shared memory
-  float scale = 1;          // z = scale * y in the plain kernel, whose y are the logits as they are; else 1
-  float factor = 1;         // exponents are factor * (y - largest): powers of 2 in float, of e in double
+  int staged = 0;    // vectors of its share that a block (a warp) keeps in shared memory
+  float scale = 1;   // z = scale * y in the plain kernel, whose y are the logits as they are; else 1
+  float factor = 1;  // exponents are factor * (y - largest): powers of 2 in float, of e in double
   float softcap = 0, inverse_softcap = 0;
 };
 
-// One row, as seen by one thread. kFull: bias, softcap, any scale, class weights in label smoothing, class probabilities; without it y are the logits as they are.
+// One row, as seen by one thread. kFull: bias, softcap, any scale, class weights in label smoothing, class
+// probabilities; without it y are the logits as they are.
 template <typename T, bool kFull>
 struct Row {
   using Acc = typename Types<T>::Acc;
@@ -38,9 +41,9 @@ struct Row {
 
   const CrossEntropyRowsParams& params;
   Acc factor;
-  T* tile;           // the row's first element, down to a whole vector
-  int low, high;     // the row's positions in the tile
-  int target;        // the target's position, or -1
+  T* tile;        // the row's first element, down to a whole vector
+  int low, high;  // the row's positions in the tile
+  int target;     // the target's position, or -1
   OptionalSums optional;
   const Acc* probabilities;  // the row's class probabilities, or null
 
@@ -52,7 +55,9 @@ struct Row {
     return first >= low && first + kVec <= high && !(target >= first && target < first + kVec);
   }
 
-  __device__ __forceinline__ bool counts(int position) const { return position >= low && position < high && position != target; }
+  __device__ __forceinline__ bool counts(int position) const {
+    return position >= low && position < high && position != target;
+  }
 
   __device__ __forceinline__ Acc column(const void* numbers, int position) const {
     return position >= low && position < high ? __ldg(static_cast<const Acc*>(numbers) + (position - low)) : Acc(0);
@@ -174,7 +179,8 @@ __device__ __forceinline__ void write(void* results, int64_t row, Acc value) {
   static_cast<Acc*>(results)[row] = value;
 }
 
-// The vectors begin ... end - 1 of a row, which a warp or a block takes: thread `me` of `threads` has every threads-th from begin + me on.
+// The vectors begin ... end - 1 of a row, which a warp or a block takes: thread `me` of `threads` has every threads-th
+// from begin + me on.
 template <typename T, bool kFull, Scope kScope>
 struct RowShare {
   using Acc = typename Types<T>::Acc;
@@ -229,7 +235,9 @@ struct RowShare {
   __device__ __forceinline__ void finish(RowSums<Acc>& sums, const Capped<Acc>& at_target) const {
     const Acc scale = kFull ? Acc(1) : static_cast<Acc>(params.scale);
     const Acc z_loss = static_cast<Acc>(problem.z_loss);
-    const Acc even = has_target ? static_cast<Acc>(problem.label_smoothing / static_cast<double>(static_cast<int>(problem.columns))) : Acc(1);
+    const Acc even = has_target
+        ? static_cast<Acc>(problem.label_smoothing / static_cast<double>(static_cast<int>(problem.columns)))
+        : Acc(1);
     Acc way = 0, exponent = 0, target_power = 0, target_weight = 0;
     bool target_is_largest = false;
     if (has_target) {
@@ -242,22 +250,26 @@ struct RowShare {
     }
     const Acc total = sums.total + target_power, log_total = target_is_largest ? log1p(sums.total) : log(total);
     const Acc gap = way * scale, nll = gap + log_total, lse = sums.largest * scale + log_total;
-    const Acc hit = (Acc(1) - static_cast<Acc>(problem.label_smoothing)) * target_weight, weight = sums.weight + target_weight;
+    const Acc hit = (Acc(1) - static_cast<Acc>(problem.label_smoothing)) * target_weight,
+              weight = sums.weight + target_weight;
     Acc loss = has_target ? hit * nll : Acc(0), entropy = 0;
     if (mixed) loss += even * (sums.distance * scale + target_weight * gap + weight * log_total);
     if (problem.z_loss != 0) loss += z_loss * lse * lse;
-    if (one.optional.weighted) entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
+    if (one.optional.weighted)
+      entropy = log_total - kLogOfBase<Acc> * (sums.weighted + target_power * bounded(exponent)) / total;
     write_results(loss, lse, entropy);
     if (problem.gradient) {
-      const Acc grad_loss = read(problem.grad_loss, row, Acc(1)), grad_entropy = read(problem.grad_entropy, row, Acc(0));
+      const Acc grad_loss = read(problem.grad_loss, row, Acc(1)),
+                grad_entropy = read(problem.grad_entropy, row, Acc(0));
       Acc a = read(problem.grad_lse, row, Acc(0));
       if (one.optional.weighted) a -= grad_entropy * entropy;
       if (mixed) a += grad_loss * even * weight;
       if (problem.z_loss != 0) a += grad_loss * Acc(2) * z_loss * lse;
       const Acc c = grad_loss * hit, slope = static_cast<Acc>(problem.logit_scale);
-      const GradientForm<Acc> form{sums.largest, slope / total * (a + c + grad_entropy * log_total), -slope / total * grad_entropy * kLogOfBase<Acc>,
-                                   mixed ? slope * grad_loss * even : Acc(0)};
-      write_gradient(form, {nll, a, c, sums.total, total, target_power, target_weight, grad_loss, grad_entropy, slope}, even, at_target.slope);
+      const GradientForm<Acc> form{sums.largest, slope / total * (a + c + grad_entropy * log_total),
+          -slope / total * grad_entropy * kLogOfBase<Acc>, mixed ? slope * grad_loss * even : Acc(0)};
+      write_gradient(form, {nll, a, c, sums.total, total, target_power, target_weight, grad_loss, grad_entropy, slope},
+          even, at_target.slope);
     }
   }
   __device__ __forceinline__ void write_results(Acc loss, Acc lse, Acc entropy) const {
@@ -267,7 +279,8 @@ struct RowShare {
     if (problem.entropy) write(problem.entropy, row, entropy);
   }
 
-  __device__ __forceinline__ void write_gradient(const GradientForm<Acc>& form, const TargetForm<Acc>& at, Acc even, Acc target_slope) const {
+  __device__ __forceinline__ void write_gradient(
+      const GradientForm<Acc>& form, const TargetForm<Acc>& at, Acc even, Acc target_slope) const {
     const bool entropic = problem.grad_entropy.data != nullptr;
     for (int vector = begin + me; vector < end; vector += threads) {
       const Vec raw = vector - begin < params.staged ? stage[vector - begin] : one.load(vector);
@@ -301,13 +314,14 @@ struct RowShare {
     if (!problem.gradient) return;
     Acc zeros[kVec] = {};
     const Vec none = pack<Acc, T, kVec>(zeros);
-    for (int vector = begin + me; vector < end; vector += threads) store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, none);
+    for (int vector = begin + me; vector < end; vector += threads)
+      store_vector<T, kVec>(one.tile, vector * kVec, one.low, one.high, none);
   }
 };
 
 template <typename T, bool kFull, Scope kScope>
 __global__ void __launch_bounds__(kScope == Scope::kWarp ? 32 * kRowWarps : kRowThreads, kFull ? 2 : 3)
-cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
+    cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
 #endif
@@ -320,7 +334,8 @@ cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
 
   const int blocks = kScope == Scope::kCluster ? static_cast<int>(cluster_blocks()) : 1;
   const int rank = kScope == Scope::kCluster ? static_cast<int>(cluster_rank()) : 0;
-  const int threads = kScope == Scope::kWarp ? 32 : blockDim.x, me = kScope == Scope::kWarp ? threadIdx.x % 32 : threadIdx.x;
+  const int threads = kScope == Scope::kWarp ? 32 : blockDim.x,
+            me = kScope == Scope::kWarp ? threadIdx.x % 32 : threadIdx.x;
   int64_t row = blockIdx.x;
   Vec* stage = reinterpret_cast<Vec*>(memory);
   if constexpr (kScope == Scope::kWarp) {
@@ -343,18 +358,15 @@ cross_entropy_kernel(const __grid_constant__ CrossEntropyRowsParams params) {
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(start) % 16 / sizeof(T));
   const int columns = static_cast<int>(problem.columns);
   const bool mixed = problem.label_smoothing != 0 || !has_index;
-  Row<T, kFull> one{params,
-                    static_cast<Acc>(params.factor),
-                    start - shift,
-                    shift,
-                    shift + columns,
-                    has_target ? shift + static_cast<int>(class_index) : -1,
-                    {problem.entropy != nullptr || problem.grad_entropy.data != nullptr, mixed},
-                    has_index ? nullptr : static_cast<const Acc*>(problem.probabilities) + row * problem.probabilities_stride};
+  Row<T, kFull> one{params, static_cast<Acc>(params.factor), start - shift, shift, shift + columns,
+      has_target ? shift + static_cast<int>(class_index) : -1,
+      {problem.entropy != nullptr || problem.grad_entropy.data != nullptr, mixed},
+      has_index ? nullptr : static_cast<const Acc*>(problem.probabilities) + row * problem.probabilities_stride};
   if constexpr (std::is_same_v<Acc, double>) one.factor = 1.0;
   const int vectors = (one.high + kVec - 1) / kVec, each = (vectors + blocks - 1) / blocks;
   const int begin = rank * each, end = min(begin + each, vectors);
-  const Share share{params, problem, one, stage, row, class_index, begin, end, me, threads, first_thread, has_target, mixed};
+  const Share share{
+      params, problem, one, stage, row, class_index, begin, end, me, threads, first_thread, has_target, mixed};
 
   if (!ignored || problem.predictions) {
     Capped<Acc> at_target{0, 1};

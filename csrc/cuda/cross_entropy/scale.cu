@@ -1,4 +1,5 @@
-// `_scale` on CUDA: output = input * factor, rounded once. In place, a factor of 1 costs no traffic: it is read on the device, and the kernel ends.
+// `_scale` on CUDA: output = input * factor, rounded once. In place, a factor of 1 costs no traffic: it is read on the
+// device, and the kernel ends.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -15,7 +16,8 @@ constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 1 << 12;  // some waves of an H200; 65536 of them take 40 us to see a factor of 1
 
 template <typename From, typename To, typename Factor, int kVec>
-__global__ void __launch_bounds__(kThreads) scale_kernel(const From* input, const Factor* factor, To* output, int64_t count) {
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(const From* input, const Factor* factor, To* output, int64_t count) {
   using Acc = typename Types<From>::Acc;
   const Acc by = static_cast<Acc>(*factor);
   if (static_cast<const void*>(input) == output && by == 1) return;
@@ -52,16 +54,19 @@ void launch(const Tensor& input, const Tensor& factor, const Tensor& output) {
 void scale(Tensor input, Tensor factor, Tensor output) {
   const ScalarType from = input.scalar_type(), to = output.scalar_type();
   if (input.numel() != output.numel() || !input.is_contiguous() || !output.is_contiguous())
-    fail(kScale, ": input and output must be contiguous and of one size, got ", shape_text(sizes_of(input)), " and ", shape_text(sizes_of(output)));
+    fail(kScale, ": input and output must be contiguous and of one size, got ", shape_text(sizes_of(input)), " and ",
+        shape_text(sizes_of(output)));
   const ScalarType wide = from == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   if (factor.numel() != 1 || factor.scalar_type() != wide)
-    fail(kScale, ": factor must be one ", dtype_name(wide), ", got ", dtype_name(factor.scalar_type()), " of the shape ", shape_text(sizes_of(factor)));
+    fail(kScale, ": factor must be one ", dtype_name(wide), ", got ", dtype_name(factor.scalar_type()),
+        " of the shape ", shape_text(sizes_of(factor)));
   if (input.numel() == 0) return;
   if (from == ScalarType::Float && to == ScalarType::Float) launch<float, float>(input, factor, output);
   else if (from == ScalarType::Float && to == ScalarType::Half) launch<float, __half>(input, factor, output);
   else if (from == ScalarType::Float && to == ScalarType::BFloat16) launch<float, __nv_bfloat16>(input, factor, output);
   else if (from == ScalarType::Half && to == ScalarType::Half) launch<__half, __half>(input, factor, output);
-  else if (from == ScalarType::BFloat16 && to == ScalarType::BFloat16) launch<__nv_bfloat16, __nv_bfloat16>(input, factor, output);
+  else if (from == ScalarType::BFloat16 && to == ScalarType::BFloat16)
+    launch<__nv_bfloat16, __nv_bfloat16>(input, factor, output);
   else if (from == ScalarType::Double && to == ScalarType::Double) launch<double, double>(input, factor, output);
   else fail(kScale, ": output must be ", dtype_name(from), " or a half of float32, got ", dtype_name(to));
 }

@@ -13,8 +13,9 @@ struct Capped {
   Acc value, slope;
 };
 
-// softcap * tanh(u / softcap): with e = exp(-2 |v|), tanh |v| = 1 - 2 e / (1 + e) and 1 - tanh^2 = 4 e / (1 + e)^2. kExact: to the last digits of a
-// small v too; without, z has an error of some 1e-7 softcap, which is nothing beside a half-precision logit's own.
+// softcap * tanh(u / softcap): with e = exp(-2 |v|), tanh |v| = 1 - 2 e / (1 + e) and 1 - tanh^2 = 4 e / (1 + e)^2.
+// kExact: to the last digits of a small v too; without, z has an error of some 1e-7 softcap, which is nothing beside a
+// half-precision logit's own.
 template <bool kExact>
 __device__ __forceinline__ Capped<float> cap(float u, float softcap, float inverse) {
   float v = u * inverse;

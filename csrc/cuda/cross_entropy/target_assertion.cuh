@@ -8,8 +8,7 @@ extern "C" __host__ __device__ void __assert_fail(
 namespace dcs {
 
 __device__ __forceinline__ void fail_target(const char* file, unsigned int line) {
-  __assert_fail(
-      "target >= 0 && target < classes, or target == ignore_index", file, line, "cross_entropy_rows");
+  __assert_fail("target >= 0 && target < classes, or target == ignore_index", file, line, "cross_entropy_rows");
 }
 
 }  // namespace dcs

@@ -1,7 +1,8 @@
 // log_bmm, backward: grad_a = E * (G F^T) and grad_b = F * (E^T G) with E = exp(a - R), F = exp(b - C), G = grad / S.
 //
-// Only outputs with log S >= -64 are in G: 1 / S is then below 2^93, and what exp(a - R) or exp(b - C) lost to underflow stays below 2^-33 of a weight.
-// For the others grad exp((a - R) + (b - C) - log S) is added term by term, in the kernel that multiplies. Outputs of -inf have no gradient.
+// Only outputs with log S >= -64 are in G: 1 / S is then below 2^93, and what exp(a - R) or exp(b - C) lost to
+// underflow stays below 2^-33 of a weight. For the others grad exp((a - R) + (b - C) - log S) is added term by term, in
+// the kernel that multiplies. Outputs of -inf have no gradient.
 #pragma once
 
 #include "log_bmm/prepare.cuh"
@@ -10,7 +11,8 @@
 
 namespace dcs {
 
-// Upstream gradients and log S, as matrices (batch, n, m): n the side whose gradient is made. Transposed where that is b.
+// Upstream gradients and log S, as matrices (batch, n, m): n the side whose gradient is made. Transposed where that is
+// b.
 template <typename Acc>
 struct Upstream {
   const Acc* grad;
@@ -36,13 +38,14 @@ __device__ __forceinline__ float certified_gradient(float g, float log_s, bool& 
 struct GradientTiles {
   Upstream<float> upstream;  // n = i, m = j
   int64_t batches, rows, columns, ld;
-  float* scaled;            // (batches, rows, ld), zeros from columns on
-  unsigned char* direct;    // (batches, tiles of rows, tiles of columns)
+  float* scaled;          // (batches, rows, ld), zeros from columns on
+  unsigned char* direct;  // (batches, tiles of rows, tiles of columns)
 };
 
 __global__ void __launch_bounds__(kTileThreads) gradient_tiles_kernel(GradientTiles job) {
   const int64_t tiles_i = (job.rows + kTile - 1) / kTile, tiles_j = (job.ld + kTile - 1) / kTile;
-  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile, column = tile % tiles_j * kTile;
+  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile,
+                column = tile % tiles_j * kTile;
   constexpr int kEach = kTile * kTile / kTileThreads;
   float g[kEach], log_s[kEach];
 #pragma unroll
@@ -74,18 +77,19 @@ struct BackwardJob {
   Upstream<float> upstream;
   const unsigned char* direct;  // of (n tile, m tile) by these strides
   int64_t direct_batch, direct_n, direct_m;
-  float* grad;                  // the result, at (n, k) by these strides
+  float* grad;  // the result, at (n, k) by these strides
   int64_t grad_batch, grad_n, grad_k;
 };
 
 struct alignas(16) DirectMemory {
-  float other[kTileDepth][kTile + 4];  // (m, k): the other operand less its peak
+  float other[kTileDepth][kTile + 4];                               // (m, k): the other operand less its peak
   float log_s[kTileDepth][kTile + 4], grad[kTileDepth][kTile + 4];  // (m, n)
 };
 
 // Adds the term-by-term gradients to the kTile x kTile elements of the result at (n, k).
 template <typename T>
-__device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int64_t batch, int64_t first_n, int64_t first_k) {
+__device__ void add_direct(
+    const BackwardJob<T>& job, DirectMemory& memory, int64_t batch, int64_t first_n, int64_t first_k) {
   const Vectors<T> own = job.own.of_batch(batch), other = job.other.of_batch(batch);
   const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
   float mine[kOwn][kOwn], sum[kOwn][kOwn] = {};
@@ -94,7 +98,9 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       const int64_t n = first_n + ty + r, k = first_k + tx + c;
-      mine[r][c] = n < own.count && k < job.depth ? own.template at<float>(n, k) - job.peaks_own[batch * own.count + n].shift : 0.f;
+      mine[r][c] = n < own.count && k < job.depth
+          ? own.template at<float>(n, k) - job.peaks_own[batch * own.count + n].shift
+          : 0.f;
     }
   const unsigned char* direct = job.direct + batch * job.direct_batch + first_n / kTile * job.direct_n;
   for (int64_t m0 = 0; m0 < other.count; m0 += kTileDepth) {
@@ -105,7 +111,9 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
       const bool by_vector = other.stride == 1;  // neighboring threads take neighboring elements
       const int y = by_vector ? e % kTileDepth : e / kTile, x = by_vector ? e / kTileDepth : e % kTile;
       const int64_t m = m0 + y, k = first_k + x;
-      memory.other[y][x] = m < other.count && k < job.depth ? other.template at<float>(m, k) - job.peaks_other[batch * other.count + m].shift : 0.f;
+      memory.other[y][x] = m < other.count && k < job.depth
+          ? other.template at<float>(m, k) - job.peaks_other[batch * other.count + m].shift
+          : 0.f;
     }
 #pragma unroll
     for (int e = threadIdx.x; e < kTileDepth * kTile; e += kTileThreads) {
@@ -127,7 +135,8 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
     for (int m = 0; m < kTileDepth; ++m) {
       float g[kOwn], log_s[kOwn], theirs[kOwn];
       load_own(&memory.grad[m][ty], g);
-      if (g[0] == 0.f && g[1] == 0.f && g[2] == 0.f && g[3] == 0.f) continue;  // where few sums need this, it is soon done
+      if (g[0] == 0.f && g[1] == 0.f && g[2] == 0.f && g[3] == 0.f)
+        continue;  // where few sums need this, it is soon done
       load_own(&memory.log_s[m][ty], log_s);
       load_own(&memory.other[m][tx], theirs);
 #pragma unroll
@@ -141,7 +150,8 @@ __device__ void add_direct(const BackwardJob<T>& job, DirectMemory& memory, int6
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       const int64_t n = first_n + ty + r, k = first_k + tx + c;
-      if (n < own.count && k < job.depth) job.grad[batch * job.grad_batch + n * job.grad_n + k * job.grad_k] += sum[r][c];
+      if (n < own.count && k < job.depth)
+        job.grad[batch * job.grad_batch + n * job.grad_n + k * job.grad_k] += sum[r][c];
     }
 }
 
@@ -153,7 +163,8 @@ __global__ void __launch_bounds__(kProductThreads, 2) backward_kernel(BackwardJo
   const int64_t tiles_n = (job.own.count + kBlock - 1) / kBlock, tiles_k = (job.depth + kTile - 1) / kTile;
   const int64_t tiles_m = (job.other.count + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < job.batches * tiles_n * tiles_k; tile += gridDim.x) {
-    const int64_t batch = tile / (tiles_n * tiles_k), first_n = tile / tiles_k % tiles_n * kBlock, first_k = tile % tiles_k * kTile;
+    const int64_t batch = tile / (tiles_n * tiles_k), first_n = tile / tiles_k % tiles_n * kBlock,
+                  first_k = tile % tiles_k * kTile;
     Panel gradient = job.gradient, scaled_other = job.scaled_other;
     gradient.data += batch * job.gradient_batch;
     scaled_other.data += batch * job.other.count * scaled_other.ld;
@@ -166,7 +177,8 @@ __global__ void __launch_bounds__(kProductThreads, 2) backward_kernel(BackwardJo
       const int64_t n = first_n + r, k = first_k + c;
       if (n >= own.count || k >= job.depth) return;
       const Peak<float> peak = job.peaks_own[batch * own.count + n];
-      const float factor = peak.flags & (kSpecial | kAllMasked) ? 0.f : scaled_exp(own.template at<float>(n, k) - peak.shift, 0);
+      const float factor =
+          peak.flags & (kSpecial | kAllMasked) ? 0.f : scaled_exp(own.template at<float>(n, k) - peak.shift, 0);
       grad[n * job.grad_n + k * job.grad_k] = factor * sum;
     });
     __syncthreads();  // and the block sees what it has written

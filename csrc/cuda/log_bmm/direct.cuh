@@ -16,7 +16,8 @@ struct DirectJob {
 
 // The shift of one vector alone.
 template <typename T, typename Acc>
-__device__ __forceinline__ void see_vector(PeakScan<Acc>& scan, const Vectors<T>& from, int64_t vector, int64_t first_k, int64_t step_k, int64_t depth) {
+__device__ __forceinline__ void see_vector(
+    PeakScan<Acc>& scan, const Vectors<T>& from, int64_t vector, int64_t first_k, int64_t step_k, int64_t depth) {
   for (int64_t k = first_k; k < depth; k += step_k) scan.see(from.template at<Acc>(vector, k));
 }
 
@@ -38,10 +39,12 @@ __global__ void __launch_bounds__(256) direct_small_kernel(DirectJob<T, Acc> job
 
 // A tile of outputs a block.
 template <typename T, typename Acc>
-__global__ void __launch_bounds__(kTileThreads) direct_tile_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
+__global__ void __launch_bounds__(kTileThreads)
+    direct_tile_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
   __shared__ TileMemory<Acc> memory;
   const int64_t tiles_i = (job.a.count + kTile - 1) / kTile, tiles_j = (job.b.count + kTile - 1) / kTile;
-  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile, column = tile % tiles_j * kTile;
+  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile,
+                column = tile % tiles_j * kTile;
   LseOp<Acc, kOwn * kOwn> op;
   run_tile(op, memory, job.a.of_batch(batch), job.b.of_batch(batch), row, column, job.depth);
   const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
@@ -50,17 +53,18 @@ __global__ void __launch_bounds__(kTileThreads) direct_tile_kernel(DirectJob<T, 
     const int64_t i = row + ty + e / kOwn, j = column + tx + e % kOwn;
     if (i >= job.a.count || j >= job.b.count) continue;
     const int64_t at = (batch * job.a.count + i) * job.b.count + j;
-    finish_lse(op.max[e], op.sum[e], peaks_a[batch * job.a.count + i].shift, peaks_b[batch * job.b.count + j].shift, job.out[at], job.log_s[at]);
+    finish_lse(op.max[e], op.sum[e], peaks_a[batch * job.a.count + i].shift, peaks_b[batch * job.b.count + j].shift,
+        job.out[at], job.log_s[at]);
   }
 }
 
-// Matrix times vector: 32 outputs a block where neighboring vectors of the matrix are neighbors in memory (kAcross), else an output a warp. A matrix of
-// which every element is read twice, the second time from a cache.
+// Matrix times vector: 32 outputs a block where neighboring vectors of the matrix are neighbors in memory (kAcross),
+// else an output a warp. A matrix of which every element is read twice, the second time from a cache.
 constexpr int kVectorWarps = 8;
 
 template <typename T, typename Acc, bool kAcross>
-__global__ void __launch_bounds__(32 * kVectorWarps) direct_vector_kernel(Vectors<T> matrix, Vectors<T> vector, int64_t batches, int64_t depth, Acc* out,
-                                                                          Acc* log_s) {
+__global__ void __launch_bounds__(32 * kVectorWarps)
+    direct_vector_kernel(Vectors<T> matrix, Vectors<T> vector, int64_t batches, int64_t depth, Acc* out, Acc* log_s) {
   struct Row {
     Acc max, sum;
     PeakScan<Acc> scan_m, scan_v;
@@ -110,7 +114,8 @@ __global__ void __launch_bounds__(32 * kVectorWarps) direct_vector_kernel(Vector
   Acc sum = 0;
   if (inside) {
 #pragma unroll 4
-    for (int64_t k = first; k < depth; k += step) sum += fast_exp(m.template at<Acc>(n, k) + v.template at<Acc>(0, k) - max);
+    for (int64_t k = first; k < depth; k += step)
+      sum += fast_exp(m.template at<Acc>(n, k) + v.template at<Acc>(0, k) - max);
   }
   if constexpr (kAcross) {
     rows[warp][lane].sum = sum;
@@ -122,7 +127,8 @@ __global__ void __launch_bounds__(32 * kVectorWarps) direct_vector_kernel(Vector
     if (lane != 0) return;
   }
   if (!inside) return;
-  finish_lse(max, sum, scan_m.peak().shift, scan_v.peak().shift, out[batch * matrix.count + n], log_s[batch * matrix.count + n]);
+  finish_lse(max, sum, scan_m.peak().shift, scan_v.peak().shift, out[batch * matrix.count + n],
+      log_s[batch * matrix.count + n]);
 }
 
 template <typename T, typename Acc>
@@ -141,9 +147,11 @@ __global__ void __launch_bounds__(256) direct_backward_kernel(DirectBackwardJob<
   const int64_t total = job.batches * job.own.count * job.depth;
   const int lane = kWarp ? threadIdx.x % 32 : 0;
   const bool along_n = job.grad_n == 1;  // neighboring threads write neighboring elements
-  for (int64_t at = (blockIdx.x * 256ll + threadIdx.x) / (kWarp ? 32 : 1); at < total; at += gridDim.x * 256ll / (kWarp ? 32 : 1)) {
+  for (int64_t at = (blockIdx.x * 256ll + threadIdx.x) / (kWarp ? 32 : 1); at < total;
+      at += gridDim.x * 256ll / (kWarp ? 32 : 1)) {
     const int64_t batch = at / (job.own.count * job.depth), rest = at % (job.own.count * job.depth);
-    const int64_t n = along_n ? rest % job.own.count : rest / job.depth, k = along_n ? rest / job.own.count : rest % job.depth;
+    const int64_t n = along_n ? rest % job.own.count : rest / job.depth,
+                  k = along_n ? rest / job.own.count : rest % job.depth;
     const Vectors<T> other = job.other.of_batch(batch);
     const Acc mine = job.own.of_batch(batch).template at<Acc>(n, k) - job.peaks_own[batch * job.own.count + n].shift;
     Acc sum = 0, part = 0;
@@ -152,7 +160,8 @@ __global__ void __launch_bounds__(256) direct_backward_kernel(DirectBackwardJob<
       Acc g, log_s;
       job.upstream.load(batch, n, m, g, log_s);
       if (log_s == -infinity<Acc>()) continue;
-      part += g * fast_exp(mine + (other.template at<Acc>(m, k) - job.peaks_other[batch * other.count + m].shift) - log_s);
+      part +=
+          g * fast_exp(mine + (other.template at<Acc>(m, k) - job.peaks_other[batch * other.count + m].shift) - log_s);
       if (++terms % kTileDepth == 0) sum += part, part = 0;
     }
     sum += part;

@@ -1,8 +1,9 @@
 // log_bmm, forward: the product of shifted exponentials, a test of every sum, and the direct sum where the test fails.
 //
-// out = R + C + log S with S = sum_k exp(a - R) exp(b - C): all terms are positive, so only underflow can take something from S. Both factors carry
-// 2^exponent; a term that is lost is below 2^-126 2^exponent, so that S >= 2 K 2^-126 2^exponent 2^24 has lost less than float32's last digit. Vectors with
-// -inf keep their finite elements at kFloor or above, which makes S = 0 mean that no k is open in both, and the test coarser (kFloor for 2^-126).
+// out = R + C + log S with S = sum_k exp(a - R) exp(b - C): all terms are positive, so only underflow can take
+// something from S. Both factors carry 2^exponent; a term that is lost is below 2^-126 2^exponent, so that S >= 2 K
+// 2^-126 2^exponent 2^24 has lost less than float32's last digit. Vectors with -inf keep their finite elements at
+// kFloor or above, which makes S = 0 mean that no k is open in both, and the test coarser (kFloor for 2^-126).
 #pragma once
 
 #include "log_bmm/prepare.cuh"
@@ -18,21 +19,23 @@ struct ForwardJob {
   const Peak<float>*peaks_a, *peaks_b;
   Panel scaled_a, scaled_b;  // of batch 0
   float threshold, floored_threshold;
-  int exponent;  // of sums: of both factors together
-  float *out, *log_s;                             // (batches, a.count, b.count)
+  int exponent;        // of sums: of both factors together
+  float *out, *log_s;  // (batches, a.count, b.count)
 };
 
 // log(sum 2^-exponent), as exact as a float has it: log(sum) alone is near 80, whose last digit is 8e-6.
 __device__ __forceinline__ float log_of(float sum, int exponent) {
   const int power = ((__float_as_int(sum) >> 23) & 0xff) - 127;  // sums that are certified are normal numbers
   const float digits = __int_as_float((__float_as_int(sum) & 0x007fffff) | 0x3f800000);
-  return fmaf(static_cast<float>(power - exponent), 0.693147182f, logf(digits)) + static_cast<float>(power - exponent) * -1.90465421e-9f;
+  return fmaf(static_cast<float>(power - exponent), 0.693147182f, logf(digits)) +
+      static_cast<float>(power - exponent) * -1.90465421e-9f;
 }
 
 enum class Verdict { kCertified, kMasked, kFailed };
 
 template <typename T>
-__device__ __forceinline__ Verdict judge(const ForwardJob<T>& job, const Peak<float>& a, const Peak<float>& b, float sum) {
+__device__ __forceinline__ Verdict judge(
+    const ForwardJob<T>& job, const Peak<float>& a, const Peak<float>& b, float sum) {
   const int either = a.flags | b.flags;
   if (either & kSpecial) return Verdict::kFailed;
   if ((either & kAllMasked) || (sum == 0.f && (a.flags & b.flags & kHasMasked))) return Verdict::kMasked;
@@ -41,15 +44,17 @@ __device__ __forceinline__ Verdict judge(const ForwardJob<T>& job, const Peak<fl
 
 // One output by a warp.
 template <typename T>
-__device__ void direct_by_warp(const ForwardJob<T>& job, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, float shift_a, float shift_b,
-                               int64_t at) {
+__device__ void direct_by_warp(const ForwardJob<T>& job, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j,
+    float shift_a, float shift_b, int64_t at) {
   const int lane = threadIdx.x % 32;
   float max = -infinity<float>(), sum = 0.f;
-  for (int64_t k = lane; k < job.depth; k += 32) max = fmaxf(max, a.template at<float>(i, k) + b.template at<float>(j, k));
+  for (int64_t k = lane; k < job.depth; k += 32)
+    max = fmaxf(max, a.template at<float>(i, k) + b.template at<float>(j, k));
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
   max = safe_shift(max);
-  for (int64_t k = lane; k < job.depth; k += 32) sum += fast_exp(a.template at<float>(i, k) + b.template at<float>(j, k) - max);
+  for (int64_t k = lane; k < job.depth; k += 32)
+    sum += fast_exp(a.template at<float>(i, k) + b.template at<float>(j, k) - max);
   sum = warp_sum(sum);
   if (lane == 0) finish_lse(max, sum, shift_a, shift_b, job.out[at], job.log_s[at]);
 }
@@ -58,14 +63,17 @@ template <typename T, int kBlock, bool kSplit>
 __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<T> job) {
   using Product = Tf32Product<kBlock, kTile, true, true, kSplit>;
   constexpr int kParts = kBlock / kTile, kWords = kTile / 32;
-  constexpr int kFew = kTile * kTile / 64;  // so many direct sums by warps, whose reads may be scattered, cost as much as the whole tile
-  static_assert(kProductThreads == kTileThreads && sizeof(TileMemory<float>) <= Product::kSharedBytes, "tiles share the block");
+  constexpr int kFew =
+      kTile * kTile / 64;  // so many direct sums by warps, whose reads may be scattered, cost as much as the whole tile
+  static_assert(
+      kProductThreads == kTileThreads && sizeof(TileMemory<float>) <= Product::kSharedBytes, "tiles share the block");
   extern __shared__ __align__(16) float shared[];
   __shared__ uint32_t failed[kBlock][kWords];
   __shared__ int failures[kParts];
   const int64_t tiles_i = (job.a.count + kBlock - 1) / kBlock, tiles_j = (job.b.count + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < job.batches * tiles_i * tiles_j; tile += gridDim.x) {
-    const int64_t batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kBlock, column = tile % tiles_j * kTile;
+    const int64_t batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kBlock,
+                  column = tile % tiles_j * kTile;
     for (int e = threadIdx.x; e < kBlock * kWords; e += kProductThreads) failed[e / kWords][e % kWords] = 0;
     if (threadIdx.x < kParts) failures[threadIdx.x] = 0;
     Panel scaled_a = job.scaled_a, scaled_b = job.scaled_b;

@@ -22,14 +22,18 @@ struct SemiringJob {
   template <int kCount>
   __device__ __forceinline__ void prepare(MaxOp<Acc, kCount>&, int, int64_t) const {}
   template <int kCount>
-  __device__ __forceinline__ void prepare(SampleOp<Acc, kCount>& op, int e, int64_t at) const { op.target[e] = uniforms[at]; }
+  __device__ __forceinline__ void prepare(SampleOp<Acc, kCount>& op, int e, int64_t at) const {
+    op.target[e] = uniforms[at];
+  }
   template <int kCount>
   __device__ __forceinline__ void write(const MaxOp<Acc, kCount>& op, int e, int64_t at) const {
     values[at] = cast<T>(op.max[e]);
     indices[at] = op.index[e];
   }
   template <int kCount>
-  __device__ __forceinline__ void write(const SampleOp<Acc, kCount>& op, int e, int64_t at) const { indices[at] = op.drawn(e); }
+  __device__ __forceinline__ void write(const SampleOp<Acc, kCount>& op, int e, int64_t at) const {
+    indices[at] = op.drawn(e);
+  }
 };
 
 template <typename T, template <typename, int> class Op>
@@ -50,7 +54,8 @@ __global__ void __launch_bounds__(kTileThreads) semiring_tile_kernel(SemiringJob
   using Acc = typename SemiringJob<T>::Acc;
   __shared__ TileMemory<Acc> memory;
   const int64_t tiles_i = (job.a.count + kTile - 1) / kTile, tiles_j = (job.b.count + kTile - 1) / kTile;
-  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile, column = tile % tiles_j * kTile;
+  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile,
+                column = tile % tiles_j * kTile;
   const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
   const auto each = [&](auto&& f) {
 #pragma unroll
@@ -73,10 +78,12 @@ void launch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Tens
   const cudaStream_t stream = current_stream(device);
   using Acc = typename SemiringJob<T>::Acc;
   const SemiringJob<T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), a.size(2),
-                           uniforms == nullptr ? nullptr : static_cast<const Acc*>(uniforms->const_data_ptr()),
-                           values == nullptr ? nullptr : static_cast<T*>(values->mutable_data_ptr()), static_cast<int64_t*>(indices.mutable_data_ptr())};
+      uniforms == nullptr ? nullptr : static_cast<const Acc*>(uniforms->const_data_ptr()),
+      values == nullptr ? nullptr : static_cast<T*>(values->mutable_data_ptr()),
+      static_cast<int64_t*>(indices.mutable_data_ptr())};
   if (is_small(a.size(1), b.size(2)) || a.size(1) == 1 || b.size(2) == 1) {
-    semiring_small_kernel<T, Op><<<grid_of(name, std::min<int64_t>(ceil_div(indices.numel(), 256), 1 << 20)), 256, 0, stream>>>(job);
+    semiring_small_kernel<T, Op>
+        <<<grid_of(name, std::min<int64_t>(ceil_div(indices.numel(), 256), 1 << 20)), 256, 0, stream>>>(job);
   } else {
     const int64_t tiles = a.size(0) * ceil_div(a.size(1), kTile) * ceil_div(b.size(2), kTile);
     semiring_tile_kernel<T, Op><<<grid_of(name, tiles), kTileThreads, 0, stream>>>(job);
@@ -98,7 +105,8 @@ void dispatch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Te
 std::tuple<Tensor, Tensor> max_bmm(Tensor a, Tensor b) {
   check_operands(kMax, a, b);
   check_not_empty(kMax, a);
-  Tensor values = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()), indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
+  Tensor values = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()),
+         indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
   dispatch<MaxOp>(a, b, nullptr, &values, indices);
   return {values, indices};
 }

@@ -35,12 +35,18 @@ struct Peak {
 template <typename Acc>
 __device__ __forceinline__ Acc infinity();
 template <>
-__device__ __forceinline__ float infinity<float>() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float infinity<float>() {
+  return __int_as_float(0x7f800000);
+}
 template <>
-__device__ __forceinline__ double infinity<double>() { return __longlong_as_double(0x7ff0000000000000ll); }
+__device__ __forceinline__ double infinity<double>() {
+  return __longlong_as_double(0x7ff0000000000000ll);
+}
 
 template <typename Acc>
-__device__ __forceinline__ bool finite(Acc x) { return x - x == Acc(0); }
+__device__ __forceinline__ bool finite(Acc x) {
+  return x - x == Acc(0);
+}
 
 // exp for the sums over k. For float one instruction behind a product: an error of |x| 2^-24 in a term that weighs e^x.
 __device__ __forceinline__ float fast_exp(float x) {
@@ -52,9 +58,12 @@ __device__ __forceinline__ double fast_exp(double x) { return exp(x); }
 
 // What the maximum `m` of a vector of sums is subtracted as: torch.logsumexp's rule.
 template <typename Acc>
-__device__ __forceinline__ Acc safe_shift(Acc m) { return finite(m) ? m : Acc(0); }
+__device__ __forceinline__ Acc safe_shift(Acc m) {
+  return finite(m) ? m : Acc(0);
+}
 
-// log(sum) relative to the two shifts, from a direct sum of exp(term - m); torch.logsumexp's own value where that is not finite.
+// log(sum) relative to the two shifts, from a direct sum of exp(term - m); torch.logsumexp's own value where that is
+// not finite.
 template <typename Acc>
 __device__ __forceinline__ void finish_lse(Acc m, Acc sum, Acc shift_a, Acc shift_b, Acc& out, Acc& log_s) {
   const Acc base = safe_shift(m), rest = log(sum);

@@ -22,12 +22,14 @@ bool splits(const char* op, const std::string& precision) {
 // Whether tensor cores are left out: they cannot, or a product this small is done before they start.
 bool is_direct(const Tensor& a, const Tensor& b) {
   const int64_t rows = a.size(1), depth = a.size(2), columns = b.size(2);
-  return a.scalar_type() == ScalarType::Double || depth < 16 || rows == 1 || columns == 1 || (is_small(rows, columns) && depth <= 64);
+  return a.scalar_type() == ScalarType::Double || depth < 16 || rows == 1 || columns == 1 ||
+      (is_small(rows, columns) && depth <= 64);
 }
 
 template <typename Kernel, typename Job>
 void launch_product(Kernel kernel, int bytes, const Job& job, int64_t tiles, cudaStream_t stream) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kOp, "asking for shared memory");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kOp,
+      "asking for shared memory");
   kernel<<<grid_of(kOp, tiles), kProductThreads, bytes, stream>>>(job);
 }
 
@@ -43,7 +45,8 @@ struct Prepared {
   PrepareJob<T, Acc> a, b;
 
   Prepared(const Tensor& left, const Tensor& right, bool scale, int exponent, bool floored, cudaStream_t stream) {
-    const int64_t batches = left.size(0), rows = left.size(1), depth = left.size(2), columns = right.size(2), ld = ceil_div(depth, 4) * 4;
+    const int64_t batches = left.size(0), rows = left.size(1), depth = left.size(2), columns = right.size(2),
+                  ld = ceil_div(depth, 4) * 4;
     static_assert(sizeof(Peak<Acc>) == 2 * sizeof(Acc), "peaks lie in a tensor of numbers");
     peak_memory = make(left, {batches * (rows + columns) * 2}, left.scalar_type());
     auto* peaks = static_cast<Peak<Acc>*>(peak_memory.mutable_data_ptr());
@@ -53,13 +56,15 @@ struct Prepared {
       scaled = static_cast<float*>(scaled_memory.mutable_data_ptr());
     }
     a = {rows_of<T>(left), batches, depth, peaks, scaled, ld, exponent, floored};
-    b = {columns_of<T>(right), batches, depth, peaks + batches * rows, scaled == nullptr ? nullptr : scaled + batches * rows * ld, ld, exponent, floored};
+    b = {columns_of<T>(right), batches, depth, peaks + batches * rows,
+        scaled == nullptr ? nullptr : scaled + batches * rows * ld, ld, exponent, floored};
     prepare_kernel<T, Acc><<<grid_of(kOp, a.blocks() + b.blocks()), dim3(32, kPrepareLanes), 0, stream>>>(a, b);
     check_cuda(cudaGetLastError(), kOp, "launching the maxima");
   }
 };
 
-void forward_product(const Tensor& a, const Tensor& b, const Tensor& out, const Tensor& log_s, bool split, cudaStream_t stream) {
+void forward_product(
+    const Tensor& a, const Tensor& b, const Tensor& out, const Tensor& log_s, bool split, cudaStream_t stream) {
   const int64_t depth = a.size(2);
   const int log_depth = static_cast<int>(std::ceil(std::log2(static_cast<double>(depth))));
   const int exponent = (126 - log_depth) / 2;
@@ -78,17 +83,22 @@ void forward_product(const Tensor& a, const Tensor& b, const Tensor& out, const 
   const auto run = [&](auto block) {
     constexpr int kBlock = decltype(block)::value;
     const int64_t tiles = job.batches * ceil_div(job.a.count, kBlock) * ceil_div(job.b.count, kTile);
-    if (split) launch_product(forward_kernel<float, kBlock, true>, Tf32Product<kBlock, kTile, true, true, true>::kSharedBytes, job, tiles, stream);
-    else launch_product(forward_kernel<float, kBlock, false>, Tf32Product<kBlock, kTile, true, true, false>::kSharedBytes, job, tiles, stream);
+    if (split)
+      launch_product(forward_kernel<float, kBlock, true>, Tf32Product<kBlock, kTile, true, true, true>::kSharedBytes,
+          job, tiles, stream);
+    else
+      launch_product(forward_kernel<float, kBlock, false>, Tf32Product<kBlock, kTile, true, true, false>::kSharedBytes,
+          job, tiles, stream);
   };
-  if (takes_large_tiles(job.batches, job.a.count, job.b.count, a.get_device_index())) run(std::integral_constant<int, 128>());
+  if (takes_large_tiles(job.batches, job.a.count, job.b.count, a.get_device_index()))
+    run(std::integral_constant<int, 128>());
   else run(std::integral_constant<int, 64>());
 }
 
 template <typename T>
 void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const Tensor& log_s, cudaStream_t stream) {
-  const DirectJob<T, T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), a.size(2), static_cast<T*>(out.mutable_data_ptr()),
-                            static_cast<T*>(log_s.mutable_data_ptr())};
+  const DirectJob<T, T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), a.size(2),
+      static_cast<T*>(out.mutable_data_ptr()), static_cast<T*>(log_s.mutable_data_ptr())};
   const int64_t rows = a.size(1), columns = b.size(2);
   if ((rows == 1 || columns == 1) && job.depth >= 16) {
     const Vectors<T>& matrix = columns == 1 ? job.a : job.b;
@@ -96,9 +106,12 @@ void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const T
     const bool across = matrix.stride == 1 && matrix.step != 1;
     const int64_t blocks = job.batches * ceil_div(matrix.count, across ? 32 : kVectorWarps);
     const auto kernel = across ? direct_vector_kernel<T, T, true> : direct_vector_kernel<T, T, false>;
-    kernel<<<grid_of(kOp, blocks), 32 * kVectorWarps, 0, stream>>>(matrix, vector, job.batches, job.depth, job.out, job.log_s);
+    kernel<<<grid_of(kOp, blocks), 32 * kVectorWarps, 0, stream>>>(
+        matrix, vector, job.batches, job.depth, job.out, job.log_s);
   } else if (job.depth < 16 || is_small(rows, columns)) {
-    direct_small_kernel<T, T><<<grid_of(kOp, std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(job);
+    direct_small_kernel<T, T>
+        <<<grid_of(kOp, std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(
+            job);
   } else {
     const Prepared<T, T> prepared(a, b, false, 0, false, stream);
     const int64_t tiles = job.batches * ceil_div(rows, kTile) * ceil_div(columns, kTile);
@@ -106,8 +119,13 @@ void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const T
   }
 }
 
-Tensor widened(const Tensor& tensor) { return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor : torch::stable::to(tensor, ScalarType::Float); }
-Tensor narrowed(const Tensor& tensor, ScalarType dtype) { return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype); }
+Tensor widened(const Tensor& tensor) {
+  return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor
+                                                                 : torch::stable::to(tensor, ScalarType::Float);
+}
+Tensor narrowed(const Tensor& tensor, ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+}
 
 std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
   check_operands(kOp, a, b);
@@ -116,7 +134,8 @@ std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
   const cudaStream_t stream = current_stream(a.get_device_index());
   const ScalarType dtype = a.scalar_type();
   a = widened(a), b = widened(b);  // half precision: n^2 conversions before n^3 terms
-  const Tensor out = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()), log_s = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type());
+  const Tensor out = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()),
+               log_s = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type());
   if (out.numel() > 0) {
     if (!is_direct(a, b)) forward_product(a, b, out, log_s, split, stream);
     else if (a.scalar_type() == ScalarType::Double) forward_direct<double>(a, b, out, log_s, stream);
@@ -130,25 +149,31 @@ std::tuple<Tensor, Tensor> log_bmm(Tensor a, Tensor b, std::string precision) {
 template <typename Acc>
 Upstream<Acc> upstream_of(const Tensor& grad, const Tensor& log_s, bool rows) {
   const int n = rows ? 1 : 2, m = rows ? 2 : 1;
-  return {static_cast<const Acc*>(grad.const_data_ptr()),  grad.stride(0),  grad.stride(n),  grad.stride(m),
-          static_cast<const Acc*>(log_s.const_data_ptr()), log_s.stride(0), log_s.stride(n), log_s.stride(m)};
+  return {static_cast<const Acc*>(grad.const_data_ptr()), grad.stride(0), grad.stride(n), grad.stride(m),
+      static_cast<const Acc*>(log_s.const_data_ptr()), log_s.stride(0), log_s.stride(n), log_s.stride(m)};
 }
 
-void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, const Tensor& log_s, const Tensor* grad_a, const Tensor* grad_b, bool split,
-                      cudaStream_t stream) {
-  const int64_t batches = a.size(0), rows = a.size(1), depth = a.size(2), columns = b.size(2), ld = ceil_div(columns, 4) * 4;
+void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, const Tensor& log_s, const Tensor* grad_a,
+    const Tensor* grad_b, bool split, cudaStream_t stream) {
+  const int64_t batches = a.size(0), rows = a.size(1), depth = a.size(2), columns = b.size(2),
+                ld = ceil_div(columns, 4) * 4;
   const Prepared<float, float> prepared(a, b, true, 0, false, stream);
   const int64_t tiles_i = ceil_div(rows, kTile), tiles_j = ceil_div(ld, kTile);
-  const Tensor scaled = make(a, {batches * rows * ld}, ScalarType::Float), direct = make(a, {batches * tiles_i * tiles_j}, ScalarType::Byte);
-  const GradientTiles tiles{upstream_of<float>(grad, log_s, true),          batches, rows, columns, ld, static_cast<float*>(scaled.mutable_data_ptr()),
-                            static_cast<unsigned char*>(direct.mutable_data_ptr())};
+  const Tensor scaled = make(a, {batches * rows * ld}, ScalarType::Float),
+               direct = make(a, {batches * tiles_i * tiles_j}, ScalarType::Byte);
+  const GradientTiles tiles{upstream_of<float>(grad, log_s, true), batches, rows, columns, ld,
+      static_cast<float*>(scaled.mutable_data_ptr()), static_cast<unsigned char*>(direct.mutable_data_ptr())};
   gradient_tiles_kernel<<<grid_of(kOp, batches * tiles_i * tiles_j), kTileThreads, 0, stream>>>(tiles);
   const auto launch = [&](auto block, auto along, const BackwardJob<float>& job) {
     constexpr int kBlock = decltype(block)::value;
     constexpr bool kAlong = decltype(along)::value;
     const int64_t count = batches * ceil_div(job.own.count, kBlock) * ceil_div(depth, kTile);
-    if (split) launch_product(backward_kernel<float, kBlock, kAlong, true>, Tf32Product<kBlock, kTile, kAlong, false, true>::kSharedBytes, job, count, stream);
-    else launch_product(backward_kernel<float, kBlock, kAlong, false>, Tf32Product<kBlock, kTile, kAlong, false, false>::kSharedBytes, job, count, stream);
+    if (split)
+      launch_product(backward_kernel<float, kBlock, kAlong, true>,
+          Tf32Product<kBlock, kTile, kAlong, false, true>::kSharedBytes, job, count, stream);
+    else
+      launch_product(backward_kernel<float, kBlock, kAlong, false>,
+          Tf32Product<kBlock, kTile, kAlong, false, false>::kSharedBytes, job, count, stream);
   };
   const auto run = [&](bool is_a, const Tensor& result) {
     const auto &own = is_a ? prepared.a : prepared.b, &other = is_a ? prepared.b : prepared.a;
@@ -163,7 +188,8 @@ void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, cons
     job.direct = tiles.direct;
     job.direct_batch = tiles_i * tiles_j, job.direct_n = is_a ? tiles_j : 1, job.direct_m = is_a ? 1 : tiles_j;
     job.grad = static_cast<float*>(result.mutable_data_ptr());
-    job.grad_batch = result.stride(0), job.grad_n = result.stride(is_a ? 1 : 2), job.grad_k = result.stride(is_a ? 2 : 1);
+    job.grad_batch = result.stride(0), job.grad_n = result.stride(is_a ? 1 : 2),
+    job.grad_k = result.stride(is_a ? 2 : 1);
     const bool large = takes_large_tiles(batches, own.from.count, depth, a.get_device_index());
     using Large = std::integral_constant<int, 128>;
     using Small = std::integral_constant<int, 64>;
@@ -177,24 +203,27 @@ void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, cons
 }
 
 template <typename T>
-void backward_direct(const Tensor& grad, const Tensor& a, const Tensor& b, const Tensor& log_s, const Tensor* grad_a, const Tensor* grad_b,
-                     cudaStream_t stream) {
+void backward_direct(const Tensor& grad, const Tensor& a, const Tensor& b, const Tensor& log_s, const Tensor* grad_a,
+    const Tensor* grad_b, cudaStream_t stream) {
   const Prepared<T, T> prepared(a, b, false, 0, false, stream);
   const auto run = [&](bool is_a, const Tensor& result) {
     const auto &own = is_a ? prepared.a : prepared.b, &other = is_a ? prepared.b : prepared.a;
-    const DirectBackwardJob<T, T> job{own.from, other.from, a.size(0), a.size(2), own.peaks, other.peaks, upstream_of<T>(grad, log_s, is_a),
-                                      static_cast<T*>(result.mutable_data_ptr()), result.stride(0), result.stride(is_a ? 1 : 2), result.stride(is_a ? 2 : 1)};
+    const DirectBackwardJob<T, T> job{own.from, other.from, a.size(0), a.size(2), own.peaks, other.peaks,
+        upstream_of<T>(grad, log_s, is_a), static_cast<T*>(result.mutable_data_ptr()), result.stride(0),
+        result.stride(is_a ? 1 : 2), result.stride(is_a ? 2 : 1)};
     const int64_t total = result.numel();
     constexpr int64_t kFew = 1 << 17;  // elements that fill the device when each has a thread
     const bool by_warp = total < kFew && other.from.count >= 32;
     const auto kernel = by_warp ? direct_backward_kernel<T, T, true> : direct_backward_kernel<T, T, false>;
-    kernel<<<grid_of(kOp, std::min<int64_t>(ceil_div(total * (by_warp ? 32 : 1), 256), 1 << 20)), 256, 0, stream>>>(job);
+    kernel<<<grid_of(kOp, std::min<int64_t>(ceil_div(total * (by_warp ? 32 : 1), 256), 1 << 20)), 256, 0, stream>>>(
+        job);
   };
   if (grad_a != nullptr) run(true, *grad_a);
   if (grad_b != nullptr) run(false, *grad_b);
 }
 
-std::tuple<Tensor, Tensor> log_bmm_backward(Tensor grad, Tensor a, Tensor b, Tensor log_s, std::string precision, bool need_a, bool need_b) {
+std::tuple<Tensor, Tensor> log_bmm_backward(
+    Tensor grad, Tensor a, Tensor b, Tensor log_s, std::string precision, bool need_a, bool need_b) {
   check_operands(kBackwardOp, a, b);
   const bool split = splits(kBackwardOp, precision);
   const ScalarType dtype = a.scalar_type();
@@ -205,7 +234,8 @@ std::tuple<Tensor, Tensor> log_bmm_backward(Tensor grad, Tensor a, Tensor b, Ten
   const cudaStream_t stream = current_stream(a.get_device_index());
   grad = widened(grad), a = widened(a), b = widened(b);
   const auto result = [&](bool needed, const Tensor& like) {
-    return needed ? make(a, {like.size(0), like.size(1), like.size(2)}, a.scalar_type()) : make(a, {0}, a.scalar_type());
+    return needed ? make(a, {like.size(0), like.size(1), like.size(2)}, a.scalar_type())
+                  : make(a, {0}, a.scalar_type());
   };
   Tensor grad_a = result(need_a, a), grad_b = result(need_b, b);
   const Tensor *to_a = grad_a.numel() > 0 ? &grad_a : nullptr, *to_b = grad_b.numel() > 0 ? &grad_b : nullptr;

@@ -27,8 +27,9 @@ struct PrepareJob {
 constexpr int kColumnDepth = 128;
 constexpr float kFloor = 0x1p-60f;
 
-// e^x 2^exponent for x <= 0, to float's last digit but one: every term has the error of its factors. x = n log 2 + g, and e^g by its series to the
-// seventh power (|g| < 0.35: what is left out is below 1e-8). The exponent is added to n: inside the argument it would cost digits.
+// e^x 2^exponent for x <= 0, to float's last digit but one: every term has the error of its factors. x = n log 2 + g,
+// and e^g by its series to the seventh power (|g| < 0.35: what is left out is below 1e-8). The exponent is added to n:
+// inside the argument it would cost digits.
 __device__ __forceinline__ float scaled_exp(float x, int exponent) {
   if (!(x > -infinity<float>())) return 0.f;
   const float whole = rintf(x * 1.44269504f);
@@ -61,7 +62,8 @@ struct PeakScan {
   }
   __device__ __forceinline__ Peak<Acc> peak() const {
     const bool all = max == -infinity<Acc>() && !special;
-    return {special || all ? Acc(0) : max, (masked ? kHasMasked : 0) | (all ? kAllMasked : 0) | (special ? kSpecial : 0)};
+    return {
+        special || all ? Acc(0) : max, (masked ? kHasMasked : 0) | (all ? kAllMasked : 0) | (special ? kSpecial : 0)};
   }
 };
 
@@ -142,11 +144,13 @@ __device__ void prepare_columns(const PrepareJob<T, Acc>& job, int64_t block) {
       Acc values[kColumnDepth / kPrepareLanes];
 #pragma unroll
       for (int i = 0; i < kColumnDepth / kPrepareLanes; ++i) {
-        values[i] = inside && k0 + y + i * kPrepareLanes < depth ? cast<Acc>(*mine) : -infinity<Acc>();  // whose exponential is 0
+        values[i] = inside && k0 + y + i * kPrepareLanes < depth ? cast<Acc>(*mine)
+                                                                 : -infinity<Acc>();  // whose exponential is 0
         mine += advance;
       }
 #pragma unroll
-      for (int i = 0; i < kColumnDepth / kPrepareLanes; ++i) tile[y + i * kPrepareLanes][x] = scaled_element(job, peak, values[i]);
+      for (int i = 0; i < kColumnDepth / kPrepareLanes; ++i)
+        tile[y + i * kPrepareLanes][x] = scaled_element(job, peak, values[i]);
       __syncthreads();
 #pragma unroll
       for (int v = 0; v < 32; v += kPrepareLanes)

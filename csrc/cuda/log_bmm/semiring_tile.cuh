@@ -1,4 +1,5 @@
-// Products over a semiring without tensor cores: every (i, k, j) is looked at. A tile of outputs a block, or an output a thread.
+// Products over a semiring without tensor cores: every (i, k, j) is looked at. A tile of outputs a block, or an output
+// a thread.
 #pragma once
 
 #include "log_bmm/operands.cuh"
@@ -23,9 +24,11 @@ struct alignas(16) TileMemory {
   Acc x[kTileDepth][kTile + 4], y[kTileDepth][kTile + 4];
 };
 
-// to[k - first_k][vector - first] for a tile; 0 outside. Neighboring threads read neighboring elements, whichever way they lie.
+// to[k - first_k][vector - first] for a tile; 0 outside. Neighboring threads read neighboring elements, whichever way
+// they lie.
 template <typename T, typename Acc>
-__device__ __forceinline__ void fill_tile(Acc (*to)[kTile + 4], const Vectors<T>& from, int64_t first, int64_t first_k, int64_t depth) {
+__device__ __forceinline__ void fill_tile(
+    Acc (*to)[kTile + 4], const Vectors<T>& from, int64_t first, int64_t first_k, int64_t depth) {
 #pragma unroll
   for (int e = threadIdx.x; e < kTile * kTileDepth; e += kTileThreads) {
     const int k = from.step == 1 ? e % kTileDepth : e / kTile, v = from.step == 1 ? e / kTileDepth : e % kTile;
@@ -36,8 +39,8 @@ __device__ __forceinline__ void fill_tile(Acc (*to)[kTile + 4], const Vectors<T>
 
 // One pass of an operation over k, for the kOwn x kOwn outputs of a thread of the tile at (row, column).
 template <int kPass, typename T, typename Acc, typename Op>
-__device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b, int64_t row, int64_t column,
-                                          int64_t depth) {
+__device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
+    int64_t row, int64_t column, int64_t depth) {
   const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
   for (int64_t k0 = 0; k0 < depth; k0 += kTileDepth) {
     __syncthreads();
@@ -61,8 +64,8 @@ __device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const
 }
 
 template <typename T, typename Acc, typename Op>
-__device__ __forceinline__ void run_tile(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b, int64_t row, int64_t column,
-                                         int64_t depth) {
+__device__ __forceinline__ void run_tile(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
+    int64_t row, int64_t column, int64_t depth) {
   tile_pass<0>(op, memory, a, b, row, column, depth);
   if constexpr (Op::kPasses > 1) op.between(), tile_pass<1>(op, memory, a, b, row, column, depth);
   if constexpr (Op::kPasses > 2) op.before_last(), tile_pass<2>(op, memory, a, b, row, column, depth);
@@ -70,24 +73,28 @@ __device__ __forceinline__ void run_tile(Op& op, TileMemory<Acc>& memory, const 
 
 // The same for one output alone; sums are grouped alike, so that they are the same sums.
 template <int kPass, typename T, typename Op>
-__device__ __forceinline__ void single_pass(Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
+__device__ __forceinline__ void single_pass(
+    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
   using Acc = typename Op::Acc;
   for (int64_t k0 = 0; k0 < depth; k0 += kTileDepth) {
     const int64_t end = k0 + kTileDepth < depth ? k0 + kTileDepth : depth;
     op.template begin<kPass>();
 #pragma unroll 4
-    for (int64_t k = k0; k < end; ++k) op.template step<kPass>(0, a.template at<Acc>(i, k) + b.template at<Acc>(j, k), k);
+    for (int64_t k = k0; k < end; ++k)
+      op.template step<kPass>(0, a.template at<Acc>(i, k) + b.template at<Acc>(j, k), k);
     op.template end<kPass>();
   }
 }
 template <typename T, typename Op>
-__device__ __forceinline__ void run_single(Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
+__device__ __forceinline__ void run_single(
+    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
   single_pass<0>(op, a, b, i, j, depth);
   if constexpr (Op::kPasses > 1) op.between(), single_pass<1>(op, a, b, i, j, depth);
   if constexpr (Op::kPasses > 2) op.before_last(), single_pass<2>(op, a, b, i, j, depth);
 }
 
-// logsumexp: the maximum, then the sum. Sums are of kTileDepth terms, and of those: rounding errors then grow with K / 16 + 16, not K.
+// logsumexp: the maximum, then the sum. Sums are of kTileDepth terms, and of those: rounding errors then grow with K /
+// 16 + 16, not K.
 template <typename A, int kCount>
 struct LseOp {
   using Acc = A;
@@ -145,7 +152,8 @@ struct MaxOp {
   __device__ __forceinline__ void end() {}
 };
 
-// The first k at which the sum of weights passes u times the whole sum. Both sums are the same additions, so a weight of 0 is never drawn.
+// The first k at which the sum of weights passes u times the whole sum. Both sums are the same additions, so a weight
+// of 0 is never drawn.
 template <typename A, int kCount>
 struct SampleOp {
   using Acc = A;
@@ -155,7 +163,8 @@ struct SampleOp {
 
   __device__ __forceinline__ SampleOp() {
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) max[e] = -infinity<Acc>(), sum[e] = Acc(0), target[e] = Acc(0), index[e] = -1, last[e] = -1;
+    for (int e = 0; e < kCount; ++e)
+      max[e] = -infinity<Acc>(), sum[e] = Acc(0), target[e] = Acc(0), index[e] = -1, last[e] = -1;
   }
   template <int kPass>
   __device__ __forceinline__ void begin() {
@@ -168,7 +177,8 @@ struct SampleOp {
   __device__ __forceinline__ void step(int e, Acc value, int64_t k) {
     if constexpr (kPass == 0) {
       max[e] = fmax(max[e], value);
-      if (index[e] < 0 && !(value < infinity<Acc>())) index[e] = static_cast<int32_t>(k);  // a NaN or +inf has all the weight
+      if (index[e] < 0 && !(value < infinity<Acc>()))
+        index[e] = static_cast<int32_t>(k);  // a NaN or +inf has all the weight
     } else {
       const Acc weight = fast_exp(value - max[e]);
       part[e] += weight;

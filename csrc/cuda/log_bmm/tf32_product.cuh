@@ -1,6 +1,7 @@
-// C = A B on the tensor cores in tf32, as exact as a float32 product: every operand is split in two (x = high + low, 11 bits each), and three of the
-// four products are summed (Markidis et al., "NVIDIA tensor core programmability, performance & precision", 2018, section 5). The tensor core truncates
-// as it accumulates, so its sums are short, and added up in float32 outside.
+// C = A B on the tensor cores in tf32, as exact as a float32 product: every operand is split in two (x = high + low, 11
+// bits each), and three of the four products are summed (Markidis et al., "NVIDIA tensor core programmability,
+// performance & precision", 2018, section 5). The tensor core truncates as it accumulates, so its sums are short, and
+// added up in float32 outside.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,9 @@ constexpr int kProductThreads = 256;
 constexpr int kStages = 4, kStageDepth = 16;
 constexpr int kSumStages = 2;  // stages that the tensor core accumulates by itself: 32 terms
 
-// A panel of an operand: `extent` vectors along m or n, `depth` terms. Along the depth (kAlong) a vector is contiguous, else the vectors lie side by
-// side. ld is a multiple of 4, the data 16-byte aligned; what lies between depth or extent and ld is zero, or is not used.
+// A panel of an operand: `extent` vectors along m or n, `depth` terms. Along the depth (kAlong) a vector is contiguous,
+// else the vectors lie side by side. ld is a multiple of 4, the data 16-byte aligned; what lies between depth or extent
+// and ld is zero, or is not used.
 struct Panel {
   const float* data;
   int64_t ld, extent, depth;
@@ -26,12 +28,14 @@ struct PanelTile {
   static constexpr int kChunks = kExtent * kStageDepth / 4 / kProductThreads;  // 16-byte words that a thread copies
   static_assert(kChunks * kProductThreads * 4 == kExtent * kStageDepth, "every thread copies the same number of words");
 
-  // Where a thread copies from: the stages follow one another, so that a stage costs an addition and a comparison a word.
+  // Where a thread copies from: the stages follow one another, so that a stage costs an addition and a comparison a
+  // word.
   const float *base, *from[kChunks];
   int64_t advance;
   int position[kChunks], bound[kChunks];
 
-  __device__ __forceinline__ PanelTile(const Panel& panel, int64_t first) : base(panel.data), advance(kAlong ? kStageDepth : kStageDepth * panel.ld) {
+  __device__ __forceinline__ PanelTile(const Panel& panel, int64_t first)
+      : base(panel.data), advance(kAlong ? kStageDepth : kStageDepth * panel.ld) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const int64_t vector = first + (kAlong ? slow(i) : fast(i));
@@ -46,7 +50,9 @@ struct PanelTile {
     for (int i = 0; i < kChunks; ++i) {
       const bool inside = position[i] < bound[i];
       const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to + slow(i) * kPitch + fast(i)));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(inside ? from[i] : base), "r"(inside ? 16 : 0) : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(inside ? from[i] : base),
+          "r"(inside ? 16 : 0)
+          : "memory");
       from[i] += advance;
       position[i] += kStageDepth;
     }
@@ -54,17 +60,20 @@ struct PanelTile {
   static constexpr int kWords = kAlong ? kStageDepth / 4 : kExtent / 4;
   static __device__ __forceinline__ int slow(int i) { return (threadIdx.x + i * kProductThreads) / kWords; }
   static __device__ __forceinline__ int fast(int i) { return (threadIdx.x + i * kProductThreads) % kWords * 4; }
-  static __device__ __forceinline__ float at(const float* tile, int vector, int k) { return kAlong ? tile[vector * kPitch + k] : tile[k * kPitch + vector]; }
+  static __device__ __forceinline__ float at(const float* tile, int vector, int k) {
+    return kAlong ? tile[vector * kPitch + k] : tile[k * kPitch + vector];
+  }
 };
 
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// To the nearest of tf32's 11 bits: truncation would bias every sum. An integer addition, as operands stay far below the largest float; the tensor core
-// itself leaves the low bits out.
+// To the nearest of tf32's 11 bits: truncation would bias every sum. An integer addition, as operands stay far below
+// the largest float; the tensor core itself leaves the low bits out.
 __device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 template <int kBlockM, int kBlockN, bool kAlongA, bool kAlongB, bool kSplit>
@@ -126,7 +135,8 @@ struct Tf32Product {
   template <typename F>
   __device__ __forceinline__ void each(F&& f) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = warp / kWarpColumns * (kBlockM / kWarpRows) + lane / 4, column = warp % kWarpColumns * (kBlockN / kWarpColumns) + lane % 4 * 2;
+    const int row = warp / kWarpColumns * (kBlockM / kWarpRows) + lane / 4,
+              column = warp % kWarpColumns * (kBlockN / kWarpColumns) + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -138,18 +148,21 @@ struct Tf32Product {
  private:
   static __device__ __forceinline__ void multiply(const float* stage, float (&part)[kRows][kColumns][4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, t = lane % 4;
-    const int row = warp / kWarpColumns * (kBlockM / kWarpRows) + group, column = warp % kWarpColumns * (kBlockN / kWarpColumns) + group;
+    const int row = warp / kWarpColumns * (kBlockM / kWarpRows) + group,
+              column = warp % kWarpColumns * (kBlockN / kWarpColumns) + group;
 #pragma unroll
     for (int k = 0; k < kStageDepth; k += 8) {
       uint32_t a_high[kRows][4], a_low[kRows][4], b_high[kColumns][2], b_low[kColumns][2];
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) split(TileA::at(stage, row + r * 16 + e % 2 * 8, k + t + e / 2 * 4), a_high[r][e], a_low[r][e]);
+        for (int e = 0; e < 4; ++e)
+          split(TileA::at(stage, row + r * 16 + e % 2 * 8, k + t + e / 2 * 4), a_high[r][e], a_low[r][e]);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) split(TileB::at(stage + TileA::kFloats, column + c * 8, k + t + e * 4), b_high[c][e], b_low[c][e]);
+        for (int e = 0; e < 2; ++e)
+          split(TileB::at(stage + TileA::kFloats, column + c * 8, k + t + e * 4), b_high[c][e], b_low[c][e]);
       if constexpr (kSplit) {
         all(part, a_low, b_high);
         all(part, a_high, b_low);
@@ -164,7 +177,8 @@ struct Tf32Product {
     if constexpr (kSplit) low = round_tf32(x - __uint_as_float(high));
   }
 
-  static __device__ __forceinline__ void all(float (&part)[kRows][kColumns][4], const uint32_t (&a)[kRows][4], const uint32_t (&b)[kColumns][2]) {
+  static __device__ __forceinline__ void all(
+      float (&part)[kRows][kColumns][4], const uint32_t (&a)[kRows][4], const uint32_t (&b)[kColumns][2]) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll

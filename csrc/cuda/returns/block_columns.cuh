@@ -1,6 +1,7 @@
-// The temporal difference scan along any dimension and with any strides: neighboring lanes take neighboring columns, the warps of a block share a column's
-// time out among them. A round is kCount steps a warp: all are read at once, a warp's total from nothing goes to shared memory, lanes scan the totals of a
-// column, and each warp goes through its steps again from its carry.
+// The temporal difference scan along any dimension and with any strides: neighboring lanes take neighboring columns,
+// the warps of a block share a column's time out among them. A round is kCount steps a warp: all are read at once, a
+// warp's total from nothing goes to shared memory, lanes scan the totals of a column, and each warp goes through its
+// steps again from its carry.
 #pragma once
 
 #include "common/vector.cuh"
@@ -23,7 +24,8 @@ struct ReturnsColumnSegments {
   double carries[kColumns][32];  // into the block's next round
 };
 
-// A warp's steps of a round, kCount of each of a lane's columns. Arrays alone: beside one that a loop indexes the compiler keeps no scalar in a register.
+// A warp's steps of a round, kCount of each of a lane's columns. Arrays alone: beside one that a loop indexes the
+// compiler keeps no scalar in a register.
 template <typename T, bool kAny, int kColumns, int kCount>
 struct ReturnsColumnWords {
   using Acc = typename Types<T>::Acc;
@@ -56,8 +58,8 @@ struct ReturnsColumnsRound {
   int count = 0;
   bool even = false;  // the warp's steps and columns are all there; the same for all lanes
 
-  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const OwnRates& own_rates, int64_t outer, int64_t inner, bool inside,
-                                                 bool whole_block)
+  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const OwnRates& own_rates,
+      int64_t outer, int64_t inner, bool inside, bool whole_block)
       : call(call),
         p(call.problem),
         own_rates(own_rates),
@@ -79,7 +81,8 @@ struct ReturnsColumnsRound {
   // An operand at the column's last step.
   template <typename U>
   __device__ __forceinline__ const U* at_last(const void* data, const Strides& strides) const {
-    return static_cast<const U*>(data) + (outer * strides.outer + inner * strides.inner) + (p.length - 1) * strides.time;
+    return static_cast<const U*>(data) + (outer * strides.outer + inner * strides.inner) +
+        (p.length - 1) * strides.time;
   }
 
   __device__ __forceinline__ void begin(int64_t begin_of_round) {
@@ -107,7 +110,8 @@ struct ReturnsColumnsRound {
   __device__ __forceinline__ void load_operand(Vector<U, kColumns> (&to)[kCount], const ReturnsInput& operand) const {
     load(to, at_last<U>(operand.data, operand.strides), operand.strides);
   }
-  __device__ __forceinline__ void load_flags(uint32_t (&bits)[kColumns], const ReturnsInput& flags, bool is_bool) const {
+  __device__ __forceinline__ void load_flags(
+      uint32_t (&bits)[kColumns], const ReturnsInput& flags, bool is_bool) const {
     if (!flags.data) return;
     if (!kAny || is_bool) {
       Vector<uint8_t, kColumns> bytes[kCount];
@@ -136,7 +140,8 @@ struct ReturnsColumnsRound {
     if (given.values) {
       load_operand(words.values, p.values);
       if (!given.next && first > 0 && count > 0)
-        value_behind = *reinterpret_cast<const Word*>(at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
+        value_behind = *reinterpret_cast<const Word*>(
+            at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
     }
     if (given.next) load_operand(words.next, p.next_values);
     if (given.rhos) load_operand(words.rhos, p.rhos);
@@ -178,7 +183,8 @@ struct ReturnsColumnsRound {
   }
 
   // The warp's totals from a carry of nothing, to shared memory.
-  __device__ __forceinline__ void scan_local(Words& words, const Word& value_behind, const double (&powers)[kColumns], Segments& segments) const {
+  __device__ __forceinline__ void scan_local(
+      Words& words, const Word& value_behind, const double (&powers)[kColumns], Segments& segments) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -190,11 +196,13 @@ struct ReturnsColumnsRound {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const bool cut = words.cuts[c] >> i & 1;
-        const Acc reward = cast<Acc>(words.rewards[i].get(c)), own = given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0);
+        const Acc reward = cast<Acc>(words.rewards[i].get(c)),
+                  own = given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0);
         const Acc next = given.next ? cast<Acc>(words.next[i].get(c)) : after, weighted = weight(words, i, c, cut);
         const bool dropped = drops >> i & 1 || (kFull && !given.values && weighted == Acc(0));
         words.differences[c][i] = (dropped ? reward : reward + weighted * next) - own;
-        const Acc delta = ratio(words, i, c, clip_rho) * words.differences[c][i], factor = steps_of(words, i, c) * ratio(words, i, c, clip_c);
+        const Acc delta = ratio(words, i, c, clip_rho) * words.differences[c][i],
+                  factor = steps_of(words, i, c) * ratio(words, i, c, clip_c);
         y = cut ? delta : rates(c).gate.step(delta, factor * y);
         if (kGates) product *= factor;
         after = own;
@@ -203,7 +211,8 @@ struct ReturnsColumnsRound {
       if (kGates && !in_range(product)) {
         gates = 1.0;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) gates = clamped_mul(gates, static_cast<double>(steps_of(words, i, c) * ratio(words, i, c, clip_c)));
+        for (int i = 0; i < kCount; ++i)
+          gates = clamped_mul(gates, static_cast<double>(steps_of(words, i, c) * ratio(words, i, c, clip_c)));
       }
       segments.totals[c][warp][lane] = y;
       if constexpr (kGates) segments.products[c][warp][lane] = clamped_mul(gates, powers[c]);
@@ -212,20 +221,23 @@ struct ReturnsColumnsRound {
     __syncthreads();
   }
 
-  // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
+  // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the
+  // total was.
   static __device__ __forceinline__ void exchange_carries(Segments& segments) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int segment = lane % warps, of_column = warp * (32 / warps) + lane / warps;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      Piece<double> piece{segments.totals[c][segment][of_column], segments.products[c][segment][of_column], segments.closed[c][segment][of_column]};
+      Piece<double> piece{segments.totals[c][segment][of_column], segments.products[c][segment][of_column],
+          segments.closed[c][segment][of_column]};
       for (int d = 1; d < warps; d *= 2) {
         const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
         const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-        if (segment >= d && !piece.closed) piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
+        if (segment >= d && !piece.closed)
+          piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
       }
       const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
-                                 static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
+          static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
       const double entering = segments.carries[c][of_column];
       segments.totals[c][segment][of_column] = segment == 0 ? entering : after(before, entering);
       __syncwarp();
@@ -236,12 +248,14 @@ struct ReturnsColumnsRound {
 
   __device__ __forceinline__ T* results(const ReturnsOutput& output) const {
     const Strides& strides = output.strides;
-    return static_cast<T*>(output.data) + (outer * strides.outer + inner * strides.inner + (p.length - 1 - first) * strides.time);
+    return static_cast<T*>(output.data) +
+        (outer * strides.outer + inner * strides.inner + (p.length - 1 - first) * strides.time);
   }
   // The results, from the warp's carry.
   __device__ __forceinline__ void apply(const Words& words, const Segments& segments) {
     if constexpr (kGates) {
-      // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there are.
+      // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there
+      // are.
       reload(clip_rho);
       reload(clip_c);
     }
@@ -259,21 +273,26 @@ struct ReturnsColumnsRound {
         const bool cut = words.cuts[c] >> i & 1;
         const Acc difference = words.differences[c][i];
         const Acc delta = ratio(words, i, c, clip_rho) * difference, factor = steps_of(words, i, c);
-        if (Given::kHasPg) pg[c] = ratio(words, i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
+        if (Given::kHasPg)
+          pg[c] = ratio(words, i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
         y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(words, i, c, clip_c) * y[c]);
         target[c] = y[c] + (given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0));
       }
       if (even || i < count) {
-        if (p.advantages.data) *reinterpret_cast<Word*>(advantages - i * p.advantages.strides.time) = pack<Acc, T, kColumns>(y);
-        if (p.targets.data) *reinterpret_cast<Word*>(targets - i * p.targets.strides.time) = pack<Acc, T, kColumns>(target);
+        if (p.advantages.data)
+          *reinterpret_cast<Word*>(advantages - i * p.advantages.strides.time) = pack<Acc, T, kColumns>(y);
+        if (p.targets.data)
+          *reinterpret_cast<Word*>(targets - i * p.targets.strides.time) = pack<Acc, T, kColumns>(target);
         if constexpr (Given::kHasPg)
-          if (p.pg_advantages.data) *reinterpret_cast<Word*>(pg_advantages - i * p.pg_advantages.strides.time) = pack<Acc, T, kColumns>(pg);
+          if (p.pg_advantages.data)
+            *reinterpret_cast<Word*>(pg_advantages - i * p.pg_advantages.strides.time) = pack<Acc, T, kColumns>(pg);
       }
     }
   }
 };
 
-// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool as well.
+// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool
+// as well.
 template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
@@ -285,7 +304,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= columns;
   const int64_t outer = !inside ? 0 : p.inner == 1 ? column : p.outer == 1 ? 0 : column / p.inner;
   const int64_t inner = inside ? column - outer * p.inner : 0;
-  const auto in_row = [&](const Strides& strides, int c) { return outer * strides.outer + (inner + c) * strides.inner; };
+  const auto in_row = [&](const Strides& strides, int c) {
+    return outer * strides.outer + (inner + c) * strides.inner;
+  };
 
   __shared__ typename Round::Segments segments;
   Rates<Acc> own_rates[kColumns];
@@ -294,7 +315,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   double powers[kColumns];  // c over a warp's steps
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    if constexpr (Round::kFull) own_rates[c] = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
+    if constexpr (Round::kFull)
+      own_rates[c] =
+          rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
     powers[c] = power_of<kCount>(round.rates(c).carried);
     if constexpr (!Round::kGates) segments.products[c][warp][lane] = powers[c];
     bootstraps[c] = cast<T>(Acc(0));

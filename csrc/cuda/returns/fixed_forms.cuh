@@ -16,7 +16,8 @@ struct ReturnsKnown {
 
 template <typename Acc>
 ReturnsKnown<Acc> known_of(const ReturnsProblem& p, int steps) {
-  ReturnsKnown<Acc> known{static_cast<Acc>(p.clip_rho), static_cast<Acc>(p.clip_c), static_cast<Acc>(p.clip_pg), number_rates<Acc>(p.gamma.value, p.trace.value), 1.0};
+  ReturnsKnown<Acc> known{static_cast<Acc>(p.clip_rho), static_cast<Acc>(p.clip_c), static_cast<Acc>(p.clip_pg),
+      number_rates<Acc>(p.gamma.value, p.trace.value), 1.0};
   known.power = finite_power(known.rates.carried, steps);
   return known;
 }
@@ -93,14 +94,16 @@ struct KnownSteps {
 
   // The results of all steps side by side, each from the carry itself.
   template <typename Store>
-  __device__ __forceinline__ void results(const ReturnsKnown<Acc>& call, const Prefixes<kCount>& prefixes, float carry, const Store& store) const {
+  __device__ __forceinline__ void results(
+      const ReturnsKnown<Acc>& call, const Prefixes<kCount>& prefixes, float carry, const Store& store) const {
     const float gate = call.rates.gate.value;
     float before = carry;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float y = cuts & ((2u << i) - 1) ? prefixes.totals[i] : fold(prefixes.totals[i], prefixes.gates[i], carry);
       float pg = 0;
-      if constexpr (kHasRhos) pg = clipped(rhos[i], call.clip_pg) * (cuts >> i & 1 ? differences[i] : fold(differences[i], gate, before));
+      if constexpr (kHasRhos)
+        pg = clipped(rhos[i], call.clip_pg) * (cuts >> i & 1 ? differences[i] : fold(differences[i], gate, before));
       store(i, y, kHasValues ? y + values[i] : y, pg);
       before = y;
     }

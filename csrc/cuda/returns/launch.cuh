@@ -22,7 +22,8 @@ namespace dcs {
 template <typename T>
 class ReturnsLaunch {
  public:
-  ReturnsLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {
+  ReturnsLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream)
+      : p_(problem), device_(device), stream_(stream) {
     const int64_t size = sizeof(T), wide = sizeof(Acc);
     const auto flag_size = [&](bool is_bool) { return is_bool ? int64_t{1} : size; };
     add(p_.rewards, size, kStagedRewards);
@@ -33,11 +34,16 @@ class ReturnsLaunch {
     add(p_.truncated, flag_size(p_.truncated_is_bool), kStagedTruncated);
     if (p_.gamma.kind == GammaKind::kStep) add(p_.gamma.tensor, wide, kStagedGamma);
     if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, wide, kStagedTrace);
-    for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages}) add({output->data, output->strides}, size, kStagedTensors);
-    any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool || !p_.truncated_is_bool;
-    const int given = (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) | (p_.rhos.data ? kWithRhos : 0);
-    const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || (p_.pg_advantages.data && !p_.rhos.data);
-    const bool known = given == kAdvantages || (kCommon && (given == kRatios || given == kMixed || given == kAdvantagesNext || given == kRatiosNext));
+    for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages})
+      add({output->data, output->strides}, size, kStagedTensors);
+    any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool ||
+        !p_.truncated_is_bool;
+    const int given =
+        (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) | (p_.rhos.data ? kWithRhos : 0);
+    const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber ||
+        (p_.pg_advantages.data && !p_.rhos.data);
+    const bool known = given == kAdvantages ||
+        (kCommon && (given == kRatios || given == kMixed || given == kAdvantagesNext || given == kRatiosNext));
     form_ = any || !known ? kAnyForm : given;
   }
 
@@ -76,7 +82,8 @@ class ReturnsLaunch {
   bool is_aligned(const Operand& o, int64_t bytes, int64_t pack_rows) const {
     if (reinterpret_cast<uintptr_t>(o.data) % bytes) return false;
     if (pack_rows) return pack_rows * p_.length * o.size % bytes == 0;
-    return (p_.outer == 1 || o.strides.outer * o.size % bytes == 0) && (p_.inner == 1 || o.strides.inner * o.size % bytes == 0);
+    return (p_.outer == 1 || o.strides.outer * o.size % bytes == 0) &&
+        (p_.inner == 1 || o.strides.inner * o.size % bytes == 0);
   }
 
   template <int kForm>
@@ -86,7 +93,8 @@ class ReturnsLaunch {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
-          launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, stream_, short_rows_call());
+          launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads,
+              stream_, short_rows_call());
         });
         return cudaGetLastError();
       }
@@ -106,12 +114,14 @@ class ReturnsLaunch {
     return cudaGetLastError();
   }
 
-  // launch(what goes between lanes): float where it holds gamma * lambda's powers, over 32 steps at most, as well as double. With ratios no gate may exceed 1:
-  // a product that has left float's range does not come back then.
+  // launch(what goes between lanes): float where it holds gamma * lambda's powers, over 32 steps at most, as well as
+  // double. With ratios no gate may exceed 1: a product that has left float's range does not come back then.
   template <int kForm, typename Launch>
   void small(const Launch& launch) {
     const double carried = std::fabs(p_.gamma.value * p_.trace.value);
-    if (carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) && (!(kForm & kWithRhos) || p_.clip_c <= 1)) launch(float{});
+    if (carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) &&
+        (!(kForm & kWithRhos) || p_.clip_c <= 1))
+      launch(float{});
     else launch(double{});
   }
 
@@ -131,7 +141,8 @@ class ReturnsLaunch {
   // Rows whose time is contiguous, one behind the other.
   bool rows_are_packed() const {
     return all([this](const Operand& o) {
-      return (p_.inner == 1 || o.strides.inner == p_.length) && (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
+      return (p_.inner == 1 || o.strides.inner == p_.length) &&
+          (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
     });
   }
 
@@ -144,22 +155,31 @@ class ReturnsLaunch {
   bool takes_short_rows() const {
     constexpr int kVec = 16 / sizeof(T);
     const int64_t lanes = p_.length / kVec;
-    if (p_.length % kVec || lanes > 8 || (lanes & (lanes - 1)) || !bootstrap_is_linear() || !rows_are_packed()) return false;
-    return all([](const Operand& o) { return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0; });
+    if (p_.length % kVec || lanes > 8 || (lanes & (lanes - 1)) || !bootstrap_is_linear() || !rows_are_packed())
+      return false;
+    return all([](const Operand& o) {
+      return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0;
+    });
   }
 
-  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of memory.
+  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of
+  // memory.
   bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kSmallWarps * kSmallWarpSteps || p_.rows() > int64_t{2} * kSmallColumns * device_.multiprocessors) return false;
-    return all([this](const Operand& o) { return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner); });
+    if (p_.outer != 1 || p_.length > kSmallWarps * kSmallWarpSteps ||
+        p_.rows() > int64_t{2} * kSmallColumns * device_.multiprocessors)
+      return false;
+    return all([this](const Operand& o) {
+      return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner);
+    });
   }
 
   // The common call of few columns (returns_few_columns_kernel).
   bool few_columns_are_even(int form) const {
     const bool rhos = form & kWithRhos;
-    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) && (!rhos || p_.pg_advantages.data);
-    return p_.length % kSmallWarpSteps == 0 && p_.rows() % kSmallColumns == 0 && p_.terminated.data && !p_.truncated.data && outputs &&
-        (p_.next_values.data || p_.bootstrap_value.data);
+    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) &&
+        (!rhos || p_.pg_advantages.data);
+    return p_.length % kSmallWarpSteps == 0 && p_.rows() % kSmallColumns == 0 && p_.terminated.data &&
+        !p_.truncated.data && outputs && (p_.next_values.data || p_.bootstrap_value.data);
   }
 
   template <int kForm, int kWarps, typename Wide, bool kEven>
@@ -186,7 +206,8 @@ class ReturnsLaunch {
     call.clip_c = static_cast<Acc>(p_.clip_c);
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
     const int64_t warps = ceil_div(p_.length, kSmallWarpSteps);
-    launch_dependent(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1, ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
+    launch_dependent(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1,
+        ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {
@@ -208,9 +229,12 @@ class ReturnsLaunch {
     return call;
   }
 
-  int64_t bootstrap_stride() const { return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer; }
+  int64_t bootstrap_stride() const {
+    return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
+  }
 
-  // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for flags too.
+  // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for
+  // flags too.
   int pack_rows(int64_t steps) const {
     const int64_t most = steps / p_.length, aligned = 16 / std::gcd(int64_t{16}, p_.length);
     return static_cast<int>(most >= aligned ? most / aligned * aligned : most);
@@ -234,7 +258,8 @@ class ReturnsLaunch {
       if (o.which == kStaged) {
         params.whole_words = params.whole_words && grain == 16;
       } else {
-        params.staged[o.which] = {static_cast<const char*>(o.data), o.strides.outer * o.size, o.strides.inner * o.size, bytes, grain};
+        params.staged[o.which] = {
+            static_cast<const char*>(o.data), o.strides.outer * o.size, o.strides.inner * o.size, bytes, grain};
         bytes += static_cast<int>(Tile::kSteps * o.size) + (o.which == kStagedValues ? 16 : 0);
       }
     }
@@ -249,10 +274,14 @@ class ReturnsLaunch {
       while (warps > 1 && ceil_div(params.lots, warps) < device_.multiprocessors) warps /= 2;
       blocks = ceil_div(params.lots, warps);
     }
-    params.tiles = pack_rows ? 1 : static_cast<int>(ceil_div(p_.length, static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
+    params.tiles = pack_rows ? 1
+                             : static_cast<int>(ceil_div(p_.length,
+                                   static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
     // As many blocks as run at once: so many warps have their registers.
-    const int shared = warps * warp_bytes, most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows, kForm);
-    const int64_t resident = std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
+    const int shared = warps * warp_bytes,
+              most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows, kForm);
+    const int64_t resident =
+        std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
     blocks = std::min(blocks, resident * device_.multiprocessors);
     launch_rows_kernel(returns_rows_kernel<T, kForm, kRows>, params, blocks, warps, shared);
   }
@@ -267,13 +296,13 @@ class ReturnsLaunch {
   bool columns_take_words() const {
     return p_.length > 1 && all([this](const Operand& o) {
       const auto whole = [&](int64_t elements) { return elements * o.size % 16 == 0; };
-      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && whole(p_.inner) && whole(o.strides.time) &&
-          (p_.outer == 1 || whole(o.strides.outer));
+      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && whole(p_.inner) &&
+          whole(o.strides.time) && (p_.outer == 1 || whole(o.strides.outer));
     });
   }
 
-  // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a block's warps share them, as many warps as
-  // leave room for all blocks at once.
+  // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a
+  // block's warps share them, as many warps as leave room for all blocks at once.
   template <int kForm>
   bool warp_columns() {
     constexpr int kWords = sizeof(T) == 2 ? 2 : 1;  // of a lane, in shared columns: 128 bytes a step and warp
@@ -282,19 +311,24 @@ class ReturnsLaunch {
     if (!columns_take_words() || alone > INT_MAX) return false;
     if (alone >= 3 * device_.multiprocessors) {
       constexpr int kStages = kForm & kWithRhos ? 6 : 8;
-      return launch_warp_columns(returns_warp_columns_kernel<T, kForm, 2, 4, kStages, false, 32, 12>, warp_columns_stage_bytes<T, kForm, 2, 4, false>, 2, 4, kStages, 0, alone, 1);
+      return launch_warp_columns(returns_warp_columns_kernel<T, kForm, 2, 4, kStages, false, 32, 12>,
+          warp_columns_stage_bytes<T, kForm, 2, 4, false>, 2, 4, kStages, 0, alone, 1);
     }
     if (shared < device_.multiprocessors / 2 || p_.length < 128) return false;
-    const int warps = static_cast<int>(std::max<int64_t>(1, kMaxColumnWarps / ceil_div(shared, device_.multiprocessors)));
+    const int warps =
+        static_cast<int>(std::max<int64_t>(1, kMaxColumnWarps / ceil_div(shared, device_.multiprocessors)));
     constexpr int kStages = (kForm & kWithRhos) || kForm == kAdvantagesNext ? 3 : 4;
-    return launch_warp_columns(returns_warp_columns_kernel<T, kForm, kWords, 8, kStages, true, 32 * kMaxColumnWarps, 1>, warp_columns_stage_bytes<T, kForm, kWords, 8, true>, kWords, 8, kStages,
-                       WarpColumnsCarries<kWords>::kBytes, shared, warps);
+    return launch_warp_columns(returns_warp_columns_kernel<T, kForm, kWords, 8, kStages, true, 32 * kMaxColumnWarps, 1>,
+        warp_columns_stage_bytes<T, kForm, kWords, 8, true>, kWords, 8, kStages, WarpColumnsCarries<kWords>::kBytes,
+        shared, warps);
   }
 
-  bool launch_warp_columns(void (*kernel)(ReturnsWarpColumnsCall<Acc>), int (*stage_bytes)(bool, bool), int columns, int steps, int stages, int carries,
-                   int64_t blocks, int warps) {
+  bool launch_warp_columns(void (*kernel)(ReturnsWarpColumnsCall<Acc>), int (*stage_bytes)(bool, bool), int columns,
+      int steps, int stages, int carries, int64_t blocks, int warps) {
     ReturnsWarpColumnsCall<Acc> call{known_of<Acc>(p_, steps)};
-    const auto read = [](ReturnsColumnOperand& to, const ReturnsInput& from) { to = {static_cast<const char*>(from.data), from.strides}; };
+    const auto read = [](ReturnsColumnOperand& to, const ReturnsInput& from) {
+      to = {static_cast<const char*>(from.data), from.strides};
+    };
     read(call.rewards, p_.rewards);
     read(call.values, p_.values);
     read(call.next_values, p_.next_values);
@@ -329,25 +363,33 @@ class ReturnsLaunch {
         return;
       }
     }
-    if constexpr (kFull) launch_columns<sizeof(T) <= 4 ? 8 : 4, 8>(returns_columns_kernel<T, kForm, true, 1, sizeof(T) <= 4 ? 8 : 4, 8, 1>, 1);
-    else if constexpr (kLarge || sizeof(T) > 4) launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
+    if constexpr (kFull)
+      launch_columns<sizeof(T) <= 4 ? 8 : 4, 8>(
+          returns_columns_kernel < T, kForm, true, 1, sizeof(T) <= 4 ? 8 : 4, 8, 1 >, 1);
+    else if constexpr (kLarge || sizeof(T) > 4)
+      launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
     else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);
   }
 
-  // Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the multiprocessor to hide its own latency.
+  // Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the multiprocessor to
+  // hide its own latency.
   template <int kCount, int kWarps>
   void launch_columns(void (*kernel)(ReturnsColumnsCall<Acc>), int columns) {
     const int64_t blocks = ceil_div(p_.rows(), 32 * columns);
-    const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8 ? std::min(kWarps, columns == 2 ? 4 : 8) : kWarps;
+    const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8
+        ? std::min(kWarps, columns == 2 ? 4 : 8)
+        : kWarps;
     int warps = 1;  // a power of two: lanes scan the warps' totals
     while (warps < most && warps * kCount < p_.length) warps *= 2;
-    kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>({p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
+    kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>(
+        {p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
   }
 
   // Two neighboring columns make a word.
   bool columns_pair() const {
     return p_.inner % 2 == 0 && all([](const Operand& o) {
-      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % (2 * o.size) == 0 && o.strides.time % 2 == 0 && o.strides.outer % 2 == 0;
+      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % (2 * o.size) == 0 &&
+          o.strides.time % 2 == 0 && o.strides.outer % 2 == 0;
     });
   }
 

@@ -1,6 +1,7 @@
-// Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of its window back: what it reads again of its
-// neighbors' steps comes from registers or from caches. Up to kMostSteps of them are known to the compiler, for calls whose discounts are numbers or one a row
-// and whose flags are bool; the kernel for all cases shares what several windows have in common.
+// Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of
+// its window back: what it reads again of its neighbors' steps comes from registers or from caches. Up to kMostSteps of
+// them are known to the compiler, for calls whose discounts are numbers or one a row and whose flags are bool; the
+// kernel for all cases shares what several windows have in common.
 #pragma once
 
 #include "common/vector.cuh"
@@ -8,7 +9,8 @@
 
 namespace dcs {
 
-// A step: its own return, where a window or an episode ends with it; else what it adds to gate * (the next step's). A gate of 0 reads nothing of that.
+// A step: its own return, where a window or an episode ends with it; else what it adds to gate * (the next step's). A
+// gate of 0 reads nothing of that.
 template <typename Acc>
 struct NStep {
   Acc own, mixed, gate;
@@ -38,7 +40,9 @@ template <typename Acc>
 __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& call, int64_t outer, int64_t inner) {
   const ReturnsProblem& p = call.problem;
   if (p.gamma.kind == GammaKind::kNumber && p.trace.kind == GammaKind::kNumber) return call.rates;
-  const auto at = [&](const ReturnsDiscount& rate) { return outer * rate.tensor.strides.outer + inner * rate.tensor.strides.inner; };
+  const auto at = [&](const ReturnsDiscount& rate) {
+    return outer * rate.tensor.strides.outer + inner * rate.tensor.strides.inner;
+  };
   const Rates<double> rates = rates_of<double>(p.gamma, p.trace, at(p.gamma), at(p.trace));
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
 }
@@ -51,7 +55,8 @@ constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumn
 
 // Contiguous time: a thread takes kVec results, in rows of whole kVec.
 template <typename T, int kN, bool kNext, int kVec>
-__global__ void __launch_bounds__(kNStepThreads) n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+__global__ void __launch_bounds__(kNStepThreads)
+    n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kSteps = kVec + kN - 1, kVectors = (kSteps + kVec - 1) / kVec, kRead = kVectors * kVec;
   using Word = Vector<T, kVec>;
@@ -78,7 +83,8 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_rows_kernel(const __grid
     load(p.next_values.data, p.next_values.strides, nexts);
   } else {
     load(p.values.data, p.values.strides, nexts);
-    if (kSteps == kRead && first + kRead < p.length) beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
+    if (kSteps == kRead && first + kRead < p.length)
+      beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
   }
   const auto load_flags = [&](const ReturnsInput& flags) {
     uint32_t bits = 0;
@@ -95,7 +101,8 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_rows_kernel(const __grid
     return bits;
   };
   // Bit i: step i.
-  const uint32_t terminated = load_flags(p.terminated), truncated = load_flags(p.truncated), lacks_next = kNext ? terminated : terminated | truncated;
+  const uint32_t terminated = load_flags(p.terminated), truncated = load_flags(p.truncated),
+                 lacks_next = kNext ? terminated : terminated | truncated;
   uint32_t ended = terminated | truncated;
   const NStepRates<Acc> rates = n_step_rates(call, outer, inner);
   const int64_t left = p.length - first;  // up to the row's end
@@ -113,7 +120,8 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_rows_kernel(const __grid
   if constexpr (!kNext) {
     Acc bootstrap = 0;
     if (left <= kRead && p.bootstrap_value.data)
-      bootstrap = cast<Acc>(static_cast<const T*>(p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
+      bootstrap = cast<Acc>(static_cast<const T*>(
+          p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
 #pragma unroll
     for (int i = kVec; i <= kRead; i += kVec)
       if (i == left) next[i] = bootstrap;
@@ -140,9 +148,11 @@ __device__ __forceinline__ void load_nothing(Whole (&to)[kCount]) {
   for (Whole& each : to) each = Whole{};
 }
 
-// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, walking back with the kN results that a step is part of.
+// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, walking back with the kN results that
+// a step is part of.
 template <typename T, int kN, bool kNext>
-__global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+__global__ void __launch_bounds__(kNStepThreads, 4)
+    n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kColumns = kNStepColumns, kBatch = kNStepBatch;
   using Word = Vector<T, kColumns>;
@@ -155,7 +165,8 @@ __global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const 
   const int64_t begin = lot * call.chunk, end = min(begin + call.chunk, p.length);
   const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
   const T* const rewards = static_cast<const T*>(p.rewards.data) + at(p.rewards.strides);
-  const T* const values = static_cast<const T*>(kNext ? p.next_values.data : p.values.data) + at(kNext ? p.next_values.strides : p.values.strides);
+  const T* const values = static_cast<const T*>(kNext ? p.next_values.data : p.values.data) +
+      at(kNext ? p.next_values.strides : p.values.strides);
   const int64_t value_time = kNext ? p.next_values.strides.time : p.values.strides.time;
   const uint8_t* const terminated = static_cast<const uint8_t*>(p.terminated.data) + at(p.terminated.strides);
   const uint8_t* const truncated = static_cast<const uint8_t*>(p.truncated.data) + at(p.truncated.strides);
@@ -164,7 +175,8 @@ __global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const 
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) rates[c] = n_step_rates(call, outer, inner + c);
 
-  Acc after[kColumns] = {}, y[kColumns][kN];  // the value of the next state; of the results that end with the last step, the one before ...
+  Acc after[kColumns] = {},
+      y[kColumns][kN];  // the value of the next state; of the results that end with the last step, the one before ...
 #pragma unroll
   for (int c = 0; c < kColumns; ++c)
 #pragma unroll
@@ -199,14 +211,16 @@ __global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const 
       for (int c = 0; c < kColumns; ++c) {
         const bool terminal = terminates[i].get(c), truncation = truncates[i].get(c);
         const Acc value = cast<Acc>(value_words[i].get(c)), next = kNext ? value : after[c];
-        const NStep<Acc> step = rates[c].step(cast<Acc>(reward_words[i].get(c)), next, terminal || (!kNext && truncation), terminal || truncation || is_last);
+        const NStep<Acc> step = rates[c].step(cast<Acc>(reward_words[i].get(c)), next,
+            terminal || (!kNext && truncation), terminal || truncation || is_last);
 #pragma unroll
         for (int j = 0; j + 1 < kN; ++j) y[c][j] = step.before(y[c][j + 1]);
         y[c][kN - 1] = step.own;
         results[c] = y[c][0];
         if (i >= beyond) after[c] = value;
       }
-      if (stores && i < given) *reinterpret_cast<Word*>(targets + (first - i) * p.targets.strides.time) = pack<Acc, T, kColumns>(results);
+      if (stores && i < given)
+        *reinterpret_cast<Word*>(targets + (first - i) * p.targets.strides.time) = pack<Acc, T, kColumns>(results);
     }
   };
   if constexpr (!kNext) {
@@ -216,36 +230,44 @@ __global__ void __launch_bounds__(kNStepThreads, 4) n_step_columns_kernel(const 
     for (int c = 0; c < kColumns; ++c) {
       if (beyond < p.length) after[c] = cast<Acc>(values[beyond * value_time + c]);
       else if (p.bootstrap_value.data)
-        after[c] = cast<Acc>(static_cast<const T*>(p.bootstrap_value.data)[at(p.bootstrap_value.strides) + c * p.bootstrap_value.strides.inner]);
+        after[c] = cast<Acc>(static_cast<const T*>(
+            p.bootstrap_value.data)[at(p.bootstrap_value.strides) + c * p.bootstrap_value.strides.inner]);
     }
   }
   if constexpr (kN > 1) walk(std::integral_constant<int, kN - 1>{}, end + kN - 2, end, false);
   for (int64_t t = end - 1; t >= begin; t -= kBatch) walk(std::integral_constant<int, kBatch>{}, t, begin, true);
 }
 
-// Any operands and any n >= kOut: a thread takes kOut successive results. Their windows have n - kOut steps in common, which are composed once. kPlain: discounts
-// that are numbers or one a row, and flags that are bool.
+// Any operands and any n >= kOut: a thread takes kOut successive results. Their windows have n - kOut steps in common,
+// which are composed once. kPlain: discounts that are numbers or one a row, and flags that are bool.
 template <typename T, int kOut, typename Number, bool kPlain>
 __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<Number> call) {
   using Acc = typename Types<T>::Acc;
   const ReturnsProblem& p = call.problem;
-  const int64_t lots = (p.length + kOut - 1) / kOut, index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  const int64_t lots = (p.length + kOut - 1) / kOut,
+                index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
   if (index >= p.outer * p.inner * lots) return;
   // Neighboring threads lie where neighboring results do.
-  const int64_t outside = p.inner == 1 ? index : divided(index, p.inner), inner = p.inner == 1 ? 0 : index - outside * p.inner;
+  const int64_t outside = p.inner == 1 ? index : divided(index, p.inner),
+                inner = p.inner == 1 ? 0 : index - outside * p.inner;
   const int64_t outer = divided(outside, lots), first = (outside - outer * lots) * kOut;
-  const auto at = [&](const Strides& strides, int64_t t) { return outer * strides.outer + t * strides.time + inner * strides.inner; };
+  const auto at = [&](const Strides& strides, int64_t t) {
+    return outer * strides.outer + t * strides.time + inner * strides.inner;
+  };
   const auto load = [&](const ReturnsInput& input, int64_t t) {
-    return input.data ? static_cast<Number>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)])) : Number(0);
+    return input.data ? static_cast<Number>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)]))
+                      : Number(0);
   };
   const auto flag = [&](const ReturnsInput& input, bool is_bool, int64_t t) {
     if (!input.data) return false;
-    return kPlain || is_bool ? static_cast<const uint8_t*>(input.data)[at(input.strides, t)] != 0 : load(input, t) != Number(0);
+    return kPlain || is_bool ? static_cast<const uint8_t*>(input.data)[at(input.strides, t)] != 0
+                             : load(input, t) != Number(0);
   };
   const NStepRates<Number> row_rates = n_step_rates(call, outer, inner);
   const auto rate = [&](const ReturnsDiscount& discount, int64_t t) {
     if (discount.kind == GammaKind::kNumber) return discount.value;
-    if (discount.kind == GammaKind::kRow) return load_gamma<double>(discount.tensor.data, discount.dtype, at(discount.tensor.strides, 0), false);
+    if (discount.kind == GammaKind::kRow)
+      return load_gamma<double>(discount.tensor.data, discount.dtype, at(discount.tensor.strides, 0), false);
     return static_cast<double>(static_cast<const Acc*>(discount.tensor.data)[at(discount.tensor.strides, t)]);
   };
   const auto step = [&](int64_t t) -> NStep<Number> {
@@ -257,7 +279,8 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
         rates = {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)};
       }
     }
-    const bool terminal = flag(p.terminated, p.terminated_is_bool, t), truncation = flag(p.truncated, p.truncated_is_bool, t);
+    const bool terminal = flag(p.terminated, p.terminated_is_bool, t),
+               truncation = flag(p.truncated, p.truncated_is_bool, t);
     const bool is_last = t == p.length - 1, shifts = !p.next_values.data;
     const Number next = !shifts ? load(p.next_values, t) : is_last ? load(p.bootstrap_value, 0) : load(p.values, t + 1);
     return rates.step(load(p.rewards, t), next, terminal || (shifts && truncation), terminal || truncation || is_last);
@@ -292,7 +315,8 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
   }
 #pragma unroll
   for (int i = 0; i < kOut; ++i)
-    if (first + i < p.length) static_cast<T*>(p.targets.data)[at(p.targets.strides, first + i)] = cast<T>(static_cast<Acc>(y[i]));
+    if (first + i < p.length)
+      static_cast<T*>(p.targets.data)[at(p.targets.strides, first + i)] = cast<T>(static_cast<Acc>(y[i]));
 }
 
 }  // namespace dcs

@@ -13,16 +13,18 @@ namespace dcs {
 template <typename T>
 class NStepLaunch {
  public:
-  NStepLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) : p_(problem), device_(device), stream_(stream) {}
+  NStepLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream)
+      : p_(problem), device_(device), stream_(stream) {}
 
   cudaError_t run() {
     constexpr int kOut = 8;
-    const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep && p_.terminated_is_bool &&
-        p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
+    const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep &&
+        p_.terminated_is_bool && p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
     // The types that these are worth their code for.
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
       const bool few = plain && p_.steps <= kMostSteps;
-      if (few && time_is_in_vectors(16 / sizeof(T))) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+      if (few && time_is_in_vectors(16 / sizeof(T)))
+        return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
     if constexpr (sizeof(T) <= 4) {
@@ -46,22 +48,24 @@ class NStepLaunch {
   template <typename Test>
   bool all(const Test& test) const {
     const ReturnsInput& values = p_.next_values.data ? p_.next_values : p_.values;
-    return test(p_.targets.data, p_.targets.strides, sizeof(T)) && test(p_.rewards.data, p_.rewards.strides, sizeof(T)) &&
-        test(values.data, values.strides, sizeof(T)) && (!p_.terminated.data || test(p_.terminated.data, p_.terminated.strides, 1)) &&
+    return test(p_.targets.data, p_.targets.strides, sizeof(T)) &&
+        test(p_.rewards.data, p_.rewards.strides, sizeof(T)) && test(values.data, values.strides, sizeof(T)) &&
+        (!p_.terminated.data || test(p_.terminated.data, p_.terminated.strides, 1)) &&
         (!p_.truncated.data || test(p_.truncated.data, p_.truncated.strides, 1));
   }
 
   bool time_is_in_vectors(int64_t vec) const {
     return p_.length % vec == 0 && all([&](const void* data, const Strides& s, int64_t size) {
-      return s.time == 1 && reinterpret_cast<uintptr_t>(data) % (vec * size) == 0 && (p_.outer == 1 || s.outer % vec == 0) &&
-          (p_.inner == 1 || s.inner % vec == 0);
+      return s.time == 1 && reinterpret_cast<uintptr_t>(data) % (vec * size) == 0 &&
+          (p_.outer == 1 || s.outer % vec == 0) && (p_.inner == 1 || s.inner % vec == 0);
     });
   }
 
   bool columns_are_in_words() const {
     constexpr int64_t kColumns = kNStepColumns;
     return p_.inner % kColumns == 0 && all([this](const void* data, const Strides& s, int64_t size) {
-      return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (kColumns * size) == 0 && s.time % kColumns == 0 && (p_.outer == 1 || s.outer % kColumns == 0);
+      return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (kColumns * size) == 0 && s.time % kColumns == 0 &&
+          (p_.outer == 1 || s.outer % kColumns == 0);
     });
   }
 
@@ -89,7 +93,8 @@ class NStepLaunch {
   template <int kN, bool kNext, int kVec>
   void launch_rows() {
     const int64_t vectors = p_.rows() * (p_.length / kVec);
-    n_step_rows_kernel<T, kN, kNext, kVec><<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
+    n_step_rows_kernel<T, kN, kNext, kVec>
+        <<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
   }
 
   // Long segments read few steps twice, short ones leave no multiprocessor idle.
@@ -98,14 +103,17 @@ class NStepLaunch {
     const int64_t words = p_.rows() / kNStepColumns, blocks = ceil_div(words, kNStepThreads);
     NStepCall<Acc> each = call<Acc>();
     each.chunk = kNStepBatch;
-    while (each.chunk < 64 && words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors) each.chunk *= 2;
-    n_step_columns_kernel<T, kN, kNext><<<static_cast<unsigned>(blocks * ceil_div(p_.length, each.chunk)), kNStepThreads, 0, stream_>>>(each);
+    while (each.chunk < 64 && words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors)
+      each.chunk *= 2;
+    n_step_columns_kernel<T, kN, kNext>
+        <<<static_cast<unsigned>(blocks * ceil_div(p_.length, each.chunk)), kNStepThreads, 0, stream_>>>(each);
   }
 
   template <int kOut, typename Number, bool kPlain>
   cudaError_t launch_any() {
     const int64_t blocks = ceil_div(p_.rows() * ceil_div(p_.length, kOut), kNStepThreads);
-    n_step_kernel<T, kOut, Number, kPlain><<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<Number>());
+    n_step_kernel<T, kOut, Number, kPlain>
+        <<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<Number>());
     return cudaGetLastError();
   }
 

@@ -19,7 +19,8 @@ struct CudaReturns {
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
-    check_cuda(launcher(problem.dtype)(problem, device_of(index, kReturns), current_stream(index)), kReturns, "launching the kernel");
+    check_cuda(launcher(problem.dtype)(problem, device_of(index, kReturns), current_stream(index)), kReturns,
+        "launching the kernel");
   }
 };
 

@@ -1,8 +1,9 @@
-// The temporal difference scan along contiguous time. A warp takes rows (of short rows, packs of several), a block takes a row where rows are few. A warp's
-// tile is kPer steps a lane; it walks through the tiles of its rows from the last step back, and the next kStages - 1 tiles are on their way into shared memory
-// meanwhile, across the ends of rows too. Within a tile a lane goes through its steps twice: from nothing for its total, and, once the lanes after it in time
-// are known, from its carry. Between lanes everything is in double. Results take their operands' place in shared memory, so that global memory sees
-// whole lines both ways.
+// The temporal difference scan along contiguous time. A warp takes rows (of short rows, packs of several), a block
+// takes a row where rows are few. A warp's tile is kPer steps a lane; it walks through the tiles of its rows from the
+// last step back, and the next kStages - 1 tiles are on their way into shared memory meanwhile, across the ends of rows
+// too. Within a tile a lane goes through its steps twice: from nothing for its total, and, once the lanes after it in
+// time are known, from its carry. Between lanes everything is in double. Results take their operands' place in shared
+// memory, so that global memory sees whole lines both ways.
 #pragma once
 
 #include "returns/rows_operands.cuh"
@@ -18,11 +19,16 @@ struct ReturnsRowsTile {
   using Given = typename Operands::Given;
   using Factors = typename Operands::Factors;
   using Word = Vector<T, 16 / sizeof(T)>;
-  using Pieces = Piece<double>[Operands::kBlock ? 2 : 1][Operands::kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
-  static constexpr bool kFull = Operands::kFull, kGates = Operands::kGates, kPacked = Operands::kPacked, kBlock = Operands::kBlock;
-  static constexpr int kPer = Operands::kPer, kSteps = Operands::kSteps, kVec = Operands::kVec, kChunks = Operands::kChunks;
+  using Pieces =
+      Piece<double>[Operands::kBlock ? 2 : 1]
+                   [Operands::kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
+  static constexpr bool kFull = Operands::kFull, kGates = Operands::kGates, kPacked = Operands::kPacked,
+                        kBlock = Operands::kBlock;
+  static constexpr int kPer = Operands::kPer, kSteps = Operands::kSteps, kVec = Operands::kVec,
+                       kChunks = Operands::kChunks;
   static constexpr int kLaneBytes = Operands::kLaneBytes;
-  // Arrays are no members: beside one that a loop indexes the compiler keeps no member in a register until the loop is unrolled.
+  // Arrays are no members: beside one that a loop indexes the compiler keeps no member in a register until the loop is
+  // unrolled.
   using Bootstraps = T[kPacked ? kPer : 1];
   using Differences = Acc[kPer];
 
@@ -35,10 +41,12 @@ struct ReturnsRowsTile {
   const int64_t base, left;   // the first step, and those from there to the end of the lot
   const int count;
   const T bootstrap;
-  uint32_t lasts, cuts, drops;  // bit i: the lane's step i is the row's last; takes no carry; leaves the next state's value out
+  uint32_t lasts, cuts,
+      drops;  // bit i: the lane's step i is the row's last; takes no carry; leaves the next state's value out
   Acc clip_rho, clip_c, clip_pg;
 
-  __device__ __forceinline__ ReturnsRowsTile(const Operands& operands, const ReturnsTilePlace& at, int stage, T bootstrap)
+  __device__ __forceinline__ ReturnsRowsTile(
+      const Operands& operands, const ReturnsTilePlace& at, int stage, T bootstrap)
       : operands(operands),
         params(operands.params),
         p(operands.p),
@@ -57,13 +65,18 @@ struct ReturnsRowsTile {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
         bootstraps[i] = cast<T>(Acc(0));
-        if (operands.has_bootstrap && lasts >> i & 1 && lane * kPer + i < count) bootstraps[i] = operands.bootstrap_of(operands.packed_row(at, i));
+        if (operands.has_bootstrap && lasts >> i & 1 && lane * kPer + i < count)
+          bootstraps[i] = operands.bootstrap_of(operands.packed_row(at, i));
       }
     }
   }
 
-  __device__ __forceinline__ void read(StagedTensor which, int c, Acc (&to)[kVec]) const { operands.read(here, which, c, to); }
-  __device__ __forceinline__ void read_factors(int c, Factors& to) const { operands.read_factors(c, at, here, count, to); }
+  __device__ __forceinline__ void read(StagedTensor which, int c, Acc (&to)[kVec]) const {
+    operands.read(here, which, c, to);
+  }
+  __device__ __forceinline__ void read_factors(int c, Factors& to) const {
+    operands.read_factors(c, at, here, count, to);
+  }
 
   // Once the tile is there.
   __device__ __forceinline__ void load_flags() {
@@ -73,7 +86,8 @@ struct ReturnsRowsTile {
       if (operands.has_bootstrap && left > 0 && left <= kSteps) {
         const int step = static_cast<int>(left);
         if (lane == 0) {
-          unsigned char* const to = values + (step == kSteps ? 32 * kLaneBytes : chunk_place<kLaneBytes>(step / kVec)) + step % kVec * sizeof(T);
+          unsigned char* const to = values + (step == kSteps ? 32 * kLaneBytes : chunk_place<kLaneBytes>(step / kVec)) +
+              step % kVec * sizeof(T);
           *reinterpret_cast<T*>(to) = bootstrap;
         }
         __syncwarp();
@@ -90,7 +104,8 @@ struct ReturnsRowsTile {
     drops = operands.given.next ? terminates : ends;
     if constexpr (!kFull) drops = left_out(operands.given.values, operands.rates(), drops, cuts);
     const bool has_rhos = operands.given.rhos;
-    clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1), clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
+    clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1),
+    clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
     clip_pg = has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1);
   }
 
@@ -98,11 +113,13 @@ struct ReturnsRowsTile {
   __device__ __forceinline__ Acc value_behind() const {
     if (!operands.given.values) return 0;
     unsigned char* const values = here + params.staged[kStagedValues].slot;
-    return cast<Acc>(*reinterpret_cast<const T*>(lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
+    return cast<Acc>(*reinterpret_cast<const T*>(
+        lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
   }
 
   // The lane's total from a carry of nothing; in `gates`, where gates differ, their product.
-  __device__ __forceinline__ Acc scan_local(const Bootstraps& bootstraps, Differences& differences, double& gates) const {
+  __device__ __forceinline__ Acc scan_local(
+      const Bootstraps& bootstraps, Differences& differences, double& gates) const {
     const Rates<Acc>& rates = operands.rates();
     const bool has_values = operands.given.values, has_next = operands.given.next;
     Acc y = 0, after = value_behind(), product = 1;
@@ -124,15 +141,18 @@ struct ReturnsRowsTile {
         if constexpr (kPacked || kFull)
           if (!has_next && lasts >> i & 1) next[j] = cast<Acc>(kPacked ? bootstraps[kPacked ? i : 0] : bootstrap);
         Acc weight = factors.gamma[j];
-        if (!has_values && !cut) weight = operands.each_gamma || operands.each_trace ? weight - weight * factors.trace[j] : rates.rest;
+        if (!has_values && !cut)
+          weight = operands.each_gamma || operands.each_trace ? weight - weight * factors.trace[j] : rates.rest;
         const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
         differences[i] = (dropped ? rewards[j] : rewards[j] + weight * next[j]) - own[j];
-        const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c), delta = clipped(factors.rho[j], clip_rho) * differences[i];
+        const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c),
+                  delta = clipped(factors.rho[j], clip_rho) * differences[i];
         y = cut ? delta : rates.gate.step(delta, factor * y);
         if (kGates) product *= factor;
       }
     }
-    if constexpr (kGates) gates = clamped_mul(in_range(product) ? static_cast<double>(product) : gates_in_double(), operands.lane_power);
+    if constexpr (kGates)
+      gates = clamped_mul(in_range(product) ? static_cast<double>(product) : gates_in_double(), operands.lane_power);
     return y;
   }
   // The product of the lane's factors, one that has left Acc's range.
@@ -143,14 +163,16 @@ struct ReturnsRowsTile {
       Factors factors;
       read_factors(c, factors);
 #pragma unroll
-      for (int j = kVec - 1; j >= 0; --j) gates = clamped_mul(gates, static_cast<double>(factors.steps[j] * clipped(factors.rho[j], clip_c)));
+      for (int j = kVec - 1; j >= 0; --j)
+        gates = clamped_mul(gates, static_cast<double>(factors.steps[j] * clipped(factors.rho[j], clip_c)));
     }
     return gates;
   }
 
-  // The carry into the lane's steps, from the last one back; `carry` becomes that into the warp's (the block's) next tile. `after_power`: c over the lanes
-  // after this one.
-  __device__ __forceinline__ Acc exchange_carries(double total, double gates, double after_power, Pieces& pieces, int& parity, double& carry) const {
+  // The carry into the lane's steps, from the last one back; `carry` becomes that into the warp's (the block's) next
+  // tile. `after_power`: c over the lanes after this one.
+  __device__ __forceinline__ Acc exchange_carries(
+      double total, double gates, double after_power, Pieces& pieces, int& parity, double& carry) const {
     // A cut in [lane, lane + d) keeps out what lies behind.
     const uint32_t cut_lanes = __ballot_sync(0xffffffffu, cuts != 0);
 #pragma unroll
@@ -185,7 +207,9 @@ struct ReturnsRowsTile {
     return static_cast<Acc>(after(Piece<double>{behind, behind_gates, (cut_lanes >> lane >> 1) != 0}, entering));
   }
 
-  __device__ __forceinline__ StagedTensor target_slot() const { return operands.given.values ? kStagedValues : kStagedRewards; }
+  __device__ __forceinline__ StagedTensor target_slot() const {
+    return operands.given.values ? kStagedValues : kStagedRewards;
+  }
 
   // The results, from the lane's carry, in the place of the operands.
   __device__ __forceinline__ void apply(Acc y, const Differences& differences) const {
@@ -203,14 +227,17 @@ struct ReturnsRowsTile {
         const int i = c * kVec + j;
         const bool cut = cuts >> i & 1;
         const Acc rho = factors.rho[j], delta = clipped(rho, clip_rho) * differences[i];
-        if (Given::kHasPg) pg_advantages[j] = clipped(rho, clip_pg) * (cut ? differences[i] : rates.gate.step(differences[i], factors.steps[j] * y));
+        if (Given::kHasPg)
+          pg_advantages[j] =
+              clipped(rho, clip_pg) * (cut ? differences[i] : rates.gate.step(differences[i], factors.steps[j] * y));
         y = cut ? delta : rates.gate.step(delta, factors.steps[j] * clipped(rho, clip_c) * y);
         advantages[j] = y;
         targets[j] = y + own[j];
       }
       if constexpr (Given::kHasPg)
         if (p.pg_advantages.data)
-          *reinterpret_cast<Word*>(here + params.pg_slot + chunk_place<kLaneBytes>(lane * kChunks + c)) = pack<Acc, T, kVec>(pg_advantages);
+          *reinterpret_cast<Word*>(here + params.pg_slot + chunk_place<kLaneBytes>(lane * kChunks + c)) =
+              pack<Acc, T, kVec>(pg_advantages);
       if (p.advantages.data) operands.template chunk<T>(here, kStagedRewards, c) = pack<Acc, T, kVec>(advantages);
       if (p.targets.data) operands.template chunk<T>(here, target_slot(), c) = pack<Acc, T, kVec>(targets);
     }
@@ -251,7 +278,8 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
   const bool has_bootstrap = !Operands::kPacked && operands.has_bootstrap;
   T bootstrap = has_bootstrap && now.lot < params.lots ? operands.bootstrap_of(now.lot) : cast<T>(Acc(0));
   double carry = 0.0;
-  int stage = 0, parity = 0, missing = kStages;  // stages that have no tile on its way yet: one loop, so that the fetch is compiled once
+  int stage = 0, parity = 0,
+      missing = kStages;  // stages that have no tile on its way yet: one loop, so that the fetch is compiled once
   asm volatile("" : "+r"(missing));
   while (missing > 0 || now.lot < params.lots) {
     if (missing > 0) {
@@ -261,7 +289,8 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
       operands.move_on(following);
       // Asked for before it is needed.
       T next_bootstrap = cast<T>(Acc(0));
-      if (has_bootstrap && following.tile == operands.tiles - 1 && following.lot < params.lots) next_bootstrap = operands.bootstrap_of(following.lot);
+      if (has_bootstrap && following.tile == operands.tiles - 1 && following.lot < params.lots)
+        next_bootstrap = operands.bootstrap_of(following.lot);
       Tile tile(operands, now, stage, bootstrap);
       typename Tile::Bootstraps bootstraps;
       tile.load_bootstraps(bootstraps);

@@ -1,4 +1,5 @@
-// The operands of the row kernel of the temporal difference scan: where a warp's tiles lie, how they come into shared memory, and what lanes read there.
+// The operands of the row kernel of the temporal difference scan: where a warp's tiles lie, how they come into shared
+// memory, and what lanes read there.
 #pragma once
 
 #include <type_traits>
@@ -16,8 +17,8 @@ struct ReturnsTilePlace {
 
 // Not inlined: packed rows' own discounts are rare, and there are up to 96 places that read one.
 template <typename Acc>
-__device__ __noinline__ Acc discount_of_row(const void* data, ElementType dtype, int64_t row, int64_t inner, int64_t outer_stride,
-                                            int64_t inner_stride) {
+__device__ __noinline__ Acc discount_of_row(
+    const void* data, ElementType dtype, int64_t row, int64_t inner, int64_t outer_stride, int64_t inner_stride) {
   return load_gamma<Acc>(data, dtype, row_offset(row, inner, outer_stride, inner_stride), false);
 }
 
@@ -44,7 +45,8 @@ struct ReturnsRowsOperands {
 
   Rates<Acc> own_rates;
   double lane_power;  // c over a lane's steps
-  // Of packed rows. Bit i: the lane's step i is the last of its row; and the row of the lane's first step in its pack. The same in every pack.
+  // Of packed rows. Bit i: the lane's step i is the last of its row; and the row of the lane's first step in its pack.
+  // The same in every pack.
   uint32_t pack_lasts = 0;
   int first_row = 0;
 
@@ -100,9 +102,12 @@ struct ReturnsRowsOperands {
     return min(p.outer * p.inner - at.lot * params.pack_rows, static_cast<int64_t>(params.pack_rows)) * p.length;
   }
   __device__ __forceinline__ int64_t base_of(const Place& at) const {
-    return kPacked ? int64_t{0} : (kBlock ? static_cast<int64_t>(at.tile) * warps + warp : static_cast<int64_t>(at.tile)) * kSteps;
+    return kPacked ? int64_t{0}
+                   : (kBlock ? static_cast<int64_t>(at.tile) * warps + warp : static_cast<int64_t>(at.tile)) * kSteps;
   }
-  __device__ __forceinline__ int64_t in_row(int64_t row, const Strides& strides) const { return row_offset(row, p.inner, strides); }
+  __device__ __forceinline__ int64_t in_row(int64_t row, const Strides& strides) const {
+    return row_offset(row, p.inner, strides);
+  }
   // The row of the lane's step i.
   __device__ __forceinline__ int64_t packed_row(const Place& at, int i) const {
     return at.lot * params.pack_rows + first_row + __popc(pack_lasts & ((1u << i) - 1));
@@ -122,7 +127,8 @@ struct ReturnsRowsOperands {
       if (each_trace) trace.kind = GammaKind::kStep;
       own_rates = rates_of<Acc>(gamma, trace, 0, 0);
     } else {
-      own_rates = rates_of<Acc>(p.gamma, p.trace, in_row(row, p.gamma.tensor.strides), in_row(row, p.trace.tensor.strides));
+      own_rates =
+          rates_of<Acc>(p.gamma, p.trace, in_row(row, p.gamma.tensor.strides), in_row(row, p.trace.tensor.strides));
     }
     lane_power = power_of<kPer>(own_rates.carried);
   }
@@ -132,9 +138,11 @@ struct ReturnsRowsOperands {
 
   // One operand's tile of `left` steps. kElement: its bytes.
   template <int kElement>
-  __device__ __forceinline__ void fetch_operand(StagedTensor which, const Place& at, unsigned char* to, int64_t base, int64_t left) const {
+  __device__ __forceinline__ void fetch_operand(
+      StagedTensor which, const Place& at, unsigned char* to, int64_t base, int64_t left) const {
     const Staged& staged = params.staged[which];
-    const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement : row_offset(at.lot, p.inner, staged.outer, staged.inner);
+    const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement
+                                   : row_offset(at.lot, p.inner, staged.outer, staged.inner);
     const char* const from = staged.data + offset + base * kElement;
     const int valid = static_cast<int>(max(int64_t{0}, min(left, int64_t{kSteps}))) * kElement;
     fetch_tile<kPer * kElement, kElement>(to + staged.slot, from, valid, staged.grain, lane);
@@ -153,8 +161,8 @@ struct ReturnsRowsOperands {
       }
     }
   }
-  __device__ __forceinline__ void fetch_flags(const ReturnsInput& flags, bool is_bool, StagedTensor which, const Place& at, unsigned char* to,
-                                              int64_t base, int64_t left) const {
+  __device__ __forceinline__ void fetch_flags(const ReturnsInput& flags, bool is_bool, StagedTensor which,
+      const Place& at, unsigned char* to, int64_t base, int64_t left) const {
     if (!flags.data) return;
     if (!kFull || is_bool) fetch_operand<1>(which, at, to, base, left);
     else fetch_operand<sizeof(T)>(which, at, to, base, left);
@@ -181,13 +189,15 @@ struct ReturnsRowsOperands {
   template <typename U>
   __device__ __forceinline__ Vector<U, 16 / sizeof(U)>& chunk(unsigned char* here, StagedTensor which, int c) const {
     constexpr int kBytes = kPer * sizeof(U);
-    return *reinterpret_cast<Vector<U, 16 / sizeof(U)>*>(here + params.staged[which].slot + chunk_place<kBytes>(lane * (kBytes / 16) + c));
+    return *reinterpret_cast<Vector<U, 16 / sizeof(U)>*>(
+        here + params.staged[which].slot + chunk_place<kBytes>(lane * (kBytes / 16) + c));
   }
   __device__ __forceinline__ void read(unsigned char* here, StagedTensor which, int c, Acc (&to)[kVec]) const {
     unpack(whole(chunk<T>(here, which, c)), to);
   }
   // Bit i: the lane's step i.
-  __device__ __forceinline__ uint32_t flags_of(const ReturnsInput& flags, bool is_bool, StagedTensor which, unsigned char* here) const {
+  __device__ __forceinline__ uint32_t flags_of(
+      const ReturnsInput& flags, bool is_bool, StagedTensor which, unsigned char* here) const {
     uint32_t bits = 0;
     if (!flags.data) return bits;
     if (!kFull || is_bool) {
@@ -212,8 +222,8 @@ struct ReturnsRowsOperands {
   struct Factors {
     Acc gamma[kVec], steps[kVec], trace[kVec], rho[kVec];  // steps: of gamma * trace, what is one a step
   };
-  __device__ __forceinline__ void read_each(bool each, const ReturnsDiscount& discount, StagedTensor which, int c, Acc otherwise, const Place& at,
-                                            unsigned char* here, int count, Acc (&to)[kVec]) const {
+  __device__ __forceinline__ void read_each(bool each, const ReturnsDiscount& discount, StagedTensor which, int c,
+      Acc otherwise, const Place& at, unsigned char* here, int count, Acc (&to)[kVec]) const {
 #pragma unroll
     for (int j = 0; j < kVec; ++j) to[j] = otherwise;
     if (!each) return;
@@ -223,7 +233,8 @@ struct ReturnsRowsOperands {
         const int i = c * kVec + j;
         const ReturnsInput& tensor = discount.tensor;
         if (lane * kPer + i < count)
-          to[j] = discount_of_row<Acc>(tensor.data, discount.dtype, packed_row(at, i), p.inner, tensor.strides.outer, tensor.strides.inner);
+          to[j] = discount_of_row<Acc>(
+              tensor.data, discount.dtype, packed_row(at, i), p.inner, tensor.strides.outer, tensor.strides.inner);
       }
     } else {
       // As wide as Acc: a chunk of half precision has two of these.
@@ -236,7 +247,8 @@ struct ReturnsRowsOperands {
       }
     }
   }
-  __device__ __forceinline__ void read_factors(int c, const Place& at, unsigned char* here, int count, Factors& to) const {
+  __device__ __forceinline__ void read_factors(
+      int c, const Place& at, unsigned char* here, int count, Factors& to) const {
     read_each(each_gamma, p.gamma, kStagedGamma, c, rates().gamma, at, here, count, to.gamma);
     read_each(each_trace, p.trace, kStagedTrace, c, rates().trace, at, here, count, to.trace);
 #pragma unroll

@@ -1,7 +1,9 @@
-// The temporal difference scan of little work: a launch and one trip to memory, so all loads are on their way at once, nothing is staged, and the parameters
-// are few (a cache line of them is a trip to memory too). Short rows one behind the other: a vector a lane, so many lanes a row. Few columns with time
-// outside: 8 columns a block, their time shared out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
-// lambda, and every product of ratios: there it costs a few more roundings a row, and saves a fifth of the instructions.
+// The temporal difference scan of little work: a launch and one trip to memory, so all loads are on their way at once,
+// nothing is staged, and the parameters are few (a cache line of them is a trip to memory too). Short rows one behind
+// the other: a vector a lane, so many lanes a row. Few columns with time outside: 8 columns a block, their time shared
+// out among lanes and warps. Between lanes everything is in double, but where float holds every power of gamma *
+// lambda, and every product of ratios: there it costs a few more roundings a row, and saves a fifth of the
+// instructions.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -24,9 +26,11 @@ __device__ __forceinline__ double times(double a, double b) { return clamped_mul
 
 constexpr int kShortRowThreads = 128;
 
-// Rows of `lanes` vectors, a power of two up to 8; every operand one row behind the other, in whole vectors. Wide: of what goes between lanes.
+// Rows of `lanes` vectors, a power of two up to 8; every operand one row behind the other, in whole vectors. Wide: of
+// what goes between lanes.
 template <typename T, int kForm, typename Wide = double>
-__global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(const __grid_constant__ ReturnsSmallCall<typename Types<T>::Acc> call) {
+__global__ void __launch_bounds__(kShortRowThreads)
+    returns_short_rows_kernel(const __grid_constant__ ReturnsSmallCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kVec = 16 / sizeof(T);
   using Word = Vector<T, kVec>;
@@ -54,7 +58,8 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
   if (Steps::kHasNext) next = load(call.next_values);
   if (Steps::kHasRhos) rhos = load(call.rhos);
   T bootstrap = cast<T>(Acc(0));
-  if (!Steps::kHasNext && call.bootstrap && inside && ends) bootstrap = static_cast<const T*>(call.bootstrap)[row * call.bootstrap_stride];
+  if (!Steps::kHasNext && call.bootstrap && inside && ends)
+    bootstrap = static_cast<const T*>(call.bootstrap)[row * call.bootstrap_stride];
   steps.terminates = load_bytes(call.terminated);
   steps.truncates = load_bytes(call.truncated);
   unpack_in_order<true>(rewards, steps.rewards);
@@ -68,7 +73,7 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
   Piece<Wide> piece = steps.template total<Wide>(call);
   for (int d = 1; d < call.lanes; d *= 2) {
     const Piece<Wide> before{shuffle_down(piece.total, d), shuffle_down(piece.gates, d),
-                               static_cast<bool>(__shfl_down_sync(0xffffffffu, piece.closed, d))};
+        static_cast<bool>(__shfl_down_sync(0xffffffffu, piece.closed, d))};
     if (place + d < call.lanes) join(piece, before);
   }
   const Wide carry = shuffle_down(piece.total, 1);  // the last lane's first step is cut
@@ -86,8 +91,9 @@ __global__ void __launch_bounds__(kShortRowThreads) returns_short_rows_kernel(co
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
 
-// Few columns with time outside: kSmallColumns of them a block, kSmallSteps steps a lane, at most kSmallWarps warps. A block's loads ask for every row of memory that
-// it has a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of fewer lanes it was slower.
+// Few columns with time outside: kSmallColumns of them a block, kSmallSteps steps a lane, at most kSmallWarps warps. A
+// block's loads ask for every row of memory that it has a step of, and for whole sectors of 32 bytes there: with fewer
+// columns a block, for more blocks, or wider words of fewer lanes it was slower.
 constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 // What the first loads need comes first: a line of 64 bytes of these is read from memory too.
@@ -108,13 +114,14 @@ struct ReturnsFewCall {
   double carried;  // gamma * lambda
 };
 
-// False. To find out, a thread reads the call's lines of parameters, and makes the addresses: put before a wait, it has them by then, which a compiler that moves
-// instructions behind the wait cannot undo (0.04 us).
+// False. To find out, a thread reads the call's lines of parameters, and makes the addresses: put before a wait, it has
+// them by then, which a compiler that moves instructions behind the wait cannot undo (0.04 us).
 template <typename Acc>
 __device__ __forceinline__ bool all_of_call_is_zero(const ReturnsFewCall<Acc>& call, int at) {
   uint32_t bits = at | call.columns;
   const auto look = [&](const void* pointer) { bits |= static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer)); };
-  look(call.rewards), look(call.values), look(call.terminated), look(call.targets), look(call.next_values), look(call.rhos), look(call.pg_advantages);
+  look(call.rewards), look(call.values), look(call.terminated), look(call.targets), look(call.next_values),
+      look(call.rhos), look(call.pg_advantages);
   for (const Acc number : {call.gamma, call.gate.value, call.clip_c, call.clip_pg}) bits |= __float_as_uint(number);
   return bits == 0;
 }
@@ -126,7 +133,8 @@ __device__ __forceinline__ Wide static_power(Wide base) {
   else return times(static_power<kExponent / 2>(base), static_power<kExponent / 2>(base));
 }
 
-// What a warp leaves for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there (few_columns_carry), so that 0 says closed.
+// What a warp leaves for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there
+// (few_columns_carry), so that 0 says closed.
 template <typename Wide, bool kGates>
 struct FewLeft {
   Wide total;
@@ -140,7 +148,8 @@ template <>
 struct alignas(8) FewLeft<float, true> {
   float total, gates;
   __device__ __forceinline__ FewLeft() {}
-  __device__ __forceinline__ FewLeft(float total, float gates, bool closed) : total(total), gates(closed ? 0.f : gates) {}
+  __device__ __forceinline__ FewLeft(float total, float gates, bool closed)
+      : total(total), gates(closed ? 0.f : gates) {}
   __device__ __forceinline__ bool closed() const { return gates == 0.f; }
   __device__ __forceinline__ float gate(float) const { return gates; }
 };
@@ -149,21 +158,25 @@ struct FewLeft<double, true> {
   double total, gates;
   int is_closed;
   __device__ __forceinline__ FewLeft() {}
-  __device__ __forceinline__ FewLeft(double total, double gates, bool closed) : total(total), gates(gates), is_closed(closed) {}
+  __device__ __forceinline__ FewLeft(double total, double gates, bool closed)
+      : total(total), gates(gates), is_closed(closed) {}
   __device__ __forceinline__ bool closed() const { return is_closed != 0; }
   __device__ __forceinline__ double gate(double) const { return gates; }
 };
 
-// The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a product of gates has left float's range.
+// The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a
+// product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kSmallColumns], Acc& carry) {
+__device__ __forceinline__ bool few_columns_carry(
+    const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kSmallColumns], Acc& carry) {
   constexpr bool kGates = Steps::kHasRhos;
   constexpr int kColumns = kSmallColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
   Wide total = piece.total, gates = piece.gates;
   // The nearest lane at or before this one in its column that a carry does not pass.
-  const uint32_t stops = __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
+  const uint32_t stops =
+      __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
   const int limit = max(31 - __clz(stops), 0);
   Wide power = lane_power, entering_gates = 1;
 #pragma unroll
@@ -205,10 +218,13 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Piec
   return true;
 }
 
-// Steps of columns, one step behind the other in memory. kEven: the common call, with fewer instructions, which are read from memory as well: warps and lanes
-// of whole steps, whole blocks, an end of episodes, a bootstrap value, the outputs that gae, td_lambda_returns and vtrace ask for. Wide float, with ratios: double where float does not hold their products.
+// Steps of columns, one step behind the other in memory. kEven: the common call, with fewer instructions, which are
+// read from memory as well: warps and lanes of whole steps, whole blocks, an end of episodes, a bootstrap value, the
+// outputs that gae, td_lambda_returns and vtrace ask for. Wide float, with ratios: double where float does not hold
+// their products.
 template <typename T, int kForm, int kWarps, typename Wide, bool kEven>
-__global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
+__global__ void __launch_bounds__(32 * kWarps)
+    returns_few_columns_kernel(const __grid_constant__ ReturnsFewCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kColumns = kSmallColumns, kSteps = kSmallSteps;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
@@ -244,7 +260,7 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
     if ((kEven || place == 0) && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
   uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
-  const auto load_flags = [&](const uint8_t* data, uint8_t(&to)[kSteps]) {
+  const auto load_flags = [&](const uint8_t* data, uint8_t (&to)[kSteps]) {
     const int flags = kEven || data ? count : 0;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
@@ -268,9 +284,11 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
   steps.make_differences(known, behind, first == 0);
   const auto store = [&](int i, Acc advantage, Acc target, Acc pg) {
     if (!kEven && i >= count) return;
-    if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr) *step_of(static_cast<T*>(call.advantages), i) = cast<T>(advantage);
+    if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr)
+      *step_of(static_cast<T*>(call.advantages), i) = cast<T>(advantage);
     if (kEven || call.targets) *step_of(static_cast<T*>(call.targets), i) = cast<T>(target);
-    if (Steps::kHasRhos && (kEven || call.pg_advantages)) *step_of(static_cast<T*>(call.pg_advantages), i) = cast<T>(pg);
+    if (Steps::kHasRhos && (kEven || call.pg_advantages))
+      *step_of(static_cast<T*>(call.pg_advantages), i) = cast<T>(pg);
   };
   const auto in_double = [&](auto& left) {
     const double power = static_power<kSteps>(call.carried);
@@ -286,7 +304,8 @@ __global__ void __launch_bounds__(32 * kWarps) returns_few_columns_kernel(const 
     Prefixes<kSteps> prefixes;
     const auto piece = steps.total(known, prefixes);
     float carry;
-    const bool held = few_columns_carry<float>(steps, piece, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
+    const bool held =
+        few_columns_carry<float>(steps, piece, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
     if constexpr (Steps::kHasRhos) {
       if (__builtin_expect(!held, 0)) {
         // To its own end: the common way's instructions stay together.

@@ -10,11 +10,13 @@
 
 namespace dcs {
 
-// The operands that a kernel is made for. Those of the common calls are known to the compiler: gamma and the trace are numbers there, flags are bool, and
-// policy-gradient advantages come with ratios alone. kAnyForm asks for everything as it runs: three times the instructions a step.
+// The operands that a kernel is made for. Those of the common calls are known to the compiler: gamma and the trace are
+// numbers there, flags are bool, and policy-gradient advantages come with ratios alone. kAnyForm asks for everything as
+// it runs: three times the instructions a step.
 enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8 };
-constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos, kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
-constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;                             // with torchrl's values
+constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos,
+              kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
+constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;  // with torchrl's values
 
 template <int kForm>
 struct ReturnsGiven {
@@ -34,13 +36,15 @@ struct Rates {
   Acc gamma = 1;
   Acc trace = 1;
   Acc rest = 0;        // gamma - gamma * trace
-  Gate<Acc> gate{};    // gamma * trace, with the digits that Acc lacks: rounded to float it would shift every sum of a long row by 3e-8 / (1 - c)
+  Gate<Acc> gate{};    // gamma * trace, with the digits that Acc lacks: rounded to float it would shift every sum of a
+                       // long row by 3e-8 / (1 - c)
   double carried = 1;  // the same
 };
 
 // `gamma_at`, `trace_at`: where the row's are, for those that are one a row.
 template <typename Acc>
-__device__ __forceinline__ Rates<Acc> rates_of(const ReturnsDiscount& gamma, const ReturnsDiscount& trace, int64_t gamma_at, int64_t trace_at) {
+__device__ __forceinline__ Rates<Acc> rates_of(
+    const ReturnsDiscount& gamma, const ReturnsDiscount& trace, int64_t gamma_at, int64_t trace_at) {
   const auto read = [](const ReturnsDiscount& discount, int64_t at) {
     if (discount.kind == GammaKind::kNumber) return discount.value;
     if (discount.kind == GammaKind::kStep) return 1.0;
@@ -71,7 +75,8 @@ Rates<Acc> number_rates(double gamma, double trace) {
 
 // base^exponent for a power of two; a finite base's stays finite.
 inline double finite_power(double base, int exponent) {
-  for (int e = 1; e < exponent; e *= 2) base = base == base && std::fabs(base) <= DBL_MAX ? std::fmin(base * base, DBL_MAX) : base * base;
+  for (int e = 1; e < exponent; e *= 2)
+    base = base == base && std::fabs(base) <= DBL_MAX ? std::fmin(base * base, DBL_MAX) : base * base;
   return base;
 }
 
@@ -100,8 +105,12 @@ __device__ __forceinline__ void reload(double& value) {
 }
 
 // Whether a product of gates has lost nothing to the ends of its type's range.
-__device__ __forceinline__ bool in_range(float product) { return fabsf(product) >= FLT_MIN && fabsf(product) <= FLT_MAX; }
-__device__ __forceinline__ bool in_range(double product) { return fabs(product) >= DBL_MIN && fabs(product) <= DBL_MAX; }
+__device__ __forceinline__ bool in_range(float product) {
+  return fabsf(product) >= FLT_MIN && fabsf(product) <= FLT_MAX;
+}
+__device__ __forceinline__ bool in_range(double product) {
+  return fabs(product) >= DBL_MIN && fabs(product) <= DBL_MAX;
+}
 
 // Of a kernel whose discounts are numbers: bit i, whether step i leaves the next state's value out.
 template <typename Acc>

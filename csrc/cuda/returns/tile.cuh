@@ -1,4 +1,5 @@
-// Tiles of rows in shared memory: what the row kernel of the temporal difference scan stages of its operands, and how tiles come and go.
+// Tiles of rows in shared memory: what the row kernel of the temporal difference scan stages of its operands, and how
+// tiles come and go.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +16,14 @@ enum class ReturnsRows { kWarp, kPacked, kBlock };
 // Ratios make tiles so large that two of them a warp are enough in flight; more warps then hide what a warp waits for.
 constexpr bool returns_crowd(int form) { return form != kAnyForm && (form & kWithRhos); }
 
-// Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks have registers on a multiprocessor.
-constexpr int returns_warps(ReturnsRows rows, int form) { return rows == ReturnsRows::kBlock ? 8 : returns_crowd(form) ? 2 : 4; }
+// Warps of a block, at most: one whose warps take rows of their own, and one that takes a row; and how many such blocks
+// have registers on a multiprocessor.
+constexpr int returns_warps(ReturnsRows rows, int form) {
+  return rows == ReturnsRows::kBlock ? 8 : returns_crowd(form) ? 2 : 4;
+}
 constexpr int returns_blocks(ReturnsRows rows, int form, int size) {
-  const bool crowded = form == kAnyForm && size != 4;  // a chunk of half precision is eight steps, a double two registers
+  const bool crowded =
+      form == kAnyForm && size != 4;  // a chunk of half precision is eight steps, a double two registers
   if (rows == ReturnsRows::kBlock) return crowded ? 1 : 2;
   return ((rows == ReturnsRows::kPacked ? 3 : 4) - (crowded ? 1 : 0)) * (returns_crowd(form) ? 2 : 1);
 }
@@ -26,10 +31,23 @@ constexpr int returns_blocks(ReturnsRows rows, int form, int size) {
 // A warp's tile, and how many of them it has in shared memory.
 template <typename T, int kForm>
 struct ReturnsTile {
-  static constexpr int kPer = sizeof(T) == 8 ? 8 : 16, kSteps = 32 * kPer, kStages = sizeof(T) == 2 ? 4 : returns_crowd(kForm) ? 2 : 3;
+  static constexpr int kPer = sizeof(T) == 8 ? 8 : 16, kSteps = 32 * kPer,
+                       kStages = sizeof(T) == 2 ? 4
+      : returns_crowd(kForm)                    ? 2
+                                                : 3;
 };
 
-enum StagedTensor { kStagedRewards, kStagedValues, kStagedNext, kStagedRhos, kStagedTerminated, kStagedTruncated, kStagedGamma, kStagedTrace, kStagedTensors };
+enum StagedTensor {
+  kStagedRewards,
+  kStagedValues,
+  kStagedNext,
+  kStagedRhos,
+  kStagedTerminated,
+  kStagedTruncated,
+  kStagedGamma,
+  kStagedTrace,
+  kStagedTensors
+};
 
 struct Staged {
   const char* data = nullptr;
@@ -41,9 +59,9 @@ struct Staged {
 struct ReturnsRowsParams {
   ReturnsProblem problem;
   Staged staged[kStagedTensors];
-  int64_t lots;     // rows, or packs of short rows
-  int pack_rows;    // rows of a pack, one behind the other in memory; else 0
-  int tiles;        // of a row
+  int64_t lots;   // rows, or packs of short rows
+  int pack_rows;  // rows of a pack, one behind the other in memory; else 0
+  int tiles;      // of a row
   int stage_bytes;
   int pg_slot;
   bool whole_words;  // every output takes words of 16 bytes
@@ -56,8 +74,8 @@ struct ReturnsRowsCall : ReturnsRowsParams {
   double powers[6];
 };
 
-// Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor the lanes, which read neighboring
-// chunks, meet in a bank.
+// Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor
+// the lanes, which read neighboring chunks, meet in a bank.
 template <int kLaneBytes>
 __device__ __forceinline__ int chunk_place(int q) {
   constexpr int kChunks = kLaneBytes / 16;
@@ -73,13 +91,17 @@ __device__ __forceinline__ Vector<T, kVec> whole(const Vector<T, kVec>& at) {
   return *reinterpret_cast<const Vector<T, kVec>*>(&bits);
 }
 
-// The first `bytes` of kSize, and zeros. What is rare or slow in any case is not inlined, here and below: a kernel has up to eight operands.
+// The first `bytes` of kSize, and zeros. What is rare or slow in any case is not inlined, here and below: a kernel has
+// up to eight operands.
 template <int kSize, int kElement>
 __device__ __noinline__ void copy_partial(unsigned char* to, const char* from, int bytes) {
-  using Bits = std::conditional_t<kElement == 8, uint64_t, std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
-  for (int at = 0; at < kSize; at += kElement) *reinterpret_cast<Bits*>(to + at) = at < bytes ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
+  using Bits = std::conditional_t<kElement == 8, uint64_t,
+      std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
+  for (int at = 0; at < kSize; at += kElement)
+    *reinterpret_cast<Bits*>(to + at) = at < bytes ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
 }
-// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to compute-sanitizer, beyond the end.
+// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to
+// compute-sanitizer, beyond the end.
 template <int kSize, int kElement>
 __device__ __forceinline__ void copy_existing(unsigned char* to, const char* from, int bytes) {
   if (bytes >= kSize || bytes <= 0) copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
@@ -94,13 +116,15 @@ __device__ __noinline__ void fetch_unaligned_tile(unsigned char* slot, const cha
   if (grain == 4) {
 #pragma unroll 4
     for (int word = lane; word < kBytes / 4; word += 32)
-      copy_existing<4, std::min(kElement, 4)>(slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
+      copy_existing<4, std::min(kElement, 4)>(
+          slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
   } else if constexpr (kElement < 4) {
     using Bits = std::conditional_t<kElement == 2, uint16_t, uint8_t>;
 #pragma unroll 8
     for (int e = lane; e < kBytes / kElement; e += 32) {
       const int at = e * kElement;
-      *reinterpret_cast<Bits*>(slot + chunk_place<kLaneBytes>(at / 16) + at % 16) = at < valid ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
+      *reinterpret_cast<Bits*>(slot + chunk_place<kLaneBytes>(at / 16) + at % 16) =
+          at < valid ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
     }
   }
 }
@@ -111,7 +135,8 @@ __device__ __forceinline__ void fetch_tile(unsigned char* slot, const char* from
 #pragma unroll
     for (int k = 0; k < (kBytes + 511) / 512; ++k) {
       const int q = k * 32 + lane;
-      if (kBytes >= 512 || q < kBytes / 16) copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
+      if (kBytes >= 512 || q < kBytes / 16)
+        copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
     }
   } else {
     fetch_unaligned_tile<kLaneBytes, kElement>(slot, from, valid, grain);
@@ -126,12 +151,14 @@ __device__ __forceinline__ void store_tile(const unsigned char* slot, T* to, int
 #pragma unroll
     for (int k = 0; k < kPer / kVec; ++k) {
       const int q = k * 32 + lane;
-      store_vector<T, kVec>(to, q * kVec, 0, count, *reinterpret_cast<const Vector<T, kVec>*>(slot + chunk_place<kLaneBytes>(q)));
+      store_vector<T, kVec>(
+          to, q * kVec, 0, count, *reinterpret_cast<const Vector<T, kVec>*>(slot + chunk_place<kLaneBytes>(q)));
     }
   } else {
 #pragma unroll 4
     for (int e = lane; e < min(count, 32 * kPer); e += 32)
-      to[e] = *reinterpret_cast<const T*>(slot + chunk_place<kLaneBytes>(e / kVec) + e % kVec * static_cast<int>(sizeof(T)));
+      to[e] = *reinterpret_cast<const T*>(
+          slot + chunk_place<kLaneBytes>(e / kVec) + e % kVec * static_cast<int>(sizeof(T)));
   }
 }
 

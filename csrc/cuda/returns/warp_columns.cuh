@@ -1,7 +1,8 @@
-// The temporal difference scan of the known forms along time outside contiguous columns: one warp per group of columns, serial in time. The next segments of
-// time are on their way into its shared memory meanwhile. Where columns are few, the warps of a block take the segments of its columns in turn: a warp
-// makes its segment's total from nothing, waits for the carry of the warp before it, hands its own on, and goes through the segment again. No barrier
-// is the whole block's.
+// The temporal difference scan of the known forms along time outside contiguous columns: one warp per group of columns,
+// serial in time. The next segments of time are on their way into its shared memory meanwhile. Where columns are few,
+// the warps of a block take the segments of its columns in turn: a warp makes its segment's total from nothing, waits
+// for the carry of the warp before it, hands its own on, and goes through the segment again. No barrier is the whole
+// block's.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -37,16 +38,20 @@ constexpr int warp_columns_stage_bytes(bool terminated, bool truncated) {
   return kRow * (words * static_cast<int>(sizeof(T)) + kCount * ((terminated ? 1 : 0) + (truncated ? 1 : 0)));
 }
 
-// What a warp of shared columns has beside its stages, a word a lane and column of each: its total and the product of its gates, the carry into it, the carry
-// out of it; and the barrier that says when that is there.
+// What a warp of shared columns has beside its stages, a word a lane and column of each: its total and the product of
+// its gates, the carry into it, the carry out of it; and the barrier that says when that is there.
 template <int kColumns>
 struct WarpColumnsCarries {
   static constexpr int kInto = 512 * kColumns, kOut = 768 * kColumns, kReady = 1024 * kColumns, kBytes = kReady + 16;
 };
 
 // By address in shared memory.
-__device__ __forceinline__ void store_shared(uint32_t to, double x) { asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(x) : "memory"); }
-__device__ __forceinline__ void store_shared(uint32_t to, double x, double y) { asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(to), "d"(x), "d"(y) : "memory"); }
+__device__ __forceinline__ void store_shared(uint32_t to, double x) {
+  asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(x) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, double x, double y) {
+  asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(to), "d"(x), "d"(y) : "memory");
+}
 __device__ __forceinline__ double load_shared(uint32_t from) {
   double value;
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(value) : "r"(from) : "memory");
@@ -58,8 +63,8 @@ __device__ __forceinline__ double2 load_shared_pair(uint32_t from) {
   return value;
 }
 
-// Where a warp is, and what it reads and writes there. kColumns: of a lane, read as one word; kCount: steps of a segment; kShared: the block's warps share its
-// columns; else it is one warp.
+// Where a warp is, and what it reads and writes there. kColumns: of a lane, read as one word; kCount: steps of a
+// segment; kShared: the block's warps share its columns; else it is one warp.
 template <typename T, int kForm, int kColumns, int kCount, int kStages, bool kShared>
 struct ReturnsWarpColumns {
   using Acc = typename Types<T>::Acc;
@@ -93,8 +98,8 @@ struct ReturnsWarpColumns {
         columns(static_cast<int>(min(call.inner - first_column, static_cast<int64_t>(kRow)))),
         segments(static_cast<int>((call.length + kCount - 1) / kCount)) {
     if constexpr (kShared) {
-      // Behind the stages. The addresses go through a shuffle, or ptxas would make them again from the block's size every time they are used, in the way
-      // of a carry.
+      // Behind the stages. The addresses go through a shuffle, or ptxas would make them again from the block's size
+      // every time they are used, in the way of a carry.
       const uint32_t all = shared_address(shared) + warps() * kStages * call.stage_bytes;
       own = __shfl_sync(0xffffffffu, all + warp() * Carries::kBytes, 0);
       before = __shfl_sync(0xffffffffu, all + (warp() == 0 ? warps() - 1 : warp() - 1) * Carries::kBytes, 0);
@@ -103,22 +108,26 @@ struct ReturnsWarpColumns {
 
   __device__ __forceinline__ bool inside() const { return lane() * kColumns < columns; }
 
-  // kRows rows of an operand, from step `first` on, counted from the last one. A lane's pieces of 16 bytes are kEvery rows apart.
+  // kRows rows of an operand, from step `first` on, counted from the last one. A lane's pieces of 16 bytes are kEvery
+  // rows apart.
   template <int kSize, int kRows>
-  __device__ __forceinline__ void fetch_operand(unsigned char* to, const ReturnsColumnOperand& operand, int64_t first) const {
+  __device__ __forceinline__ void fetch_operand(
+      unsigned char* to, const ReturnsColumnOperand& operand, int64_t first) const {
     constexpr int kPieces = kRow * kSize / 16, kEvery = kPieces < 32 ? 32 / kPieces : 1;
     static_assert(kPieces <= 32);
     const int row = lane() / kPieces, piece = lane() % kPieces;
     const int64_t length = call.length;
     const bool exists = piece * 16 < columns * kSize;
     const Strides& strides = operand.strides;
-    const char* from = operand.data + ((length - 1 - first - row) * strides.time + outer * strides.outer + first_column) * kSize + piece * 16;
+    const char* from = operand.data +
+        ((length - 1 - first - row) * strides.time + outer * strides.outer + first_column) * kSize + piece * 16;
     const bool whole = columns >= kRow && first >= 0 && first + kRows <= length;
     unsigned char* const place = to + row * kRow * kSize + piece * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
       if (kRows % kEvery == 0 || r + row < kRows)
-        copy_async<16>(place + r * kRow * kSize, from, whole || (exists && first + r + row >= 0 && first + r + row < length) ? 16 : 0);
+        copy_async<16>(place + r * kRow * kSize, from,
+            whole || (exists && first + r + row >= 0 && first + r + row < length) ? 16 : 0);
       from -= kEvery * strides.time * kSize;
     }
   }
@@ -128,7 +137,8 @@ struct ReturnsWarpColumns {
     if (segment < segments) {
       const int64_t first = static_cast<int64_t>(segment) * kCount;
       fetch_operand<kWide, kCount>(to, call.rewards, first);
-      if constexpr (Steps::kHasValues) fetch_operand<kWide, kValueRows>(to + kValuesAt, call.values, first - (kValueRows - kCount));
+      if constexpr (Steps::kHasValues)
+        fetch_operand<kWide, kValueRows>(to + kValuesAt, call.values, first - (kValueRows - kCount));
       if constexpr (Steps::kHasNext) fetch_operand<kWide, kCount>(to + kNextAt, call.next_values, first);
       if constexpr (Steps::kHasRhos) fetch_operand<kWide, kCount>(to + kRhosAt, call.rhos, first);
       if (call.terminated.data) fetch_operand<1, kCount>(to + kFlagsAt, call.terminated, first);
@@ -137,26 +147,30 @@ struct ReturnsWarpColumns {
     commit_copies();
   }
 
-  __device__ __forceinline__ void read(const unsigned char* from, Acc (Steps::*to)[kCount], Steps (&steps)[kColumns]) const {
+  __device__ __forceinline__ void read(
+      const unsigned char* from, Acc (Steps::*to)[kCount], Steps (&steps)[kColumns]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const Word word = *reinterpret_cast<const Word*>(from + i * kRowBytes + lane() * kColumns * static_cast<int>(sizeof(T)));
+      const Word word =
+          *reinterpret_cast<const Word*>(from + i * kRowBytes + lane() * kColumns * static_cast<int>(sizeof(T)));
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) (steps[c].*to)[i] = cast<Acc>(word.get(c));
     }
   }
-  __device__ __forceinline__ void read_flags(const unsigned char* from, uint32_t Steps::*to, Steps (&steps)[kColumns]) const {
+  __device__ __forceinline__ void read_flags(
+      const unsigned char* from, uint32_t Steps::* to, Steps (&steps)[kColumns]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const Vector<uint8_t, kColumns> word = *reinterpret_cast<const Vector<uint8_t, kColumns>*>(from + i * kRow + lane() * kColumns);
+      const Vector<uint8_t, kColumns> word =
+          *reinterpret_cast<const Vector<uint8_t, kColumns>*>(from + i * kRow + lane() * kColumns);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
         if (word.get(c)) steps[c].*to |= 1u << i;
     }
   }
   // A segment's steps; in `behind` the values of the states after it, where the block's warps share its columns.
-  __device__ __forceinline__ void load(const unsigned char* here, int segment, const T (&bootstraps)[kColumns], Steps (&steps)[kColumns],
-                                       Acc (&behind)[kColumns]) const {
+  __device__ __forceinline__ void load(const unsigned char* here, int segment, const T (&bootstraps)[kColumns],
+      Steps (&steps)[kColumns], Acc (&behind)[kColumns]) const {
     read(here, &Steps::rewards, steps);
     if constexpr (Steps::kHasValues) read(here + kValuesAt + (kValueRows - kCount) * kRowBytes, &Steps::values, steps);
     if constexpr (Steps::kHasNext) read(here + kNextAt, &Steps::next, steps);
@@ -164,7 +178,8 @@ struct ReturnsWarpColumns {
     if (call.terminated.data) read_flags(here + kFlagsAt, &Steps::terminates, steps);
     if (call.truncated.data) read_flags(here + truncated_at(), &Steps::truncates, steps);
     if constexpr (kShared && !Steps::kHasNext && Steps::kHasValues) {
-      const Word word = *reinterpret_cast<const Word*>(here + kValuesAt + lane() * kColumns * static_cast<int>(sizeof(T)));
+      const Word word =
+          *reinterpret_cast<const Word*>(here + kValuesAt + lane() * kColumns * static_cast<int>(sizeof(T)));
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) behind[c] = cast<Acc>(segment == 0 ? bootstraps[c] : word.get(c));
     }
@@ -172,7 +187,8 @@ struct ReturnsWarpColumns {
 
   __device__ __forceinline__ T bootstrap_of(int c) const {
     const Strides& strides = call.bootstrap.strides;
-    return static_cast<const T*>(call.bootstrap.data)[outer * strides.outer + (first_column + lane() * kColumns + c) * strides.inner];
+    return static_cast<const T*>(
+        call.bootstrap.data)[outer * strides.outer + (first_column + lane() * kColumns + c) * strides.inner];
   }
 
   // Nothing comes into the first segment.
@@ -182,9 +198,11 @@ struct ReturnsWarpColumns {
     for (int c = 0; c < kColumns; ++c) store_shared(own + Carries::kOut + (c * 32 + lane()) * 8, 0.0);
     __syncthreads();
   }
-  // The carry into a segment, in `entering`, and out of it, to the next warp. The total waits in shared memory, and the segment's own carry goes there: ptxas
-  // keeps the order of those accesses and of the barrier's, but would move arithmetic into the way from one warp's carry to the next.
-  __device__ __forceinline__ void exchange_carries(const Steps (&steps)[kColumns], int segment, uint32_t parity, Acc (&entering)[kColumns]) const {
+  // The carry into a segment, in `entering`, and out of it, to the next warp. The total waits in shared memory, and the
+  // segment's own carry goes there: ptxas keeps the order of those accesses and of the barrier's, but would move
+  // arithmetic into the way from one warp's carry to the next.
+  __device__ __forceinline__ void exchange_carries(
+      const Steps (&steps)[kColumns], int segment, uint32_t parity, Acc (&entering)[kColumns]) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const Piece<double> piece = steps[c].template total<double>(call);
@@ -202,13 +220,16 @@ struct ReturnsWarpColumns {
     __syncwarp();
     if (lane() == 0) mbarrier_arrive(own + Carries::kReady);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) entering[c] = static_cast<Acc>(load_shared(own + Carries::kInto + (c * 32 + lane()) * 8));
+    for (int c = 0; c < kColumns; ++c)
+      entering[c] = static_cast<Acc>(load_shared(own + Carries::kInto + (c * 32 + lane()) * 8));
   }
 
-  __device__ __forceinline__ void store(const ReturnsOutput& output, int64_t first, int count, const Acc (&from)[kColumns][kCount]) const {
+  __device__ __forceinline__ void store(
+      const ReturnsOutput& output, int64_t first, int count, const Acc (&from)[kColumns][kCount]) const {
     if (!output.data) return;
     const Strides& strides = output.strides;
-    T* to = static_cast<T*>(output.data) + (call.length - 1 - first) * strides.time + outer * strides.outer + first_column + lane() * kColumns;
+    T* to = static_cast<T*>(output.data) + (call.length - 1 - first) * strides.time + outer * strides.outer +
+        first_column + lane() * kColumns;
     const auto store_step = [&](int i) {
       Acc word[kColumns];
 #pragma unroll
@@ -243,7 +264,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     bootstraps[c] = cast<T>(Acc(0));
-    if (!Steps::kHasNext && call.bootstrap.data && warp.inside() && (!kShared || Warp::warp() == 0)) bootstraps[c] = warp.bootstrap_of(c);
+    if (!Steps::kHasNext && call.bootstrap.data && warp.inside() && (!kShared || Warp::warp() == 0))
+      bootstraps[c] = warp.bootstrap_of(c);
     carried[c] = Acc(0);
     behind[c] = cast<Acc>(bootstraps[c]);
   }

@@ -1,4 +1,5 @@
-// The sum of all elements of a tensor, a launch for up to 8192 of them: torch's own takes two for the sums of a few long rows, 4 us on an H200.
+// The sum of all elements of a tensor, a launch for up to 8192 of them: torch's own takes two for the sums of a few
+// long rows, 4 us on an H200.
 #include "scan/gamma_gradient.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -41,8 +42,8 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
 template <typename T>
 void launch(const Tensor& values, const Tensor& totals, const Device& device, cudaStream_t stream) {
   const int64_t count = values.numel();
-  launch_dependent(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, stream, static_cast<const T*>(values.const_data_ptr()), count,
-               static_cast<T*>(totals.mutable_data_ptr()));
+  launch_dependent(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, stream,
+      static_cast<const T*>(values.const_data_ptr()), count, static_cast<T*>(totals.mutable_data_ptr()));
 }
 
 }  // namespace
@@ -53,7 +54,8 @@ Tensor total(const Tensor& values) {
   const Device& device = device_of(index, "discounted_cumsum");
   const std::array<int64_t, 1> size{(values.numel() + kSlice - 1) / kSlice};
   const bool is_last = size[0] <= 1;
-  const Tensor totals = torch::stable::new_empty(values, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), is_last ? 0 : 1));
+  const Tensor totals =
+      torch::stable::new_empty(values, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), is_last ? 0 : 1));
   if (values.scalar_type() == ScalarType::Double) launch<double>(values, totals, device, current_stream(index));
   else launch<float>(values, totals, device, current_stream(index));
   check_cuda(cudaGetLastError(), "discounted_cumsum", "launching the kernel");

@@ -5,7 +5,8 @@
 
 namespace dcs {
 
-// Of a contiguous tensor on a GPU, float or double: 0-D, summed in double in a fixed order, rounded once for every 8192.
+// Of a contiguous tensor on a GPU, float or double: 0-D, summed in double in a fixed order, rounded once for every
+// 8192.
 torch::stable::Tensor total(const torch::stable::Tensor& values);
 
 }  // namespace dcs

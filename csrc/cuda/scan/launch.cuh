@@ -47,7 +47,8 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute cluster = in_clusters_of(plan.tiles);
-    const cudaLaunchConfig_t config = launch_config(blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, &cluster, 1);
+    const cudaLaunchConfig_t config =
+        launch_config(blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, &cluster, 1);
     cudaLaunchKernelEx(&config, kernel, params);
     return;
   }
@@ -56,8 +57,10 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec>
 void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  if constexpr (kCuts == Cuts::kGeneral) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
-  else if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
+  if constexpr (kCuts == Cuts::kGeneral)
+    launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
+  else if (problem.reverse)
+    launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
   else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
 }
 
@@ -71,19 +74,24 @@ void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
   int reach = 1;  // the farthest shuffle
   while (reach < params.span) reach *= 2;
   params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
-  const auto blocks = static_cast<unsigned>(ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
+  const auto blocks = static_cast<unsigned>(
+      ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
   const bool each = !has_one_gamma(problem);
-  const auto kernel = each ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
-                           : problem.reverse ? short_rows_kernel<T, false, kBackward, true> : short_rows_kernel<T, false, kBackward, false>;
+  const auto kernel = each
+      ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
+      : problem.reverse ? short_rows_kernel<T, false, kBackward, true>
+                        : short_rows_kernel<T, false, kBackward, false>;
   kernel<<<blocks, kShortThreads, 0, stream>>>(params);
 }
 
 template <typename T, bool kBackward>
 void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
-  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec), static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
+  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec),
+      static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
   const auto launch = [&](auto chunks, auto alone) {
-    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()> : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
+    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()>
+                                        : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
     const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
     kernel<<<static_cast<unsigned>(blocks), alone() ? kShortThreads : 32 * plan.warps, 0, stream>>>(params);
   };
@@ -131,8 +139,8 @@ void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t st
 
 template <typename T>
 void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
-  const RereadStepsParams params{problem.input,          problem.gamma,          problem.output, problem.input_strides,
-                                 problem.gamma_strides, problem.output_strides, problem.inner,  static_cast<int>(problem.length), plan.reread};
+  const RereadStepsParams params{problem.input, problem.gamma, problem.output, problem.input_strides,
+      problem.gamma_strides, problem.output_strides, problem.inner, static_cast<int>(problem.length), plan.reread};
   for_reread_clusters(plan, [&](auto most) {
     const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
     launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
@@ -147,9 +155,10 @@ void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stre
     static_assert(kStages * kStageBytes <= 48 << 10);
     const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
     // Few steps leave most of the stages unused.
-    const auto shared = static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
-    const auto kernel =
-        problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages> : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    const auto shared =
+        static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
+    const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages>
+                                        : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
     kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, shared, stream>>>(params);
   };
   if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
@@ -160,7 +169,8 @@ template <typename T, bool kBackward>
 void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns), plan.in_turn};
   const auto kernel_of = [&](auto whole_block) {
-    return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()> : few_columns_kernel<T, kBackward, false, whole_block()>;
+    return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()>
+                           : few_columns_kernel<T, kBackward, false, whole_block()>;
   };
   const auto kernel = plan.warps <= kFewWholeBlock<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
@@ -173,12 +183,14 @@ template <typename T, bool kStep, bool kBackward, bool kPlain>
 void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
   const auto launch_over = [&](auto columns, auto lanes, auto count) {
     const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
-    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()><<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
+    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()>
+        <<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
-  constexpr bool kLong = sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
+  constexpr bool kLong =
+      sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
@@ -201,7 +213,9 @@ void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t s
 template <typename T>
 void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   using Wide = typename Types<T>::Wide;
-  const auto blocks = [](int64_t count) { return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20)); };
+  const auto blocks = [](int64_t count) {
+    return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20));
+  };
   if (plan.path == Path::kWindowDirect) {
     window_direct_kernel<T><<<blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
     return;
@@ -211,7 +225,8 @@ void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace
   Pieces<Wide> buffers[4];
   Wide* wides = static_cast<Wide*>(workspace);
   bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
-  for (int i = 0; i < 4; ++i) buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
+  for (int i = 0; i < 4; ++i)
+    buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
   for (int64_t row = 0; row < problem.rows(); row += plan.window_rows) {
     const int64_t rows = std::min(plan.window_rows, problem.rows() - row);
     const unsigned grid = blocks(rows * length);
@@ -238,7 +253,8 @@ void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace
   }
 }
 
-// The row kernels that look for few cuts exist for storage types of up to four bytes, in vectors; the general one serves all.
+// The row kernels that look for few cuts exist for storage types of up to four bytes, in vectors; the general one
+// serves all.
 template <typename T, bool kStep, bool kBackward>
 void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kFull = 16 / sizeof(T);
@@ -331,8 +347,8 @@ void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, 
       const Gate<float> gate = split_gamma(problem.gamma_value);
       const int rows = static_cast<int>(problem.rows());
       const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
-      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(
-          static_cast<const T*>(problem.input), static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
+      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(static_cast<const T*>(problem.input),
+          static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
           static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
       return;
     }

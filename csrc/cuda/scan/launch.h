@@ -10,7 +10,7 @@ namespace dcs {
 
 using Launcher = void(const ScanProblem&, const Plan&, void* workspace, cudaStream_t);
 
-Launcher launch_scan_float, launch_scan_half, launch_scan_bfloat16, launch_scan_double, launch_scan_complex_float, launch_scan_complex_double,
-    launch_scan_int64;
+Launcher launch_scan_float, launch_scan_half, launch_scan_bfloat16, launch_scan_double, launch_scan_complex_float,
+    launch_scan_complex_double, launch_scan_int64;
 
 }  // namespace dcs

@@ -24,12 +24,16 @@ Launcher* launcher(ElementType dtype) {
     case ElementType::ComplexFloat: return launch_scan_complex_float;
     case ElementType::ComplexDouble: return launch_scan_complex_double;
     case ElementType::Long: return launch_scan_int64;
-    default: fail("discounted_cumsum: input must be floating-point or complex, got ", dtype_name(static_cast<ScalarType>(dtype)));
+    default:
+      fail("discounted_cumsum: input must be floating-point or complex, got ",
+          dtype_name(static_cast<ScalarType>(dtype)));
   }
 }
 
 struct Cuda {
-  static int64_t partials(const ScanProblem& problem, const Tensor& input) { return Planner(problem, limits_of(input.get_device_index())).plan().partials(); }
+  static int64_t partials(const ScanProblem& problem, const Tensor& input) {
+    return Planner(problem, limits_of(input.get_device_index())).plan().partials();
+  }
 
   static void run(const ScanProblem& problem, const Tensor& input) {
     const int32_t device = input.get_device_index();
@@ -41,13 +45,15 @@ struct Cuda {
     void* memory = nullptr;
     if (plan.workspace_bytes > 0) {
       const std::array<int64_t, 1> size{plan.workspace_bytes};
-      workspace = torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+      workspace =
+          torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
       memory = workspace.mutable_data_ptr();
       if (plan.zeroed_bytes > 0) check(cudaMemsetAsync(memory, 0, plan.zeroed_bytes, stream), "clearing the workspace");
     }
     launcher(problem.dtype)(problem, plan, memory, stream);
     cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess && plan.needs_room()) {  // a green context or an instance of a part of the GPU may not have it
+    if (error != cudaSuccess &&
+        plan.needs_room()) {  // a green context or an instance of a part of the GPU may not have it
       launcher(problem.dtype)(problem, planner.plan_apart(), nullptr, stream);
       error = cudaGetLastError();
     }

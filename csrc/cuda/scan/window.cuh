@@ -1,7 +1,7 @@
 // Windowed scans: y[t] takes the distances 0 .. window - 1 back along the scan order.
-// A short window is summed by running the plain recurrence over it for each output. A long one is composed by doubling: pieces of 2^i steps ending at
-// every position, and from them the piece of `window` steps by the window's binary digits. Nothing is subtracted, so a NaN or a large value leaves
-// with the window that held it.
+// A short window is summed by running the plain recurrence over it for each output. A long one is composed by doubling:
+// pieces of 2^i steps ending at every position, and from them the piece of `window` steps by the window's binary
+// digits. Nothing is subtracted, so a NaN or a large value leaves with the window that held it.
 #pragma once
 
 #include "scan/carry/segment.cuh"
@@ -18,13 +18,17 @@ struct WindowRow {
   int64_t outer, inner;
   Wide gamma;
 
-  __device__ WindowRow(const ScanProblem& problem, int64_t row) : p(problem), outer(row / problem.inner), inner(row % problem.inner) {
+  __device__ WindowRow(const ScanProblem& problem, int64_t row)
+      : p(problem), outer(row / problem.inner), inner(row % problem.inner) {
     gamma = cast<Wide>(p.gamma_value);
-    if (p.gamma_kind == GammaKind::kRow) gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), p.conjugate_gamma);
+    if (p.gamma_kind == GammaKind::kRow)
+      gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), p.conjugate_gamma);
   }
   __device__ int64_t offset(const Strides& strides) const { return outer * strides.outer + inner * strides.inner; }
   __device__ int64_t memory(int64_t q) const { return p.reverse ? p.length - 1 - q : q; }
-  __device__ Acc value(int64_t q) const { return cast<Acc>(static_cast<const T*>(p.input)[offset(p.input_strides) + memory(q) * p.input_strides.time]); }
+  __device__ Acc value(int64_t q) const {
+    return cast<Acc>(static_cast<const T*>(p.input)[offset(p.input_strides) + memory(q) * p.input_strides.time]);
+  }
   __device__ Acc initial() const { return cast<Acc>(static_cast<const T*>(p.initial)[offset(p.initial_strides)]); }
   // The gate and the cut between q - 1 and q. A shifted scan has none before its first step.
   __device__ bool cut(int64_t q) const {
@@ -35,7 +39,8 @@ struct WindowRow {
     if (p.gamma_kind != GammaKind::kStep) return gamma;
     const int64_t at = q - (p.shifted ? 1 : 0);
     if (at < 0) return cast<Wide>(1.0);
-    return cast<Wide>(cast<Acc>(conj_if(p.conjugate_gamma, static_cast<const T*>(p.gamma)[offset(p.gamma_strides) + memory(at) * p.gamma_strides.time])));
+    return cast<Wide>(cast<Acc>(conj_if(p.conjugate_gamma,
+        static_cast<const T*>(p.gamma)[offset(p.gamma_strides) + memory(at) * p.gamma_strides.time])));
   }
   __device__ void store(int64_t q, Wide y) const {
     static_cast<T*>(p.output)[offset(p.output_strides) + memory(q) * p.output_strides.time] = cast<T>(cast<Acc>(y));
@@ -58,7 +63,8 @@ template <typename T>
 __global__ void window_direct_kernel(const __grid_constant__ ScanProblem p) {
   using Wide = typename Types<T>::Wide;
   const int64_t count = p.outer * p.inner * p.length;
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count;
+      index += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     int64_t row, q;
     locate(p, index, p.length, row, q);
     const WindowRow<T> view(p, row);
@@ -90,10 +96,12 @@ struct Pieces {
 };
 
 template <typename T>
-__global__ void window_leaves_kernel(const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
+__global__ void window_leaves_kernel(
+    const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
   using Wide = typename Types<T>::Wide;
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
+      i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const WindowRow<T> view(p, first_row + i / length);
     const int64_t q = i % length - lead;
     if (q < 0) pieces.put(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
@@ -103,8 +111,10 @@ __global__ void window_leaves_kernel(const __grid_constant__ ScanProblem p, int6
 
 // to[i] = later[i] after earlier[i - distance]; `length` positions a row.
 template <typename Wide>
-__global__ void window_compose_kernel(Pieces<Wide> to, Pieces<Wide> later, Pieces<Wide> earlier, int64_t distance, int64_t rows, int64_t length) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+__global__ void window_compose_kernel(
+    Pieces<Wide> to, Pieces<Wide> later, Pieces<Wide> earlier, int64_t distance, int64_t rows, int64_t length) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
+      i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     Piece<Wide> piece = later.at(i);
     if (i % length >= distance && !piece.closed) {
       const Piece<Wide> other = earlier.at(i - distance);
@@ -117,9 +127,11 @@ __global__ void window_compose_kernel(Pieces<Wide> to, Pieces<Wide> later, Piece
 }
 
 template <typename T>
-__global__ void window_store_kernel(const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
+__global__ void window_store_kernel(
+    const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * p.length; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * p.length;
+      i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const WindowRow<T> view(p, first_row + i / p.length);
     view.store(i % p.length, pieces.total[i / p.length * length + i % p.length + lead]);
   }

@@ -1,6 +1,7 @@
-// Softmax along a dimension that others lie inside of: neighboring threads have neighboring columns, in vectors where these are aligned. A block has
-// `across` column vectors and `down` threads for each, which take the steps in turn. Where these hold all steps there is one read; longer columns are cut
-// into chunks, of which one kernel finds the parts and a second one joins them and writes.
+// Softmax along a dimension that others lie inside of: neighboring threads have neighboring columns, in vectors where
+// these are aligned. A block has `across` column vectors and `down` threads for each, which take the steps in turn.
+// Where these hold all steps there is one read; longer columns are cut into chunks, of which one kernel finds the parts
+// and a second one joins them and writes.
 #pragma once
 
 #include "softmax/values.cuh"
@@ -12,7 +13,9 @@ template <int kVec>
 constexpr int kColumnThreads = kVec == 8 || kVec == 2 ? 512 : 1024;
 // Steps that a thread holds: 32 registers of them, 16 elements where they come one by one.
 template <int kVec>
-constexpr int kColumnSteps = kVec == 1 ? 16 : kVec == 8 ? 4 : 8;
+constexpr int kColumnSteps = kVec == 1 ? 16
+    : kVec == 8                        ? 4
+                                       : 8;
 
 template <typename T>
 struct SoftmaxColumns {
@@ -42,7 +45,8 @@ struct Column {
   }
   template <bool kBackward>
   __device__ __forceinline__ Vec load(const T* tensor, int64_t step, int64_t end) const {
-    return exists && step < end ? *reinterpret_cast<const Vec*>(tensor + at + step * apart) : neutral<T, kVec, kBackward>();
+    return exists && step < end ? *reinterpret_cast<const Vec*>(tensor + at + step * apart)
+                                : neutral<T, kVec, kBackward>();
   }
   template <typename Acc>
   __device__ __forceinline__ void store(T* tensor, int64_t step, int64_t end, const Acc (&values)[kVec]) const {
@@ -50,14 +54,15 @@ struct Column {
   }
 };
 
-// Parts of the columns, joined over the `down` threads of each: over a warp's lanes, then over the warps. `down` and `across` are powers of two, the block
-// has whole warps. Shared memory: column_shared_bytes.
+// Parts of the columns, joined over the `down` threads of each: over a warp's lanes, then over the warps. `down` and
+// `across` are powers of two, the block has whole warps. Shared memory: column_shared_bytes.
 template <bool kBackward, typename Acc, int kVec>
 __device__ __forceinline__ void join_columns(Part<Acc> (&parts)[kVec], int across, int down) {
   for (int d = across; d < 32 && d < across * down; d *= 2) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      const Part<Acc> other{__shfl_xor_sync(kAllLanes, parts[i].largest, d), __shfl_xor_sync(kAllLanes, parts[i].total, d)};
+      const Part<Acc> other{
+          __shfl_xor_sync(kAllLanes, parts[i].largest, d), __shfl_xor_sync(kAllLanes, parts[i].total, d)};
       parts[i] = join_two<kBackward>(parts[i], other);
     }
   }
@@ -86,11 +91,14 @@ __device__ __forceinline__ void join_columns(Part<Acc> (&parts)[kVec], int acros
 template <typename T, int kVec>
 constexpr int64_t column_shared_bytes(int64_t across, int64_t down) {
   const int64_t groups = across < 32 ? across * down / 32 : down;
-  return groups <= 1 ? 0 : (groups * (across * kVec + 1) + across * kVec) * static_cast<int64_t>(sizeof(Part<typename Types<T>::Acc>));
+  return groups <= 1
+      ? 0
+      : (groups * (across * kVec + 1) + across * kVec) * static_cast<int64_t>(sizeof(Part<typename Types<T>::Acc>));
 }
 
 template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
+__global__ void __launch_bounds__(kColumnThreads<kVec>)
+    softmax_columns_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
   constexpr int kSteps = kBackward ? kColumnSteps<kVec> / 2 : kColumnSteps<kVec>;
   const Column<T, kVec> column(params, blockIdx.x);
@@ -100,7 +108,8 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_kernel(c
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     raw[k] = column.template load<kBackward>(params.input, y + k * params.down, params.length);
-    if constexpr (kBackward) raw_saved[k] = column.template load<true>(params.saved, y + k * params.down, params.length);
+    if constexpr (kBackward)
+      raw_saved[k] = column.template load<true>(params.saved, y + k * params.down, params.length);
   }
   Part<Acc> parts[kVec];
   Acc own[kVec];
@@ -127,7 +136,8 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_kernel(c
   for (int i = 0; i < kVec; ++i) {
     const Acc scale = kBackward ? Acc(0) : shifted_power(own[i], parts[i].largest) / parts[i].total;
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) x[k][i] = kBackward ? (x[k][i] - parts[i].total) * saved[kBackward ? k : 0][i] : x[k][i] * scale;
+    for (int k = 0; k < kSteps; ++k)
+      x[k][i] = kBackward ? (x[k][i] - parts[i].total) * saved[kBackward ? k : 0][i] : x[k][i] * scale;
   }
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) column.store(params.output, y + k * params.down, params.length, x[k]);
@@ -141,7 +151,8 @@ __device__ __forceinline__ void for_each_steps(const SoftmaxColumns<T>& params, 
 }
 
 template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_part_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
+__global__ void __launch_bounds__(kColumnThreads<kVec>)
+    softmax_columns_part_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
   constexpr int kSteps = 4;
   const Column<T, kVec> column(params, blockIdx.x / params.chunks);
@@ -186,14 +197,16 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_part_ker
 }
 
 template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>) softmax_columns_finish_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
+__global__ void __launch_bounds__(kColumnThreads<kVec>)
+    softmax_columns_finish_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
   constexpr int kSteps = 4;
   const Column<T, kVec> column(params, blockIdx.x / params.chunks);
   Part<Acc> parts[kVec];
   for (int64_t chunk = threadIdx.x / params.across; chunk < params.chunks && column.exists; chunk += params.down) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) parts[i] = join_two<kBackward>(parts[i], params.parts[chunk * params.outer * params.inner + column.index + i]);
+    for (int i = 0; i < kVec; ++i)
+      parts[i] = join_two<kBackward>(parts[i], params.parts[chunk * params.outer * params.inner + column.index + i]);
   }
   join_columns<kBackward>(parts, params.across, params.down);
   if constexpr (!kBackward) {

@@ -10,8 +10,9 @@
 
 namespace dcs {
 
-// Tensors seen as (outer, length, inner), contiguous; all sizes are at least 1. Forward: output = softmax(input) along length. Backward:
-// output = (input - sum(input * saved)) * saved, where input is the gradient and saved the softmax. output may be input.
+// Tensors seen as (outer, length, inner), contiguous; all sizes are at least 1. Forward: output = softmax(input) along
+// length. Backward: output = (input - sum(input * saved)) * saved, where input is the gradient and saved the softmax.
+// output may be input.
 struct SoftmaxProblem {
   int64_t outer = 1, length = 1, inner = 1;
   bool backward = false;

@@ -25,7 +25,8 @@ SoftmaxLauncher* launcher(ScalarType dtype) {
   }
 }
 
-// Where a tensor's elements fill one range of memory, each once, every dimension lies inside or outside of `dim`: (outer, length, inner), contiguous.
+// Where a tensor's elements fill one range of memory, each once, every dimension lies inside or outside of `dim`:
+// (outer, length, inner), contiguous.
 std::optional<SoftmaxProblem> dense_problem(const Tensor& tensor, int64_t dim) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
@@ -61,12 +62,13 @@ Tensor make_like(const Tensor& tensor, bool dense) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device));
   const auto sizes = tensor.sizes();
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), tensor.strides().data(), dtype, device,
-                                                  tensor.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+      tensor.strides().data(), dtype, device, tensor.get_device_index(), &handle));
   return Tensor(handle);
 }
 
-// Whether the kernels can read `tensor` beside `output`: in the same places, and vectors of 16 bytes begin at the same ones.
+// Whether the kernels can read `tensor` beside `output`: in the same places, and vectors of 16 bytes begin at the same
+// ones.
 bool matches(const Tensor& tensor, const Tensor& output) {
   const auto address = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
   return same_strides(tensor, output) && (address(tensor) - address(output)) % 16 == 0;
@@ -82,10 +84,12 @@ void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tens
   Tensor memory;
   const SoftmaxWorkspace workspace = [&](int64_t bytes) {
     const std::array<int64_t, 1> size{bytes};
-    memory = torch::stable::new_empty(output, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+    memory =
+        torch::stable::new_empty(output, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
     return memory.mutable_data_ptr();
   };
-  check_cuda(launcher(output.scalar_type())(problem, device_of(device, op), workspace, current_stream(device)), op, "launching the kernel");
+  check_cuda(launcher(output.scalar_type())(problem, device_of(device, op), workspace, current_stream(device)), op,
+      "launching the kernel");
 }
 
 Tensor softmax(Tensor input, int64_t dim) {
@@ -94,7 +98,8 @@ Tensor softmax(Tensor input, int64_t dim) {
   if (input.numel() == 0) return torch::stable::empty_like(input);
   std::optional<SoftmaxProblem> problem = dense_problem(input, dim);
   Tensor output = make_like(input, problem.has_value());
-  // A view that has holes, is expanded or begins inside a vector is copied into the output, and the kernel runs in place.
+  // A view that has holes, is expanded or begins inside a vector is copied into the output, and the kernel runs in
+  // place.
   const bool direct = problem && matches(input, output);
   if (!problem) problem = dense_problem(output, dim);
   if (!direct) torch::stable::copy_(output, input);
@@ -106,9 +111,10 @@ Tensor softmax_backward(Tensor grad, Tensor output, int64_t dim) {
   check_real_floating(kSoftmaxBackward, "grad", grad);
   dim = check_dim(kSoftmaxBackward, dim, grad.dim());
   if (output.scalar_type() != grad.scalar_type() || sizes_of(output) != sizes_of(grad))
-    fail(kSoftmaxBackward, ": output must have grad's dtype and shape ", dtype_name(grad.scalar_type()), " ", shape_text(sizes_of(grad)), ", got ",
-         dtype_name(output.scalar_type()), " ", shape_text(sizes_of(output)));
-  if (!same_device(output, grad)) fail(kSoftmaxBackward, ": output must be on grad's device ", device_text(grad), ", got ", device_text(output));
+    fail(kSoftmaxBackward, ": output must have grad's dtype and shape ", dtype_name(grad.scalar_type()), " ",
+        shape_text(sizes_of(grad)), ", got ", dtype_name(output.scalar_type()), " ", shape_text(sizes_of(output)));
+  if (!same_device(output, grad))
+    fail(kSoftmaxBackward, ": output must be on grad's device ", device_text(grad), ", got ", device_text(output));
   if (output.numel() == 0) return torch::stable::empty_like(output);
   std::optional<SoftmaxProblem> problem = dense_problem(output, dim);
   Tensor grad_input = make_like(output, problem.has_value());

@@ -1,10 +1,11 @@
 // Softmax of contiguous rows, one read and one write.
 //
-// Short rows: a power of two of lanes takes a row, several rows a warp. Others: a block, or a cluster of blocks, takes a row; each thread loads all its vectors
-// before it uses the first, and keeps them. Forward they stay in registers, in float as their powers, or, eight vectors of half precision, as they came (64 registers
-// of powers would leave room for half as many threads; the powers are then made twice, and the exponential unit is busy for 0.6 of the time that the traffic
-// takes on an H200). Backward the gradient stays in registers, and the output goes to shared memory behind the registers' back: each thread reads there
-// what it has itself asked for, so this takes no barrier.
+// Short rows: a power of two of lanes takes a row, several rows a warp. Others: a block, or a cluster of blocks, takes
+// a row; each thread loads all its vectors before it uses the first, and keeps them. Forward they stay in registers, in
+// float as their powers, or, eight vectors of half precision, as they came (64 registers of powers would leave room for
+// half as many threads; the powers are then made twice, and the exponential unit is busy for 0.6 of the time that the
+// traffic takes on an H200). Backward the gradient stays in registers, and the output goes to shared memory behind the
+// registers' back: each thread reads there what it has itself asked for, so this takes no barrier.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -23,16 +24,18 @@ struct SoftmaxRows {
   T* output;
   int64_t rows, columns;
   int lane_bits;  // lanes of a short row, as a power of two
-  int share;  // vectors of a row that a block takes
+  int share;      // vectors of a row that a block takes
   uint32_t zero;
 };
 
-// The largest of a warp's numbers, a NaN if there is one, in one instruction: as integers of the same order. A NaN must not have its sign set.
+// The largest of a warp's numbers, a NaN if there is one, in one instruction: as integers of the same order. A NaN must
+// not have its sign set.
 __device__ __forceinline__ float warp_largest(float value) {
   const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
   return __int_as_float(turned(__reduce_max_sync(kAllLanes, turned(__float_as_int(value)))));
 }
-// The sum of a warp's numbers that are 0 to `kMost` each, in one instruction: in fixed point, of which 32 * kMost is 31 bits.
+// The sum of a warp's numbers that are 0 to `kMost` each, in one instruction: in fixed point, of which 32 * kMost is 31
+// bits.
 template <int kMost>
 __device__ __forceinline__ float fixed_warp_sum(float value) {
   constexpr float kOne = (1u << 26) / kMost;
@@ -70,15 +73,16 @@ __device__ __forceinline__ void add_products(Acc& total, const Vector<T, kVec>& 
   for (int i = 0; i < kVec; ++i) total += g[i] * y[i];
 }
 
-// Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements. kLaneBits: lanes of a row, as a power of
-// two; -1: known as it runs.
+// Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements.
+// kLaneBits: lanes of a row, as a power of two; -1: known as it runs.
 template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vec = Vector<T, kVec>;
   // Of half precision: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
   constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kVectors == 1 && kLaneBits == 5;
-  const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits,
+            lane = threadIdx.x & (lanes - 1);
   const int groups = kLaneThreads >> lane_bits, vectors = static_cast<int>(params.columns) / kVec;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
   const int64_t offset = first * params.columns + lane * kVec;
@@ -162,14 +166,15 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[r][k][i] *= scale;
         if (has[r] && lane + k * lanes < vectors)
-          *reinterpret_cast<Vec*>(params.output + (offset + r * apart + k * lanes * kVec)) = pack<Acc, T, kVec>(x[r][k]);
+          *reinterpret_cast<Vec*>(params.output + (offset + r * apart + k * lanes * kVec)) =
+              pack<Acc, T, kVec>(x[r][k]);
       }
     }
   }
 }
 
-// A thread's vectors of the row that its block, or its cluster, takes: 32 apart, so that their distances are constants. kWhole: all of a row's vectors are
-// its own; else those at its ends are not.
+// A thread's vectors of the row that its block, or its cluster, takes: 32 apart, so that their distances are constants.
+// kWhole: all of a row's vectors are its own; else those at its ends are not.
 template <typename T, int kVectors, bool kWhole>
 struct Place {
   static constexpr int kVec = 16 / sizeof(T), kApart = 32 * kVec;
@@ -190,7 +195,8 @@ struct Place {
       at -= shift;
       vectors = (shift + params.columns + kVec - 1) / kVec;
     }
-    const int64_t first = begin + static_cast<int>(threadIdx.x / 32) * (32 * kVectors) + static_cast<int>(threadIdx.x % 32);
+    const int64_t first =
+        begin + static_cast<int>(threadIdx.x / 32) * (32 * kVectors) + static_cast<int>(threadIdx.x % 32);
     left = static_cast<int>(min(min(begin + share, vectors) - first, kFar));
     at += first * kVec;
     low = static_cast<int>(max(shift - first * kVec, -kFar));
@@ -198,12 +204,16 @@ struct Place {
   }
 
   __device__ __forceinline__ bool has(int k) const { return k * 32 < left; }
-  __device__ __forceinline__ bool is_own(int k) const { return kWhole || (k * kApart >= low && k * kApart + kVec <= high); }
+  __device__ __forceinline__ bool is_own(int k) const {
+    return kWhole || (k * kApart >= low && k * kApart + kVec <= high);
+  }
   __device__ __forceinline__ bool is_plain(int k) const { return has(k) && is_own(k); }
   // As nearly all threads' are: without a test for each, and without the values of those that are not there.
   __device__ __forceinline__ bool all_plain() const { return is_plain(0) && is_plain(kVectors - 1); }
 
-  __device__ __forceinline__ Vec load_plain(const T* tensor, int k) const { return load_now(reinterpret_cast<const Vec*>(tensor + at) + k * 32); }
+  __device__ __forceinline__ Vec load_plain(const T* tensor, int k) const {
+    return load_now(reinterpret_cast<const Vec*>(tensor + at) + k * 32);
+  }
   template <bool kBackward>
   __device__ __forceinline__ Vec load_any(const T* tensor, int k) const {
     if (!has(k)) return neutral<T, kVec, kBackward>();
@@ -225,7 +235,8 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
   if (blocks > 1) meet_cluster(blocks, exchange);
-  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x, begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
+  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
+                begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
 
   Vec raw[kVectors];
@@ -269,7 +280,8 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
 }
 
 template <typename T, int kVectors, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads) softmax_backward_block_kernel(const __grid_constant__ SoftmaxRows<T> params) {
+__global__ void __launch_bounds__(kBlockThreads)
+    softmax_backward_block_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
   constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
@@ -277,7 +289,8 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_backward_block_kernel(c
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
   if (blocks > 1) meet_cluster(blocks, exchange);
-  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x, begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
+  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
+                begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
   Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
 

@@ -1,5 +1,5 @@
-// Softmax of contiguous rows that no cluster holds: the rows are cut into chunks, one kernel finds the part of each chunk, a second joins a row's parts and
-// writes. Two reads and one write.
+// Softmax of contiguous rows that no cluster holds: the rows are cut into chunks, one kernel finds the part of each
+// chunk, a second joins a row's parts and writes. Two reads and one write.
 #pragma once
 
 #include "softmax/rows.cuh"
@@ -27,7 +27,8 @@ __device__ __forceinline__ void for_each_tile(const SoftmaxSplit<T>& params, con
 }
 
 template <typename T, bool kBackward>
-__device__ __forceinline__ void load_tile(const T* tensor, const Place<T, kSplitVectors, false>& tile, Vector<T, 16 / sizeof(T)> (&raw)[kSplitVectors]) {
+__device__ __forceinline__ void load_tile(
+    const T* tensor, const Place<T, kSplitVectors, false>& tile, Vector<T, 16 / sizeof(T)> (&raw)[kSplitVectors]) {
   if (tile.all_plain()) {
 #pragma unroll
     for (int k = 0; k < kSplitVectors; ++k) raw[k] = tile.load_plain(tensor, k);
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(kSplitThreads) softmax_finish_kernel(const __g
   constexpr int kVec = 16 / sizeof(T);
   const int64_t row = blockIdx.x / params.chunks;
   Part<Acc> part;
-  for (int64_t chunk = threadIdx.x; chunk < params.chunks; chunk += kSplitThreads) part = join_two<kBackward>(part, params.parts[row * params.chunks + chunk]);
+  for (int64_t chunk = threadIdx.x; chunk < params.chunks; chunk += kSplitThreads)
+    part = join_two<kBackward>(part, params.parts[row * params.chunks + chunk]);
   part = join_warps<kBackward>(join_lanes<kBackward>(part));
   const Acc scale = Acc(1) / part.total;
   for_each_tile(params, [&](const Place<T, kSplitVectors, false>& tile) {

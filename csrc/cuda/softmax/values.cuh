@@ -1,8 +1,9 @@
-// What all softmax kernels share: the sums over a part of a row and how threads, warps and blocks join theirs, and vectors at a row's ends.
+// What all softmax kernels share: the sums over a part of a row and how threads, warps and blocks join theirs, and
+// vectors at a row's ends.
 //
-// Forward: largest x and the sum of exp(x - largest), the latter raised to a larger largest by one factor when two parts meet (Milakov and Gimelshein,
-// "Online normalizer calculation for softmax", 2018, section 3). Backward: the sum of gradient times output. Joined in an order that depends on nothing
-// but the launch.
+// Forward: largest x and the sum of exp(x - largest), the latter raised to a larger largest by one factor when two
+// parts meet (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3). Backward: the sum
+// of gradient times output. Joined in an order that depends on nothing but the launch.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -17,7 +18,8 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 template <typename Acc>
 constexpr Acc kExponentFactor = std::is_same_v<Acc, float> ? 1.44269504088896341 : 1.0;
 
-// base^(factor * (x - largest)). The difference comes first: factor * x alone leaves float's range at 2.4e38, and loses digits well before.
+// base^(factor * (x - largest)). The difference comes first: factor * x alone leaves float's range at 2.4e38, and loses
+// digits well before.
 template <typename Acc>
 __device__ __forceinline__ Acc shifted_power(Acc x, Acc largest) {
   return power((x - largest) * kExponentFactor<Acc>);
@@ -27,7 +29,8 @@ __device__ __forceinline__ Acc shifted_power(Acc x, Acc largest) {
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
-// Starts from the lowest finite number: -inf beside it is a power of 0, not NaN, and a row of nothing else has the sum 0.
+// Starts from the lowest finite number: -inf beside it is a power of 0, not NaN, and a row of nothing else has the sum
+// 0.
 template <typename Acc>
 struct Part {
   Acc largest = kLowest<Acc>;
@@ -41,7 +44,8 @@ struct ClusterExchange {
   Part<Acc> parts[16];
 };
 
-// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had the parts of all: none is sent to a block that has ended.
+// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had the parts of
+// all: none is sent to a block that has ended.
 template <typename Acc>
 __device__ __forceinline__ void meet_cluster(int blocks, ClusterExchange<Acc>& exchange) {
   if (threadIdx.x == 0) init_transaction_barrier(&exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
@@ -106,8 +110,8 @@ __device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, Cl
   return join_lanes<kBackward>(lane < blocks ? exchange.parts[lane] : Part<Acc>{});
 }
 
-// A vector of half precision that the compiler takes for another one (`zero` is 0, which it does not know): it keeps the vector rather than the floats that were made
-// of it before, twice the registers.
+// A vector of half precision that the compiler takes for another one (`zero` is 0, which it does not know): it keeps
+// the vector rather than the floats that were made of it before, twice the registers.
 template <typename T, int kVec>
 __device__ __forceinline__ Vector<T, kVec> renewed(Vector<T, kVec> raw, uint32_t zero) {
   if constexpr (sizeof(T) == 2 && kVec > 1) {
@@ -122,7 +126,9 @@ template <typename T, int kVec>
 __device__ __forceinline__ Vector<T, kVec> load_now(const Vector<T, kVec>* from) {
   static_assert(sizeof(*from) == 16);
   uint4 words;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(from));
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from));
   Vector<T, kVec> raw;
   memcpy(&raw, &words, sizeof raw);
   return raw;
@@ -152,7 +158,8 @@ __device__ __forceinline__ T push(Vector<T, kVec>& raw, T next) {
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
     for (int w = 0; w + 1 < kVec / 2; ++w) raw.words[w] = __funnelshift_r(raw.words[w], raw.words[w + 1], 16);
-    raw.words[kVec / 2 - 1] = raw.words[kVec / 2 - 1] >> 16 | static_cast<uint32_t>(*reinterpret_cast<const unsigned short*>(&next)) << 16;
+    raw.words[kVec / 2 - 1] =
+        raw.words[kVec / 2 - 1] >> 16 | static_cast<uint32_t>(*reinterpret_cast<const unsigned short*>(&next)) << 16;
   } else {
 #pragma unroll
     for (int i = 0; i + 1 < kVec; ++i) raw.set(i, raw.get(i + 1));
@@ -161,8 +168,9 @@ __device__ __forceinline__ T push(Vector<T, kVec>& raw, T next) {
   return first;
 }
 
-// A row's elements are low ... high - 1 of `tile`, which is aligned to whole vectors. A vector at either end of a row is partly another row's, or beyond the
-// tensor: it goes by single elements, in a loop that is not unrolled (at most two vectors of a row do this).
+// A row's elements are low ... high - 1 of `tile`, which is aligned to whole vectors. A vector at either end of a row
+// is partly another row's, or beyond the tensor: it goes by single elements, in a loop that is not unrolled (at most
+// two vectors of a row do this).
 template <typename T, int kVec, bool kBackward>
 __device__ __forceinline__ Vector<T, kVec> load_end(const T* tile, int first, int low, int high) {
   Vector<T, kVec> raw = neutral<T, kVec, kBackward>();

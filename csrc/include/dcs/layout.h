@@ -68,8 +68,8 @@ class Layout {
     operands_.push_back({pointer, strides, element_size, std::move(by_dim)});
   }
 
-  // Merges the dimensions other than `dim` down to two at most where strides allow, fills the problem's sizes and strides, and calls `run` once
-  // for each index of the dimensions left over (the smallest ones).
+  // Merges the dimensions other than `dim` down to two at most where strides allow, fills the problem's sizes and
+  // strides, and calls `run` once for each index of the dimensions left over (the smallest ones).
   template <typename Problem, typename Run>
   void for_each_problem(Problem& problem, const Run& run) {
     std::vector<Dim> dims = merged_dims();

@@ -5,9 +5,17 @@
 
 namespace dcs {
 
-// The element types that kernels read and write, with the numbers of torch's ScalarType (`element_type` in validate.h). Kernels do without torch's headers,
-// which take nvcc more than two seconds a translation unit.
-enum class ElementType : int8_t { Long = 4, Half = 5, Float = 6, Double = 7, ComplexFloat = 9, ComplexDouble = 10, BFloat16 = 15 };
+// The element types that kernels read and write, with the numbers of torch's ScalarType (`element_type` in validate.h).
+// Kernels do without torch's headers, which take nvcc more than two seconds a translation unit.
+enum class ElementType : int8_t {
+  Long = 4,
+  Half = 5,
+  Float = 6,
+  Double = 7,
+  ComplexFloat = 9,
+  ComplexDouble = 10,
+  BFloat16 = 15
+};
 
 // Element strides of a tensor seen as (outer, time, inner); 0 where it is broadcast.
 struct Strides {

@@ -16,15 +16,20 @@ namespace dcs {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr bool is_same_number(ElementType ours, ScalarType theirs) { return static_cast<int>(ours) == static_cast<int>(theirs); }
-static_assert(is_same_number(ElementType::Long, ScalarType::Long) && is_same_number(ElementType::Half, ScalarType::Half) &&
-              is_same_number(ElementType::Float, ScalarType::Float) && is_same_number(ElementType::Double, ScalarType::Double) &&
-              is_same_number(ElementType::ComplexFloat, ScalarType::ComplexFloat) &&
-              is_same_number(ElementType::ComplexDouble, ScalarType::ComplexDouble) && is_same_number(ElementType::BFloat16, ScalarType::BFloat16));
+constexpr bool is_same_number(ElementType ours, ScalarType theirs) {
+  return static_cast<int>(ours) == static_cast<int>(theirs);
+}
+static_assert(is_same_number(ElementType::Long, ScalarType::Long) &&
+    is_same_number(ElementType::Half, ScalarType::Half) && is_same_number(ElementType::Float, ScalarType::Float) &&
+    is_same_number(ElementType::Double, ScalarType::Double) &&
+    is_same_number(ElementType::ComplexFloat, ScalarType::ComplexFloat) &&
+    is_same_number(ElementType::ComplexDouble, ScalarType::ComplexDouble) &&
+    is_same_number(ElementType::BFloat16, ScalarType::BFloat16));
 // What kernels call a type that has been checked to be one of theirs.
 inline ElementType element_type(ScalarType dtype) { return static_cast<ElementType>(dtype); }
 
-// Messages are built from strings: stream formatting of numbers needs libstdc++'s locale facets, which a process can hold in several copies.
+// Messages are built from strings: stream formatting of numbers needs libstdc++'s locale facets, which a process can
+// hold in several copies.
 inline std::string text(const char* part) { return part; }
 inline std::string text(const std::string& part) { return part; }
 inline std::string text(int64_t number) { return std::to_string(number); }
@@ -167,7 +172,8 @@ inline void check_gamma(const char* op, const Tensor& gamma, const Tensor& input
   if (!is_floating_or_complex(dtype))
     fail(op, ": gamma must be a floating-point or complex tensor, got ", dtype_name(dtype));
   if (is_complex(dtype) && !is_complex(input.scalar_type()))
-    fail(op, ": gamma must be real for a real input of dtype ", dtype_name(input.scalar_type()), ", got ", dtype_name(dtype));
+    fail(op, ": gamma must be real for a real input of dtype ", dtype_name(input.scalar_type()), ", got ",
+        dtype_name(dtype));
   if (!(gamma.dim() == 0 && gamma.is_cpu())) check_device(op, "gamma", gamma, input);
   const int64_t ndim = input.dim();
   if (gamma.dim() == 0) return;
@@ -181,17 +187,20 @@ inline void check_gamma(const char* op, const Tensor& gamma, const Tensor& input
   }
   const Sizes rows = without_dim(full, dim);
   if (!broadcasts_to(have, rows))
-    fail(op, ": gamma must broadcast to input's shape without dim ", dim, ", ", shape_text(rows), ", to give one discount a row, got ",
-         shape_text(have), "; a gamma for every step needs input's number of dimensions (", ndim, ")");
+    fail(op, ": gamma must broadcast to input's shape without dim ", dim, ", ", shape_text(rows),
+        ", to give one discount a row, got ", shape_text(have),
+        "; a gamma for every step needs input's number of dimensions (", ndim, ")");
 }
 
 inline void check_initial(const char* op, const Tensor& initial, const Tensor& input, int64_t dim) {
   if (initial.scalar_type() != input.scalar_type())
-    fail(op, ": initial must have input's dtype ", dtype_name(input.scalar_type()), ", got ", dtype_name(initial.scalar_type()));
+    fail(op, ": initial must have input's dtype ", dtype_name(input.scalar_type()), ", got ",
+        dtype_name(initial.scalar_type()));
   check_device(op, "initial", initial, input);
   const Sizes rows = without_dim(sizes_of(input), dim), have = sizes_of(initial);
   if (!broadcasts_to(have, rows))
-    fail(op, ": initial must broadcast to input's shape without dim ", dim, ", ", shape_text(rows), ", got ", shape_text(have));
+    fail(op, ": initial must broadcast to input's shape without dim ", dim, ", ", shape_text(rows), ", got ",
+        shape_text(have));
 }
 
 inline void check_reset(const char* op, const Tensor& reset, const Tensor& input) {

@@ -19,9 +19,10 @@ namespace dcs {
 // Multiples of 16 bytes between aligned addresses.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
 #if DCS_HAS_BULK_COPIES
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes),
-               "r"(shared_address(barrier))
-               : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
 #endif
 }
 // The same of what nobody will read again: in L2 it makes room first.
@@ -29,7 +30,8 @@ __device__ __forceinline__ void bulk_load_once(void* to, const void* from, int b
 #if DCS_HAS_BULK_COPIES
   asm volatile(
       "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}" ::"r"(shared_address(to)),
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}" ::
+          "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 #endif
@@ -50,7 +52,9 @@ __device__ __forceinline__ Chunk load_once(const Chunk* from) {
 }
 __device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes) {
 #if DCS_HAS_BULK_COPIES
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
+      : "memory");
 #endif
 }
 __device__ __forceinline__ void commit_stores() {

@@ -1,5 +1,5 @@
-// Blocks of a cluster (compute capability 9.0 and later): their barrier, and stores into each other's shared memory. Nothing elsewhere: the planner asks
-// for clusters only where the device has them.
+// Blocks of a cluster (compute capability 9.0 and later): their barrier, and stores into each other's shared memory.
+// Nothing elsewhere: the planner asks for clusters only where the device has them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,9 @@ __device__ __forceinline__ void wait_for_cluster() {
 __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, double value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
 #endif
 }
@@ -46,8 +48,8 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   return remote;
 }
 
-// A barrier that counts the bytes which other blocks store here (`store_async`); waiting for it takes no fence over all memory, as a cluster barrier's
-// release is.
+// A barrier that counts the bytes which other blocks store here (`store_async`); waiting for it takes no fence over all
+// memory, as a cluster barrier's release is.
 __device__ __forceinline__ void init_transaction_barrier(uint64_t* barrier) {
   mbarrier_init(barrier, 1);
   mbarrier_fence_init();
@@ -59,14 +61,16 @@ __device__ __forceinline__ void init_transaction_barrier(uint64_t* barrier, int 
 // To an address of another block, counted by that block's barrier at `barrier`.
 __device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, float value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(__float_as_int(value)), "r"(barrier)
-               : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+      "r"(__float_as_int(value)), "r"(barrier)
+      : "memory");
 #endif
 }
 __device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, double value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address), "l"(__double_as_longlong(value)), "r"(barrier)
-               : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
+      "l"(__double_as_longlong(value)), "r"(barrier)
+      : "memory");
 #endif
 }
 __device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, float first, float second) {
@@ -74,7 +78,8 @@ __device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, 
 }
 // To where block `rank` has what this block has at `local`.
 template <typename Word>
-__device__ __forceinline__ void store_async_in_cluster(const Word* local, const uint64_t* barrier, uint32_t rank, Word value) {
+__device__ __forceinline__ void store_async_in_cluster(
+    const Word* local, const uint64_t* barrier, uint32_t rank, Word value) {
   store_async(cluster_address(shared_address(local), rank), cluster_address(shared_address(barrier), rank), value);
 }
 

@@ -1,4 +1,5 @@
-// Launches that begin while the launch before them ends (programmatic dependent launch, compute capability 9.0 and later).
+// Launches that begin while the launch before them ends (programmatic dependent launch, compute capability 9.0 and
+// later).
 #pragma once
 
 #include <cstdint>
@@ -7,17 +8,19 @@
 
 namespace dcs {
 
-// Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its results (`can_wait`).
+// Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its
+// results (`can_wait`).
 template <typename Kernel, typename... Arguments>
-void launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
+void launch_dependent(
+    Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute early = programmatic_serialization();
   const cudaLaunchConfig_t config = launch_config(blocks, threads, 0, stream, &early, can_wait ? 1 : 0);
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// Waits until the launches before this one have ended and their results can be read. Launched by programmatic dependent launch
-// (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks resident and its parameters read by then, which hides 0.3 us; without, this
-// does nothing.
+// Waits until the launches before this one have ended and their results can be read. Launched by programmatic dependent
+// launch (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks resident and its parameters read
+// by then, which hides 0.3 us; without, this does nothing.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,6 +1,7 @@
-// For kernels whose time is latency: what is made before they wait for the launches before them (dependent_launch.cuh) and held in registers until it is needed. Of a
-// constant or a thread's index the compiler knows that it can be read anew, and it does so at each use, one read behind the other: 0.25 us of 1.91 for a row
-// of 100000 floats (long_rows/few_rows.cuh). What has been through a shuffle or through shared memory stays.
+// For kernels whose time is latency: what is made before they wait for the launches before them (dependent_launch.cuh)
+// and held in registers until it is needed. Of a constant or a thread's index the compiler knows that it can be read
+// anew, and it does so at each use, one read behind the other: 0.25 us of 1.91 for a row of 100000 floats
+// (long_rows/few_rows.cuh). What has been through a shuffle or through shared memory stays.
 #pragma once
 
 #include <cstring>
@@ -18,9 +19,15 @@ __device__ __forceinline__ void keep(T*& value) {
 }
 
 // The same, and not again later. Not for what is the same in all threads.
-__device__ __forceinline__ void hold(float& value) { asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+f"(value)); }
-__device__ __forceinline__ void hold(int& value) { asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+r"(value)); }
-__device__ __forceinline__ void hold(uint32_t& value) { asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+r"(value)); }
+__device__ __forceinline__ void hold(float& value) {
+  asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+f"(value));
+}
+__device__ __forceinline__ void hold(int& value) {
+  asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+r"(value));
+}
+__device__ __forceinline__ void hold(uint32_t& value) {
+  asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, -1;" : "+r"(value));
+}
 // For what is: words that have been left in shared memory.
 template <typename Words>
 __device__ __forceinline__ Words in_registers(const Words& from) {
@@ -34,7 +41,9 @@ __device__ __forceinline__ Words in_registers(const Words& from) {
 }
 
 // Shared memory at places (cluster.cuh): with pointers the compiler would make an address anew at each use.
-__device__ __forceinline__ void store_at(uint32_t place, float value) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(place), "f"(value) : "memory"); }
+__device__ __forceinline__ void store_at(uint32_t place, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(place), "f"(value) : "memory");
+}
 __device__ __forceinline__ void store_at(uint32_t place, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(place), "f"(first), "f"(second) : "memory");
 }
@@ -49,9 +58,9 @@ __device__ __forceinline__ void load_at(uint32_t place, float (&to)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4)
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(to[i]), "=f"(to[i + 1]), "=f"(to[i + 2]), "=f"(to[i + 3])
-                   : "r"(place + 4 * i)
-                   : "memory");
+          : "=f"(to[i]), "=f"(to[i + 1]), "=f"(to[i + 2]), "=f"(to[i + 3])
+          : "r"(place + 4 * i)
+          : "memory");
   }
 }
 
@@ -60,8 +69,7 @@ template <typename Word>
 __device__ __forceinline__ void load_if(bool wanted, const Word* from, Word& to, uint32_t other = 0) {
   static_assert(sizeof(Word) == 16);
   uint32_t words[4] = {other, other, other, other};
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.s32 p, %5, 0;\n @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+  asm volatile("{\n .reg .pred p;\n setp.ne.s32 p, %5, 0;\n @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
       : "l"(from), "r"(static_cast<int>(wanted))
       : "memory");

@@ -1,5 +1,6 @@
-// Barriers in shared memory (mbarrier). A phase ends when all its arrivals have come and, from compute capability 9.0 on, all bytes that it expects have been
-// written by bulk copies (bulk_copy.cuh) or by other blocks of a cluster (cluster.cuh). By address in shared memory, or by pointer.
+// Barriers in shared memory (mbarrier). A phase ends when all its arrivals have come and, from compute capability 9.0
+// on, all bytes that it expects have been written by bulk copies (bulk_copy.cuh) or by other blocks of a cluster
+// (cluster.cuh). By address in shared memory, or by pointer.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,21 +38,27 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     // Sleeps a while where it has not.
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 #else
     asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 #endif
   }
 }
 
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) { mbarrier_init(shared_address(barrier), arrivals); }
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
+  mbarrier_init(shared_address(barrier), arrivals);
+}
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) { mbarrier_arrive(shared_address(barrier)); }
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes) { mbarrier_arrive_expect_tx(shared_address(barrier), bytes); }
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) { mbarrier_wait(shared_address(barrier), parity); }
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes) {
+  mbarrier_arrive_expect_tx(shared_address(barrier), bytes);
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  mbarrier_wait(shared_address(barrier), parity);
+}
 
 }  // namespace dcs

@@ -1,7 +1,8 @@
-// Carries between the tiles of a long row in one pass over memory: decoupled look-back (Merrill and Garland, "Single-pass parallel prefix scan with
-// decoupled look-back", NVIDIA NVR-2016-002) with a fixed association, so that the bits of a result do not depend on timing.
-// Tiles come in groups of 32. A tile folds the totals of the tiles before it in its group, always in the same tree, onto the prefix of the group
-// before; the prefixes of groups are one sequential fold, P[m] = S[m] + A[m] * P[m - 1], whichever group's prefix a tile happens to find ready.
+// Carries between the tiles of a long row in one pass over memory: decoupled look-back (Merrill and Garland,
+// "Single-pass parallel prefix scan with decoupled look-back", NVIDIA NVR-2016-002) with a fixed association, so that
+// the bits of a result do not depend on timing. Tiles come in groups of 32. A tile folds the totals of the tiles before
+// it in its group, always in the same tree, onto the prefix of the group before; the prefixes of groups are one
+// sequential fold, P[m] = S[m] + A[m] * P[m - 1], whichever group's prefix a tile happens to find ready.
 #pragma once
 
 #include "scan/carry/tile_status.cuh"
@@ -10,8 +11,8 @@ namespace dcs {
 
 constexpr int kGroup = 32;
 
-// The row's pieces in global memory, zeroed before the launch. The tiles before a tile are in blocks that have started before its own: blocks of lower
-// index.
+// The row's pieces in global memory, zeroed before the launch. The tiles before a tile are in blocks that have started
+// before its own: blocks of lower index.
 template <typename Wide>
 struct Chain {
   Status<Wide>* tiles;
@@ -28,7 +29,8 @@ struct Chain {
     if (tile + 1 < tile_count) tiles[tile].publish(own, kTotal);
   }
 
-  // One warp: the fold of the tiles before this one in its group. The group's last tile publishes the group's total and leaves it in `whole`.
+  // One warp: the fold of the tiles before this one in its group. The group's last tile publishes the group's total and
+  // leaves it in `whole`.
   __device__ Piece<Wide> fold_before(const Piece<Wide>& own, Piece<Wide>& whole, int lane) const {
     const Piece<Wide> piece = lane < place() ? wait_for_total(group() * kGroup + lane) : identity<Wide>();
     __syncwarp();
@@ -39,7 +41,8 @@ struct Chain {
     return fold_warp(piece, lane);
   }
 
-  // One warp: the total of the group before, from its tiles: sooner known than the group's own word, and folded in the same tree.
+  // One warp: the total of the group before, from its tiles: sooner known than the group's own word, and folded in the
+  // same tree.
   __device__ Piece<Wide> group_before(int lane) const {
     if (group() == 0) return identity<Wide>();
     const Piece<Wide> piece = wait_for_total((group() - 1) * kGroup + lane);
@@ -64,7 +67,8 @@ struct Chain {
     }
     Wide prefix = shuffle(found.total, nearest);
     for (int i = nearest - 1; i >= 0; --i) {
-      const Piece<Wide> next{shuffle(found.total, i), shuffle(found.gates, i), static_cast<bool>(__shfl_sync(0xffffffffu, found.closed, i))};
+      const Piece<Wide> next{shuffle(found.total, i), shuffle(found.gates, i),
+          static_cast<bool>(__shfl_sync(0xffffffffu, found.closed, i))};
       prefix = after(next, prefix);
     }
     return prefix;

@@ -1,5 +1,5 @@
-// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighbouring pieces fold into one, always in the same
-// tree, so that the bits of a result do not depend on timing.
+// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighbouring pieces fold
+// into one, always in the same tree, so that the bits of a result do not depend on timing.
 #pragma once
 
 #include "common/element_types.cuh"
@@ -41,7 +41,8 @@ __device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
       piece.gates = clamped_mul(piece.gates, gates);
     }
   }
-  return {shuffle(piece.total, 31), shuffle(piece.gates, 31), static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};
+  return {shuffle(piece.total, 31), shuffle(piece.gates, 31),
+      static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};
 }
 
 // All lanes' totals and products of gates up to their own, of kLanes of them.

@@ -1,6 +1,7 @@
-// Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous columns make whole lines.
-// A thread holds some steps of its column, the block's warps hold consecutive stretches of time, and the block walks along time with the carry.
-// It asks nothing of strides, so it is also the path for every layout the row kernel does not take.
+// Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous
+// columns make whole lines. A thread holds some steps of its column, the block's warps hold consecutive stretches of
+// time, and the block walks along time with the carry. It asks nothing of strides, so it is also the path for every
+// layout the row kernel does not take.
 #pragma once
 
 #include "scan/plan/planner.h"
@@ -12,23 +13,30 @@ namespace dcs {
 
 // Steps of a thread: what registers have room for. Step gammas are a second tensor in them.
 template <typename T, bool kStep>
-constexpr int kSteps = sizeof(T) > 8 ? 4 : sizeof(T) > 4 || kStep ? 8 : 16;
+constexpr int kSteps = sizeof(T) > 8 ? 4
+    : sizeof(T) > 4 || kStep         ? 8
+                                     : 16;
 
-// Stretches of a block at most (plan/planner.h, plan_columns): what shared memory has room for; of pairs, what makes enough blocks.
+// Stretches of a block at most (plan/planner.h, plan_columns): what shared memory has room for; of pairs, what makes
+// enough blocks.
 template <typename T, int kColumns, int kLanes, bool kFew>
-constexpr int kMaxStretches = kLanes < 32 ? 32 : kColumns == 2 ? (kFew ? kPairWarps : 2 * kPairWarps) : sizeof(typename Types<T>::Wide) > 8 ? 16 : 32;
+constexpr int kMaxStretches = kLanes < 32 ? 32
+    : kColumns == 2                       ? (kFew ? kPairWarps : 2 * kPairWarps)
+    : sizeof(typename Types<T>::Wide) > 8 ? 16
+                                          : 32;
 
-// kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one; kCount steps a thread. kPlain: no
-// resets and no initial values.
+// kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one;
+// kCount steps a thread. kPlain: no resets and no initial values.
 template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kLanes, int kCount>
-__global__ void __launch_bounds__(
-    kLanes * kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>,
-    kColumns == 1 || kLanes < 32 ? 1 : !kPlain || kBackward ? 3 : kCount > kSteps<T, kStep> ? 4 : 8)
-    columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>,
+    kColumns == 1 || kLanes < 32    ? 1
+        : !kPlain || kBackward      ? 3
+        : kCount > kSteps<T, kStep> ? 4
+                                    : 8) columns_kernel(const __grid_constant__ ScanProblem p) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Word = Vector<T, kColumns>;
-  constexpr int kWarps = kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>;
+  constexpr int kWarps = kMaxStretches < T, kColumns, kLanes, kPlain && !kBackward > ;
   // What follows calls the lanes of a stretch a warp.
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;
@@ -61,7 +69,8 @@ __global__ void __launch_bounds__(
   const int64_t saved_step = step_of(p.saved_strides), grad_gamma_step = step_of(p.grad_gamma_strides);
 
   bool bounded = std::is_same_v<Acc, float> && !kStep;  // no product of gates can overflow
-  constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;  // one warp may carry a column over all its steps: too far for float16
+  constexpr bool kShort =
+      std::is_same_v<T, __nv_bfloat16>;  // one warp may carry a column over all its steps: too far for float16
   Gate<Acc, kShort> gate[kColumns];
   Wide stretch_gates[kColumns];
   Acc initial[kColumns];
@@ -69,19 +78,24 @@ __global__ void __launch_bounds__(
   for (int c = 0; c < kColumns; ++c) {
     Wide gamma = cast<Wide>(p.gamma_value);
     if (!kStep && p.gamma_kind == GammaKind::kRow)
-      gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, p.conjugate_gamma);
+      gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype,
+          outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, p.conjugate_gamma);
     gate[c] = make_gate<Acc, kShort>(gamma);
     if constexpr (std::is_same_v<Acc, float> && !kStep) {
       // Up to 1024 steps of a block: within a double.
       bounded = bounded && fabs(gamma) < 1.9;
       stretch_gates[c] = gamma;
 #pragma unroll
-      for (int e = 1; e < kCount; e *= 2) stretch_gates[c] = bounded ? stretch_gates[c] * stretch_gates[c] : clamped_mul(stretch_gates[c], stretch_gates[c]);
+      for (int e = 1; e < kCount; e *= 2)
+        stretch_gates[c] =
+            bounded ? stretch_gates[c] * stretch_gates[c] : clamped_mul(stretch_gates[c], stretch_gates[c]);
     } else {
       stretch_gates[c] = kStep ? cast<Wide>(1.0) : power_of<kCount>(gamma);
     }
     initial[c] = cast<Acc>(0.0);
-    if (!kPlain && p.initial) initial[c] = cast<Acc>(static_cast<const T*>(p.initial)[outer * p.initial_strides.outer + (inner + c) * p.initial_strides.inner]);
+    if (!kPlain && p.initial)
+      initial[c] = cast<Acc>(
+          static_cast<const T*>(p.initial)[outer * p.initial_strides.outer + (inner + c) * p.initial_strides.inner]);
   }
 
   // One entry a warp and column, padded by a column against bank conflicts.
@@ -91,7 +105,7 @@ __global__ void __launch_bounds__(
   __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kWarps : 1][kLanes + 1];
   __shared__ Wide powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one stretch
   __shared__ Wide carries[kColumns][kLanes];             // into the block's next stretches
-  Wide carry[kColumns];                              // the same where the block is one warp
+  Wide carry[kColumns];                                  // the same where the block is one warp
   Acc sum[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -140,11 +154,13 @@ __global__ void __launch_bounds__(
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) g[i].set(c, conj_if(p.conjugate_gamma, g[i].get(c)));
     }
-    Word following[kBackward ? kCount : 1];  // the saved output after each step, read before the stores that could alias it
+    Word following[kBackward ? kCount
+                             : 1];  // the saved output after each step, read before the stores that could alias it
     if constexpr (kBackward) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        if (i < count && first + i + 1 < time) following[i] = *reinterpret_cast<const Word*>(saved + (first + i + 1) * saved_step);
+        if (i < count && first + i + 1 < time)
+          following[i] = *reinterpret_cast<const Word*>(saved + (first + i + 1) * saved_step);
     }
     if (reset) {
       const bool* from_reset = reset + (first - shift) * reset_step;
@@ -207,9 +223,11 @@ __global__ void __launch_bounds__(
       }
       const bool all_bounded = __syncthreads_and(bounded);
       const auto times = [&](Wide a, Wide b) { return all_bounded ? a * b : clamped_mul(a, b); };
-      // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where the total was.
+      // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where
+      // the total was.
       const int whole_lane = threadIdx.x % 32;
-      const int stretch = whole_lane % warps, of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
+      const int stretch = whole_lane % warps,
+                of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         Piece<Wide> piece = identity<Wide>();
@@ -254,8 +272,8 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
-    // A float's steps keep what rounding takes from them: 32 would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4. With a gamma a step they are fewer,
-    // and it would cost a twentieth of the time; backward a fortieth.
+    // A float's steps keep what rounding takes from them: 32 would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4.
+    // With a gamma a step they are fewer, and it would cost a twentieth of the time; backward a fortieth.
     constexpr bool kCareful = std::is_same_v<T, float> && !kStep && !kBackward;
     Acc y[kColumns];
     float lost[kCareful ? kColumns : 1] = {};
@@ -291,7 +309,8 @@ __global__ void __launch_bounds__(
         for (int c = 0; c < kColumns; ++c) {
           const Acc before = last ? initial[c] : cast<Acc>(following[i].get(c));
           Acc term = cast<Acc>(0.0);
-          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner])) term = plain_step(term, conj_if(true, before), stored[c]);
+          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner]))
+            term = plain_step(term, conj_if(true, before), stored[c]);
           terms[c] = term;
           sum[c] = sum[c] + term;
         }
@@ -320,7 +339,8 @@ __global__ void __launch_bounds__(
       for (int c = 0; c < kColumns; ++c) {
         Wide all = totals[c][0][lane];
         for (int w = 1; w < warps; ++w) all = all + totals[c][w][lane];
-        Acc* partials = static_cast<Acc*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer + (inner + c) * p.grad_gamma_strides.inner;
+        Acc* partials = static_cast<Acc*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
+            (inner + c) * p.grad_gamma_strides.inner;
         partials[0] = cast<Acc>(all);
         for (int64_t j = 1; j < p.partials; ++j) partials[j] = cast<Acc>(0.0);
       }

@@ -1,9 +1,11 @@
-// Scans along a strided time with too few columns to give each warp its own (warp_columns.cuh): a block takes 32 columns, and its warps, or halves of them, take
-// stretches of 32 steps side by side. A warp leaves its stretches' totals in shared memory, waits for its own group of warps and those before it alone, folds
-// their totals, and writes: the first results leave while later steps still arrive. Where all blocks read at once, the warps of earlier steps ask first.
-// 1024 steps of 4096 bfloat16 columns: 0.82 of a copy, with flags in shared memory that later warps poll the same; where all warps ask at once 0.80 (floats
-// 0.89 and 0.82); before halves were read by whole lines of memory, half of which a neighbouring block wants, 0.79, and 0.71 with barriers of the whole
-// block (block_columns.cuh), 0.75 with an mbarrier a warp.
+// Scans along a strided time with too few columns to give each warp its own (warp_columns.cuh): a block takes 32
+// columns, and its warps, or halves of them, take stretches of 32 steps side by side. A warp leaves its stretches'
+// totals in shared memory, waits for its own group of warps and those before it alone, folds their totals, and writes:
+// the first results leave while later steps still arrive. Where all blocks read at once, the warps of earlier steps ask
+// first. 1024 steps of 4096 bfloat16 columns: 0.82 of a copy, with flags in shared memory that later warps poll the
+// same; where all warps ask at once 0.80 (floats 0.89 and 0.82); before halves were read by whole lines of memory, half
+// of which a neighbouring block wants, 0.79, and 0.71 with barriers of the whole block (block_columns.cuh), 0.75 with
+// an mbarrier a warp.
 #pragma once
 
 #include <type_traits>
@@ -28,19 +30,24 @@ constexpr unsigned kFewPace = 200;
 // Warps of a group, which are four stretches; the number of its barrier is its place, counted from 1.
 template <typename T>
 constexpr int kFewGroup = sizeof(T);
-// Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side (ptx/named_barrier.cuh), where registers and
-// shared memory hold more. Of larger blocks they hold four or, of the smallest, five to seven.
+// Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side
+// (ptx/named_barrier.cuh), where registers and shared memory hold more. Of larger blocks they hold four or, of the
+// smallest, five to seven.
 template <typename T>
 constexpr int kFewWholeBlock = 2 * kFewGroup<T>;
 
 template <typename T, bool kBackward, bool kReverse, bool kWholeBlock>
-__global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kernel(const __grid_constant__ FewColumnsParams params) {
-  constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns, kCount = kFewCount;  // kTogether: stretches of a warp
-  constexpr int kRowBytes = kFewColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces, kRows = kTogether * kCount;
+__global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
+    few_columns_kernel(const __grid_constant__ FewColumnsParams params) {
+  constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns,
+                kCount = kFewCount;  // kTogether: stretches of a warp
+  constexpr int kRowBytes = kFewColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces,
+                kRows = kTogether * kCount;
   constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;
   constexpr int kGroup = kFewGroup<T>;
   static_assert(kFewStretches / kTogether / kGroup < kNamedBarriers);
-  constexpr bool kHeld = kSize == 2 && !kBackward;  // in registers between the two readings, so that the next round can be on its way; floats would take too many
+  constexpr bool kHeld = kSize == 2 && !kBackward;  // in registers between the two readings, so that the next round can
+                                                    // be on its way; floats would take too many
   using Word = Vector<T, kColumns>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -71,7 +78,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     const char* from = reinterpret_cast<const char*>(tensor + first * step) + piece * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
-      copy_async<16, kRowBytes < 128>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
+      copy_async < 16,
+          kRowBytes<128>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
       from += kEvery * step * kSize;
     }
   };
@@ -98,7 +106,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
   for (int c = 0; c < kColumns; ++c) {
     double gamma = p.gamma_value;
     if (p.gamma_kind == GammaKind::kRow && inside)
-      gamma = load_gamma<double>(p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (first_column + sub * kColumns + c) * p.gamma_strides.inner, false);
+      gamma = load_gamma<double>(p.gamma, p.gamma_dtype,
+          outer * p.gamma_strides.outer + (first_column + sub * kColumns + c) * p.gamma_strides.inner, false);
     gate[c] = make_gate<float, kShort>(gamma);
     power[c] = power_of<kCount>(gamma);
     into[c] = 0.0;
@@ -109,7 +118,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
       __syncthreads();
     } else {
       const int group = warp / kGroup + 1;
-      for (int later = group + 1; later <= (warps - 1) / kGroup + 1; ++later) arrive_at(later, min(later * kGroup, warps) * 32);
+      for (int later = group + 1; later <= (warps - 1) / kGroup + 1; ++later)
+        arrive_at(later, min(later * kGroup, warps) * 32);
       wait_at(group, min(group * kGroup, warps) * 32);
     }
   };
@@ -158,7 +168,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     if (kTogether == 2 && lane >= kLanes) take_in(stretch - 1);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) y[c] = static_cast<float>(carry[c]);
-    float lost = 0.f;  // what rounding takes from a float's carry and from its steps goes along, as in block_columns.cuh
+    float lost =
+        0.f;  // what rounding takes from a float's carry and from its steps goes along, as in block_columns.cuh
     if constexpr (kSize == 4) lost = lost_in(carry[0], y[0]);
 
     const int64_t first = (round * stretches + stretch) * kCount;
@@ -221,7 +232,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024) few_columns_kerne
     if (c < columns) {
       double whole = 0.0;
       for (int s = 0; s < stretches; ++s) whole += reinterpret_cast<const double*>(few_shared)[s * kFewColumns + c];
-      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer + (first_column + c) * p.grad_gamma_strides.inner;
+      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
+          (first_column + c) * p.grad_gamma_strides.inner;
       to[0] = static_cast<float>(whole);
       for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
     }

@@ -1,6 +1,6 @@
-// Scans along a strided time with many contiguous columns beside it: a warp takes 32 lanes of neighbouring columns and walks along time alone, the next
-// stretches on their way into its shared memory. No carry is handed on and no block waits: 0.955 of a copy of 1024 steps of 65536 bfloat16 columns, where
-// the blocks of block_columns.cuh reach 0.88.
+// Scans along a strided time with many contiguous columns beside it: a warp takes 32 lanes of neighbouring columns and
+// walks along time alone, the next stretches on their way into its shared memory. No carry is handed on and no block
+// waits: 0.955 of a copy of 1024 steps of 65536 bfloat16 columns, where the blocks of block_columns.cuh reach 0.88.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -18,13 +18,16 @@ struct WalkParams {
 template <typename T, bool kStep, bool kBackward, bool kReverse, int kColumns, int kCount, int kStages>
 __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkParams params) {
   using Word = Vector<T, kColumns>;
-  constexpr int kSize = sizeof(T), kRow = 32 * kColumns, kRowBytes = kRow * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces;
+  constexpr int kSize = sizeof(T), kRow = 32 * kColumns, kRowBytes = kRow * kSize, kPieces = kRowBytes / 16,
+                kEvery = 32 / kPieces;
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStageBytes = kTensors * kCount * kRowBytes;
   constexpr int kGatesAt = kCount * kRowBytes, kSavedAt = (kTensors - 1) * kCount * kRowBytes;
   static_assert(kPieces <= 32 && kCount % kEvery == 0);
-  // Halves are carried in float, for as many steps as that is good for (plan/planner.h). Floats walk a stretch in float from a carry in double where one gamma
-  // serves all of it, and in double with a gamma a step: conversions take four times as long as the rest, which gammas to be read leave time for.
-  constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep, kShort = std::is_same_v<T, __nv_bfloat16>;
+  // Halves are carried in float, for as many steps as that is good for (plan/planner.h). Floats walk a stretch in float
+  // from a carry in double where one gamma serves all of it, and in double with a gamma a step: conversions take four
+  // times as long as the rest, which gammas to be read leave time for.
+  constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep,
+                 kShort = std::is_same_v<T, __nv_bfloat16>;
   const ScanProblem& p = params.problem;
   extern __shared__ __align__(16) unsigned char walk_ring[];
   const int lane = threadIdx.x;
@@ -44,7 +47,9 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   const bool exists = piece * 16 < columns * kSize;
   const bool full = columns == kRow;
   const auto source = [&](const void* pointer, const Strides& strides) {
-    return reinterpret_cast<const char*>(at_start(static_cast<const T*>(pointer), strides) + own_row * step_of(strides)) + piece * 16;
+    return reinterpret_cast<const char*>(
+               at_start(static_cast<const T*>(pointer), strides) + own_row * step_of(strides)) +
+        piece * 16;
   };
   const char* const inputs = source(p.input, p.input_strides);
   const char* const gates = kStep ? source(p.gamma, p.gamma_strides) : nullptr;
@@ -56,7 +61,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     const bool whole = full && first >= 0 && first + kCount <= length;
 #pragma unroll
     for (int r = 0; r < kCount; r += kEvery) {
-      copy_async<16>(to + r * kRowBytes, from, whole || (exists && first + r + own_row >= 0 && first + r + own_row < length) ? 16 : 0);
+      copy_async<16>(to + r * kRowBytes, from,
+          whole || (exists && first + r + own_row >= 0 && first + r + own_row < length) ? 16 : 0);
       from += kEvery * step;
     }
   };
@@ -80,8 +86,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   for (int c = 0; c < kColumns; ++c) {
     gamma[c] = p.gamma_value;
     if (!kStep && p.gamma_kind == GammaKind::kRow && inside)
-      gamma[c] =
-          load_gamma<double>(p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (first_column + lane * kColumns + c) * p.gamma_strides.inner, false);
+      gamma[c] = load_gamma<double>(p.gamma, p.gamma_dtype,
+          outer * p.gamma_strides.outer + (first_column + lane * kColumns + c) * p.gamma_strides.inner, false);
     carry[c] = 0;
     sum[c] = 0.0;
     gate[c] = make_gate<float, kShort>(gamma[c]);
@@ -90,7 +96,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   T* output = at_start(static_cast<T*>(p.output), p.output_strides) + lane * kColumns;
   const int64_t output_step = step_of(p.output_strides);
   T* grad_gamma = nullptr;
-  if constexpr (kBackward && kStep) grad_gamma = at_start(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides) + lane * kColumns;
+  if constexpr (kBackward && kStep)
+    grad_gamma = at_start(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides) + lane * kColumns;
   const int64_t grad_gamma_step = step_of(p.grad_gamma_strides);
 
   int stage = 0;
@@ -101,7 +108,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     Word x[kCount], g[kStep ? kCount : 1], after[kBackward ? kCount : 1];
     const auto read = [&](int at, Word(&to)[kCount]) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) to[i] = *reinterpret_cast<const Word*>(here + at + i * kRowBytes + lane * kColumns * kSize);
+      for (int i = 0; i < kCount; ++i)
+        to[i] = *reinterpret_cast<const Word*>(here + at + i * kRowBytes + lane * kColumns * kSize);
     };
     read(0, x);
     if constexpr (kStep) read(kGatesAt, g);
@@ -123,7 +131,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
         for (int c = 0; c < kColumns; ++c) total[c] = i == 0 ? values[c] : gate[c].step(values[c], total[c]);
       }
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) carry[c] = stretch == 0 ? total[c] : fold(static_cast<double>(total[c]), power[c], carry[c]);
+      for (int c = 0; c < kColumns; ++c)
+        carry[c] = stretch == 0 ? total[c] : fold(static_cast<double>(total[c]), power[c], carry[c]);
     }
     const int count = inside ? static_cast<int>(min(length - stretch * kCount, static_cast<int64_t>(kCount))) : 0;
     float sums[kColumns] = {};
@@ -136,7 +145,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         if constexpr (kInDouble) {
-          const double next = fma(kStep ? static_cast<double>(factors[c]) : gamma[c], carry[c], static_cast<double>(values[c]));
+          const double next =
+              fma(kStep ? static_cast<double>(factors[c]) : gamma[c], carry[c], static_cast<double>(values[c]));
           carry[c] = starts ? static_cast<double>(values[c]) : next;
           values[c] = static_cast<float>(carry[c]);
         } else {
@@ -187,7 +197,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     if (!inside) return;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer + (first_column + lane * kColumns + c) * p.grad_gamma_strides.inner;
+      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
+          (first_column + lane * kColumns + c) * p.grad_gamma_strides.inner;
       to[0] = static_cast<float>(sum[c]);
       for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
     }

@@ -1,10 +1,13 @@
-// Rows of many tiles, one pass over memory. As many blocks as the GPU holds at once walk over the tiles of all rows in turn: block b takes the tiles
-// b, b + blocks, b + 2 * blocks, ... Each has its next tiles on their way into shared memory while it scans one, and publishes a tile's total one tile before
-// it needs the others': memory waits for no carry. A tile's carry comes from the totals of the tiles of its row that the other blocks took since this
-// block's last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
-// handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run, or none. Where the rows alone
-// fill the GPU, each block takes whole rows instead (`kAlone`).
-// Where the device has bulk copies, bulk_stream.cuh takes the rows that blocks share, and in a backward with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for the output. All between is in double.
+// Rows of many tiles, one pass over memory. As many blocks as the GPU holds at once walk over the tiles of all rows in
+// turn: block b takes the tiles b, b + blocks, b + 2 * blocks, ... Each has its next tiles on their way into shared
+// memory while it scans one, and publishes a tile's total one tile before it needs the others': memory waits for no
+// carry. A tile's carry comes from the totals of the tiles of its row that the other blocks took since this block's
+// last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are
+// the same, and no carry is handed from block to block. Blocks wait for each other's totals, so they are launched
+// cooperatively: all of them run, or none. Where the rows alone fill the GPU, each block takes whole rows instead
+// (`kAlone`). Where the device has bulk copies, bulk_stream.cuh takes the rows that blocks share, and in a backward
+// with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and
+// from its carry for the output. All between is in double.
 #pragma once
 
 #include "common/element_types.cuh"
@@ -35,11 +38,13 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   const int pad = kReverse ? static_cast<int>(params.padded - p.length) : 0;
   Word* const words = static_cast<Word*>(params.statuses);
 
-  // Vectors lie in the order of the scan, those of a thread side by side, and rotated by their thread so that neither the copies, which go by
-  // vector, nor the scans, which go by thread, meet in a bank. All offsets are in bytes.
+  // Vectors lie in the order of the scan, those of a thread side by side, and rotated by their thread so that neither
+  // the copies, which go by vector, nor the scans, which go by thread, meet in a bank. All offsets are in bytes.
   extern __shared__ __align__(128) unsigned char stream_shared[];
   constexpr int kTensorBytes = kVectors * 16, kChunkBytes = 16;
-  const auto rotation = [](int thread) { return (kChunks == 8 ? thread & 7 : kChunks == 4 ? thread >> 1 & 3 : thread >> 2 & 1) * kChunkBytes; };
+  const auto rotation = [](int thread) {
+    return (kChunks == 8 ? thread & 7 : kChunks == 4 ? thread >> 1 & 3 : thread >> 2 & 1) * kChunkBytes;
+  };
   const auto own_offset = [&](int thread) { return thread * kChunks * kChunkBytes + rotation(thread); };
   const int own = own_offset(threadIdx.x);
   const int copied = warp * 32 * kChunks + lane;  // a warp copies what it scans: vectors 32 apart
@@ -47,12 +52,17 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   const auto at_offset = [&](int stage, int tensor, int offset) -> Chunk& {
     return *reinterpret_cast<Chunk*>(stream_shared + (stage * kTensors + tensor) * kTensorBytes + offset);
   };
-  const auto mine = [&](int stage, int tensor, int k) -> Chunk& { return at_offset(stage, tensor, own ^ k * kChunkBytes); };
+  const auto mine = [&](int stage, int tensor, int k) -> Chunk& {
+    return at_offset(stage, tensor, own ^ k * kChunkBytes);
+  };
   // The rotation of the k-th vector copied is that of the first but for every other one of eight.
   const auto copy = [&](int stage, int tensor, int k) -> Chunk& {
-    return at_offset(stage, tensor, (kChunks == 8 && k % 2 ? copy_to ^ 4 * kChunkBytes : copy_to) + k * 32 * kChunkBytes);
+    return at_offset(
+        stage, tensor, (kChunks == 8 && k % 2 ? copy_to ^ 4 * kChunkBytes : copy_to) + k * 32 * kChunkBytes);
   };
-  const auto read = [&](int stage, int tensor, int k, float(&to)[kVec]) { unpack_in_order<kReverse>(mine(stage, tensor, k), to); };
+  const auto read = [&](int stage, int tensor, int k, float (&to)[kVec]) {
+    unpack_in_order<kReverse>(mine(stage, tensor, k), to);
+  };
 
   // A tile's place. Positions are relative to `base`; those of the row are low .. high - 1.
   struct Place {
@@ -74,7 +84,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   };
   const uint32_t rows_on = kAlone ? 0 : blocks / params.tiles, tiles_on = kAlone ? 1 : blocks - rows_on * params.tiles;
   const uint32_t next_row = kAlone ? blocks : 1;  // behind a row's last tile
-  const auto move_on = [&](Place& at) {  // to this block's next tile
+  const auto move_on = [&](Place& at) {           // to this block's next tile
     at.row += rows_on;
     at.tile += tiles_on;
     if (at.tile >= params.tiles) {
@@ -83,7 +93,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     }
   };
   const auto offset_of = [&](const Strides& strides, uint32_t row) { return row_offset(row, p.inner, strides); };
-  const auto row_of = [&](auto* pointer, const Strides& strides, uint32_t row) { return pointer + offset_of(strides, row); };
+  const auto row_of = [&](auto* pointer, const Strides& strides, uint32_t row) {
+    return pointer + offset_of(strides, row);
+  };
   const auto address = [&](int vector) { return kReverse ? kTile - kVec - vector * kVec : vector * kVec; };
   constexpr int kApart = kReverse ? -32 * kVec : 32 * kVec;  // in memory, of the vectors that a thread copies
   const auto fetch = [&](const Place& at, int stage) {
@@ -97,7 +109,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
           for (int k = 0; k < kChunks; ++k) copy_async(&copy(stage, tensor, k), from + k * kApart);
         } else {
 #pragma unroll 1
-          for (int k = 0; k < kChunks; ++k) copy(stage, tensor, k) = load_vector<T, kVec>(from, address(copied + k * 32), bounds.low, bounds.high);
+          for (int k = 0; k < kChunks; ++k)
+            copy(stage, tensor, k) = load_vector<T, kVec>(from, address(copied + k * 32), bounds.low, bounds.high);
         }
       };
       bring(0, row_of(static_cast<const T*>(p.input), p.input_strides, at.row));
@@ -115,11 +128,13 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       for (int k = 0; k < kChunks; ++k) *reinterpret_cast<Chunk*>(to + k * kApart) = copy(stage, tensor, k);
     } else {
 #pragma unroll 1
-      for (int k = 0; k < kChunks; ++k) store_vector<T, kVec>(to, address(copied + k * 32), bounds.low, bounds.high, copy(stage, tensor, k));
+      for (int k = 0; k < kChunks; ++k)
+        store_vector<T, kVec>(to, address(copied + k * 32), bounds.low, bounds.high, copy(stage, tensor, k));
     }
   };
 
-  // The powers of one gamma: over 1, 2, 4, ... threads, a warp, the tiles between a thread's part of the window and the tile, and the whole window.
+  // The powers of one gamma: over 1, 2, 4, ... threads, a warp, the tiles between a thread's part of the window and the
+  // tile, and the whole window.
   constexpr bool kShort = sizeof(T) == 2;
   Gate<float, kShort> gate{};
   double lane_powers[5], lane_power = 1.0, warp_power = 1.0, window_weight = 1.0, base_weight = 1.0;
@@ -128,7 +143,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     if (kStep || gamma_row == row || (gamma_row >= 0 && params.one_gamma)) return;
     gamma_row = row;
     double gamma = p.gamma_value;
-    if (p.gamma_kind != GammaKind::kNumber) gamma = load_gamma<double>(p.gamma, p.gamma_dtype, offset_of(p.gamma_strides, row), false);
+    if (p.gamma_kind != GammaKind::kNumber)
+      gamma = load_gamma<double>(p.gamma, p.gamma_dtype, offset_of(p.gamma_strides, row), false);
     gate = make_gate<float, kShort>(gamma);
     double power = whole_power(gamma, kVec * kChunks);
     lane_power = 1.0;
@@ -143,16 +159,20 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     window_weight = whole_power(tile_power, threadIdx.x);
     if (params.tiles > blocks) base_weight = whole_power(tile_power, blocks);
   };
-  const auto advance = [&](float value, float factor, float y) { return kStep ? plain_step(value, factor, y) : gate.step(value, y); };
+  const auto advance = [&](float value, float factor, float y) {
+    return kStep ? plain_step(value, factor, y) : gate.step(value, y);
+  };
   // Where a row's first step is in this thread's first vector: no carry enters it.
   const auto first_of = [&](const Place& at) { return at.tile == 0 && threadIdx.x == 0 ? pad : -1; };
 
-  __shared__ double warp_totals[3][kStreamWarps], warp_gates[kStep ? 3 : 1][kStreamWarps];  // by tile, three in turn: a warp may be one tile ahead
-  __shared__ double window_totals[2][kStreamWarps], window_gates[2][kStreamWarps];  // two in turn: after the last tile but one, no barrier comes before
+  __shared__ double warp_totals[3][kStreamWarps],
+      warp_gates[kStep ? 3 : 1][kStreamWarps];  // by tile, three in turn: a warp may be one tile ahead
+  __shared__ double window_totals[2][kStreamWarps],
+      window_gates[2][kStreamWarps];       // two in turn: after the last tile but one, no barrier comes before
   __shared__ float sums[2][kStreamWarps];  // of gamma's gradient
 
   // The gates of a vector's steps; in a shifted scan, of the step before each.
-  const auto read_gates = [&](int stage, int k, float& before, float(&to)[kVec]) {
+  const auto read_gates = [&](int stage, int k, float& before, float (&to)[kVec]) {
     float gates[kVec];
     read(stage, kGateTensor, k, gates);
 #pragma unroll
@@ -178,14 +198,16 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if (p.shifted && lane == 0) {
         const int here = address(warp * 32 * kChunks);
         const int64_t before = base + (kReverse ? here + kVec : here - 1);
-        if (before >= 0 && before < p.length) state.gate_before = cast<float>(row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row)[before]);
+        if (before >= 0 && before < p.length)
+          state.gate_before = cast<float>(row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row)[before]);
       }
     }
     if constexpr (kBackward) {
       if (lane == 31) {
         const int here = address((warp + 1) * 32 * kChunks - 1);
         const int64_t after = base + (kReverse ? here - 1 : here + kVec);
-        if (after >= 0 && after < p.length) state.saved_after = cast<float>(row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row)[after]);
+        if (after >= 0 && after < p.length)
+          state.saved_after = cast<float>(row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row)[after]);
       }
     }
     if (only_one) wait_for_copies<kStages - 1>();
@@ -194,7 +216,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     if constexpr (kStep) {
       if (p.shifted && lane > 0) {
         float before[kVec];
-        unpack_in_order<kReverse>(at_offset(stage, kGateTensor, own_offset(threadIdx.x - 1) ^ (kChunks - 1) * kChunkBytes), before);
+        unpack_in_order<kReverse>(
+            at_offset(stage, kGateTensor, own_offset(threadIdx.x - 1) ^ (kChunks - 1) * kChunkBytes), before);
         state.gate_before = before[kVec - 1];
       }
     }
@@ -271,9 +294,11 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     return state;
   };
 
-  // The second: its output. A thread brings its part of the window, the tile `threadIdx.x + 1` before this one, as read some time ago.
+  // The second: its output. A thread brings its part of the window, the tile `threadIdx.x + 1` before this one, as read
+  // some time ago.
   double own_carry = 0.0;  // into this block's tile before; `kAlone`: out of it
-  const auto finish = [&](const State& state, const Place& at, uint32_t index, int stage, int third, int parity, Word total_word, Word gates_word) {
+  const auto finish = [&](const State& state, const Place& at, uint32_t index, int stage, int third, int parity,
+                          Word total_word, Word gates_word) {
     const Bounds bounds = bounds_of(at);
     const int first = first_of(at);
     gamma_of_row(at.row);
@@ -296,7 +321,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         const bool bounded = __all_sync(0xffffffffu, fabs(piece.gates) <= 1.0);
 #pragma unroll
         for (int d = 1; d < 32; d *= 2) {
-          const double total = __shfl_down_sync(0xffffffffu, piece.total, d), gates = __shfl_down_sync(0xffffffffu, piece.gates, d);
+          const double total = __shfl_down_sync(0xffffffffu, piece.total, d),
+                       gates = __shfl_down_sync(0xffffffffu, piece.gates, d);
           if (lane + d < 32) {
             piece.total = fold(piece.total, piece.gates, total);
             piece.gates = bounded ? piece.gates * gates : clamped_mul(piece.gates, gates);
@@ -315,7 +341,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if (at.tile > 0) carry = own_carry;
     } else {
       __syncthreads();
-      for (int w = window_warps - 1; w >= 0; --w) carry = kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
+      for (int w = window_warps - 1; w >= 0; --w)
+        carry =
+            kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
       if (at.tile > blocks) {
         double gates = base_weight;
         if constexpr (kStep) {
@@ -374,7 +402,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     }
     __syncwarp();
     put(bounds, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
-    if constexpr (kBackward && kStep) put(bounds, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
+    if constexpr (kBackward && kStep)
+      put(bounds, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
     if constexpr (kBackward && !kStep) {
       sum = warp_sum(sum);
       if (lane == 0) sums[parity][warp] = sum;

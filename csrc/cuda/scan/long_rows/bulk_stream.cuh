@@ -1,6 +1,7 @@
-// Rows of many tiles, one pass over memory, for devices with bulk copies. Blocks walk over the tiles of all rows in turn as in async_stream.cuh, whose terms
-// this file uses; what differs is who waits for what. Most warps scan, each its slice of the tile: serially from 0 for its total, and again from its carry
-// for the output, which leaves by a bulk copy. None waits for the others. One more warp brings the tiles in, a second publishes the block's totals, a third
+// Rows of many tiles, one pass over memory, for devices with bulk copies. Blocks walk over the tiles of all rows in
+// turn as in async_stream.cuh, whose terms this file uses; what differs is who waits for what. Most warps scan, each
+// its slice of the tile: serially from 0 for its total, and again from its carry for the output, which leaves by a bulk
+// copy. None waits for the others. One more warp brings the tiles in, a second publishes the block's totals, a third
 // collects those of the other blocks and leaves each warp its carry, while the others finish the tile before.
 // A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no bank.
 #pragma once
@@ -11,8 +12,9 @@
 
 namespace dcs {
 
-// A tile in shared memory: input, then gates and, where they are shifted, the vector before them in the order of the scan, then saved and the one after it.
-// These neighbours take whole lines: what begins in the middle of one is slower to copy.
+// A tile in shared memory: input, then gates and, where they are shifted, the vector before them in the order of the
+// scan, then saved and the one after it. These neighbours take whole lines: what begins in the middle of one is slower
+// to copy.
 template <bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 struct RingLayout {
   static constexpr int kTile = Shape::kTile;
@@ -24,11 +26,11 @@ struct RingLayout {
   static constexpr int kBefore = kReverse ? kTile : -1, kAfter = kReverse ? -1 : kTile;
 };
 
-// Asks for a tile, to lie in `stage`; one lane does. A tile in vectors of the row's memory is [first, first + kTileVectors), of which [0, whole_vectors)
-// exist as a whole, and perhaps one more in part.
+// Asks for a tile, to lie in `stage`; one lane does. A tile in vectors of the row's memory is [first, first +
+// kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__device__ __forceinline__ void bring_tile(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now,
-                                           int stage) {
+__device__ __forceinline__ void bring_tile(const StreamParams& params, RingShared<kStep, Shape>& shared,
+    Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now, int stage) {
   using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
@@ -48,15 +50,18 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
   info.low = static_cast<int>(max(int64_t{0}, -first)) * kVec;
   info.high = static_cast<int>(min(int64_t{kTileVectors * kVec}, p.length - first * kVec));
   const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
-  info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) | (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
+  info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) |
+      (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
   auto* const to = ring + stage * Layout::kStageVectors;
   int bytes = 0;
   const auto each = [&](const auto& bring) {
     bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
     if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
-    if constexpr (kStep && kShifted) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
+    if constexpr (kStep && kShifted)
+      bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
     if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
-    if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
+    if constexpr (kBackward)
+      bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
   };
   // `count` vectors from `skip` behind the tile's first on.
   each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
@@ -67,7 +72,8 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
       to[at + static_cast<int>(whole_vectors - first)] =
           load_vector<T, kVec>(pointer + row_offset(now.row, p.inner, strides) + whole_vectors * kVec, 0, 0, rest);
   });
-  // The gate before a warp's slice is read even where the row has none: so that it is not what another warp has left there.
+  // The gate before a warp's slice is read even where the row has none: so that it is not what another warp has left
+  // there.
   if constexpr (kBackward && kStep) {
     for (int warp = 1; !whole && warp < Shape::kWarps; ++warp) {
       const int place = kReverse ? kTileVectors - warp * Shape::kSlice : warp * Shape::kSlice - 1;
@@ -79,7 +85,9 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
     const int64_t begin = max(first + skip, int64_t{0}), end = min(first + skip + count, whole_vectors);
     const T* const from = pointer + row_offset(now.row, p.inner, strides) + begin * kVec;
     if (end <= begin) return;
-    const auto load_with = [&](const auto& load) { load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]); };
+    const auto load_with = [&](const auto& load) {
+      load(to + at + static_cast<int>(begin - first), from, static_cast<int>(end - begin) * 16, &shared.full[stage]);
+    };
     if (kStep && !kBackward && params.load_once) load_with(bulk_load_once);
     else load_with(bulk_load);
   });
@@ -87,7 +95,8 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
 
 // Brings the block's tiles in, one after the other, and then none.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
+__device__ __forceinline__ void bring_tiles(
+    const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
   using Shared = RingShared<kStep, Shape>;
   int stage = 0;
   bool filling = true, more = true;
@@ -96,7 +105,8 @@ __device__ __forceinline__ void bring_tiles(const StreamParams& params, RingShar
     more = now.inside();
     if (threadIdx.x % 32 == 0) bring_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring, now, stage);
     if (++stage == Shape::kStages) stage = 0, filling = false;
-    // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come late, and all wait for its total.
+    // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come
+    // late, and all wait for its total.
     constexpr int kFirst = kStep ? 1 : 2;
     if (more && filling && !params.alone && stage >= kFirst) mbarrier_wait(&shared.full[stage - kFirst], 0);
   }
@@ -107,13 +117,15 @@ __device__ __forceinline__ float power_of_40(float base) {
   return power_of_8 * power_of_8 * (power_of_8 * power_of_8) * power_of_8;
 }
 
-// `kShifted`: a step's gate is that of the step before, as in every backward; nothing to a gamma that is not one a step.
+// `kShifted`: a step's gate is that of the step before, as in every backward; nothing to a gamma that is not one a
+// step.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
   using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   static_assert(Layout::kStageVectors <= Shape::kStageVectors);
-  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages, kSlice = Shape::kSlice;
+  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages,
+                kSlice = Shape::kSlice;
   constexpr int kTileVectors = Shape::kTile, kAhead = Shape::kAhead, kTurns = kAhead + 1;
   static_assert((kStep || (kWarps & (kWarps - 1)) == 0) && kWarps <= 16 && kVectors % 2 == 1 && kStages >= kAhead + 2);
   static_assert(Shape::kTensors == 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0));
@@ -161,13 +173,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       power = power_mul(power, power);
     }
   };
-  const auto advance = [&](float value, float factor, float y) { return kStep ? plain_step(value, factor, y) : gate.step(value, y); };
+  const auto advance = [&](float value, float factor, float y) {
+    return kStep ? plain_step(value, factor, y) : gate.step(value, y);
+  };
   // Where a row's first step is in this thread's first vector: no carry enters it.
   const int pad = kReverse ? static_cast<int>(params.padded - p.length) : 0;
-  const auto first_step = [&](const TileInfo& info) { return threadIdx.x == 0 && info.flags & TileInfo::kStarts ? pad : -1; };
+  const auto first_step = [&](const TileInfo& info) {
+    return threadIdx.x == 0 && info.flags & TileInfo::kStarts ? pad : -1;
+  };
 
   // The gates of a vector's steps; in a shifted scan, of the step before each.
-  const auto read_gates = [&](const Chunk* here, int k, float& before, float(&to)[kVec]) {
+  const auto read_gates = [&](const Chunk* here, int k, float& before, float (&to)[kVec]) {
     float gates[kVec];
     unpack_in_order<kReverse>(here[Layout::kGatesAt + at_k(k)], gates);
 #pragma unroll
@@ -180,7 +196,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     return before[kVec - 1];
   };
 
-  // The product of a lane's gates in double; `vanished`: that in float is 0, for which a gate of 0 is looked for first, as that is sooner done.
+  // The product of a lane's gates in double; `vanished`: that in float is 0, for which a gate of 0 is looked for first,
+  // as that is sooner done.
   const auto multiply_gates = [&](const Chunk* here, float before, int first, bool vanished) {
     double product = 1.0;
     bool has_zero = false;
@@ -254,7 +271,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       shared.totals[turn][warp] = total;
       if constexpr (kStep) shared.gates[turn][warp] = gates;
     }
-    // Finishing writes the gradient over gates: by then all have read their neighbours', the first lanes those of another warp.
+    // Finishing writes the gradient over gates: by then all have read their neighbours', the first lanes those of
+    // another warp.
     if (kStep && kBackward && lane == 0) mbarrier_arrive(&shared.carries_ready[turn]);
     if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
     arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
@@ -324,9 +342,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
           bulk_store(to + slice * kVec, here + offset + slice, kSlice * 16);
           return;
         }
-        const int begin = max(info.low / kVec, slice), end = min(info.high / kVec, slice + kSlice), part = info.high / kVec;
+        const int begin = max(info.low / kVec, slice), end = min(info.high / kVec, slice + kSlice),
+                  part = info.high / kVec;
         if (end > begin) bulk_store(to + begin * kVec, here + offset + begin, (end - begin) * 16);
-        if (info.high % kVec && part >= slice && part < slice + kSlice) store_vector<T, kVec>(to + part * kVec, 0, 0, info.high % kVec, here[offset + part]);
+        if (info.high % kVec && part >= slice && part < slice + kSlice)
+          store_vector<T, kVec>(to + part * kVec, 0, 0, info.high % kVec, here[offset + part]);
       };
       put(static_cast<T*>(p.output) + info.output, 0);
       if constexpr (kBackward && kStep) put(static_cast<T*>(p.grad_gamma) + info.grad, Layout::kGatesAt);

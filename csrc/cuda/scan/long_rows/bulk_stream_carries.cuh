@@ -1,5 +1,6 @@
-// The two warps of a block of the ring kernel (bulk_stream.cuh) that pass carries on: one publishes the totals of the block's tiles, the other collects those
-// of the tiles before and leaves each warp its carry. resident.cuh collects and wipes in the same way.
+// The two warps of a block of the ring kernel (bulk_stream.cuh) that pass carries on: one publishes the totals of the
+// block's tiles, the other collects those of the tiles before and leaves each warp its carry. resident.cuh collects and
+// wipes in the same way.
 #pragma once
 
 #include "scan/long_rows/bulk_stream_shared.cuh"
@@ -14,7 +15,8 @@ struct WarpTotals {
   const StreamParams& params;
   const int lane = threadIdx.x % 32;
   double total = 0.0, gates = 1.0;
-  double warp_powers[5], warp_power = 1.0, tile_power = 1.0;  // over 1, 2, 4, ... warps, over `lane` of them, and over a tile
+  double warp_powers[5], warp_power = 1.0,
+                         tile_power = 1.0;  // over 1, 2, 4, ... warps, over `lane` of them, and over a tile
   int64_t gamma_row = -1;
 
   __device__ __forceinline__ explicit WarpTotals(const StreamParams& of) : params(of) {}
@@ -64,7 +66,8 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
     warps.fold_warps(shared, turn);
     if constexpr (kStep) {
       const double total = shuffle(warps.total, Shape::kWarps - 1), gates = shuffle(warps.gates, Shape::kWarps - 1);
-      if (warps.lane < kStepCopies && now.tile + 1 < params.tiles) store_piece(copy_of_pieces(words, params, warps.lane) + index, total, gates);
+      if (warps.lane < kStepCopies && now.tile + 1 < params.tiles)
+        store_piece(copy_of_pieces(words, params, warps.lane) + index, total, gates);
     } else if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
@@ -76,7 +79,8 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, RingS
 // The total of the tiles before the one of this index, `window` of them, with one gamma; in all lanes.
 // `far_power`: of gamma over 32 tiles; `lane_weight`: over `lane` of them.
 template <int kWindow>
-__device__ __forceinline__ double collect_totals(const Word* words, uint64_t tag, uint32_t index, uint32_t window, double far_power, double lane_weight) {
+__device__ __forceinline__ double collect_totals(
+    const Word* words, uint64_t tag, uint32_t index, uint32_t window, double far_power, double lane_weight) {
   Word read[kWindow];
   read_window(words, index, window, read, [tag](uint64_t state) { return state == tag; });
   double sum = 0.0;
@@ -86,8 +90,9 @@ __device__ __forceinline__ double collect_totals(const Word* words, uint64_t tag
   return warp_sum(sum * lane_weight);
 }
 
-// Once every block has collected all it wants, the last one wipes what this call marked, `count` words and one of a block behind them: a replay of this
-// launch, with the same tag, must find none of them. Takes 1.3 us at the end of a launch on an H200; clearing statuses before it takes 2.6.
+// Once every block has collected all it wants, the last one wipes what this call marked, `count` words and one of a
+// block behind them: a replay of this launch, with the same tag, must find none of them. Takes 1.3 us at the end of a
+// launch on an H200; clearing statuses before it takes 2.6.
 __device__ __forceinline__ void wipe_marks(const StreamParams& params, Word* words, int64_t count) {
   const int lane = threadIdx.x % 32;
   Word* const done = words + count;  // one of a block
@@ -162,7 +167,8 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
         if (now.tile > blocks) carry = fold(carry, power, carry_in);
       }
       carry_in = carry;
-      const double earlier = shuffle_up(warps.total, 1), earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
+      const double earlier = shuffle_up(warps.total, 1),
+                   earlier_gates = kStep ? shuffle_up(warps.gates, 1) : warps.warp_power;
       into = lane == 0 ? carry : fold(earlier, earlier_gates, carry);
     }
     if constexpr (kBackward && !kStep) {

@@ -19,14 +19,14 @@ struct RingShape {
   static constexpr int kAhead = kAhead_;      // tiles whose totals are known before one is finished
   static constexpr int kThreads = kWarps * 32 + 96;
   static constexpr int kWindow = kMostRingBlocks / 32;  // tiles of the window that a lane reads
-  static constexpr int kSlice = kVectors * 32;  // vectors of a warp
+  static constexpr int kSlice = kVectors * 32;          // vectors of a warp
   static constexpr int kTile = kSlice * kWarps;
   static constexpr int kStageVectors = kTile * kTensors + kRingSpare * (kTensors - 1);
   static constexpr int kSharedBytes = kStages * kStageVectors * 16;
 };
 
-// Where a tile in shared memory lies: its vectors in the order of memory, from offsets of the output and of the gates' gradient on. Its elements
-// low .. high - 1 are the row's.
+// Where a tile in shared memory lies: its vectors in the order of memory, from offsets of the output and of the gates'
+// gradient on. Its elements low .. high - 1 are the row's.
 struct TileInfo {
   int64_t output, grad;
   int low, high;
@@ -38,18 +38,23 @@ struct TileInfo {
 template <bool kStep, typename Shape>
 struct RingShared {
   static constexpr int kTurns = Shape::kAhead + 1;  // of what passes between the warps: so many tiles are under way
-  // Named barriers, at which the warps that scan arrive: a tile has left; its totals are there to be published, to be collected; all sums are there.
-  static constexpr int kLeft = 1, kToPublish = kLeft + Shape::kStages, kToCollect = kToPublish + kTurns, kLastSums = kToCollect + kTurns;
+  // Named barriers, at which the warps that scan arrive: a tile has left; its totals are there to be published, to be
+  // collected; all sums are there.
+  static constexpr int kLeft = 1, kToPublish = kLeft + Shape::kStages, kToCollect = kToPublish + kTurns,
+                       kLastSums = kToCollect + kTurns;
   static_assert(kLastSums < kNamedBarriers);
   static constexpr int kArrivals = (Shape::kWarps + 1) * 32;  // with the warp that waits
-  uint64_t full[Shape::kStages], carries_ready[kTurns];  // a tile has arrived; its carries are there
+  uint64_t full[Shape::kStages], carries_ready[kTurns];       // a tile has arrived; its carries are there
   TileInfo infos[Shape::kStages];
-  double totals[kTurns][Shape::kWarps], gates[kStep ? kTurns : 1][Shape::kWarps], carries[kTurns][Shape::kWarps];  // of warps
-  float sums[kTurns][Shape::kWarps];  // of gamma's gradient
+  double totals[kTurns][Shape::kWarps], gates[kStep ? kTurns : 1][Shape::kWarps],
+      carries[kTurns][Shape::kWarps];  // of warps
+  float sums[kTurns][Shape::kWarps];   // of gamma's gradient
 
   __device__ __forceinline__ void init(bool alone) {
-    // Who leaves a carry arrives, who has read a total to publish it, and who has read another warp's gate, where those are to be written over.
-    for (int i = 0; i < kTurns; ++i) mbarrier_init(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
+    // Who leaves a carry arrives, who has read a total to publish it, and who has read another warp's gate, where those
+    // are to be written over.
+    for (int i = 0; i < kTurns; ++i)
+      mbarrier_init(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(&full[i], 1);
     mbarrier_fence_init();
   }

@@ -1,10 +1,13 @@
-// A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A row is shared out among clusters of
-// blocks, a vector of 16 bytes a thread, and no cluster waits for another: its blocks read all that lies before it again, a share each, and mail one number
-// to each other: what the carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost
-// less than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come rounded from the host: with
-// sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and with constants and indices held before the wait (ptx/latency.cuh) it takes
-// 1.64. Launched early (ptx/dependent_launch.cuh), a kernel has its blocks in place and its mailboxes ready when the launch before it ends, which is 1.5 us of 3.4 where
-// one such call follows another; what it does before the wait should stay short: products of powers in double there took 0.02 us, of halves 0.1.
+// A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A
+// row is shared out among clusters of blocks, a vector of 16 bytes a thread, and no cluster waits for another: its
+// blocks read all that lies before it again, a share each, and mail one number to each other: what the carry of a block
+// has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost less
+// than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come
+// rounded from the host: with sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and
+// with constants and indices held before the wait (ptx/latency.cuh) it takes 1.64. Launched early
+// (ptx/dependent_launch.cuh), a kernel has its blocks in place and its mailboxes ready when the launch before it ends,
+// which is 1.5 us of 3.4 where one such call follows another; what it does before the wait should stay short: products
+// of powers in double there took 0.02 us, of halves 0.1.
 #pragma once
 
 #include <cmath>
@@ -39,7 +42,8 @@ struct RereadParams {
   double clusters_of[kRereadClusters - 1];  // 0 .. clusters
 };
 
-// A power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is less than float can tell.
+// A power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is
+// less than float can tell.
 __host__ __device__ inline float rounded(double power) {
   const float nearest = static_cast<float>(power);
   return nearest != 0.f || power == 0.0 ? nearest : copysignf(0x1p-149f, nearest);
@@ -110,12 +114,14 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   __shared__ alignas(16) float mail[kMaxCluster];
   __shared__ alignas(8) uint64_t arrivals;
   __shared__ alignas(16) float totals[2 * kRereadWarps];  // of warps, the last one first, then 0
-  __shared__ alignas(16) float shares[kRereadWarps];      // what is left at the block's end of a warp's share of the row before
+  __shared__ alignas(
+      16) float shares[kRereadWarps];  // what is left at the block's end of a warp's share of the row before
   __shared__ RereadPowers shared_powers;
   __shared__ Places shared_places;
   launch_dependents();
   constexpr int kPowers = sizeof(RereadPowers) / sizeof(float);
-  if (threadIdx.x < kPowers) reinterpret_cast<float*>(&shared_powers)[threadIdx.x] = reinterpret_cast<const float*>(&params.powers)[threadIdx.x];
+  if (threadIdx.x < kPowers)
+    reinterpret_cast<float*>(&shared_powers)[threadIdx.x] = reinterpret_cast<const float*>(&params.powers)[threadIdx.x];
   if (threadIdx.x < 2 * kRereadWarps) totals[threadIdx.x] = 0.f;
   if (threadIdx.x < kRereadWarps) shares[threadIdx.x] = 0.f;
   if (threadIdx.x == 0) {
@@ -130,7 +136,9 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   T* const output = static_cast<T*>(params.output) + outer * params.output_outer + inner * params.output_inner;
   const int length = params.length, vectors = (length + kVec - 1) / kVec;
   const int first = rank * blockDim.x + threadIdx.x, stride = kMaxCluster * blockDim.x, own = first + cluster * stride;
-  const auto address = [&](int v) { return (kReverse ? vectors - 1 - v : v) * kVec; };  // of the v-th vector of the scan
+  const auto address = [&](int v) {
+    return (kReverse ? vectors - 1 - v : v) * kVec;
+  };  // of the v-th vector of the scan
   const int at = address(own);
   // A vector that is not whole is the last in memory: the row's first, or its last.
   T* to = output + at;
@@ -149,13 +157,14 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
     keep(froms[j]);
     keep(weights[j]);
   }
-  // In the carry of block `lane`; a lane beyond the blocks sends nothing, one whose block lies before this one nothing of this block's own.
+  // In the carry of block `lane`; a lane beyond the blocks sends nothing, one whose block lies before this one nothing
+  // of this block's own.
   float own_weight = 0.f, share_weight = 0.f;
   if (lane < kMaxCluster) {
     own_weight = params.blocks[max(lane - 1 - rank, 0)];
     share_weight = params.blocks[lane + kMaxCluster - 1 - rank];
   }
-  int sends = warp == 0 && lane < kMaxCluster, sends_own = lane > rank;
+  int sends = warp == 0 && lane<kMaxCluster, sends_own = lane> rank;
   keep(before);
   keep(block_before);
   keep(own_weight);
@@ -166,7 +175,8 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   const RereadPowers powers = in_registers(shared_powers);
   const Places places = in_registers(shared_places);
   uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
-  uint32_t mail_at = cluster_address(places.mail + 4 * rank, lane % kMaxCluster), counter = cluster_address(places.arrivals, lane % kMaxCluster);
+  uint32_t mail_at = cluster_address(places.mail + 4 * rank, lane % kMaxCluster),
+           counter = cluster_address(places.arrivals, lane % kMaxCluster);
   hold(lane);
   hold(whole);
   hold(cut);
@@ -221,7 +231,9 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
 #pragma unroll
     for (int w = 0; w < kRereadWarps; ++w) in_turn[w] = of_warps[kRereadWarps - 1 - w];
     float message = sum_of<kRereadWarps>(of_shares) * share_weight;
-    if (sends_own) message = fmaf(own_weight, weighed<kRereadWarps>(in_turn, powers.doubled_warps), message);  // a total of no weight may be infinite
+    if (sends_own)
+      message = fmaf(own_weight, weighed<kRereadWarps>(in_turn, powers.doubled_warps),
+          message);  // a total of no weight may be infinite
     store_async(mail_at, counter, message);
   }
   // The block's values, as if nothing lay before it.

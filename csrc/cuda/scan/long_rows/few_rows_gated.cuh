@@ -1,9 +1,11 @@
-// few_rows.cuh for rows with a gamma a step. What a piece of a row does to a carry is now a total and a product of gates, and the order of pieces counts: a
-// block reads again one stretch of what lies before its cluster, and a warp a part of that, a vector a lane and load, which its lanes pass to each other
-// through shared memory to join seven of them that lie side by side. A block mails what its own piece and what its stretch do to a carry to all blocks of
-// its cluster. All that is in float, where totals are finite and gates at most 1: a product that leaves float then takes nothing along that could be seen.
-// A warp where they are not joins its pieces in double, leaves NaNs in their place, and who meets a NaN takes the double instead: no other test is made.
-// With products kept above 0 at every join, in double from the warps' totals on, it took 3.13 us, not 2.40 (bfloat16 2.64, 2.15).
+// few_rows.cuh for rows with a gamma a step. What a piece of a row does to a carry is now a total and a product of
+// gates, and the order of pieces counts: a block reads again one stretch of what lies before its cluster, and a warp a
+// part of that, a vector a lane and load, which its lanes pass to each other through shared memory to join seven of
+// them that lie side by side. A block mails what its own piece and what its stretch do to a carry to all blocks of its
+// cluster. All that is in float, where totals are finite and gates at most 1: a product that leaves float then takes
+// nothing along that could be seen. A warp where they are not joins its pieces in double, leaves NaNs in their place,
+// and who meets a NaN takes the double instead: no other test is made. With products kept above 0 at every join, in
+// double from the warps' totals on, it took 3.13 us, not 2.40 (bfloat16 2.64, 2.15).
 #pragma once
 
 #include "scan/long_rows/few_rows.cuh"
@@ -44,7 +46,9 @@ __device__ __forceinline__ Change<float> above_zero(const Change<float>& change,
 }
 
 // Changes in shared memory, at places.
-__device__ __forceinline__ void store_at(uint32_t place, const Change<float>& change) { store_at(place, change.total, change.gates); }
+__device__ __forceinline__ void store_at(uint32_t place, const Change<float>& change) {
+  store_at(place, change.total, change.gates);
+}
 template <int kCount>
 __device__ __forceinline__ void load_at(uint32_t place, Change<float> (&to)[kCount]) {
   float numbers[2 * kCount];
@@ -69,18 +73,20 @@ template <int kPieces, typename Number, typename Piece>
 __device__ __forceinline__ Change<Number> join_warp(int lane, Change<Number>& mine, const Piece& piece) {
   constexpr bool kUsual = std::is_same_v<Number, float>;  // double is kept short
   Change<Number> stretch{0, 1};
-#pragma unroll(kUsual && kPieces > 0 ? kPieces : 1)
+#pragma unroll(kUsual&& kPieces > 0 ? kPieces : 1)
   for (int i = 0; i < kPieces; ++i) stretch = i == 0 ? piece(i) : joined(stretch, piece(i));
 #pragma unroll(kUsual ? 5 : 1)
   for (int d = 1; d < 32; d *= 2) {
-    if constexpr (kPieces > 0) stretch = joined(change_up(stretch, d), stretch);  // right in every lane that the last one asks
+    if constexpr (kPieces > 0)
+      stretch = joined(change_up(stretch, d), stretch);  // right in every lane that the last one asks
     const Change<Number> before = change_up(mine, d);
     if (lane >= d) mine = joined(before, mine);
   }
   return stretch;
 }
 
-// The product of a vector's gates, of which the `first`-th takes no part. A call: what is seldom needed is kept short, for the usual way leads past it.
+// The product of a vector's gates, of which the `first`-th takes no part. A call: what is seldom needed is kept short,
+// for the usual way leads past it.
 template <typename T, bool kReverse, int kVec>
 __device__ __noinline__ double exact_gates(Vector<T, kVec> word, int first) {
   float factors[kVec];
@@ -99,11 +105,14 @@ inline __device__ __noinline__ Change<double> exact_all(Exact changes, int count
 }
 
 template <typename T>
-constexpr uint32_t kOnes = std::is_same_v<T, float> ? 0x3f800000u : std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+constexpr uint32_t kOnes = std::is_same_v<T, float> ? 0x3f800000u
+    : std::is_same_v<T, __half>                     ? 0x3c003c00u
+                                                    : 0x3f803f80u;
 
 // `kMost` clusters of a row, a power of two.
 template <typename T, bool kReverse, int kMost>
-__global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(const __grid_constant__ RereadStepsParams params) {
+__global__ void __launch_bounds__(32 * kRereadWarps, 2)
+    reread_steps_kernel(const __grid_constant__ RereadStepsParams params) {
   constexpr int kVec = 16 / sizeof(T), kEarlier = kMost - 1, kBytes = sizeof(Change<float>);
   constexpr unsigned kAll = 0xffffffffu;
   static_assert(kRereadWarps == 8 && 2 * kMaxCluster == 32);
@@ -133,13 +142,17 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   arrive_in_cluster_relaxed();
 
   const int64_t outer = params.inner == 1 ? row : row / params.inner, inner = row - outer * params.inner;
-  const auto row_of = [&](auto* pointer, const Strides& strides) { return pointer + (outer * strides.outer + inner * strides.inner); };
+  const auto row_of = [&](auto* pointer, const Strides& strides) {
+    return pointer + (outer * strides.outer + inner * strides.inner);
+  };
   const T* const input = row_of(static_cast<const T*>(params.input), params.input_strides);
   const T* const gamma = row_of(static_cast<const T*>(params.gamma), params.gamma_strides);
   T* const output = row_of(static_cast<T*>(params.output), params.output_strides);
   const int length = params.length, vectors = (length + kVec - 1) / kVec;
   const int own = (cluster * kMaxCluster + rank) * blockDim.x + threadIdx.x;
-  const auto address = [&](int v) { return (kReverse ? vectors - 1 - v : v) * kVec; };  // of the v-th vector of the scan
+  const auto address = [&](int v) {
+    return (kReverse ? vectors - 1 - v : v) * kVec;
+  };  // of the v-th vector of the scan
   // A vector that is not whole is the last in memory: the row's first, or its last.
   const int at = address(own), share = (rank * warps + warp) * 32 * cluster + lane;
   int whole = own < vectors && at + kVec <= length, cut = own < vectors && !whole;
@@ -156,11 +169,14 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   const int block = lane % kMaxCluster, half = lane / kMaxCluster;
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
   const Places places = in_registers(shared_places);
-  uint32_t own_at = places.of_warps + kBytes * warp, from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
-  uint32_t mail_at = cluster_address(places.mail + kBytes * (half * kMaxCluster + rank), block), counter = cluster_address(places.arrivals, block);
+  uint32_t own_at = places.of_warps + kBytes * warp,
+           from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
+  uint32_t mail_at = cluster_address(places.mail + kBytes * (half * kMaxCluster + rank), block),
+           counter = cluster_address(places.arrivals, block);
   uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;
   Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
-  uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane, pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
+  uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane,
+           pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
   keep(share_whole);
   keep(input_from);
   keep(gamma_from);
@@ -203,7 +219,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
     gate_words[0] = load_vector<T, kVec>(gamma, address(share), 0, length);
   }
 
-  const auto read = [&](int j, float(&values)[kVec], float(&factors)[kVec]) {
+  const auto read = [&](int j, float (&values)[kVec], float (&factors)[kVec]) {
     unpack_in_order<kReverse>(words[j], values);
     unpack_in_order<kReverse>(gate_words[j], factors);
     if (j == 0 || j == kEarlier) {
@@ -277,7 +293,8 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
     for (int j = 0; j < kEarlier; ++j) exact_pieces[lane + 32 * j] = exact_change(j);
     if (kEarlier > 0) __syncwarp();
     Change<double> through = exact_change(kEarlier);
-    const Change<double> stretch = join_warp<kEarlier>(lane, through, [&](int i) { return exact_pieces[lane * kEarlier + i]; });
+    const Change<double> stretch =
+        join_warp<kEarlier>(lane, through, [&](int i) { return exact_pieces[lane * kEarlier + i]; });
     before = {NAN, NAN};
     if (lane == 31) {
       exact_of_warps[warp] = through;
@@ -336,14 +353,16 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_steps_kernel(cons
   for (int d = 1; d < 4; d *= 2) {
     const Change<float> other{__shfl_xor_sync(kAll, carry.total, d), __shfl_xor_sync(kAll, carry.gates, d)};
     const bool behind = (lane & d) != 0;
-    const float total = fold(behind ? carry.total : other.total, behind ? carry.gates : other.gates, behind ? other.total : carry.total);
+    const float total = fold(
+        behind ? carry.total : other.total, behind ? carry.gates : other.gates, behind ? other.total : carry.total);
     carry = {total, carry.gates * other.gates};
   }
   float y = fold(row_before.total, row_before.gates, carry.total);
   if (__builtin_expect(__any_sync(kAll, isnan(y)), 0)) {
     const uint32_t missing = __ballot_sync(kAll, isnan(mail[lane].gates));  // the same for all warps
     if (missing != 0) {
-      if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
+      if (threadIdx.x == 0)
+        mbarrier_arrive_expect_tx(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
       mbarrier_wait(&exact_arrivals, 0);
     }
     const Exact exact_letters{mail, exact_mail}, exact_warps{of_warps, exact_of_warps};

@@ -1,5 +1,6 @@
-// Totals with a gamma a step: how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of them in a fixed order.
-// All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take few requests, on one of four copies.
+// Totals with a gamma a step: how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of them in a
+// fixed order. All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take
+// few requests, on one of four copies.
 #pragma once
 
 #include "scan/long_rows/params.cuh"
@@ -9,8 +10,8 @@
 
 namespace dcs {
 
-// A tile's total and the product of its gates in one word, whose state is never 0: a finite product gives its last digit away. In two words, 1e8
-// floats took 354 us instead of 333.
+// A tile's total and the product of its gates in one word, whose state is never 0: a finite product gives its last
+// digit away. In two words, 1e8 floats took 354 us instead of 333.
 __device__ __forceinline__ void store_piece(Word* to, double total, double gates) {
   const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(gates));
   store_word(to, static_cast<uint64_t>(__double_as_longlong(total)), is_finite(gates) ? bits | 1 : bits);
@@ -35,8 +36,8 @@ __device__ __forceinline__ void wait_for_marks(const Word* marks, uint64_t tag) 
   __threadfence();
 }
 
-// A piece leaves no room in its word for a mark of the call, so no piece may be there from before. Each block clears those of its own tiles while the
-// first of them is on its way, and leaves a mark behind all pieces.
+// A piece leaves no room in its word for a mark of the call, so no piece may be there from before. Each block clears
+// those of its own tiles while the first of them is on its way, and leaves a mark behind all pieces.
 __device__ __forceinline__ Word* marks_behind_pieces(const StreamParams& params) {
   return copy_of_pieces(static_cast<Word*>(params.statuses), params, kStepCopies);
 }
@@ -44,17 +45,20 @@ __device__ __forceinline__ void clear_pieces(const StreamParams& params) {
   const uint32_t lane = threadIdx.x % 32, count = params.rows * params.tiles;
   for (int64_t index = blockIdx.x + static_cast<int64_t>(lane) * gridDim.x; index < count; index += 32 * gridDim.x) {
 #pragma unroll
-    for (uint32_t copy = 0; copy < kStepCopies; ++copy) store_word(copy_of_pieces(static_cast<Word*>(params.statuses), params, copy) + index, 0, 0);
+    for (uint32_t copy = 0; copy < kStepCopies; ++copy)
+      store_word(copy_of_pieces(static_cast<Word*>(params.statuses), params, copy) + index, 0, 0);
   }
   __syncwarp();
   __threadfence();
   if (lane == 0) store_word(marks_behind_pieces(params) + blockIdx.x, 0, params.tag);
 }
 
-// Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp reads whole lines; those
-// from `window` on do not exist. Every lane gets the total of all and the product of their gates.
+// Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp
+// reads whole lines; those from `window` on do not exist. Every lane gets the total of all and the product of their
+// gates.
 template <int kWindow>
-__device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&gates)[kWindow], uint32_t window, double& sum, double& product) {
+__device__ __forceinline__ void fold_pieces(
+    double (&totals)[kWindow], double (&gates)[kWindow], uint32_t window, double& sum, double& product) {
   const uint32_t lane = threadIdx.x % 32;
   sum = 0.0;
   product = 1.0;
@@ -66,7 +70,8 @@ __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&
     for (uint32_t d = 1; d < 32; d *= 2) {
 #pragma unroll
       for (int j = 0; j < kWindow; ++j) {
-        const double farther = __shfl_down_sync(0xffffffffu, totals[j], d), farther_gates = __shfl_down_sync(0xffffffffu, gates[j], d);
+        const double farther = __shfl_down_sync(0xffffffffu, totals[j], d),
+                     farther_gates = __shfl_down_sync(0xffffffffu, gates[j], d);
         if (lane + d < 32 && lane + d + 32 * j < window) {
           totals[j] = fold(totals[j], gates[j], farther);
           gates[j] = times(gates[j], farther_gates);
@@ -88,10 +93,11 @@ __device__ __forceinline__ void fold_pieces(double (&totals)[kWindow], double (&
   product = shuffle(product, 0);
 }
 
-// The words of the tiles before the one of this index, `window` of them, once `is_there` says so of their states: lane l reads the tiles l, l + 32, ...
-// before the nearest.
+// The words of the tiles before the one of this index, `window` of them, once `is_there` says so of their states: lane
+// l reads the tiles l, l + 32, ... before the nearest.
 template <int kWindow, typename IsThere>
-__device__ __forceinline__ void read_window(const Word* words, uint32_t index, uint32_t window, Word (&read)[kWindow], const IsThere& is_there) {
+__device__ __forceinline__ void read_window(
+    const Word* words, uint32_t index, uint32_t window, Word (&read)[kWindow], const IsThere& is_there) {
   const uint32_t lane = threadIdx.x % 32;
   uint32_t missing = 0;
 #pragma unroll
@@ -112,7 +118,8 @@ __device__ __forceinline__ void read_window(const Word* words, uint32_t index, u
 
 // The pieces of the tiles before the one of this index, `window` of them, on the copy at `words`.
 template <int kWindow>
-__device__ __forceinline__ void collect_pieces(const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
+__device__ __forceinline__ void collect_pieces(
+    const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
   Word read[kWindow];
   read_window(words, index, window, read, [](uint64_t state) { return state != 0; });
   double totals[kWindow], gates[kWindow];

@@ -1,4 +1,5 @@
-// Launches the kernels of long rows: those that blocks share (async_stream.cuh, bulk_stream.cuh), take alone, or hold on the chip together (resident.cuh).
+// Launches the kernels of long rows: those that blocks share (async_stream.cuh, bulk_stream.cuh), take alone, or hold
+// on the chip together (resident.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,8 +29,8 @@ unsigned resident_blocks(Kernel kernel, int threads, int shared) {
   return static_cast<unsigned>(multiprocessors * each);
 }
 
-// Another number for every call, none of which memory is likely to hold: a counter from a random start, mixed (Steele, Lea and Flood, "Fast splittable
-// pseudorandom number generators", OOPSLA 2014).
+// Another number for every call, none of which memory is likely to hold: a counter from a random start, mixed (Steele,
+// Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 inline uint64_t new_tag() {
   static std::atomic<uint64_t> calls{(uint64_t{std::random_device()()} << 32) ^ std::random_device()()};
   uint64_t tag = calls.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
@@ -74,7 +75,8 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
   int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
   cudaLaunchAttribute cooperative = cooperating();
   const auto launch = [&] {
-    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &cooperative, params.alone ? 0 : 1);
+    const cudaLaunchConfig_t config =
+        launch_config(blocks, threads, shared, stream, &cooperative, params.alone ? 0 : 1);
     return cudaLaunchKernelEx(&config, kKernel, params);
   };
   // A green context has fewer multiprocessors than its device: any number of blocks will do.
@@ -88,8 +90,8 @@ template <typename T, bool kStep, bool kBackward, bool kReverse>
 void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
   const auto launch = [&](auto alone) {
-    launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads, stream_shared_bytes(kTensors, kChunks), kStreamThreads,
-                                                                                      stream_params<T>(problem, plan, workspace), stream);
+    launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads,
+        stream_shared_bytes(kTensors, kChunks), kStreamThreads, stream_params<T>(problem, plan, workspace), stream);
   };
   if (plan.alone) launch(std::true_type());
   else launch(std::false_type());
@@ -113,7 +115,8 @@ void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspac
   // 16x1048576 halves with a gamma a step take 38.8 us, not 40.2; 1e8 take 172 us, not 166.5.
   params.load_once = 3 * problem.rows() * problem.length * static_cast<int64_t>(sizeof(T)) <= kFewStepBytes;
   const auto launch = [&](auto shifted) {
-    launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
+    launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(
+        Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
   };
   if constexpr (kStep && !kBackward) {
     if (problem.shifted) {

@@ -1,10 +1,12 @@
-// Rows of halves that all blocks together hold on the chip: seven eighths in shared memory, the rest in registers, one gamma for all rows. A row is cut into
-// parts of one block, and a block takes one part in each of up to four rounds. A round's totals are exchanged while the next rounds are on their way, so
-// that nobody waits for a carry as long as any other work is left; no part leaves a place for another, so that reading never waits for writing.
-// A block waits for blocks of lower index only, which have started before it: the launch needs no room for all of them.
-// A warp has its own stretch of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so that the lanes' reads meet in no
-// bank, then one vector a lane in registers. Both are scanned twice, as in bulk_stream.cuh: for totals, and from the carry.
-// Rounds stay in a loop and powers in tables, to keep the code short: it comes from memory, too, behind the rows.
+// Rows of halves that all blocks together hold on the chip: seven eighths in shared memory, the rest in registers, one
+// gamma for all rows. A row is cut into parts of one block, and a block takes one part in each of up to four rounds. A
+// round's totals are exchanged while the next rounds are on their way, so that nobody waits for a carry as long as any
+// other work is left; no part leaves a place for another, so that reading never waits for writing. A block waits for
+// blocks of lower index only, which have started before it: the launch needs no room for all of them. A warp has its
+// own stretch of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so that the
+// lanes' reads meet in no bank, then one vector a lane in registers. Both are scanned twice, as in bulk_stream.cuh: for
+// totals, and from the carry. Rounds stay in a loop and powers in tables, to keep the code short: it comes from memory,
+// too, behind the rows.
 #pragma once
 
 #include "common/ptx/bulk_copy.cuh"
@@ -16,13 +18,15 @@ namespace dcs {
 
 struct HeldShape {
   static constexpr int kWarps = kHeldWarps, kVectors = kHeldVectors, kRounds = kHeldRounds;
-  static constexpr int kAhead = 3;       // rounds whose totals are known before one is finished
-  static constexpr int kOnTheirWay = 2;  // rounds at once: more of them would only make everything else late that a block reads
+  static constexpr int kAhead = 3;  // rounds whose totals are known before one is finished
+  static constexpr int kOnTheirWay =
+      2;  // rounds at once: more of them would only make everything else late that a block reads
   static constexpr int kChunk = 32 * kVectors;  // vectors of a warp and round in shared memory
   static constexpr int kStretch = kChunk + 32;  // and with those in registers
   static constexpr int kThreads = 32 * kWarps + 64;
   static constexpr int kWindow = kMostHeldParts / 32;
-  static_assert(kWarps * kStretch == kHeldPart && kWarps * kRounds * kChunk * 16 == kHeldSharedBytes && kVectors % 2 == 1 && (kWarps & (kWarps - 1)) == 0);
+  static_assert(kWarps * kStretch == kHeldPart && kWarps * kRounds * kChunk * 16 == kHeldSharedBytes &&
+      kVectors % 2 == 1 && (kWarps & (kWarps - 1)) == 0);
 };
 
 struct HeldShared {
@@ -55,7 +59,8 @@ struct HeldPart {
   __device__ __forceinline__ bool exists(const StreamParams& params) const { return row < params.rows; }
 };
 
-// Two warps: one publishes the totals of the block's parts, the other collects those before them and leaves each warp its carry.
+// Two warps: one publishes the totals of the block's parts, the other collects those before them and leaves each warp
+// its carry.
 __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldShared& shared, bool publishes) {
   using Shape = HeldShape;
   using Tables = HeldShared;
@@ -69,12 +74,16 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
     const HeldPart at(params, round);
     if (!at.exists(params)) break;
     mbarrier_wait(&shared.totals_ready[round], 0);
-    const double total = fold_lanes<kWarps>(shared.totals[round][min(lane, kWarps - 1)], shared.powers[Tables::kOfWarps], lane);
+    const double total =
+        fold_lanes<kWarps>(shared.totals[round][min(lane, kWarps - 1)], shared.powers[Tables::kOfWarps], lane);
     if (publishes) {
-      if (lane == kWarps - 1 && at.part + 1 < params.tiles) store_word(words + at.index, __double_as_longlong(total), params.tag);
+      if (lane == kWarps - 1 && at.part + 1 < params.tiles)
+        store_word(words + at.index, __double_as_longlong(total), params.tag);
       continue;
     }
-    const double before = at.part > 0 ? collect_totals<Shape::kWindow>(words, params.tag, at.index, at.part, far_power, lane_weight) : 0.0;
+    const double before = at.part > 0
+        ? collect_totals<Shape::kWindow>(words, params.tag, at.index, at.part, far_power, lane_weight)
+        : 0.0;
     const double earlier = shuffle_up(total, 1);
     if (lane < kWarps) {
       shared.carries[round][lane] = lane == 0 ? before : fold(earlier, warp_power, before);
@@ -90,23 +99,29 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
 #if DCS_HAS_BULK_COPIES
   using Shape = HeldShape;
   using Tables = HeldShared;
-  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kChunk = Shape::kChunk, kRounds = Shape::kRounds;
+  constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kChunk = Shape::kChunk,
+                kRounds = Shape::kRounds;
   using Chunk = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   extern __shared__ __align__(128) unsigned char held_bytes[];
   __shared__ HeldShared shared;
   static_assert(sizeof(shared) <= kStaticBytes);
-  const auto chunk_of = [&](int round) { return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk; };
+  const auto chunk_of = [&](int round) {
+    return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk;
+  };
 
-  // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters nothing.
+  // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters
+  // nothing.
   const int64_t vectors = p.length / kVec;
   const auto stretch_at = [&](const HeldPart& at) {
     const int64_t first = static_cast<int64_t>(at.part) * kHeldPart + warp * Shape::kStretch;
     return kReverse ? vectors - first - Shape::kStretch : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
-  const auto place = [&](auto* tensor, const Strides& strides, const HeldPart& at) { return tensor + row_offset(at.row, p.inner, strides) / kVec; };
+  const auto place = [&](auto* tensor, const Strides& strides, const HeldPart& at) {
+    return tensor + row_offset(at.row, p.inner, strides) / kVec;
+  };
   const auto* const input = static_cast<const Chunk*>(p.input);
   auto* const output = static_cast<Chunk*>(p.output);
   // The vectors from `first` on, kChunk of them, that are the row's.
@@ -122,7 +137,9 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     int bytes = 0;
     clip(first, [&](int64_t, int, int of) { bytes = of; });
     mbarrier_arrive_expect_tx(full, bytes);
-    clip(first, [&](int64_t begin, int skipped, int of) { bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full); });
+    clip(first, [&](int64_t begin, int skipped, int of) {
+      bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full);
+    });
   };
   Chunk loose[kRounds]{};
   if (warp < kWarps) {
@@ -131,7 +148,8 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     for (int round = 0; round < kRounds; ++round) {
       const HeldPart at(params, round);
       const int64_t vector = stretch_at(at) + kLooseAt + lane;
-      if (at.exists(params) && vector >= 0 && vector < vectors) loose[round] = load_once(place(input, p.input_strides, at) + vector);
+      if (at.exists(params) && vector >= 0 && vector < vectors)
+        loose[round] = load_once(place(input, p.input_strides, at) + vector);
     }
     if (lane == 0) {
 #pragma unroll
@@ -151,7 +169,10 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
   const double gamma = gamma_of_row(p, 0);
   if (threadIdx.x < Tables::kTables * 33) {
     const int table = threadIdx.x / 33, count = threadIdx.x % 33;
-    const int each = table == Tables::kOfChunk ? kVectors : table == Tables::kOfVectors ? 1 : table == Tables::kOfWarps ? Shape::kStretch : kHeldPart;
+    const int each = table == Tables::kOfChunk ? kVectors
+        : table == Tables::kOfVectors          ? 1
+        : table == Tables::kOfWarps            ? Shape::kStretch
+                                               : kHeldPart;
     shared.powers[table][count] = whole_power(gamma, static_cast<unsigned>(count * each * kVec));
   }
   __syncthreads();
@@ -246,12 +267,14 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     float y = static_cast<float>(fold(lane == 0 ? 0.0 : before, chunk_powers[lane], carry));
 #pragma unroll
     for (int k = 0; k < kVectors; ++k)
-      here[at_k(k)] = go_through(here[at_k(k)], near[kBackward ? k : 0], inside(first + kChunkAt + at_k(k)), k == 0 && starts, y);
+      here[at_k(k)] =
+          go_through(here[at_k(k)], near[kBackward ? k : 0], inside(first + kChunkAt + at_k(k)), k == 0 && starts, y);
     show_to_bulk_stores();
     __syncwarp();
     Chunk* const row = place(output, p.output_strides, at);
     if (lane == 0) {
-      clip(first + kChunkAt, [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
+      clip(first + kChunkAt,
+          [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });
       commit_stores();
     }
     const double into = fold(shuffle(total, 31), chunk_powers[32], carry);  // the carry into the vectors in registers

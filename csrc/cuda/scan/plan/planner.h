@@ -16,34 +16,38 @@ enum class Path { kRows, kTiny, kColumns, kWindowDirect, kWindowComposed };
 
 struct Plan {
   Path path = Path::kColumns;
-  int vec = 1;    // elements of a vector
-  int warps = 1;  // of a block
-  int columns = 1;  // a lane's neighbouring columns in the column kernel
+  int vec = 1;                  // elements of a vector
+  int warps = 1;                // of a block
+  int columns = 1;              // a lane's neighbouring columns in the column kernel
   bool long_stretches = false;  // of the column kernel: twice the steps a thread
   int64_t tile_elements = 0;
   int64_t tiles = 1;
   int64_t groups = 0;
   int64_t packed_rows = 0;
-  bool cluster = false;  // the tiles of a row are the blocks of a cluster
-  bool stream = false;  // long rows take the streaming kernel
-  bool alone = false;   // of which a block takes whole rows
-  int64_t window_rows = 0;       // rows composed at a time
+  bool cluster = false;     // the tiles of a row are the blocks of a cluster
+  bool stream = false;      // long rows take the streaming kernel
+  bool alone = false;       // of which a block takes whole rows
+  int64_t window_rows = 0;  // rows composed at a time
   int64_t workspace_bytes = 0;
   int64_t zeroed_bytes = 0;  // of the workspace, at its start
-  bool ring = false;        // of the streaming kernel: the form for devices with bulk copies (long_rows/bulk_stream.cuh)
+  bool ring = false;  // of the streaming kernel: the form for devices with bulk copies (long_rows/bulk_stream.cuh)
   bool short_rows = false;  // packed rows that lie within a warp's vectors
-  int whole_chunks = 0;     // rows that a warp holds whole, 32 vectors a chunk; kBlockChunks: a block does (rows/warp_rows.cuh)
+  int whole_chunks =
+      0;  // rows that a warp holds whole, 32 vectors a chunk; kBlockChunks: a block does (rows/warp_rows.cuh)
   bool walk = false;        // columns that warps walk along alone (columns/warp_columns.cuh), `columns` a lane
   bool few = false;         // columns whose stretches of time the warps of a block share (columns/split_columns.cuh)
   bool in_turn = false;     // of these: enough blocks that their requests delay each other
   bool half_warps = false;  // of the column kernel: pairs of columns, half a warp a stretch of time
-  int reread = 0;           // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh)
+  int reread = 0;           // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
+                            // long_rows/few_rows_gated.cuh)
   int most_shared = 0;      // bytes that one block can have
   bool row_sums = false;    // gamma's gradient is summed over whole rows
   int held = 0;             // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
 
   bool needs_room() const { return cluster || reread > 0 || (stream && !alone); }  // for blocks that run together
-  int64_t partials() const { return row_sums ? 1 : held ? kHeldWarps * tiles : tiles; }  // of a row's part of gamma's gradient
+  int64_t partials() const {
+    return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
+  }  // of a row's part of gamma's gradient
 };
 
 inline int64_t bytes_of(ElementType dtype) {
@@ -68,9 +72,9 @@ struct DeviceLimits {
 
 // All rows have the same gamma, or one for each step.
 inline bool has_one_gamma(const ScanProblem& problem) {
-  return problem.gamma_kind != GammaKind::kRow || (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+  return problem.gamma_kind != GammaKind::kRow ||
+      (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
 }
-
 
 class Planner {
  public:
@@ -82,7 +86,8 @@ class Planner {
     if (p_.window > 0 && p_.window < p_.length + beyond) {
       plan_window(plan);
     } else if (p_.gamma_kind == GammaKind::kNumber && std::isinf(p_.gamma_value)) {
-      plan.path = Path::kColumns;  // step after step: the powers of such a gamma times a carry of 0, which stands for none, would be NaNs
+      plan.path = Path::kColumns;  // step after step: the powers of such a gamma times a carry of 0, which stands for
+                                   // none, would be NaNs
     } else if (time_is_contiguous() && plan_rows(plan) && !too_many_partials(plan)) {
       plan.path = is_tiny() ? Path::kTiny : Path::kRows;
     } else {
@@ -100,7 +105,8 @@ class Planner {
   }
 
  private:
-  // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the column kernel needs one.
+  // The partial sums of gamma's gradient were counted before it had an address: should its layout change the plan, the
+  // column kernel needs one.
   bool too_many_partials(const Plan& plan) const {
     return p_.backward && p_.grad_gamma && p_.gamma_kind != GammaKind::kStep && plan.partials() > p_.partials;
   }
@@ -181,7 +187,8 @@ class Planner {
       // As long as rows leave no more than a quarter of a warp's lanes idle.
       const int64_t span = length / full;
       plan.whole_chunks = plan.vec == full ? whole_chunks(false) : 0;
-      plan.short_rows = bytes <= 4 && plan.vec == full && length % full == 0 && span <= 32 && 32 / span * span >= 24 && !step && !p_.reset && !p_.initial;
+      plan.short_rows = bytes <= 4 && plan.vec == full && length % full == 0 && span <= 32 && 32 / span * span >= 24 &&
+          !step && !p_.reset && !p_.initial;
       return true;
     }
     // A short strided row would leave most of its warp idle.
@@ -195,7 +202,8 @@ class Planner {
       return true;
     }
     const bool plain = plan.vec > 1 && bytes <= 4 && !p_.reset && !p_.initial;
-    // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the stream does not.
+    // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the
+    // stream does not.
     const bool few = rows * device_.cluster <= device_.multiprocessors;
     if (plain && few && plan_reread(plan)) return true;
     const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
@@ -210,16 +218,20 @@ class Planner {
     const int tensors = 1 + (step ? 1 : 0) + (p_.backward ? 1 : 0);
     plan.stream = plain && kStreamBytes <= device_.shared_bytes;
     plan.warps = kTileWarps;
-    plan.tile_elements = plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
+    plan.tile_elements =
+        plan.stream ? int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec : stretch * kTileWarps;
     if (plan.stream) {
       // Rows in nearly full waves of blocks need no block to wait for another.
       const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
       plan.alone = fill(2 * device_.multiprocessors);
-      const bool has_ring = device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
-      // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums cancel.
+      const bool has_ring =
+          device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
+      // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums
+      // cancel.
       const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
-      // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow there (1056 rows of 20480 halves take
-      // 52 us, 27 in rings of single blocks). But a backward with one gamma does not (256 rows of 65536 halves: 46 us, 39).
+      // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow
+      // there (1056 rows of 20480 halves take 52 us, 27 in rings of single blocks). But a backward with one gamma does
+      // not (256 rows of 65536 halves: 46 us, 39).
       const bool sums = p_.backward && !step;
       const bool streams_well = length % plan.tile_elements == 0 && !sums;
       plan.ring = has_ring && folds && !(plan.alone && streams_well);
@@ -243,9 +255,11 @@ class Planner {
     return true;
   }
 
-  // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few as can be.
+  // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few
+  // as can be.
   bool plan_held(Plan& plan) const {
-    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec) return false;
+    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec)
+      return false;
     const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
     const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
     if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
@@ -260,13 +274,15 @@ class Planner {
     return true;
   }
 
-  // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose powers could leave float where
-  // their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which stay with a cluster a row.
+  // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose
+  // powers could leave float where their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which
+  // stay with a cluster a row.
   bool plan_reread(Plan& plan) const {
     const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
     const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
     if (device_.cluster < kMaxCluster || !(number || steps) || p_.backward) return false;
-    const int64_t vectors = ceil_div(p_.length, plan.vec), most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
+    const int64_t vectors = ceil_div(p_.length, plan.vec),
+                  most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
     // As few clusters as can be, for each has to read what lies before it.
     const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);
     if (clusters > most) return false;
@@ -278,7 +294,8 @@ class Planner {
   // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
   int whole_chunks(bool block) const {
     const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
-    if (bytes > 4 || p_.length % full || p_.gamma_kind == GammaKind::kStep || p_.reset || p_.initial || vectors <= 32) return 0;
+    if (bytes > 4 || p_.length % full || p_.gamma_kind == GammaKind::kStep || p_.reset || p_.initial || vectors <= 32)
+      return 0;
     const int64_t chunks = ceil_div(vectors, 32);
     if (chunks <= 4 && p_.rows() > 1) return 10 * vectors >= 7 * 32 * chunks ? static_cast<int>(chunks) : 0;
     return block && bytes == 2 ? kBlockChunks : 0;
@@ -288,8 +305,8 @@ class Planner {
   bool is_tiny() const {
     const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
     const bool gamma = p_.gamma_kind == GammaKind::kNumber || (p_.gamma_kind == GammaKind::kStep && !p_.shifted);
-    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma && !p_.reset && !p_.initial && !p_.backward &&
-        rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+    return bytes <= 4 && row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma &&
+        !p_.reset && !p_.initial && !p_.backward && rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
   // Whether a row of columns can be copied in pieces of 16 bytes.
@@ -324,8 +341,10 @@ class Planner {
     }
     const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
     if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
-    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches), warps = ceil_div(stretches * bytes, 4);
-    if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes) return false;
+    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches),
+                  warps = ceil_div(stretches * bytes, 4);
+    if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
+      return false;
     plan.few = true;
     plan.in_turn = 2 * column_groups(kFewColumns) >= device_.multiprocessors;
     plan.warps = static_cast<int>(warps);
@@ -347,7 +366,8 @@ class Planner {
     const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
     plan.columns = pairs ? 2 : 1;
     if (can_pair && !pairs && plain && step && bytes == 2 && p_.length >= 256) {
-      // Few columns of halves, where a warp would read 64 bytes of each tensor at a time. As many stretches of time as lanes can scan.
+      // Few columns of halves, where a warp would read 64 bytes of each tensor at a time. As many stretches of time as
+      // lanes can scan.
       plan.columns = 2;
       plan.half_warps = true;
       plan.warps = 8;
@@ -355,10 +375,12 @@ class Planner {
       return;
     }
     const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
-    // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as few rounds as they can; many:
-    // enough for the block to hide its own latency.
+    // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in as
+    // few rounds as they can; many: enough for the block to hide its own latency.
     const int64_t most = wide_bytes_of(p_.dtype) > 8 ? 16 : 32;
-    const int64_t wanted = pairs ? (plain ? kPairWarps : 2 * kPairWarps) : blocks >= 4 * device_.multiprocessors ? 8 : most;
+    const int64_t wanted = pairs                ? (plain ? kPairWarps : 2 * kPairWarps)
+        : blocks >= 4 * device_.multiprocessors ? 8
+                                                : most;
     int64_t steps = bytes > 8 ? 4 : bytes > 4 || step ? 8 : 16;
     // Few steps of halves are better shared out among more blocks.
     plan.long_stretches = plain && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
@@ -370,7 +392,8 @@ class Planner {
   // Two neighbouring columns make a word.
   bool columns_pair(int64_t bytes) const {
     return p_.inner % 2 == 0 && all_operands([bytes](const Full& f) {
-      const bool aligned = reinterpret_cast<uintptr_t>(f.pointer) % (2 * bytes) == 0 && f.strides->time % 2 == 0 && f.strides->outer % 2 == 0;
+      const bool aligned = reinterpret_cast<uintptr_t>(f.pointer) % (2 * bytes) == 0 && f.strides->time % 2 == 0 &&
+          f.strides->outer % 2 == 0;
       return f.bytes == 1 || (f.strides->inner == 1 && aligned);
     });
   }

@@ -1,4 +1,5 @@
-// What the scans' kernels are made for: warps of blocks, vectors of lanes, tiles kept in shared memory. Measured on an H200.
+// What the scans' kernels are made for: warps of blocks, vectors of lanes, tiles kept in shared memory. Measured on an
+// H200.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +7,14 @@
 namespace dcs {
 
 constexpr int kTileWarps = 8;
-constexpr int kPackedWarps = 2;  // of a block of packed rows, if that holds a row
+constexpr int kPackedWarps = 2;     // of a block of packed rows, if that holds a row
 constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a stretch of time
-constexpr int kPairWarps = 4;  // of a block of pairs of columns
+constexpr int kPairWarps = 4;       // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int kBlockChunks = 5;
 
-// Few rows that wait for nobody (long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh): clusters of a row, warps of a block.
+// Few rows that wait for nobody (long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh): clusters of a row, warps of a
+// block.
 constexpr int kRereadClusters = 8;
 constexpr int kRereadWarps = 8;
 constexpr int64_t kDirectWindowLimit = 64;
@@ -21,18 +23,22 @@ constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 // Elements of a warp's stretch in the row kernel (rows/tile_rows.cuh, kChunksOf).
 inline int64_t warp_elements(int64_t bytes, int vec) { return 32 * vec * (bytes > 8 ? 2 : 4); }
 
-// The streaming kernel (long_rows/async_stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory, for so many tensors read.
+// The streaming kernel (long_rows/async_stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory,
+// for so many tensors read.
 constexpr int kStreamThreads = 256;
 constexpr int kStreamBytes = 96 << 10;  // of shared memory: two blocks a multiprocessor
 constexpr int stream_chunks(int tensors) { return tensors == 1 ? 8 : tensors == 2 ? 4 : 2; }
 constexpr int stream_stages(int tensors, int chunks) { return kStreamBytes / (tensors * chunks * kStreamThreads * 16); }
-constexpr int stream_shared_bytes(int tensors, int chunks) { return stream_stages(tensors, chunks) * tensors * chunks * kStreamThreads * 16; }
+constexpr int stream_shared_bytes(int tensors, int chunks) {
+  return stream_stages(tensors, chunks) * tensors * chunks * kStreamThreads * 16;
+}
 
 // Its form for devices with bulk copies (long_rows/bulk_stream.cuh), one block a multiprocessor.
 struct RingSize {
   int warps, vectors, stages, ahead;
 };
-// Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the totals late.
+// Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the
+// totals late.
 constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   if (tensors == 1) return {8, 11, 5, 2};
   if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
@@ -47,19 +53,22 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whol
   return size.stages * (32 * size.warps * size.vectors * tensors + kRingSpare * (tensors - 1)) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (long_rows/gated_lookback.cuh)
-constexpr int64_t kFewStepBytes = int64_t{128} << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
+constexpr int64_t kFewStepBytes = int64_t{128}
+    << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
 constexpr double kMostRingGamma = 1.25;
-constexpr int kMostRingBlocks = 160;  // a lane reads five totals
+constexpr int kMostRingBlocks = 160;    // a lane reads five totals
 constexpr int kRingStaticBytes = 1152;  // beside them, at most
 
-// Columns that warps walk along alone (columns/warp_columns.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on their way as an H200 wants.
+// Columns that warps walk along alone (columns/warp_columns.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on
+// their way as an H200 wants.
 constexpr int kWalkCount = 8;
 constexpr int walk_stages(int tensors, int64_t bytes) {
   return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
 }
 constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
 
-// Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds in registers.
+// Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds
+// in registers.
 constexpr int kFewColumns = 32;
 constexpr int kFewCount = 32;
 constexpr int kFewStretches = 32;
@@ -67,8 +76,8 @@ constexpr int few_shared_bytes(int64_t stretches, int64_t bytes) {
   return static_cast<int>(stretches) * kFewColumns * (2 * 8 + kFewCount * static_cast<int>(bytes));
 }
 
-// Rows that all blocks together hold on the chip (long_rows/resident.cuh): a block's warps, a warp's vectors a lane in shared memory (and one more in registers), and the
-// rounds of them. Three KB of shared memory are left of an H200's.
+// Rows that all blocks together hold on the chip (long_rows/resident.cuh): a block's warps, a warp's vectors a lane in
+// shared memory (and one more in registers), and the rounds of them. Three KB of shared memory are left of an H200's.
 constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
 constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
 constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;

@@ -21,7 +21,8 @@ struct RowsGammas {
   Acc vector_power[kPackedEach ? kChunks : 1];
   Wide own_gamma[kGeneral && !Kind::kStep ? kChunks : 1];  // packed rows with a gamma each
 
-  __device__ __forceinline__ explicit RowsGammas(const RowsTile<Kind>& at) : one_gamma(!kPackedEach && (!kGeneral || !at.is_packed() || at.params.one_gamma)) {
+  __device__ __forceinline__ explicit RowsGammas(const RowsTile<Kind>& at)
+      : one_gamma(!kPackedEach && (!kGeneral || !at.is_packed() || at.params.one_gamma)) {
     if constexpr (!Kind::kStep) {
       if (one_gamma) set(at, 0);
     }
@@ -30,8 +31,9 @@ struct RowsGammas {
   // That at a position.
   __device__ __forceinline__ void set(const RowsTile<Kind>& at, int s) {
     const ScanProblem& p = at.p;
-    gamma = p.gamma_kind == GammaKind::kNumber ? cast<Wide>(p.gamma_value)
-                                               : load_gamma<Wide>(p.gamma, p.gamma_dtype, at.row_offset(at.row_of(s), p.gamma_strides), p.conjugate_gamma);
+    gamma = p.gamma_kind == GammaKind::kNumber
+        ? cast<Wide>(p.gamma_value)
+        : load_gamma<Wide>(p.gamma, p.gamma_dtype, at.row_offset(at.row_of(s), p.gamma_strides), p.conjugate_gamma);
     gate = make_gate<Acc, kShort>(gamma);
   }
 
@@ -63,7 +65,8 @@ struct LaneScan {
   using Acc = typename Kind::Acc;
   using Wide = typename Kind::Wide;
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  static constexpr bool kStep = Kind::kStep, kGeneral = Kind::kGeneral, kPackedEach = Kind::kPackedEach, kByChunk = Kind::kByChunk;
+  static constexpr bool kStep = Kind::kStep, kGeneral = Kind::kGeneral, kPackedEach = Kind::kPackedEach,
+                        kByChunk = Kind::kByChunk;
   static constexpr bool kTwoScans = std::is_same_v<Acc, float>;
   using Held = std::conditional_t<kTwoScans, float, Wide>;
   Acc vector_total[kChunks];
@@ -71,21 +74,26 @@ struct LaneScan {
   Held chunk_total[kChunks];
   Wide lane_gates[kByChunk ? kChunks : 1];  // products of the gates of the lanes before
   Wide chunk_gates[kByChunk ? kChunks : 1];
-  // In float where its range holds the products of a chunk's gates in full precision, else in the wide type. `bounded`: no product can overflow.
-  // Carries of the wide scan may lie beyond float's range, where only the recurrence comes back from: they wait in local memory, which costs the
-  // float scan nothing.
+  // In float where its range holds the products of a chunk's gates in full precision, else in the wide type. `bounded`:
+  // no product can overflow. Carries of the wide scan may lie beyond float's range, where only the recurrence comes
+  // back from: they wait in local memory, which costs the float scan nothing.
   bool narrow = false, bounded = false;
   Wide* wide_carries;  // 2 * kChunks of them where there are two scans
 
-  __device__ __forceinline__ Wide total_of(int k) const { return kTwoScans && !narrow ? wide_carries[2 * k + 1] : cast<Wide>(chunk_total[k]); }
-  __device__ __forceinline__ Wide carry_into(int k) const { return kTwoScans && !narrow ? wide_carries[2 * k] : cast<Wide>(carry_in[k]); }
+  __device__ __forceinline__ Wide total_of(int k) const {
+    return kTwoScans && !narrow ? wide_carries[2 * k + 1] : cast<Wide>(chunk_total[k]);
+  }
+  __device__ __forceinline__ Wide carry_into(int k) const {
+    return kTwoScans && !narrow ? wide_carries[2 * k] : cast<Wide>(carry_in[k]);
+  }
   __device__ __forceinline__ Piece<Wide> chunk_piece(int k, uint32_t closed) const {
     return {total_of(k), chunk_gates[kByChunk ? k : 0], (closed >> k & 1) != 0};
   }
 
   // `carry_gates(k, to)`: a vector's step gates as factors of the carry's products.
   template <typename CarryGates>
-  __device__ __forceinline__ void run(const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+  __device__ __forceinline__ void run(const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
+      const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
     if constexpr (kTwoScans) {
       choose(at, gammas, carry_gates);
       if (narrow) scan(Acc{}, at, cuts, gammas, carry_gates);
@@ -97,7 +105,8 @@ struct LaneScan {
 
  private:
   template <typename CarryGates>
-  __device__ __forceinline__ void choose(const RowsTile<Kind>& at, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+  __device__ __forceinline__ void choose(
+      const RowsTile<Kind>& at, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
     if constexpr (kStep) {
       float most = 0.f;
       bool fits = true;
@@ -118,7 +127,9 @@ struct LaneScan {
       bounded = __all_sync(0xffffffffu, most <= 1.f);
       narrow = bounded && fits;
     } else {
-      const auto fits = [](double size) { return size > (kVec == 8 ? 0.77 : 0.6) && size <= 1.0; };  // size^(32 * kVec) >= 1e-30
+      const auto fits = [](double size) {
+        return size > (kVec == 8 ? 0.77 : 0.6) && size <= 1.0;
+      };  // size^(32 * kVec) >= 1e-30
       if constexpr (kPackedEach) {
         const int span = at.span();
         narrow = true;
@@ -143,13 +154,13 @@ struct LaneScan {
   }
 
   template <typename V, typename CarryGates>
-  __device__ __forceinline__ void scan(
-      V, const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+  __device__ __forceinline__ void scan(V, const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
+      const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
     const int lane = at.lane;
     V total[kChunks];
     V across[kByChunk ? kChunks : 1];
     Wide squared = cast<Wide>(1.0), lane_power = cast<Wide>(1.0);  // of one gamma
-    const auto power_to = [&](Wide base) {  // base^kVec
+    const auto power_to = [&](Wide base) {                         // base^kVec
 #pragma unroll
       for (int e = 1; e < kVec; e *= 2) base = std::is_same_v<V, Wide> ? power_mul(base, base) : base * base;
       return base;
@@ -222,7 +233,8 @@ struct LaneScan {
         lane_gates[k] = lane == 0 ? cast<Wide>(1.0) : cast<Wide>(previous_gates);
         chunk_gates[k] = cast<Wide>(shuffle(across[k], 31));
       } else if constexpr (kGeneral || kPackedEach) {
-        chunk_gates[k] = cast<Wide>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
+        chunk_gates[k] =
+            cast<Wide>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
       }
     }
     if constexpr (!kByChunk) {

@@ -1,6 +1,7 @@
-// Short rows one behind the other, of whole vectors, up to a warp's 32: a warp takes as many neighbouring rows as its lanes hold, a vector a lane, four
-// times over. A row needs nothing but shuffles among its own lanes, and their direction is the scan's, so that memory is read and written in its order
-// either way. Instructions are what limits halves here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
+// Short rows one behind the other, of whole vectors, up to a warp's 32: a warp takes as many neighbouring rows as its
+// lanes hold, a vector a lane, four times over. A row needs nothing but shuffles among its own lanes, and their
+// direction is the scan's, so that memory is read and written in its order either way. Instructions are what limits
+// halves here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
 #pragma once
 
 #include "scan/plan/planner.h"
@@ -15,9 +16,9 @@ constexpr int kShortChunks = 4;  // vectors of a lane
 struct ShortRowsParams {
   ScanProblem problem;
   int64_t rows;
-  int span;         // vectors of a row
-  int together;     // rows of a warp's 32 vectors
-  float least;      // gammas from here to 1 have powers over a row that float holds in full precision
+  int span;      // vectors of a row
+  int together;  // rows of a warp's 32 vectors
+  float least;   // gammas from here to 1 have powers over a row that float holds in full precision
 };
 
 // A power of gamma as the sum of two floats: squared five times over it keeps the digits that a float alone would lose.
@@ -48,7 +49,8 @@ __device__ __forceinline__ Gate<float, kShort> gate_of(G gamma) {
 template <bool kReverse, typename T, int kVec, typename G>
 __device__ __forceinline__ Vector<T, kVec> scan_vector(Vector<T, kVec>& x, const G& gate, float carry, bool starts) {
   // Halves stay packed between the two readings: as floats they would take twice the registers.
-  if constexpr (sizeof(T) == 2) asm volatile("" : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3]));
+  if constexpr (sizeof(T) == 2)
+    asm volatile("" : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3]));
   float values[kVec];
   unpack_in_order<kReverse>(x, values);
   float y = starts ? values[0] : gate.step(values[0], carry);
@@ -58,9 +60,11 @@ __device__ __forceinline__ Vector<T, kVec> scan_vector(Vector<T, kVec>& x, const
   return pack_in_order<kReverse, T>(values);
 }
 
-// A vector's part of gamma's gradient: grad_gamma[t] = output[t] * saved[next(t)]. What follows the vector is the next lane's, but for the `last`: `beyond`.
+// A vector's part of gamma's gradient: grad_gamma[t] = output[t] * saved[next(t)]. What follows the vector is the next
+// lane's, but for the `last`: `beyond`.
 template <bool kReverse, typename T, int kVec>
-__device__ __forceinline__ float gamma_terms(const Vector<T, kVec>& output, const Vector<T, kVec>& saved, bool last, float beyond) {
+__device__ __forceinline__ float gamma_terms(
+    const Vector<T, kVec>& output, const Vector<T, kVec>& saved, bool last, float beyond) {
   float rounded[kVec], after[kVec];
   unpack_in_order<kReverse>(output, rounded);
   unpack_in_order<kReverse>(saved, after);
@@ -73,7 +77,8 @@ __device__ __forceinline__ float gamma_terms(const Vector<T, kVec>& output, cons
 
 // kEach: a gamma for each row.
 template <typename T, bool kEach, bool kBackward, bool kReverse>
-__global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
+__global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
+    short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
   constexpr int kVec = 16 / sizeof(T), kChunks = kShortChunks, kGates = kEach ? kChunks : 1;
   constexpr bool kShort = sizeof(T) == 2;
   constexpr unsigned kAll = 0xffffffffu;
@@ -84,7 +89,8 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
   const int own_row = lane / span, sub = lane - own_row * span;
   const int order = kReverse ? span - 1 - sub : sub;  // vectors of the row that the scan meets before this one
   const bool active = own_row < params.together;
-  const int64_t first_row = (static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + warp) * kChunks * params.together + own_row;
+  const int64_t first_row =
+      (static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + warp) * kChunks * params.together + own_row;
   const auto row_of = [&](int k) { return first_row + k * params.together; };
   const int64_t first = first_row * span + sub;
   const int apart = params.together * span;
@@ -126,7 +132,8 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
   }
   bool narrow = true;
 #pragma unroll
-  for (int k = 0; k < kGates; ++k) narrow = narrow && fabsf(gates[k].value) <= 1.f && fabsf(gates[k].value) >= params.least;
+  for (int k = 0; k < kGates; ++k)
+    narrow = narrow && fabsf(gates[k].value) <= 1.f && fabsf(gates[k].value) >= params.least;
   if constexpr (kEach) narrow = __all_sync(kAll, narrow);
 
   // Each vector from nothing, then the totals of a row's vectors before each.
@@ -178,7 +185,8 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
           if constexpr (kEach) gate = gates[j];
         }
       }
-      double power = power_of<kVec>(!kEach && p.gamma_kind == GammaKind::kNumber ? p.gamma_value : whole_gamma(gate)), sum = mine;
+      double power = power_of<kVec>(!kEach && p.gamma_kind == GammaKind::kNumber ? p.gamma_value : whole_gamma(gate)),
+             sum = mine;
       for (int d = 1; d < span; d *= 2) {
         const double other = from_before(sum, d);
         if (order >= d) sum = fold(sum, power, other);
@@ -198,7 +206,8 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16) short_rows
     const Word result = scan_vector<kReverse>(x[k], gate_at(k), total[k], order == 0);
     if (inside[k]) reinterpret_cast<Word*>(output)[first + k * apart] = result;
     if constexpr (kBackward) {
-      float sum = gamma_terms<kReverse>(result, saved[k], order == span - 1, 0.f);  // nothing is saved after the last step
+      float sum =
+          gamma_terms<kReverse>(result, saved[k], order == span - 1, 0.f);  // nothing is saved after the last step
       // Those of a row's lanes in a fixed tree: sums of as many neighbours as there are, up to the next power of two.
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {

@@ -1,5 +1,5 @@
-// A few short rows with one number gamma, or one a step: a thread a row, and as few instructions as the recurrence allows. What such a call costs is one
-// launch and one trip to memory.
+// A few short rows with one number gamma, or one a step: a thread a row, and as few instructions as the recurrence
+// allows. What such a call costs is one launch and one trip to memory.
 #pragma once
 
 #include "common/element_types.cuh"
@@ -10,8 +10,8 @@ namespace dcs {
 constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan/planner.h, is_tiny)
 
 template <typename T, bool kStep>
-__global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ gates, T* __restrict__ output, float gamma, float gamma_rest, int rows,
-                            int vectors, bool reverse) {
+__global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ gates, T* __restrict__ output,
+    float gamma, float gamma_rest, int rows, int vectors, bool reverse) {
   constexpr int kVec = 16 / sizeof(T);
   using Word = Vector<T, kVec>;
   const int row = blockIdx.x * blockDim.x + threadIdx.x;

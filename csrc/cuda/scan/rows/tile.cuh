@@ -19,19 +19,20 @@ struct RowsParams {
   uint32_t whole_begin;  // tiles (packed: blocks) whole_begin .. whole_end - 1 have no position outside their rows
   uint32_t whole_end;
   bool one_gamma;  // of all rows
-  void* statuses;       // look-back: tiles * rows, then groups * rows
+  void* statuses;  // look-back: tiles * rows, then groups * rows
   int64_t groups;
 };
 
 // What cuts a kernel looks for.
 enum class Cuts {
-  kPlain,    // a row is one tile, or those of a cluster of blocks: its start
-  kPacked,   // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
+  kPlain,       // a row is one tile, or those of a cluster of blocks: its start
+  kPacked,      // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
   kPackedEach,  // the same with a gamma for each row
-  kGeneral,  // resets, initial values, short rows of any length, unaligned rows
+  kGeneral,     // resets, initial values, short rows of any length, unaligned rows
 };
 
-// The general kernel reads its direction from the problem; in the others it is fixed, which saves a tenth of their instructions.
+// The general kernel reads its direction from the problem; in the others it is fixed, which saves a tenth of their
+// instructions.
 enum class Direction { kLeft, kRight, kEither };
 
 // Vectors of a thread (plan/planner.h, warp_elements). The registers they take bound how many blocks are in flight.
@@ -48,13 +49,16 @@ struct RowsKind {
   static constexpr Cuts kCuts = kCuts_;
   static constexpr Direction kDirection = kDirection_;
   static constexpr int kVec = kVec_, kChunks = kChunksOf<T>;
-  static constexpr bool kPlain = kCuts == Cuts::kPlain, kGeneral = kCuts == Cuts::kGeneral, kPackedEach = kCuts == Cuts::kPackedEach;
+  static constexpr bool kPlain = kCuts == Cuts::kPlain, kGeneral = kCuts == Cuts::kGeneral,
+                        kPackedEach = kCuts == Cuts::kPackedEach;
   static constexpr bool kAtVectors = kCuts == Cuts::kPacked || kPackedEach;
-  static constexpr bool kByChunk = kStep || kGeneral || kPackedEach;  // products of gates are not the same in all chunks
+  static constexpr bool kByChunk =
+      kStep || kGeneral || kPackedEach;  // products of gates are not the same in all chunks
 };
 
-// A row, or the packed rows as one, is memory [0, length). Scan position s of this tile lies at memory position s, or extent - 1 - s, behind `base`;
-// vectors are aligned in memory, so a reversed row starts `pad` positions early. All positions are relative to the tile.
+// A row, or the packed rows as one, is memory [0, length). Scan position s of this tile lies at memory position s, or
+// extent - 1 - s, behind `base`; vectors are aligned in memory, so a reversed row starts `pad` positions early. All
+// positions are relative to the tile.
 template <typename Kind>
 struct RowsTile {
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
@@ -74,7 +78,8 @@ struct RowsTile {
   __device__ __forceinline__ explicit RowsTile(const RowsParams& of) : params(of), p(of.problem) {
     const uint32_t block = blockIdx.x;
     const bool reverse = is_reverse(), packed = is_packed();
-    // Blocks take the first tiles of all rows, then the second tiles, ...: a tile's predecessors in its row have mostly finished before it starts.
+    // Blocks take the first tiles of all rows, then the second tiles, ...: a tile's predecessors in its row have mostly
+    // finished before it starts.
     row = block;
     if (packed) {
       row *= params.packed_rows;
@@ -119,8 +124,12 @@ struct RowsTile {
 
   // Of a thread's k-th vector.
   __device__ __forceinline__ int position(int k) const { return (first_vector + k * 32) * kVec; }
-  __device__ __forceinline__ int address(int k) const { return is_reverse() ? extent - kVec - position(k) : position(k); }
-  __device__ __forceinline__ int apart() const { return is_reverse() ? -32 * kVec : 32 * kVec; }  // from one to the next, in memory
+  __device__ __forceinline__ int address(int k) const {
+    return is_reverse() ? extent - kVec - position(k) : position(k);
+  }
+  __device__ __forceinline__ int apart() const {
+    return is_reverse() ? -32 * kVec : 32 * kVec;
+  }  // from one to the next, in memory
 
   __device__ __forceinline__ bool inside(int s) const {
     const int at = is_reverse() ? extent - 1 - s : s;
@@ -132,7 +141,9 @@ struct RowsTile {
     return row + (max(low, min(at, high - 1)) + static_cast<int>(base)) / time;
   }
   // The r-th packed row that the scan meets.
-  __device__ __forceinline__ int64_t packed_row(int r) const { return is_reverse() ? row + rows_here - 1 - r : row + r; }
+  __device__ __forceinline__ int64_t packed_row(int r) const {
+    return is_reverse() ? row + rows_here - 1 - r : row + r;
+  }
   __device__ __forceinline__ int64_t row_offset(int64_t r, const Strides& strides) const {
     return p.inner == 1 ? r * strides.outer : (r / p.inner) * strides.outer + (r % p.inner) * strides.inner;
   }
@@ -143,8 +154,8 @@ struct RowsTile {
     return pointer + offset;
   }
 
-  // Packed rows of `span` vectors. Where step gammas' fill a warp's chunks evenly, none crosses into the next chunk; other rows of that kind have a kernel
-  // of their own (packed_rows.cuh).
+  // Packed rows of `span` vectors. Where step gammas' fill a warp's chunks evenly, none crosses into the next chunk;
+  // other rows of that kind have a kernel of their own (packed_rows.cuh).
   __device__ __forceinline__ int span() const {
     if constexpr (Kind::kAtVectors) return time / kVec;
     else return 32;
@@ -161,9 +172,9 @@ struct RowsCuts {
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
   uint32_t cuts[Kind::kGeneral ? kChunks : 1] = {};    // bit i: the carry does not enter element i
   uint32_t starts[Kind::kGeneral ? kChunks : 1] = {};  // bit i: a row starts there
-  int reach[kChunks] = {};                             // how many lanes back the carry of this lane's last element comes from
-  uint32_t open = 0;                                   // bit k: the carry into chunk k enters this lane
-  uint32_t closed = 0;                                 // bit k: and does not leave the chunk
+  int reach[kChunks] = {};  // how many lanes back the carry of this lane's last element comes from
+  uint32_t open = 0;        // bit k: the carry into chunk k enters this lane
+  uint32_t closed = 0;      // bit k: and does not leave the chunk
 
   __device__ __forceinline__ bool is_cut(const RowsTile<Kind>& at, int k, int i) const {
     if constexpr (Kind::kGeneral) return (cuts[k] >> i & 1) != 0;
@@ -180,7 +191,8 @@ struct RowsCuts {
         reach[k] = lane;
         open |= 1u << k;
       } else if constexpr (Kind::kAtVectors) {
-        const int before = static_cast<int>(static_cast<uint32_t>(at.position(k)) % static_cast<uint32_t>(time)) / kVec;  // vectors of its row before it
+        const int before = static_cast<int>(static_cast<uint32_t>(at.position(k)) % static_cast<uint32_t>(time)) /
+            kVec;  // vectors of its row before it
         reach[k] = min(lane, before);
         if (before > lane) open |= 1u << k;
         if (__any_sync(0xffffffffu, before <= lane)) closed |= 1u << k;

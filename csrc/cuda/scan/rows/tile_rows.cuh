@@ -1,6 +1,7 @@
-// Scans along contiguous time. A block takes a tile: a piece of one row, or several whole short rows. A lane holds kChunks vectors of 16 bytes,
-// 32 vectors apart, so that loads and stores are whole lines; a vector is scanned serially, vectors across the warp by shuffles (lane_scan.cuh), warps
-// through shared memory, tiles of a long row by look-back (warp_carries.cuh). The last step runs the plain recurrence again from each vector's carry.
+// Scans along contiguous time. A block takes a tile: a piece of one row, or several whole short rows. A lane holds
+// kChunks vectors of 16 bytes, 32 vectors apart, so that loads and stores are whole lines; a vector is scanned
+// serially, vectors across the warp by shuffles (lane_scan.cuh), warps through shared memory, tiles of a long row by
+// look-back (warp_carries.cuh). The last step runs the plain recurrence again from each vector's carry.
 #pragma once
 
 #include "scan/rows/lane_scan.cuh"
@@ -10,10 +11,11 @@
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
-__global__ void __launch_bounds__(
-    32 * (kCuts == Cuts::kPlain && !kStep && !kBackward ? kMaxWarps : kTileWarps),
-    sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2 : kStep || kBackward || kCuts == Cuts::kPackedEach ? 3 : kCuts == Cuts::kPlain ? 2 : 4)
-    rows_kernel(const __grid_constant__ RowsParams params) {
+__global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBackward ? kMaxWarps : kTileWarps),
+    sizeof(T) > 4 || kCuts == Cuts::kGeneral || (kStep && kBackward) ? 2
+        : kStep || kBackward || kCuts == Cuts::kPackedEach           ? 3
+        : kCuts == Cuts::kPlain                                      ? 2
+                                : 4) rows_kernel(const __grid_constant__ RowsParams params) {
   using Kind = RowsKind<T, kStep, kCuts, kVec, kDirection>;
   using Acc = typename Kind::Acc;
   using Wide = typename Kind::Wide;
@@ -39,8 +41,8 @@ __global__ void __launch_bounds__(
     const int apart = at.apart();
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      held[tensor * kChunks + k] =
-          whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart) : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
+      held[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart)
+                                         : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
     }
   };
   const auto word = [&](int tensor, int k) -> Word& { return held[tensor * kChunks + k]; };
@@ -80,7 +82,9 @@ __global__ void __launch_bounds__(
 
   RowsGammas<Kind> gammas(at);
   gammas.load_each(at);
-  const auto initial_at = [&](int s) { return cast<Acc>(static_cast<const T*>(p.initial)[at.row_offset(at.row_of(s), p.initial_strides)]); };
+  const auto initial_at = [&](int s) {
+    return cast<Acc>(static_cast<const T*>(p.initial)[at.row_offset(at.row_of(s), p.initial_strides)]);
+  };
   const auto advance = [&](Acc value, Acc step_gate, Acc y) {
     if constexpr (kStep) return plain_step(value, step_gate, y);
     else return gammas.gate.step(value, y);
@@ -113,7 +117,8 @@ __global__ void __launch_bounds__(
         if (p.shifted) {
           const int first = at.address(k);
           const int64_t before = at.base + (reverse ? first + kVec : first - 1);
-          T previous = before >= 0 && before < at.length ? conj_if(p.conjugate_gamma, gates[before - at.base]) : cast<T>(cast<Acc>(0.0));
+          T previous = before >= 0 && before < at.length ? conj_if(p.conjugate_gamma, gates[before - at.base])
+                                                         : cast<T>(cast<Acc>(0.0));
 #pragma unroll
           for (int i = 0; i < kVec; ++i) {
             const T mine = g.get(i);
@@ -142,13 +147,16 @@ __global__ void __launch_bounds__(
     Acc y = cast<Acc>(0.0);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      const Acc value = values[i], factor = factors[i];  // here: beside the comparison of i they would be indexed by what it is compared with
+      const Acc value = values[i],
+                factor =
+                    factors[i];  // here: beside the comparison of i they would be indexed by what it is compared with
       if (cuts.is_cut(at, k, i)) y = started(value, k, i, factor);
       else y = i == 0 ? value : advance(value, factor, y);
     }
     lanes.vector_total[k] = y;
   }
-  // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be a NaN, has no part in them.
+  // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be
+  // a NaN, has no part in them.
   const auto carry_gates = [&](int k, Acc(&to)[kVec]) {
     step_gates(k, to);
     if constexpr (kCuts == Cuts::kPlain) {
@@ -183,7 +191,8 @@ __global__ void __launch_bounds__(
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
     const bool entered = cuts.open >> k & 1;
-    Acc y = entered ? cast<Acc>(fold(lanes.carry_into(k), lanes.lane_gates[kByChunk ? k : 0], carry)) : cast<Acc>(lanes.carry_into(k));
+    Acc y = entered ? cast<Acc>(fold(lanes.carry_into(k), lanes.lane_gates[kByChunk ? k : 0], carry))
+                    : cast<Acc>(lanes.carry_into(k));
     if (!alone) carry = after(lanes.chunk_piece(k, cuts.closed), carry);
     Acc values[kVec], factors[kVec];
     read(0, k, values);
@@ -220,7 +229,8 @@ __global__ void __launch_bounds__(
         const int s = at.position(k) + i;
         Acc other = i + 1 < kVec ? after_each[(i + 1) % kVec] : beyond;
         bool last = false;  // the adjoint's last step of a row is the forward's first: its carry was `initial`
-        if (packed) last = s >= at.pad && (kVec == 1 || kGeneral || i + 1 == kVec) && (s - at.pad) % at.time == at.time - 1;
+        if (packed)
+          last = s >= at.pad && (kVec == 1 || kGeneral || i + 1 == kVec) && (s - at.pad) % at.time == at.time - 1;
         else last = at.start + s - at.pad == at.length - 1;
         if (last) other = has_initial ? initial_at(s) : cast<Acc>(0.0);
         Acc term = cast<Acc>(0.0);
@@ -229,7 +239,8 @@ __global__ void __launch_bounds__(
         vector_sum = vector_sum + term;
       }
       if constexpr (kStep) {
-        store_vector<T, kVec>(at.tile_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides), first, at.low, at.high, in_memory_order(terms));
+        store_vector<T, kVec>(at.tile_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides), first, at.low, at.high,
+            in_memory_order(terms));
       } else if (packed) {
         vector_sums[at.first_vector + k * 32] = vector_sum;
       } else {

@@ -1,4 +1,5 @@
-// The row kernel's (tile_rows.cuh) carry into a warp: across the warps of a block, the blocks of a cluster and the tiles of a row.
+// The row kernel's (tile_rows.cuh) carry into a warp: across the warps of a block, the blocks of a cluster and the
+// tiles of a row.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -8,7 +9,8 @@
 namespace dcs {
 
 template <typename Kind>
-__device__ __forceinline__ typename Kind::Wide carry_across_warps(const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts, const LaneScan<Kind>& lanes) {
+__device__ __forceinline__ typename Kind::Wide carry_across_warps(
+    const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts, const LaneScan<Kind>& lanes) {
   using Wide = typename Kind::Wide;
   constexpr bool kByChunk = Kind::kByChunk, kStep = Kind::kStep;
   constexpr int kChunks = Kind::kChunks;
@@ -74,7 +76,8 @@ __device__ __forceinline__ typename Kind::Wide carry_across_warps(const RowsTile
       __shared__ Wide groups_carry;
       __shared__ Piece<Wide> group_before, tiles_before;
       Status<Wide>* statuses = static_cast<Status<Wide>*>(params.statuses);
-      const Chain<Wide> chain{statuses + at.row * params.tiles, statuses + params.rows * params.tiles + at.row * params.groups, tile, params.tiles};
+      const Chain<Wide> chain{statuses + at.row * params.tiles,
+          statuses + params.rows * params.tiles + at.row * params.groups, tile, params.tiles};
       Piece<Wide> own, whole_group;
       if (warp == 0) {
         own = warp_piece(0);

@@ -1,4 +1,5 @@
-// Rows of whole vectors that a warp holds whole (kAlone), up to 32 kChunks of them, or a block: packed_rows.cuh's way with rows of several chunks.
+// Rows of whole vectors that a warp holds whole (kAlone), up to 32 kChunks of them, or a block: packed_rows.cuh's way
+// with rows of several chunks.
 #pragma once
 
 #include "scan/rows/packed_rows.cuh"
@@ -14,7 +15,8 @@ struct WholeRowsParams {
 
 // One number or one gamma a row.
 template <typename T, bool kBackward, bool kReverse, int kChunks, bool kAlone>
-__global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlone ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))
+__global__ void __launch_bounds__(
+    kAlone ? kShortThreads : 32 * kTileWarps, kAlone ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))
     whole_rows_kernel(const __grid_constant__ WholeRowsParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr bool kShort = sizeof(T) == 2;
@@ -28,7 +30,8 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
   const int64_t outer = p.inner == 1 ? row : row / p.inner, inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const int first = warp * kChunks * 32 + lane;
   const auto offset = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
-  const Word* const input = reinterpret_cast<const Word*>(static_cast<const T*>(p.input) + offset(p.input_strides)) + first;
+  const Word* const input =
+      reinterpret_cast<const Word*>(static_cast<const T*>(p.input) + offset(p.input_strides)) + first;
   const bool whole = first - lane + 32 * kChunks <= params.vectors;
   const auto inside = [&](int k) { return whole || first + 32 * k < params.vectors; };
   Word x[kChunks], saved[kBackward ? kChunks : 1];
@@ -49,15 +52,20 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
       if (lane_order == 31 && after >= 0 && after < params.vectors * kVec) saved_after[k] = cast<float>(from[after]);
     }
   }
-  const double gamma = p.gamma_kind == GammaKind::kNumber ? p.gamma_value : load_gamma<double>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), false);
+  const double gamma = p.gamma_kind == GammaKind::kNumber
+      ? p.gamma_value
+      : load_gamma<double>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), false);
   const Gate<float, kShort> gate = make_gate<float, kShort>(gamma);
   const bool narrow = fabsf(gate.value) <= 1.f && fabsf(gate.value) >= params.least;
 
   // Vectors of the row that the scan meets before this lane's, and how many of them lie in its own 32.
   const auto order = [&](int k) { return kReverse ? params.vectors - 1 - first - 32 * k : first + 32 * k; };
   const auto reach = [&](int k) { return kReverse ? min(lane_order, order(k)) : lane_order; };
-  // Whether the row's first step lies in these 32 vectors, or in those after them: what came before is no part of the row.
-  const auto starts = [&](int k) { return kReverse ? first - lane + 32 * k + 32 >= params.vectors : first - lane + 32 * k == 0; };
+  // Whether the row's first step lies in these 32 vectors, or in those after them: what came before is no part of the
+  // row.
+  const auto starts = [&](int k) {
+    return kReverse ? first - lane + 32 * k + 32 >= params.vectors : first - lane + 32 * k == 0;
+  };
   const auto from_before = [&](auto value, int distance) {
     return kReverse ? __shfl_down_sync(kAll, value, distance) : __shfl_up_sync(kAll, value, distance);
   };
@@ -81,7 +89,8 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
     if (lane == 0) warp_totals[warp] = own;
     __syncthreads();
     if constexpr (kReverse) {
-      for (int w = warps - 1; w > warp; --w) carry = w == warps - 1 ? warp_totals[w] : fold(warp_totals[w], power, carry);
+      for (int w = warps - 1; w > warp; --w)
+        carry = w == warps - 1 ? warp_totals[w] : fold(warp_totals[w], power, carry);
     } else {
       for (int w = 0; w < warp; ++w) carry = w == 0 ? warp_totals[w] : fold(warp_totals[w], power, carry);
     }
@@ -123,7 +132,8 @@ __global__ void __launch_bounds__(kAlone ? kShortThreads : 32 * kTileWarps, kAlo
       carry = fmaf(power.high, carry, chunk_total[k]);
     }
   } else {
-    // In double throughout, chunk after chunk, in local memory: carries may lie beyond float's range, where the recurrence comes back from.
+    // In double throughout, chunk after chunk, in local memory: carries may lie beyond float's range, where the
+    // recurrence comes back from.
     double entering[kChunks], chunk_total[kChunks], power = power_of<kVec>(gamma), lane_power = 1.0;
     for (int d = 1; d < 32; d *= 2) {
       if (lane_order & d) lane_power = power_mul(lane_power, power);

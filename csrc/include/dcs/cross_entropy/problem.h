@@ -3,15 +3,19 @@
 //   u = logit_scale * (logits + bias)     z = softcap > 0 ? softcap * tanh(u / softcap) : u
 //   lse = log sum_j exp z_j               p = exp(z - lse)          entropy = -sum_j p_j log p_j
 //   loss = (1 - eps) w_t (lse - z_t) + eps / V * sum_j w_j (lse - z_j) + z_loss * lse^2
-// and, in the logits' place, d/dlogits of grad_loss * loss + grad_lse * lse + grad_entropy * entropy. With H the entropy, for j other than t
-//   d/dz_j = p_j (A + C + B log p_j) - E w_j      A = grad_loss (eps / V * sum w + 2 z_loss lse) + grad_lse - grad_entropy * H
-//                                                 B = -grad_entropy    C = grad_loss (1 - eps) w_t    E = grad_loss * eps / V
+// and, in the logits' place, d/dlogits of grad_loss * loss + grad_lse * lse + grad_entropy * entropy. With H the
+// entropy, for j other than t
+//   d/dz_j = p_j (A + C + B log p_j) - E w_j      A = grad_loss (eps / V * sum w + 2 z_loss lse) + grad_lse -
+//   grad_entropy * H
+//                                                 B = -grad_entropy    C = grad_loss (1 - eps) w_t    E = grad_loss *
+//                                                 eps / V
 //   d/dz_t = C (p_t - 1) + p_t (A + B log p_t) - E w_t
-// With class probabilities q the loss is sum_j v_j (lse - z_j) + z_loss * lse^2 for v_j = w_j ((1 - eps) q_j + eps / V), so C = 0 and, in A and E,
-// v takes the place of eps / V * w.
+// With class probabilities q the loss is sum_j v_j (lse - z_j) + z_loss * lse^2 for v_j = w_j ((1 - eps) q_j + eps /
+// V), so C = 0 and, in A and E, v takes the place of eps / V * w.
 //
-// The target is kept out of the row's sums. With m the largest logit, R = the sum of exp(z_j - m) over the others and S = R + exp(z_t - m):
-// p_t - 1 = -R / S and, where z_t is the largest, lse - z_t = log1p(R), so that a loss of 1e-20 and its gradient keep all their digits.
+// The target is kept out of the row's sums. With m the largest logit, R = the sum of exp(z_j - m) over the others and S
+// = R + exp(z_t - m): p_t - 1 = -R / S and, where z_t is the largest, lse - z_t = log1p(R), so that a loss of 1e-20 and
+// its gradient keep all their digits.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +30,14 @@ struct RowScalar {
   int64_t stride = 0;
 };
 
-// Where the logits' gradient is written a second time, for one GEMM over the rows of several calls: by slices of `width` classes, `inner` of a slice's
-// columns in the memory of its part of the GEMM's result and the others beside it (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
+// Where the logits' gradient is written a second time, for one GEMM over the rows of several calls: by slices of
+// `width` classes, `inner` of a slice's columns in the memory of its part of the GEMM's result and the others beside it
+// (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
 struct SavedGradient {
   void* within = nullptr;  // null: nowhere. Slices lie width * room elements apart, and are matrices of `rows` rows
   void* beside = nullptr;  // one slice behind the other; rows padded to 16 bytes
   int64_t room = 0;        // elements of the result a class
-  int64_t rows = 0, first_row = 0;  // the logits' first row is the slices' row first_row
+  int64_t rows = 0, first_row = 0;               // the logits' first row is the slices' row first_row
   int64_t width = 1, inner = 0, last_inner = 0;  // last_inner: of the last slice, which has the remaining classes
 };
 
@@ -45,7 +50,8 @@ struct RowsProblem {
 
   const int64_t* target = nullptr;  // class indices, one a row; or null
   int64_t target_stride = 0;
-  const void* probabilities = nullptr;  // where `target` is null: one a logit, probabilities_stride elements from a row to the next
+  const void* probabilities =
+      nullptr;  // where `target` is null: one a logit, probabilities_stride elements from a row to the next
   int64_t probabilities_stride = 0;
   const void* bias = nullptr;    // one a column, or null
   const void* weight = nullptr;  // likewise

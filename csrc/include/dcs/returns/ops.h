@@ -1,4 +1,5 @@
-// `_temporal_difference_scan` and `_n_step_returns` over a backend: checks, the (outer, time, inner) view of every operand, outputs. A backend gives
+// `_temporal_difference_scan` and `_n_step_returns` over a backend: checks, the (outer, time, inner) view of every
+// operand, outputs. A backend gives
 //   static void run(const ReturnsProblem&, const Tensor& rewards)   rewards: for the stream and the device
 // The sentences are those of torch_dcs_ops/ops/returns/validate.py (a test compares the two).
 #pragma once
@@ -15,41 +16,48 @@ namespace dcs {
 
 constexpr const char *kReturns = "_temporal_difference_scan", *kNStep = "_n_step_returns";
 
-inline void check_reward_like(const char* op, const char* name, const Tensor& tensor, const Tensor& rewards, bool is_flag) {
+inline void check_reward_like(
+    const char* op, const char* name, const Tensor& tensor, const Tensor& rewards, bool is_flag) {
   const ScalarType dtype = rewards.scalar_type(), have = tensor.scalar_type();
   if (is_flag ? have != ScalarType::Bool && have != dtype : have != dtype)
-    fail(op, ": ", name, " must ", is_flag ? "be bool or have" : "have", " rewards' dtype ", dtype_name(dtype), ", got ", dtype_name(have));
+    fail(op, ": ", name, " must ", is_flag ? "be bool or have" : "have", " rewards' dtype ", dtype_name(dtype),
+        ", got ", dtype_name(have));
   if (!same_device(tensor, rewards))
     fail(op, ": ", name, " must be on rewards' device ", device_text(rewards), ", got ", device_text(tensor));
   if (sizes_of(tensor) != sizes_of(rewards))
-    fail(op, ": ", name, " must have rewards' shape ", shape_text(sizes_of(rewards)), ", got ", shape_text(sizes_of(tensor)));
+    fail(op, ": ", name, " must have rewards' shape ", shape_text(sizes_of(rewards)), ", got ",
+        shape_text(sizes_of(tensor)));
 }
 
 inline void check_bootstrap(const char* op, const Tensor& tensor, const Tensor& rewards, int64_t dim) {
   if (tensor.scalar_type() != rewards.scalar_type())
-    fail(op, ": bootstrap_value must have rewards' dtype ", dtype_name(rewards.scalar_type()), ", got ", dtype_name(tensor.scalar_type()));
+    fail(op, ": bootstrap_value must have rewards' dtype ", dtype_name(rewards.scalar_type()), ", got ",
+        dtype_name(tensor.scalar_type()));
   if (!same_device(tensor, rewards))
     fail(op, ": bootstrap_value must be on rewards' device ", device_text(rewards), ", got ", device_text(tensor));
   const Sizes rows = without_dim(sizes_of(rewards), dim), have = sizes_of(tensor);
   if (!broadcasts_to(have, rows))
-    fail(op, ": bootstrap_value must broadcast to rewards' shape without dim ", dim, ", ", shape_text(rows), ", got ", shape_text(have));
+    fail(op, ": bootstrap_value must broadcast to rewards' shape without dim ", dim, ", ", shape_text(rows), ", got ",
+        shape_text(have));
 }
 
 inline void check_discount(const char* op, const char* name, const Tensor& rate, const Tensor& rewards, int64_t dim) {
-  if (!is_real_floating(rate.scalar_type())) fail(op, ": ", name, " must be a floating-point tensor, got ", dtype_name(rate.scalar_type()));
+  if (!is_real_floating(rate.scalar_type()))
+    fail(op, ": ", name, " must be a floating-point tensor, got ", dtype_name(rate.scalar_type()));
   if (!(rate.dim() == 0 && rate.is_cpu()) && !same_device(rate, rewards))
     fail(op, ": ", name, " must be on rewards' device ", device_text(rewards), ", got ", device_text(rate));
   const Sizes have = sizes_of(rate), full = sizes_of(rewards), rows = without_dim(full, dim);
   const int64_t ndim = rewards.dim();
-  if (rate.dim() > ndim) fail(op, ": ", name, " must have at most rewards' number of dimensions (", ndim, "), got ", rate.dim());
+  if (rate.dim() > ndim)
+    fail(op, ": ", name, " must have at most rewards' number of dimensions (", ndim, "), got ", rate.dim());
   if (rate.dim() == ndim) {
     if (!broadcasts_to(have, full))
       fail(op, ": ", name, " must broadcast to rewards' shape ", shape_text(full), ", got ", shape_text(have));
     return;
   }
   if (!broadcasts_to(have, rows))
-    fail(op, ": ", name, " must broadcast to rewards' shape without dim ", dim, ", ", shape_text(rows), ", to give one a row, got ",
-         shape_text(have), "; one a step needs rewards' number of dimensions (", ndim, ")");
+    fail(op, ": ", name, " must broadcast to rewards' shape without dim ", dim, ", ", shape_text(rows),
+        ", to give one a row, got ", shape_text(have), "; one a step needs rewards' number of dimensions (", ndim, ")");
 }
 
 // Everything a call says; converted tensors are kept alive here.
@@ -102,7 +110,8 @@ class ReturnsOperands {
 
   void output(ReturnsOutput& output, const Tensor& tensor) {
     output.data = tensor.mutable_data_ptr();
-    layout_.add(const_cast<const void**>(&output.data), &output.strides, width(tensor), strides_in(tensor, sizes_, call_.dim, false));
+    layout_.add(const_cast<const void**>(&output.data), &output.strides, width(tensor),
+        strides_in(tensor, sizes_, call_.dim, false));
   }
   void input(ReturnsInput& input, const OptionalTensor& tensor, bool is_row = false) {
     if (!tensor) return;
@@ -146,10 +155,12 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   const auto make = [&](bool wanted) {
     if (wanted) return torch::stable::empty_like(call.rewards);
     const std::array<int64_t, 1> size{0};
-    return torch::stable::new_empty(call.rewards, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), call.rewards.scalar_type());
+    return torch::stable::new_empty(
+        call.rewards, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), call.rewards.scalar_type());
   };
   Tensor advantages = make(call.need_advantages), targets = make(call.need_targets), pg_advantages = make(call.need_pg);
-  if (call.rewards.numel() == 0 || !(call.need_advantages || call.need_targets || call.need_pg)) return {advantages, targets, pg_advantages};
+  if (call.rewards.numel() == 0 || !(call.need_advantages || call.need_targets || call.need_pg))
+    return {advantages, targets, pg_advantages};
 
   ReturnsProblem problem;
   problem.dtype = element_type(call.rewards.scalar_type());
@@ -177,24 +188,26 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
 }
 
 template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor> temporal_difference_scan(Tensor rewards, OptionalTensor values, OptionalTensor next_values,
-                                                            OptionalTensor bootstrap_value, OptionalTensor terminated, OptionalTensor truncated,
-                                                            OptionalTensor gamma, double gamma_value, OptionalTensor trace, double trace_value,
-                                                            OptionalTensor rhos, double clip_rho, double clip_c, double clip_pg, int64_t dim,
-                                                            bool need_advantages, bool need_targets, bool need_pg) {
-  return run_returns<Backend>({kReturns, std::move(rewards), std::move(values), std::move(next_values), std::move(bootstrap_value), std::move(terminated),
-                               std::move(truncated), std::move(gamma), gamma_value, std::move(trace), trace_value, std::move(rhos), clip_rho, clip_c,
-                               clip_pg, dim, need_advantages, need_targets, need_pg, std::nullopt});
+std::tuple<Tensor, Tensor, Tensor> temporal_difference_scan(Tensor rewards, OptionalTensor values,
+    OptionalTensor next_values, OptionalTensor bootstrap_value, OptionalTensor terminated, OptionalTensor truncated,
+    OptionalTensor gamma, double gamma_value, OptionalTensor trace, double trace_value, OptionalTensor rhos,
+    double clip_rho, double clip_c, double clip_pg, int64_t dim, bool need_advantages, bool need_targets,
+    bool need_pg) {
+  return run_returns<Backend>(
+      {kReturns, std::move(rewards), std::move(values), std::move(next_values), std::move(bootstrap_value),
+          std::move(terminated), std::move(truncated), std::move(gamma), gamma_value, std::move(trace), trace_value,
+          std::move(rhos), clip_rho, clip_c, clip_pg, dim, need_advantages, need_targets, need_pg, std::nullopt});
 }
 
 template <typename Backend>
-Tensor n_step_returns(Tensor rewards, OptionalTensor values, OptionalTensor next_values, OptionalTensor bootstrap_value, OptionalTensor terminated,
-                      OptionalTensor truncated, OptionalTensor gamma, double gamma_value, OptionalTensor trace, double trace_value, int64_t dim, int64_t n) {
+Tensor n_step_returns(Tensor rewards, OptionalTensor values, OptionalTensor next_values, OptionalTensor bootstrap_value,
+    OptionalTensor terminated, OptionalTensor truncated, OptionalTensor gamma, double gamma_value, OptionalTensor trace,
+    double trace_value, int64_t dim, int64_t n) {
   // `values` are those of the next states alone.
   if (next_values) values = std::nullopt;
-  return std::get<1>(run_returns<Backend>({kNStep, std::move(rewards), std::move(values), std::move(next_values), std::move(bootstrap_value),
-                                           std::move(terminated), std::move(truncated), std::move(gamma), gamma_value, std::move(trace), trace_value,
-                                           std::nullopt, 1.0, 1.0, 1.0, dim, false, true, false, n}));
+  return std::get<1>(run_returns<Backend>({kNStep, std::move(rewards), std::move(values), std::move(next_values),
+      std::move(bootstrap_value), std::move(terminated), std::move(truncated), std::move(gamma), gamma_value,
+      std::move(trace), trace_value, std::nullopt, 1.0, 1.0, 1.0, dim, false, true, false, n}));
 }
 
 template <typename Backend>

@@ -1,8 +1,9 @@
-// What a kernel of `_temporal_difference_scan` is asked to do, free of torch types. With v' the value of the next state (torch_dcs_ops/reference/returns.py
-// has it all, and what of it is selected away rather than multiplied by 0):
+// What a kernel of `_temporal_difference_scan` is asked to do, free of torch types. With v' the value of the next state
+// (torch_dcs_ops/reference/returns.py has it all, and what of it is selected away rather than multiplied by 0):
 //   base_t  = r_t + gamma_t (1 - terminated_t) v'_t - v_t
-//   A_t     = min(clip_rho, rho_t) base_t + c_t A_{t+1}                 c_t = gamma_t lambda_t min(clip_c, rho_t), nothing carried where an episode ends
-//   target_t = A_t + v_t         pg_t = min(clip_pg, rho_t) (base_t + gamma_t lambda_t A_{t+1})
+//   A_t     = min(clip_rho, rho_t) base_t + c_t A_{t+1}                 c_t = gamma_t lambda_t min(clip_c, rho_t),
+//   nothing carried where an episode ends target_t = A_t + v_t         pg_t = min(clip_pg, rho_t) (base_t + gamma_t
+//   lambda_t A_{t+1})
 // Without values: target_t = r_t + (gamma_t - c_t) v'_t + c_t target_{t+1}.
 #pragma once
 
@@ -22,8 +23,8 @@ struct ReturnsOutput {
   Strides strides;
 };
 
-// gamma, or the trace: `kNumber` takes `value`, `kRow` reads `data` in `dtype` (any floating dtype, its time stride is 0), `kStep` reads `data` in the
-// dtype of the arithmetic: double for double rewards, else float.
+// gamma, or the trace: `kNumber` takes `value`, `kRow` reads `data` in `dtype` (any floating dtype, its time stride is
+// 0), `kStep` reads `data` in the dtype of the arithmetic: double for double rewards, else float.
 struct ReturnsDiscount {
   GammaKind kind = GammaKind::kNumber;
   double value = 1.0;
@@ -45,7 +46,8 @@ struct ReturnsProblem {
   bool terminated_is_bool = true, truncated_is_bool = true;  // else in `dtype`
   ReturnsDiscount gamma, trace;
   double clip_rho = 1.0, clip_c = 1.0, clip_pg = 1.0;
-  int64_t steps = 0;  // `_n_step_returns` over so many, fewer than `length`, into `targets`; values are v' of the step before. 0: the scan
+  int64_t steps = 0;  // `_n_step_returns` over so many, fewer than `length`, into `targets`; values are v' of the step
+                      // before. 0: the scan
 
   ReturnsOutput advantages, targets, pg_advantages;  // without values, `targets` alone
 

@@ -41,15 +41,19 @@ struct ScanProblem {
   const bool* reset = nullptr;  // null: none
   Strides reset_strides;
 
-  // The backward of a scan (the forward one ran in the other direction, unshifted). `input` is the upstream gradient, the fields above
-  // describe the adjoint scan (shifted = true; gates and resets are the forward's), and the kernel also forms
-  //   grad_gamma[t] = output[t] * conj(saved[next(t)]),  next(t) = the forward scan's prev(t) = the adjoint's next step,
-  // with saved[beyond the end] = initial (or 0), and 0 where reset[t]. `initial` is the forward's and does not enter the adjoint scan.
+  // The backward of a scan (the forward one ran in the other direction, unshifted). `input` is the upstream gradient,
+  // the fields above describe the adjoint scan (shifted = true; gates and resets are the forward's), and the kernel
+  // also forms
+  //   grad_gamma[t] = output[t] * conj(saved[next(t)]),  next(t) = the forward scan's prev(t) = the adjoint's next
+  //   step,
+  // with saved[beyond the end] = initial (or 0), and 0 where reset[t]. `initial` is the forward's and does not enter
+  // the adjoint scan.
   bool backward = false;
   const void* saved = nullptr;  // the forward's output, input's dtype
   Strides saved_strides;
-  // kStep: elementwise, in the input's dtype. Else: sums over time, (outer, inner, partials) with a time stride of 0 and a stride of 1 over
-  // the partials, in float for half, bfloat16 and float inputs and in the input's dtype for others; every partial is written.
+  // kStep: elementwise, in the input's dtype. Else: sums over time, (outer, inner, partials) with a time stride of 0
+  // and a stride of 1 over the partials, in float for half, bfloat16 and float inputs and in the input's dtype for
+  // others; every partial is written.
   void* grad_gamma = nullptr;
   Strides grad_gamma_strides;
   int64_t partials = 1;
