@@ -1,5 +1,4 @@
-// The log-semiring family on the CPU: scratch memory, and the stages of each op shared out among torch's threads. No
-// bit depends on how.
+// The log-semiring family on the CPU: scratch memory, and each op's stages on torch's threads. No bit depends on how.
 #include <cmath>
 #include <string>
 #include <tuple>

@@ -325,23 +325,7 @@ class ReturnsLaunch {
 
   bool launch_warp_columns(void (*kernel)(ReturnsWarpColumnsCall<Acc>), int (*stage_bytes)(bool, bool), int columns,
       int steps, int stages, int carries, int64_t blocks, int warps) {
-    ReturnsWarpColumnsCall<Acc> call{known_of<Acc>(p_, steps)};
-    const auto read = [](ReturnsColumnOperand& to, const ReturnsInput& from) {
-      to = {static_cast<const char*>(from.data), from.strides};
-    };
-    read(call.rewards, p_.rewards);
-    read(call.values, p_.values);
-    read(call.next_values, p_.next_values);
-    read(call.rhos, p_.rhos);
-    read(call.terminated, p_.terminated);
-    read(call.truncated, p_.truncated);
-    call.bootstrap = p_.bootstrap_value;
-    call.advantages = p_.advantages;
-    call.targets = p_.targets;
-    call.pg_advantages = p_.pg_advantages;
-    call.inner = p_.inner;
-    call.length = p_.length;
-    call.blocks = static_cast<int>(ceil_div(p_.inner, 32 * columns));
+    ReturnsWarpColumnsCall<Acc> call = warp_columns_call<Acc>(p_, columns, steps);
     call.stage_bytes = stage_bytes(p_.terminated.data != nullptr, p_.truncated.data != nullptr);
     const int shared = warps * (stages * call.stage_bytes + carries);
     if (shared > device_.shared_per_block) return false;
@@ -363,9 +347,8 @@ class ReturnsLaunch {
         return;
       }
     }
-    if constexpr (kFull)
-      launch_columns<sizeof(T) <= 4 ? 8 : 4, 8>(
-          returns_columns_kernel < T, kForm, true, 1, sizeof(T) <= 4 ? 8 : 4, 8, 1 >, 1);
+    constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;
+    if constexpr (kFull) launch_columns<kSteps, 8>(returns_columns_kernel<T, kForm, true, 1, kSteps, 8, 1>, 1);
     else if constexpr (kLarge || sizeof(T) > 4)
       launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
     else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);

@@ -27,6 +27,29 @@ struct ReturnsWarpColumnsCall : ReturnsKnown<Acc> {
   int stage_bytes;
 };
 
+// All but stage_bytes.
+template <typename Acc>
+ReturnsWarpColumnsCall<Acc> warp_columns_call(const ReturnsProblem& p, int columns, int steps) {
+  ReturnsWarpColumnsCall<Acc> call{known_of<Acc>(p, steps)};
+  const auto operand = [](const ReturnsInput& from) {
+    return ReturnsColumnOperand{static_cast<const char*>(from.data), from.strides};
+  };
+  call.rewards = operand(p.rewards);
+  call.values = operand(p.values);
+  call.next_values = operand(p.next_values);
+  call.rhos = operand(p.rhos);
+  call.terminated = operand(p.terminated);
+  call.truncated = operand(p.truncated);
+  call.bootstrap = p.bootstrap_value;
+  call.advantages = p.advantages;
+  call.targets = p.targets;
+  call.pg_advantages = p.pg_advantages;
+  call.inner = p.inner;
+  call.length = p.length;
+  call.blocks = static_cast<int>(ceil_div(p.inner, 32 * columns));
+  return call;
+}
+
 constexpr int kMaxColumnWarps = 16;  // more would wait in line longer than they hide
 
 // Bytes of a warp's stage.
