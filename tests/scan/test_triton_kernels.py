@@ -296,7 +296,9 @@ def test_gamma_is_not_rounded_to_float32(launchers: ModuleType, shape: tuple[int
     dim = int(shape[0] == 1)
     ones = torch.ones(shape, device=DEVICE)
     for reverse in (False, True):
-        output = launchers.scan(ones, None, 0.999, dim, reverse, False, None, None, None).cpu().movedim(dim, 0)
+        output = (
+            launchers.scan(ones, ScanCall(None, 0.999, dim, reverse, False, None, None, None)).cpu().movedim(dim, 0)
+        )
         expected = (1 - 0.999 ** torch.arange(1, len(output) + 1, dtype=torch.float64)) / (1 - 0.999)
         expected = expected.flip(0) if reverse else expected
         assert (output.double() - expected[:, None]).abs().max().item() <= 3e-4
