@@ -24,7 +24,9 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
+from torch_dcs_ops import discounted_cumsum
 from torch_dcs_ops.compile.inductor import versions
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -205,3 +207,17 @@ def compiled_for_a_gpu(source: str, **options: int) -> list[int]:
         check=True, env=environment, stdout=subprocess.PIPE,
     )  # fmt: skip
     return [int(line.split()[-1]) for line in done.stdout.splitlines()]
+
+
+def on_device(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(DEVICE) for tensor in tensors)
+
+
+def assert_one_kernel(kernels: Kernels) -> None:
+    assert len(kernels.names()) == 1, kernels.names()
+    assert kernels.extern_ops() == []
+
+
+# Kernels against the recurrence in float64. Negated inputs and outputs are operations to fuse with that round nothing.
+def negated_scan(x: Tensor, gamma: Any, initial: Tensor | None, **options: Any) -> Tensor:
+    return -discounted_cumsum(-x, gamma, initial=None if initial is None else -initial, **options)

@@ -7,9 +7,7 @@ gets into TorchInductor is in test_backend.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,51 +18,10 @@ from torch.nn import functional as F
 from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 from torch_dcs_ops.compile.passes import match_steps
 
+from compile.fused_graphs import LOSS, assert_same, rewritten
 from compile.lce_graphs import FUSED, REFUSED, B, D, Operands, T, V, rows
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
-LOSS = torch.ops.dcs.linear_cross_entropy.default
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said() -> Iterator[None]:
-    for known in (fusing._said, match_steps._softcaps):
-        known.clear()
-    yield
-    for known in (fusing._said, match_steps._softcaps):
-        known.clear()
-
-
-def rewritten(function: Callable[..., Any], *, dynamic: bool | None = None, minimum_logits: int = 0) -> Any:
-    """`function` as Dynamo traces it, rewritten, run in eager mode; `fused` counts, `graphs` are the rewritten ones."""
-    record = SimpleNamespace(fused=0, graphs=[])
-
-    def backend(module: fx.GraphModule, _: Any) -> Any:
-        record.fused += fusing.fuse_linear_cross_entropy(module.graph, minimum_logits)
-        module.graph.lint()
-        module.recompile()
-        record.graphs.append(module.graph)
-        return module
-
-    record.run = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
-    return record
-
-
-def assert_same(
-    function: Callable[..., Tensor], o: Operands, record: Any, tolerance: float = 1e-12, around: Any = nullcontext
-) -> None:
-    for x, y in ((o.x, o.y), (o.x[:, :4], o.y[:, :4])):
-        with around():
-            got, expected = record.run(o, x, y), function(o, x, y)
-        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-        upstream = torch.randn_like(expected)
-        gradients = [torch.autograd.grad(loss, o.leaves(), upstream, allow_unused=True) for loss in (got, expected)]
-        for value, wanted in ((got, expected), *zip(*gradients, strict=True)):
-            assert (value is None) == (wanted is None)
-            if wanted is not None:
-                scale = max(1.0, float(wanted.detach().abs().max()))
-                torch.testing.assert_close(value, wanted, rtol=0, atol=tolerance * scale)
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_said")
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -345,79 +302,3 @@ def test_an_error_leaves_the_graph(device: str, monkeypatch: pytest.MonkeyPatch,
     assert record.fused == 0
     assert F.cross_entropy in [node.target for node in record.graphs[0].nodes]
     assert "ZeroDivisionError: planted" in caplog.text
-
-
-AUTOCAST: dict[str, Callable[[Operands, Tensor, Tensor], Tensor]] = {}
-
-
-def autocast_case(
-    function: Callable[[Operands, Tensor, Tensor], Tensor],
-) -> Callable[[Operands, Tensor, Tensor], Tensor]:
-    AUTOCAST[function.__name__] = function
-    return function
-
-
-@autocast_case
-def all_inside(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, torch.bfloat16):
-        return F.cross_entropy(rows(o.head(x)), y.flatten())
-
-
-@autocast_case
-def head_inside(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, torch.bfloat16):
-        logits = o.head(x)
-    return F.cross_entropy(rows(logits).float(), y.flatten())
-
-
-@autocast_case
-def head_in_float32(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, torch.bfloat16):
-        with torch.autocast(x.device.type, enabled=False):
-            logits = o.head(x)
-        return F.cross_entropy(rows(logits), y.flatten())
-
-
-@autocast_case
-def other_half_dtype(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, torch.float16):
-        logits = o.head(x)
-    with torch.autocast(x.device.type, torch.bfloat16):
-        return F.cross_entropy(rows(logits), y.flatten())
-
-
-@pytest.mark.parametrize("name", AUTOCAST)
-def test_autocast(device: str, name: str) -> None:
-    """The linear map keeps its dtype: what autocast made half is half, what was float32 is not made half."""
-    o = Operands(device, torch.float32)
-    function = AUTOCAST[name]
-    record = rewritten(function)
-    # Half logits are rounded to 2**-9 of themselves, and their gradients too.
-    budgets = {"head_in_float32": 2e-6, "other_half_dtype": 2**-10}
-    assert_same(function, o, record, tolerance=budgets.get(name, 2**-7))
-    assert record.fused
-
-
-@pytest.mark.parametrize("head_in_float32", [False, True])
-def test_autocast_around_the_call(device: str, head_in_float32: bool) -> None:
-    o = Operands(device, torch.float32)
-
-    def function(o: Operands, x: Tensor, y: Tensor) -> Tensor:
-        if head_in_float32:
-            with torch.autocast(x.device.type, enabled=False):
-                return F.cross_entropy(rows(o.head(x)), y.flatten())
-        return F.cross_entropy(rows(o.head(x)), y.flatten())
-
-    record = rewritten(function)
-    assert_same(function, o, record, 2e-6 if head_in_float32 else 2**-7, lambda: torch.autocast(device, torch.bfloat16))
-    assert record.fused
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_models(device: str, dtype: torch.dtype) -> None:
-    o = Operands(device, dtype)
-    for name in ("nn.Linear", "shifted", "softcap"):
-        torch._dynamo.reset()
-        record = rewritten(FUSED[name])
-        assert_same(FUSED[name], o, record, tolerance=4 * torch.finfo(dtype).eps)
-        assert record.fused
