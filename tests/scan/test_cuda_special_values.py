@@ -7,6 +7,8 @@ import torch
 
 from torch_dcs_ops import discounted_cumsum
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
 
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
