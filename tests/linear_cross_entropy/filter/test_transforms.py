@@ -9,6 +9,7 @@ from torch import Tensor, func
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
 from torch_dcs_ops.ops.linear_cross_entropy import filter as gradient_filter
+from torch_dcs_ops.ops.linear_cross_entropy.plan import make_filtered_plan
 
 from linear_cross_entropy.filter.oracle import CLASSES, EPS, FEATURES, GROUP, budget_of, dense, operands
 from linear_cross_entropy.oracle import gradients, leaf, relative_error
@@ -119,7 +120,8 @@ def test_module(device: str) -> None:
     module = LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True, device=device, grad_filter_eps=EPS)
     module.load_state_dict({"linear.weight": w, "linear.bias": bias})
     module(x, target).backward()
-    expected, _ = dense(x, w, target, x.size(0), EPS, linear_bias=bias)
+    plan = make_filtered_plan(x.size(0), CLASSES, x.dtype, device, None)
+    expected, _ = dense(x, w, target, plan.rows, EPS, linear_bias=bias, group_rows=plan.group_rows)
     assert relative_error(module.linear.weight.grad, expected[1]) < 4e-6
     assert f"grad_filter_eps={EPS}" in repr(module)
 
