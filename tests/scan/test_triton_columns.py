@@ -23,7 +23,6 @@ from compile.generated_code import (
     InterpretedKernel,
     Kernels,
     compiled_for_a_gpu,
-    lowered_scans,  # noqa: F401  (the fixture `kernels`)
     lowering_test,
     starts_the_interpreter,
 )
