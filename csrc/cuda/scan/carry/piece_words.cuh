@@ -1,0 +1,40 @@
+// Pieces of a scan that blocks leave each other in global memory while they run.
+#pragma once
+
+#include "scan/carry/tile_status.cuh"
+
+namespace dcs {
+
+// A piece as 16-byte words, which are written and read whole: a part of a value, and beside it which call wrote it. A
+// call's tag is an even number that memory is unlikely to hold (`new_tag`), so nothing is cleared before a launch; its
+// lowest bit says whether the piece is closed. With `kGates` the product of the gates goes along: where the reader
+// knows it, as a power of one gamma, it does not.
+template <typename Wide, bool kGates>
+struct PieceWords {
+  static constexpr int kValues = sizeof(Wide) / 8, kWords = kValues * (kGates ? 2 : 1);
+  Word words[kWords];
+
+  __device__ __forceinline__ void publish(const Piece<Wide>& piece, uint64_t tag) {
+    const uint64_t state = tag | (piece.closed ? 1 : 0);
+    const uint64_t* const total = reinterpret_cast<const uint64_t*>(&piece.total);
+    const uint64_t* const gates = reinterpret_cast<const uint64_t*>(&piece.gates);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) store_word(&words[i], i < kValues ? total[i] : gates[i - kValues], state);
+  }
+  // Whether the piece is there; of `piece.gates` nothing is touched without `kGates`.
+  __device__ __forceinline__ bool read(Piece<Wide>& piece, uint64_t tag) const {
+    uint64_t* const total = reinterpret_cast<uint64_t*>(&piece.total);
+    uint64_t* const gates = reinterpret_cast<uint64_t*>(&piece.gates);
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const Word word = load_word(&words[i]);
+      (i < kValues ? total[i] : gates[i - kValues]) = word.value;
+      there = there && (word.state & ~uint64_t{1}) == tag;
+      piece.closed = word.state & 1;
+    }
+    return there;
+  }
+};
+
+}  // namespace dcs
