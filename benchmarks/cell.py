@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from harness import CudaTimer, Deadline, Function, Row, Skipped, Timing
+from harness import CudaTimer, Deadline, Function, Row, Skipped, Timing, reason_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def run_cell(
                 candidate.function()
                 torch.cuda.synchronize()
             except Exception as error:  # a peer that cannot do the shape says so in the table
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+                reason = reason_of(error)
         if reason is None:
             measured[candidate.name] = candidate
         else:

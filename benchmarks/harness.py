@@ -7,6 +7,7 @@ throughout, on fresh random inputs (zeros draw less power, and a GPU runs them f
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import platform
 import statistics
@@ -171,8 +172,8 @@ class CudaTimer:
 
     GRAPH_CALLS = 20
 
-    def __init__(self, seconds: float = 0.15, slow_milliseconds: float = 20.0) -> None:
-        self.seconds, self.slow_milliseconds = seconds, slow_milliseconds
+    def __init__(self, seconds: float = 0.15, slow_milliseconds: float = 20.0, replays: int = 50) -> None:
+        self.seconds, self.slow_milliseconds, self.replays = seconds, slow_milliseconds, replays
         cache = torch.cuda.get_device_properties(0).L2_cache_size
         self.flush = torch.empty(max(4 * cache, 256 << 20), dtype=torch.uint8, device="cuda")
 
@@ -234,7 +235,7 @@ class CudaTimer:
                     function()
             graphs[name] = graph
         spans: dict[str, list[_Span]] = {name: [] for name in graphs}
-        for _ in range(50):
+        for _ in range(self.replays):
             for name, graph in graphs.items():
                 torch.cuda._sleep(100_000)
                 span = _Span()
@@ -244,7 +245,9 @@ class CudaTimer:
                 spans[name].append(span)
         torch.cuda.synchronize()
         return {
-            name: Timing(statistics.median(span.milliseconds for span in spans[name][5:]) / self.GRAPH_CALLS, 45)
+            name: Timing(
+                statistics.median(span.milliseconds for span in spans[name][5:]) / self.GRAPH_CALLS, self.replays - 5
+            )
             for name in graphs
         }
 
@@ -282,3 +285,14 @@ def report(environment_facts: Mapping[str, object], rows: list[Row], skipped: li
         "rows": [asdict(row) for row in rows],
         "skipped": [asdict(skip) for skip in skipped],
     }
+
+
+def write(path: Path, content: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    print(f"written: {path}")
+
+
+def reason_of(error: BaseException) -> str:
+    """Its first line, for a table."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"

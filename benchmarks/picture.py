@@ -79,12 +79,24 @@ def draw_losses(axes: Any) -> None:
     axes.set_title("Linear + cross-entropy on an H200,\npeak memory and time of forward and backward")
 
 
-def main() -> None:
+def set_style() -> None:
     matplotlib.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "dcs", "font.size": 9, "axes.titlesize": 9}
         | {f"{part}.color": TEXT for part in ("text", "xtick", "ytick")}
         | {"axes.edgecolor": TEXT, "axes.labelcolor": TEXT, "font.family": "sans-serif"}
     )
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
+    figure.savefig(path, transparent=True, metadata=metadata)
+    print(f"written: {path}")
+
+
+def main() -> None:
+    set_style()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(1, 0.9))
     draw_scans(left)
     draw_losses(right)
@@ -94,10 +106,7 @@ def main() -> None:
         for side in ("top", "right", "bottom"):
             axes.spines[side].set_visible(False)
         axes.set_xticks([])
-    figure.tight_layout()
-    path = ROOT / "docs" / "images" / "speed.svg"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+    save(figure, ROOT / "docs" / "images" / "speed.svg")
 
 
 if __name__ == "__main__":

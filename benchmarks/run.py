@@ -1,24 +1,30 @@
 """Run the benchmarks: `make bench`, or `python benchmarks/run.py --device cuda --output result.json`.
 
-Prints a table and, with --output, writes JSON with the versions, the device and the commit measured.
+Prints a table and, with --output, writes JSON with the versions, the device and the commit measured. `python
+benchmarks/run.py survey` draws problems at random instead, see `survey --help`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
+import sys
 from pathlib import Path
 
 import torch
-from harness import Deadline, Row, Skipped, environment, print_rows, report
-
-import torch_dcs_ops
+from harness import Deadline, Row, Skipped, environment, print_rows, report, write
 
 SUITES = ("scan", "softmax", "gae", "returns", "lce", "log_bmm")
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["survey"]:
+        # It chooses the kernels, which the package reads at import.
+        from survey.command import main as survey
+
+        return survey(sys.argv[2:])
+    import torch_dcs_ops
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the CPU, and a GPU if any"
@@ -93,9 +99,7 @@ def main() -> int:
             rows += part[0]
             skipped += part[1]
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report(facts, rows, skipped), indent=1, default=str) + "\n")
-        print(f"written: {options.output}")
+        write(options.output, report(facts, rows, skipped))
     return 0
 
 

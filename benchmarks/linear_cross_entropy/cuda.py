@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from harness import CudaTimer, Deadline, Function, Row, Skipped
+from harness import CudaTimer, Deadline, Function, Row, Skipped, reason_of
 from torch import Tensor
 
 from linear_cross_entropy.functions import Loss, eager, own, peak_gibibytes, peers, step
@@ -117,7 +117,7 @@ def _run_cell(
             try:
                 peaks[candidate.name] = peak_gibibytes(candidate.function, candidate.leaves)
             except Exception as error:  # what cannot do the shape says so in the table
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+                reason = reason_of(error)
         if reason is None:
             measured[candidate.name] = candidate
         else:
