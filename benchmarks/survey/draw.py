@@ -105,10 +105,10 @@ def split(random: Random, elements: float, dims: int) -> list[int]:
 
 
 def _rounded(size: int, unit: int) -> int:
-    """To a multiple of `unit`, or, 0, to a power of two; small sizes stay."""
+    """Down to a multiple of `unit`, or, 0, to a power of two; small sizes stay."""
     if size < 16:
         return size
-    return 2 ** round(math.log2(size)) if unit == 0 else round(size / unit) * unit
+    return 1 << size.bit_length() - 1 if unit == 0 else size // unit * unit
 
 
 def _layout(random: Random, limits: Limits) -> tuple[tuple[int, ...], int, int]:

@@ -17,15 +17,15 @@ def work(problem: Problem, data: Data, compiled: bool) -> Work:
         return torch.cumsum(x, dim)
 
     if problem.family == "cumsum":
-        cumsum = public("cumsum")
-        return Work(lambda x: cumsum(x, dim, reverse=options["reverse"]), (x,), size(x), theirs=torch_cumsum)
-    scan = public("discounted_cumsum")
+        cumsum, reverse = public("cumsum"), options["reverse"]
+        return Work(lambda x: cumsum(x, dim, reverse=reverse), (x,), size(x), theirs=torch_cumsum)
+    scan, direction = public("discounted_cumsum"), options["direction"]
     gamma = data.gamma(options["gamma"], leaf=True)
     reset = data.flags() if options["reset"] else None
     initial = data.normal(data.row_shape) if options["initial"] else None
 
     def ours(x: Tensor, gamma: float | Tensor, reset: Tensor | None, initial: Tensor | None) -> Tensor:
-        result: Tensor = scan(x, gamma, dim=dim, direction=options["direction"], reset=reset, initial=initial)
+        result: Tensor = scan(x, gamma, dim=dim, direction=direction, reset=reset, initial=initial)
         return result
 
     # A backward reads the discounts and resets; with gamma's gradient the outputs, too.
