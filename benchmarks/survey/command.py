@@ -111,7 +111,7 @@ def run(
         is_triton = os.environ.get("TORCH_DCS_KERNELS") == "triton"
         peer = {"lce"} if settings.peers else set()
         everything = settings.compiled or is_triton
-        compile_ahead([p for p in problems if everything or p.family in peer], settings, workers)
+        compile_ahead([p for p in problems if everything or p.family in peer], settings, workers, deadline.left / 2)
     clock = Clock(settings.device)
     # What is there already is not searched for garbage after every problem.
     gc.freeze()

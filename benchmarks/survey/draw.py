@@ -194,7 +194,8 @@ def _product(random: Random, limits: Limits) -> dict[str, Any]:
     sizes = split(random, terms, 4)
     batch = round(log_uniform(random, 1, 64))
     sides = [(terms / batch) ** (1 / 3) * log_uniform(random, 0.6, 1.6) for _ in range(3)]
-    if random.random() < 0.5:
+    largest = terms / min(sizes[1:])  # of the operands and the result
+    if random.random() < 0.5 or largest > limits.elements[1]:
         sizes = [batch, *map(round, sides)]
     sizes[2] = max(2, sizes[2])
     scale = random.choice((1, 10, 50))

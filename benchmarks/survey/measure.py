@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class Clock:
 
 def ready(problem: Problem, settings: Settings, skipped: list[Skipped]) -> tuple[dict[str, Function], str, int] | None:
     """The functions after a first call each, the name of the floor and how many times it counts."""
-    if settings.compiled or problem.family == "lce":
+    if settings.compiled or (problem.family == "lce" and settings.device == "cuda"):
         torch._dynamo.reset()
     calls: dict[str, Function] = {}
 
@@ -110,15 +110,21 @@ def measure(problem: Problem, settings: Settings, clock: Clock) -> tuple[list[Ro
     return rows, skipped
 
 
+def _compile_alone() -> None:
+    """Inductor starts no processes of its own in each of these. It has not been imported yet."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
 def _compile(job: tuple[Problem, Settings]) -> None:
     """In a process of its own: Triton and Inductor keep what they compile in caches on disk."""
     ready(*job, [])
     release()
 
 
-def compile_ahead(problems: Sequence[Problem], settings: Settings, workers: int) -> None:
-    """One after the other, at seconds each, they take longer than the measurements."""
+def compile_ahead(problems: Sequence[Problem], settings: Settings, workers: int, seconds: float) -> None:
+    """One after the other, at seconds each, they take longer than the measurements. What is late is not begun."""
     workers = min(len(problems), workers, os.cpu_count() or 1)
     if workers > 1:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_compile, [(problem, settings) for problem in problems]))
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _compile_alone) as pool:
+            wait([pool.submit(_compile, (problem, settings)) for problem in problems], seconds)
+            pool.shutdown(cancel_futures=True)

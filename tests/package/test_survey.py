@@ -98,7 +98,8 @@ def test_returns_losses_and_products(draw: ModuleType) -> None:
     for rows, features, classes in (problem.shape for problem in losses):
         assert 100 <= rows <= 20_000
         assert 6 * rows * features * classes <= 1.01 * limit
-    assert {len(problem.shape) for problem in drawn(draw, "log_bmm")} == {4}
+    for problem in drawn(draw, "log_bmm"):
+        assert problem.elements / min(problem.shape[1:]) < 1.5 * draw.LIMITS["cuda"].elements[1]
 
 
 def record(draw: ModuleType, fractions: list[float]) -> dict[str, Any]:
@@ -139,6 +140,33 @@ def test_an_older_build_is_measured_as_it_is(load: Any, draw: ModuleType, monkey
     rows, skipped = measure.measure(problem, measure.Settings("cpu"), measure.Clock("cpu"))
     assert rows == []
     assert [skip.reason for skip in skipped] == ["this build of torch_dcs_ops has no softmax"]
+
+
+class FakeTimer:
+    """Of a GPU: a call returns the milliseconds that it takes, a negative number if it cannot be captured."""
+
+    def once(self, call: Any) -> float:
+        return abs(call())
+
+    def medians(self, calls: dict[str, Any]) -> dict[str, str]:
+        return dict.fromkeys(calls, "single")
+
+    def graph_medians(self, calls: dict[str, Any]) -> dict[str, str]:
+        if any(call() < 0 for call in calls.values()):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        return dict.fromkeys(calls, "replayed")
+
+
+def test_small_problems_are_replayed_where_they_can_be(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = load("measure")
+    clock = measure.Clock("cpu")
+    clock.cuda = FakeTimer()
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    calls = {"dcs": lambda: 0.01, "copy": lambda: 0.002, "torch": lambda: 50.0}
+    assert clock.medians(calls, False) == ({"dcs": "single", "copy": "single", "torch": "single"}, "")
+    assert clock.medians(calls, True) == ({"dcs": "replayed", "copy": "replayed", "torch": "single"}, "CUDA graph")
+    calls["dcs"] = lambda: -0.01
+    assert clock.medians(calls, True) == ({"dcs": "single", "copy": "single", "torch": "single"}, "")
 
 
 def run_survey(*arguments: str) -> subprocess.CompletedProcess[str]:
