@@ -14,6 +14,7 @@ from torch.nn import functional
 from ... import _registry
 from ...reference.linear_cross_entropy.loss import Needs, Options, normalizer
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
+from . import alignment
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
@@ -143,10 +144,37 @@ def _run(
 
     needs None: the gradient of the logits (N, V) instead, of all rows at a time.
     """
-    classes, features = linear_weight.shape
-    shape, dtype = input.shape, row_dtype(input.dtype)
-    input = input.reshape(shape[:-1].numel(), features)
-    total = input.size(0)
+    shape, features = input.shape, linear_weight.size(1)
+    input, linear_weight = alignment.operands(input.reshape(shape[:-1].numel(), features), linear_weight)
+    rows, found = _run_rows(
+        input, linear_weight, target, linear_bias, weight, options, needs, upstream, need_predictions, need_entropy,
+        gradient_dtype,
+    )  # fmt: skip
+    del input, linear_weight
+    if isinstance(found, Gradients) and needs is not None:
+        if needs.linear_weight:
+            found = found._replace(linear_weight=found.linear_weight[:, :features].contiguous())
+        if needs.input:
+            found = found._replace(input=found.input[:, :features].contiguous().view(shape))
+    return rows, found
+
+
+def _run_rows(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs | None,
+    upstream: Upstream,
+    need_predictions: bool,
+    need_entropy: bool,
+    gradient_dtype: torch.dtype,
+) -> tuple[Rows, Gradients | Tensor]:
+    """`_run` for input (N, D), of which gradients have the shape."""
+    (total, features), classes = input.shape, linear_weight.size(0)
+    dtype, word = row_dtype(input.dtype), alignment.word(total, linear_weight)
     by_class = target.is_floating_point()
     target = target.reshape(-1, classes) if by_class else target.reshape(-1)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
@@ -183,13 +211,13 @@ def _run(
             *limits,
             is_forward=not any(needs),
         )
-        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype)
+        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype, word)
     else:
         plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)
         gradients = FilteredGradients(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
-    make_logits = _Logits(plan, operand, linear_weight)
+    make_logits = _Logits(plan, operand, linear_weight, word)
     of_chunks: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
@@ -223,14 +251,14 @@ def _run(
     if chosen is not None:
         for values in (*rows, found.input):
             chosen.restore_(values)
-    return rows, found._replace(input=found.input.reshape(shape)) if needs.input else found
+    return rows, found
 
 
 class _Logits:
     """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
 
-    def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor) -> None:
-        self.input, self.linear_weight = input, linear_weight
+    def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor, word: int) -> None:
+        self.input, self.linear_weight, self.word = input, linear_weight, word
         classes = linear_weight.size(0)
         # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
         self.buffer: Tensor | None = None
@@ -242,4 +270,4 @@ class _Logits:
         if count is not None:
             return functional.grouped_mm(self.input[part], self.linear_weight.t()[None], offs=count)
         out = None if self.buffer is None else self.buffer[: part.stop - part.start]
-        return torch.mm(self.input[part], self.linear_weight.t(), out=out)
+        return alignment.logits_product(self.input[part], self.linear_weight, self.word, out)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
+from . import alignment
 from .plan import Plan
 from .valid_rows import ValidRows, grouped_product_fills, row_count
 from .weight_gradient import make_accumulator
@@ -42,14 +43,15 @@ class ExactGradients:
         grad_input: Tensor,
         needs: Needs,
         dtype: torch.dtype,
+        word: int,
     ) -> None:
-        """input is (N, D); grad_input, where it is needed, has rows for all of these."""
+        """input is (N, D); grad_input, where it is needed, has rows for all of these. word: see alignment.py."""
         self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
-        self.grad_input = grad_input
+        self.grad_input, self.word = grad_input, word
         classes = linear_weight.size(0)
         self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
         self.grad_weight = (
-            make_accumulator(plan.accumulation, input, linear_weight, dtype) if needs.linear_weight else None
+            make_accumulator(plan.accumulation, input, linear_weight, dtype, word) if needs.linear_weight else None
         )
 
     def places(self, part: slice) -> tuple[Any, ...]:
@@ -62,12 +64,8 @@ class ExactGradients:
             count = row_count(self.input, part)
             if count is not None and grouped_product_fills(logits.size(0), self.linear_weight.size(1), logits.device):
                 self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
-            elif self.dtype == logits.dtype:
-                torch.mm(logits, self.linear_weight, out=self.grad_input[part])
-            elif logits.device.type == "cuda":
-                torch.mm(logits, self.linear_weight, out_dtype=self.dtype, out=self.grad_input[part])
             else:
-                self.grad_input[part] = torch.mm(logits, self.linear_weight)
+                alignment.input_gradient_product(logits, self.linear_weight, self.word, self.grad_input[part])
         if self.grad_weight is not None:
             self.grad_weight.add(logits, part)
         if self.needs.linear_bias:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import _native
+from . import alignment
 from .plan import Accumulation, with_padding
 from .valid_rows import ValidRows
 
@@ -20,25 +21,34 @@ _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, 
 
 
 def make_accumulator(
-    accumulation: Accumulation, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype
+    accumulation: Accumulation,
+    input: Tensor | ValidRows,
+    linear_weight: Tensor,
+    dtype: torch.dtype,
+    word: int = 1,
 ) -> WeightGradient:
     """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalized."""
-    kinds: dict[Accumulation, Callable[[Tensor | ValidRows, Tensor, torch.dtype], WeightGradient]]
+    kinds: dict[Accumulation, Callable[[Tensor | ValidRows, Tensor, torch.dtype, int], WeightGradient]]
     kinds = {"direct": _Direct, "compact": _Direct, "shared": _Shared, "float32": _Float32}
-    return kinds[accumulation](input, linear_weight, dtype)
+    return kinds[accumulation](input, linear_weight, dtype, word)
 
 
 class WeightGradient(ABC):
-    """A (V, D) sum over chunks of the rows of `input` (N, D)."""
+    """A (V, D) sum over chunks of the rows of `input` (N, D).
 
-    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        self.input = input
-        self.total = torch.empty(linear_weight.shape, dtype=dtype, device=linear_weight.device)
+    `total` has rows for as many classes as whole words of `word` elements have; those behind the last class hold what
+    lies between the rows of the logits' gradient, multiplied.
+    """
+
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype, word: int) -> None:
+        self.input, (self.classes, features) = input, linear_weight.shape
+        rows = alignment.padded(self.classes, word)
+        self.total = torch.empty((rows, features), dtype=dtype, device=linear_weight.device)
         self.started = False
 
     def add(self, logits_gradient: Tensor, part: slice) -> None:
         """Adds logits_gradient (n, V) transposed times the rows `part` of input."""
-        self._add(logits_gradient, part)
+        self._add(alignment.widened(logits_gradient, self.total.size(0)), part)
         self.started = True
 
     def places(self, part: slice) -> tuple[Any, ...]:
@@ -58,7 +68,7 @@ class WeightGradient(ABC):
             self._finish()
         else:
             self.total.zero_()
-        return self.total
+        return self.total[: self.classes]
 
 
 class _Direct(WeightGradient):
@@ -77,16 +87,18 @@ class _Direct(WeightGradient):
 class _Float32(WeightGradient):
     """GEMMs that add to a float32 sum, which lies in the result's own memory as far as that goes.
 
-    The memory of a half-precision result holds the float32 sum of the first V/2 classes; the other half of the sum is
-    beside it. At the end the first half is narrowed in place: float32 row c, at byte 4·c·D, becomes the row at byte
-    2·c·D. Rows [c, 2·c) go to bytes [2·c·D, 4·c·D), which are those of float32 rows [c/2, c) and so narrowed before:
-    one copy for each doubling. Only the very first rows would be written onto themselves, and take a detour.
+    The memory of a half-precision result holds the float32 sum of the first V/2 classes, or of a few less so that the
+    others' columns start where cuBLAS wants them (V = 50264, cut at 25132, took 8.0 ms where V = 50304, cut at 25152,
+    took 5.9); the other half of the sum is beside it. At the end the first half is narrowed in place: float32 row c, at
+    byte 4·c·D, becomes the row at byte 2·c·D. Rows [c, 2·c) go to bytes [2·c·D, 4·c·D), which are those of float32 rows
+    [c/2, c) and so narrowed before: one copy for each doubling. Only the very first rows would be written onto
+    themselves, and take a detour.
     """
 
-    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(input, linear_weight, dtype)
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype, word: int) -> None:
+        super().__init__(input, linear_weight, dtype, word)
         classes, features = self.total.shape
-        self.half = 0 if dtype == torch.float32 else classes // 2
+        self.half = 0 if dtype == torch.float32 else classes // 2 // _ALIGNMENT * _ALIGNMENT
         self.sums = [self.total]
         if dtype != torch.float32:
             within = self.total.view(-1)[: 2 * self.half * features].view(torch.float32).view(self.half, features)
@@ -143,12 +155,12 @@ class _Shared(WeightGradient):
     max(N, D)·V, and first one chunk of logits, then `spare`.
     """
 
-    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(input, linear_weight, dtype)
-        rows, (classes, features) = input.size(0), self.total.shape
+    def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype, word: int) -> None:
+        super().__init__(input, linear_weight, dtype, word)
+        rows, (classes, features) = input.size(0), linear_weight.shape
         # In elements of input's dtype, in which a float32 result has twice the room.
         row_room = features * dtype.itemsize // input.dtype.itemsize
-        room = self.total.view(-1).view(input.dtype)
+        room = self.total[:classes].view(-1).view(input.dtype)
         width = _slice_width(classes, _SLICE_BYTES * max(rows, row_room) // row_room // (features * dtype.itemsize))
         padding = 16 // input.dtype.itemsize
         self.slices = []
@@ -156,12 +168,18 @@ class _Shared(WeightGradient):
         for first in range(0, classes, width):
             last = min(first + width, classes)
             fitting = (last - first) * row_room // max(rows, 1)
-            columns = last - first if fitting >= last - first else fitting // _ALIGNMENT * _ALIGNMENT
-            spans.append((first, first + columns, last, -(-(last - first - columns) // padding) * padding))
+            # Rows of whole words; those of a few classes that make none are beside.
+            columns = (
+                alignment.whole(last - first, padding)
+                if fitting >= last - first
+                else (alignment.whole(fitting, _ALIGNMENT))
+            )
+            spans.append((first, first + columns, last, alignment.padded(last - first - columns, padding)))
         beside = input.new_empty(rows * sum(stride for *_, stride in spans))
         done = 0
         for first, middle, last, stride in spans:
             start, columns = first * row_room, middle - first
+            last = min(alignment.padded(last, word), self.total.size(0))
             self.slices.append(
                 _Slice(
                     first,
