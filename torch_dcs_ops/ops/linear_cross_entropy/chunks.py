@@ -181,12 +181,6 @@ def _run_rows(
     weight = None if weight is None else weight.to(dtype).contiguous()
     keeps, needs = needs is None, needs or Needs()
     steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
-    rows = Rows(
-        input.new_empty(total, dtype=dtype),
-        input.new_empty(total, dtype=dtype),
-        input.new_empty(total if need_predictions else 0, dtype=torch.int64),
-        input.new_empty(total if need_entropy else 0, dtype=dtype),
-    )
     grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
     where = None if keeps else compacts(input, linear_weight, target, need_predictions)
     chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
@@ -242,9 +236,7 @@ def _run_rows(
         gradients.add(logits, part, results[1])
         del logits
     del make_logits  # its memory is room for the sums' last steps
-    for whole, found_rows in zip(rows, zip(*of_chunks, strict=True), strict=True) if of_chunks else ():
-        if whole.numel():
-            torch.cat(found_rows, out=whole[:count])  # one launch, not one a chunk
+    rows = _joined(of_chunks, input, count, need_predictions, need_entropy)
     found = gradients.result()
     if isinstance(found, Tensor):
         return rows, found
@@ -252,6 +244,25 @@ def _run_rows(
         for values in (*rows, found.input):
             chosen.restore_(values)
     return rows, found
+
+
+def _joined(
+    of_chunks: list[tuple[Tensor, ...]], input: Tensor, count: int, need_predictions: bool, need_entropy: bool
+) -> Rows:
+    """The results of every row of input, of which the first `count` have been run."""
+    total, dtype = input.size(0), row_dtype(input.dtype)
+    if len(of_chunks) == 1 and count == total:
+        return Rows(*of_chunks[0])
+    rows = Rows(
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(total if need_entropy else 0, dtype=dtype),
+    )
+    for whole, found in zip(rows, zip(*of_chunks, strict=True), strict=True) if of_chunks else ():
+        if whole.numel():
+            torch.cat(found, out=whole[:count])  # one launch, not one a chunk
+    return rows
 
 
 class _Logits:
