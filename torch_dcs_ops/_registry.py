@@ -37,13 +37,14 @@ _SCHEMAS = (
     # (log_probs, entropy)
     "linear_log_probs(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, "
     "float? softcap=None, float logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> (Tensor, Tensor)",
-    # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias): the loss and, for reduction 'mean' or
-    # 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
+    # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias, grad_scale): the loss and, for reduction
+    # 'mean' or 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
+    # grad_scale (1,): a factor that the gradients of float16 input still lack.
     "_linear_cross_entropy_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
     "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
     "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, "
     "bool need_weight_grad, bool need_bias_grad, bool need_predictions, bool need_entropy) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (grad_input, grad_weight, grad_bias) from the gradients of loss, lse and entropy, by making the logits again.
     "_linear_cross_entropy_backward(Tensor? grad_loss, Tensor? grad_lse, Tensor? grad_entropy, Tensor input, "
     "Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, str reduction, int ignore_index, "

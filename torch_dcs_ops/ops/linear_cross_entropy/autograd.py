@@ -102,6 +102,9 @@ class LossFunction(_SingleLevelFunction):
             if ctx.is_saved:
                 found = gradients_of_saved(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
             else:
+                grad_scale = gradients.pop()
+                if grad_scale.numel():
+                    grad_loss = grad_loss * grad_scale.view(())
                 may_overwrite = ctx.private and graph_is_being_freed()
                 dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)
                 found = [
@@ -196,12 +199,14 @@ def forward_autograd(
         )
     dtypes = (forward_gradient_dtype(input.dtype),) * 2 + (row_dtype(input.dtype),)
     loss, lse, predictions, entropy = rows
+    lacks_scale = input.dtype == torch.float16 and any(needs)
     return (
         loss,
         lse,
         predictions if need_predictions else predictions.new_empty(0),
         entropy if need_entropy else entropy.new_empty(0),
         *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)),
+        empty.new_ones(1 if lacks_scale else 0, dtype=row_dtype(input.dtype)),
     )
 
 

@@ -43,33 +43,32 @@ def forward(
     needs: Needs | None,
     need_predictions: bool,
     need_entropy: bool,
-) -> tuple[Rows, Gradients | Tensor]:
+) -> tuple[Rows, Gradients | Tensor, Tensor]:
     """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
 
     needs None: the gradient of the logits (N, V), of which they are made, instead; not for float16.
 
-    float16 has no room for 1/N: its gradients are float32, normalized after all sums.
+    float16 has no room for 1/N: its gradients are float32 sums, and the third result is the factor (1,) that they lack.
+    Else it has no elements.
     """
     _check_targets(target, options, linear_weight.size(0))
     divisor = _divisor(target, weight, options, input.dtype)
     scale = None if divisor is None else divisor.reshape(1).reciprocal()
     is_half = input.dtype == torch.float16
     late = is_half and needs is not None and any(needs)
-    grad_loss = scale
+    grad_loss, grad_scale = scale, input.new_empty(0, dtype=row_dtype(input.dtype))
     if late:
         boost = _half_boost(weight, options)
-        grad_loss = input.new_full((1,), boost, dtype=row_dtype(input.dtype))
-        late_scale = 1 / boost if scale is None else scale / boost
-        if isinstance(late_scale, Tensor):
+        grad_loss = grad_scale.new_full((1,), boost)
+        if scale is None:
+            grad_scale = grad_scale.new_full((1,), 1 / boost)
+        else:
             # No valid row: the sums are 0, and stay so as in F.cross_entropy.
-            late_scale = torch.where((target != options.ignore_index).any(), late_scale, 1)
+            grad_scale = torch.where((target != options.ignore_index).any(), scale / boost, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,
         Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype,
     )  # fmt: skip
-    if late:
-        assert isinstance(gradients, Gradients)
-        gradients = Gradients(*(gradient.mul_(late_scale) for gradient in gradients))
     wanted = (True, True, need_predictions, need_entropy)
     lead = input.shape[:-1]
     # A copy, not a view: users may change what they get in place.
@@ -78,7 +77,7 @@ def forward(
     if options.reduction != "none":
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
-    return rows, gradients
+    return rows, gradients, grad_scale
 
 
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:

@@ -80,7 +80,7 @@ def gradients_of_saved(
 def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     linear_bias, weight, options, wanted = _checked(input, linear_weight, target, *rest)
     with torch._C._AutoDispatchBelowAutograd():
-        rows, gradient = driver.forward(input, linear_weight, target, linear_bias, weight, options, None, *wanted)
+        rows, gradient, _ = driver.forward(input, linear_weight, target, linear_bias, weight, options, None, *wanted)
     assert isinstance(gradient, Tensor)
     return (*rows, gradient)
 

@@ -23,7 +23,7 @@ _OPTIONS = len(Options._fields)
 
 
 def forward_gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the forward leaves the gradients of input and linear_weight: float16 has no room for 1/N."""
+    """The dtype in which the forward leaves the gradients of input and linear_weight: float16 has no room for sums."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -33,9 +33,11 @@ def _forward(
     options, needs = Options(*rest[:_OPTIONS]), Needs(*rest[_OPTIONS:-2])
     _check_forward(input, linear_weight, target, linear_bias, weight, options, needs)
     with torch._C._AutoDispatchBelowAutograd():
-        rows, gradients = driver.forward(input, linear_weight, target, linear_bias, weight, options, needs, *rest[-2:])
+        rows, gradients, grad_scale = driver.forward(
+            input, linear_weight, target, linear_bias, weight, options, needs, *rest[-2:]
+        )
     assert isinstance(gradients, Gradients)
-    return (*rows, *gradients)
+    return (*rows, *gradients, grad_scale)
 
 
 def _forward_fake(
@@ -53,6 +55,7 @@ def _forward_fake(
         input.new_empty(input.shape if needs.input else 0, dtype=grad_dtype),
         input.new_empty(linear_weight.shape if needs.linear_weight else 0, dtype=grad_dtype),
         input.new_empty(linear_weight.size(0) if needs.linear_bias else 0, dtype=dtype),
+        input.new_empty(1 if input.dtype == torch.float16 and any(needs) else 0, dtype=dtype),
     )
 
 
