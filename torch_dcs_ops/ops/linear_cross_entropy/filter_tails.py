@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import row_dtype
+from . import alignment
 from .plan import FilteredPlan, with_padding
 from .valid_rows import ValidRows
 
@@ -45,6 +46,7 @@ class Tails:
         self.input, self.options, self.needs = input, options, needs
         self.linear_weight, self.linear_bias = linear_weight, linear_bias
         self.count, (classes, features) = input.size(0), linear_weight.shape
+        self.word = alignment.word(self.count, linear_weight)
         self.segment = max(SEGMENT_ROWS // plan.rows, 1) * plan.rows
         held = min(self.segment, self.count)
         self.start = self.stop = 0
@@ -100,7 +102,7 @@ class Tails:
         self.lse, self.valid = [], []
         chosen = self.steps.choose_rows(mass, lse, valid, self.group, apart, APART or 1)
         if apart:
-            torch.mm(self.input[chosen.rows + self.start], self.linear_weight.t(), out=q[middle:])
+            alignment.logits_product(self.input[chosen.rows + self.start], self.linear_weight, self.word, q[middle:])
         parts = self.steps.share_tails(
             q[first:middle], q[middle:], chosen, self.alive, -(-self.chunk // self.group), self.linear_bias,
             options.softcap or 0.0, options.logit_scale,
@@ -113,7 +115,7 @@ class Tails:
         if evens is not None:
             evens = evens[self.start : self.stop]
         if self.needs.input:
-            table = _wide_product(q, self.linear_weight)
+            table = self._times_weight(q)
             out = grad_input[self.start : self.stop]
             self.steps.add_tails(out, factors, single, chosen.slot, evens, table, self.group)
         if evens is not None and self.needs.linear_weight:
@@ -125,6 +127,13 @@ class Tails:
                 masses.insert(0, evens.sum(0, keepdim=True))
             grad_bias += _wide_product(_halves(torch.cat(masses), q.dtype), q).sum(0)
         return q, sums
+
+    def _times_weight(self, q: Tensor) -> Tensor:
+        if self.word == 1:
+            return _wide_product(q, self.linear_weight)
+        out = q.new_empty((q.size(0), self.linear_weight.size(1)), dtype=row_dtype(q.dtype))
+        alignment.input_gradient_product(q, self.linear_weight, self.word, out)
+        return out
 
     def _sum_of_input(self, evens: Tensor) -> Tensor:
         """Σ evens_i·input_i over the segment's rows, by chunks: where rows are left out, slices are copies."""
