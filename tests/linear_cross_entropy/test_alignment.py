@@ -21,16 +21,18 @@ SIZES = [(32, 1001), (33, 1000), (31, 1003), (30, 1006), (64, 129), (33, 5)]
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding wherever there is a size to pad."""
-    monkeypatch.setattr(alignment, "_word", lambda rows, classes, features, dtype, device: 16 // dtype.itemsize)
+    monkeypatch.setattr(alignment, "_word", lambda product, dtype, *_: 16 // dtype.itemsize)
     monkeypatch.setattr(alignment, "_copies_pay", lambda rows: True)
 
 
 def test_where_it_pays() -> None:
-    """Words of 16 bytes on a GPU, where the products are large."""
-    large = (4096, 50257, 1023)
-    assert [alignment._word(*large, dtype, "cuda") for dtype in (BF16, F16, F32, F64)] == [8, 8, 4, 1]
-    assert alignment._word(*large, BF16, "cpu") == 1
-    assert alignment._word(16, 1001, 33, BF16, "cuda") == 1
+    """Words of 16 bytes on a GPU's tensor cores, where the products are large."""
+    large = 4096 * 50257 * 1023
+    for has_tf32, of_float32 in ((True, 4), (False, 1)):
+        words = [alignment._word(large, dtype, "cuda", has_tf32) for dtype in (BF16, F16, F32, F64)]
+        assert words == [8, 8, of_float32, 1]
+    assert alignment._word(large, BF16, "cpu", True) == 1
+    assert alignment._word(16 * 1001 * 33, BF16, "cuda", True) == 1
     assert [alignment.padded(size, 8) for size in (0, 1, 8, 9)] == [0, 8, 8, 16]
     assert [alignment.whole(size, 8) for size in (0, 7, 8, 17)] == [0, 0, 8, 16]
 

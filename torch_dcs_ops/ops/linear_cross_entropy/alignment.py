@@ -1,12 +1,17 @@
 """Sizes for cuBLAS's fast kernels, whose matrices have rows of whole words of 16 bytes, at multiples of them.
 
+Their number of elements counts, not only where they start: with V = 50257 (D = 1536, 7777 rows, bfloat16, H200) the
+logits take 12.4 ms, 12.3 in padded rows, and 1.59 for 50256 classes and 0.03 for the last one. Products in float32
+proper take the same time for every size.
+
 Where V or D is no multiple of a word, and a GPU's products are large enough to tell:
 
 * V: the logits' rows are padded in memory anyway (plan.py). The products that run over the classes of linear_weight,
   to logits and to input's gradient, take the whole words of them and then the classes that remain. linear_weight's
   gradient has rows for whole words, the last of which nobody sees.
 * D: input and linear_weight are copied to rows of whole words, padded with 0, and the gradients from such rows: N·D and
-  V·D elements at a time beyond what the plan holds. So are operands of whole words that start elsewhere.
+  V·D elements at a time beyond what the plan holds. So are operands of whole words that start elsewhere. (4096 rows
+  of 4095 and V = 32000: 1.4 ms a product instead of 7 to 8, and 0.7 for the copies.)
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import torch
 from torch import Tensor
 
 _WORD_BYTES = 16
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_HALF = (torch.float16, torch.bfloat16)
 _LEAST_PRODUCT = 1 << 31  # N·V·D from which on another launch is small beside a GEMM
 _LEAST_COPIED_ROWS = 256  # N from which on copies of linear_weight and its gradient are
 
@@ -23,12 +28,14 @@ _LEAST_COPIED_ROWS = 256  # N from which on copies of linear_weight and its grad
 def word(rows: int, linear_weight: Tensor) -> int:
     """Elements of a word, where sizes are to be multiples of it; else 1."""
     classes, features = linear_weight.shape
-    return _word(rows, classes, features, linear_weight.dtype, linear_weight.device.type)
+    dtype, device_type = linear_weight.dtype, linear_weight.device.type
+    has_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return _word(rows * classes * features, dtype, device_type, has_tf32)
 
 
-def _word(rows: int, classes: int, features: int, dtype: torch.dtype, device_type: str) -> int:
-    is_large = rows * classes * features >= _LEAST_PRODUCT
-    return _WORD_BYTES // dtype.itemsize if device_type == "cuda" and dtype in _DTYPES and is_large else 1
+def _word(product: int, dtype: torch.dtype, device_type: str, has_tf32: bool) -> int:
+    is_fast = dtype in _HALF or (dtype == torch.float32 and has_tf32)
+    return _WORD_BYTES // dtype.itemsize if device_type == "cuda" and is_fast and product >= _LEAST_PRODUCT else 1
 
 
 def padded(size: int, word: int) -> int:
