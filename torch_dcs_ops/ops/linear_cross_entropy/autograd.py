@@ -45,8 +45,7 @@ def differentiable(
     need_predictions: bool,
     need_entropy: bool,
 ) -> Results:
-    """(loss, lse, predictions, entropy) as a node of autograd's graph."""
-    check_call(_OP, input, linear_weight, target, linear_bias, weight, options)
+    """(loss, lse, predictions, entropy) as a node of autograd's graph, of arguments that have been checked."""
     if in_forward_mode() or any_requires_grad(target, weight):
         _check_plain_targets(target, options, linear_weight.size(0))
         return reference.linear_cross_entropy(input, linear_weight, target, linear_bias, weight, options)
@@ -187,6 +186,7 @@ def forward_autograd(
         )
     count = len(Options._fields)
     options, needs, (need_predictions, need_entropy) = Options(*rest[:count]), Needs(*rest[count:-2]), rest[-2:]
+    check_call(_OP, input, linear_weight, target, linear_bias, weight, options)
     rows = differentiable(
         keyset, input, linear_weight, target, linear_bias, weight, options, need_predictions, need_entropy
     )

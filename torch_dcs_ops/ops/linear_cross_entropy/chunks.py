@@ -60,10 +60,12 @@ def forward(
     if late:
         boost = _half_boost(weight, options)
         grad_loss = grad_scale.new_full((1,), boost)
+        # No valid row: the sums are 0, and stay so as in F.cross_entropy.
         if scale is None:
             grad_scale = grad_scale.new_full((1,), 1 / boost)
+        elif weight is None:
+            grad_scale = (scale / boost).nan_to_num_(posinf=1.0)
         else:
-            # No valid row: the sums are 0, and stay so as in F.cross_entropy.
             grad_scale = torch.where((target != options.ignore_index).any(), scale / boost, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,

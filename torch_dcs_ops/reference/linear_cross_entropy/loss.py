@@ -132,12 +132,8 @@ def normalizer(
     if target.is_floating_point():
         return target.new_full(target.shape[:keep_dims], math.prod(target.shape[keep_dims:-1]), dtype=dtype)
     valid = target != ignore_index
-    if weight is None:
-        counted = valid.to(dtype)
-    else:
-        weights = weight.to(dtype)[torch.where(valid, target, 0)]
-        counted = torch.where(valid, weights, 0)
-    return counted.flatten(keep_dims).sum(-1) if target.dim() > keep_dims else counted
+    counted = valid if weight is None else torch.where(valid, weight.to(dtype)[torch.where(valid, target, 0)], 0)
+    return counted.flatten(keep_dims).sum(-1, dtype=dtype) if target.dim() > keep_dims else counted.to(dtype)
 
 
 def shifted_target(target: Tensor, ignore_index: int) -> Tensor:
