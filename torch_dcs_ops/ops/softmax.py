@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import softmax as reference
 from ._common import autocast, flops
-from ._common.autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
+from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked
 from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
     check_device,
@@ -121,7 +120,7 @@ def _fake_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
     return torch.empty_like(output)
 
 
-class SoftmaxFunction(_SingleLevelFunction):
+class SoftmaxFunction(Node):
     """One softmax as a node of autograd's graph; saves the output."""
 
     @staticmethod
