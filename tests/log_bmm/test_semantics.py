@@ -107,6 +107,37 @@ def test_flops() -> None:
         assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5
 
 
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "terms"),
+    [
+        ((4,), (4,), 4),
+        ((4,), (4, 5), 4 * 5),
+        ((3, 4), (4,), 3 * 4),
+        ((3, 4), (4, 5), 3 * 4 * 5),
+        ((2, 3, 4), (4,), 2 * 3 * 4),
+        ((2, 3, 4), (4, 5), 2 * 3 * 4 * 5),
+        ((3, 4), (2, 4, 5), 2 * 3 * 4 * 5),
+        ((7, 1, 3, 4), (2, 4, 5), 7 * 2 * 3 * 4 * 5),
+        ((4,), (2, 4, 5), 2 * 4 * 5),
+    ],
+    ids=str,
+)
+def test_flops_of_vectors_and_of_batches_that_broadcast(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], terms: int
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b = torch.randn(shape_a), torch.randn(shape_b)
+    for op in (log_bmm, max_bmm, sample_bmm):
+        with FlopCounterMode(display=False) as counter:
+            op(a, b)
+        assert counter.get_total_flops() == 2 * terms
+        with FlopCounterMode(display=False) as counter:  # recorded: that of the private op
+            op(a.requires_grad_(), b)
+        assert counter.get_total_flops() == 2 * terms
+        a = a.detach()
+
+
 def test_memory_is_quadratic() -> None:
     """The terms alone would be 256 times the result."""
     from torch.profiler import ProfilerActivity, profile

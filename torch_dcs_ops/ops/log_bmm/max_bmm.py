@@ -9,8 +9,7 @@ from ... import _registry
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import kernel_ops  # noqa: F401  (it registers)
-from .batch import as_matrices, result_shape
-from .kernel_ops import gemm_flops
+from .batch import as_matrices, public_flops, result_shape
 from .validate import check_argument_types, check_not_empty, check_operands
 
 _OP = "max_bmm"
@@ -106,4 +105,4 @@ torch.library.register_fake("dcs::max_bmm", _fake, lib=_registry.LIBRARY)
 _registry.LIBRARY.impl("max_bmm", _autograd, "Autograd", with_keyset=True)
 _registry.LIBRARY.impl("_max_bmm", _private_autograd, "Autograd", with_keyset=True)
 autocast.register("max_bmm", _op)
-flops.register(torch.ops.dcs.max_bmm, gemm_flops)
+flops.register(torch.ops.dcs.max_bmm, public_flops)
