@@ -41,7 +41,9 @@ def threshold(value: Any, op: str, name: str) -> float:
 
 def autocast_operands(rewards: Tensor, *tensors: Any) -> tuple[Any, ...]:
     """What autocast makes of the operands, for functions that are more than the fused op."""
-    if not torch.is_autocast_enabled(rewards.device.type):
+    device = rewards.device.type
+    # Of a device that has no autocast, a meta tensor's, torch refuses the question.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return rewards, *tensors
     return tuple(map(widened, (rewards, *tensors)))
 
