@@ -24,7 +24,8 @@ dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64
 differentiable in everything but flags, any number of times, in both modes, and work under torch.func, autocast
 (a half-precision input is computed and returned in float32) and torch.compile(fullgraph=True), where another number for
 a discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no gradient. A
-NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at.
+NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at,
+nor, in lambda-returns, upgoing returns and Retrace targets, is a step's own value by its own target.
 
 docs/returns.md says which convention is which library's.
 """
@@ -35,9 +36,8 @@ import torch
 from torch import Tensor
 
 from . import _registry
-from .ops._common.autocast import widened
 from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
-from .ops.returns.formulas import next_step, one_step_errors, times
+from .ops.returns.formulas import next_step, one_step_errors, retrace_as_lambda_returns
 from .ops.returns.validate import (
     check_given,
     check_n,
@@ -225,8 +225,8 @@ def n_step_returns(
         RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
 
     A value is read by the steps whose n steps end with it, and by those on the way where lambda_ is below 1. With
-    gradients recorded, and from n = the number of steps on, values are subtracted before a scan and added after it: an
-    infinite or NaN value is then seen by all steps that reach its own.
+    gradients recorded values are subtracted before a scan and added after it: an infinite or NaN value is then seen by
+    all steps that reach its own.
     """
     op = "n_step_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
@@ -337,11 +337,9 @@ def retrace_returns(
         dim=time_dim,
         need_targets=True,
     )
-    dim = check_returns(op, call, values_name="q_values")
-    lambda_ = call.trace_value if call.trace is None else call.trace
-    links = times(next_step(widened(rhos).clamp(max=1.0), dim), lambda_, dim)
-    targets: Tensor = _scan(*call._replace(trace=links, trace_value=1.0, rhos=None, dim=dim))[1]
-    return targets
+    call = call._replace(dim=check_returns(op, call, values_name="q_values"))
+    targets: Tensor = _scan(*retrace_as_lambda_returns(call))[1]
+    return targets.to(rewards.dtype)
 
 
 def upgo_returns(
