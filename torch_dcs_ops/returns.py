@@ -302,7 +302,8 @@ def retrace_returns(
 ) -> Tensor:
     """Retrace targets of action values (Munos et al., 2016, https://arxiv.org/abs/1606.02647).
 
-    ``G[t] = r[t] + gamma·(V(s[t+1]) + c[t+1]·(G[t+1] - Q(s[t+1], a[t+1])))`` with ``c = lambda·min(1, rho)``.
+    ``G[t] = r[t] + gamma[t]·(V(s[t+1]) + lambda[t]·min(1, rho[t+1])·(G[t+1] - Q(s[t+1], a[t+1])))``: the ratio of the
+    action that the next step took, and the discounts of the step itself, as everywhere here.
 
     Args: `q_values` are those of the actions that were taken, Q(s[t], a[t]); `next_values` the expectations of
         Q(s[t+1], ·) under the target policy; `rhos` the ratios pi(a|s) / mu(a|s); for the rest see

@@ -169,3 +169,14 @@ def test_empty(device: str, name: str, shape: tuple[int, ...]) -> None:
     results = function(placed(batch, device, 0), arguments(batch, convention, device))
     for result in results if isinstance(results, tuple) else (results,):
         assert result.shape == shape
+
+
+def test_retrace_takes_lambda_of_the_step_and_the_ratio_of_the_next(device: str) -> None:
+    q, after, rhos = (torch.tensor(x, device=device) for x in ([9.0, 2.0], [3.0, 5.0], [7.0, 0.25]))
+    gamma, lambda_ = (torch.tensor(x, device=device) for x in ([0.5, 0.75], [0.8, 0.3]))
+    result = returns.retrace_returns(
+        torch.ones(2, device=device), q, rhos, next_values=after, terminated=None, gamma=gamma, lambda_=lambda_
+    )
+    last = 1 + 0.75 * 5
+    expected = torch.tensor([1 + 0.5 * (3 + 0.8 * 0.25 * (last - 2)), last], device=device)
+    torch.testing.assert_close(result, expected)
