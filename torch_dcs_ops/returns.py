@@ -39,6 +39,7 @@ from . import _registry
 from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
 from .ops.returns.formulas import next_step, one_step_errors, retrace_as_lambda_returns
 from .ops.returns.validate import (
+    as_n,
     check_given,
     check_n,
     check_one_bootstrap,
@@ -84,7 +85,7 @@ def discounted_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     Example::
 
@@ -130,7 +131,7 @@ def gae(
         advantages and returns, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     Example::
 
@@ -180,7 +181,7 @@ def td_lambda_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "td_lambda_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
@@ -222,7 +223,7 @@ def n_step_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     A value is read by the steps whose n steps end with it, and by those on the way where lambda_ is below 1. With
     gradients recorded values are subtracted before a scan and added after it: an infinite or NaN value is then seen by
@@ -231,8 +232,7 @@ def n_step_returns(
     op = "n_step_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
-    if isinstance(n, bool) or not isinstance(n, int | torch.SymInt):
-        raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
+    n = as_n(op, n)
     check_n(op, n)
     return fused_n_step_returns(
         op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
@@ -268,7 +268,7 @@ def vtrace(
         targets and pg_advantages, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "vtrace"
     check_one_bootstrap(op, next_values, bootstrap_value)
@@ -313,7 +313,7 @@ def retrace_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "retrace_returns"
     check_given(op, "next_values", next_values)
@@ -366,7 +366,7 @@ def upgo_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "upgo_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)

@@ -308,3 +308,10 @@ def test_random_problems(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     for gradient, over in zip(gradients, (2, 0), strict=True):
         assert not gradient.isnan().any()
         assert gradient_error(gradient, product(right.weights, None, grad, None, over)) <= budget
+
+
+def test_generators_that_are_none() -> None:
+    for generator in (3, "cpu", torch.default_generator.get_state()):
+        name = type(generator).__name__
+        with pytest.raises(TypeError, match=f"^sample_bmm: generator must be a torch.Generator or None, got {name}$"):
+            sample_bmm(torch.ones(2, 3), torch.ones(3, 2), generator=generator)  # type: ignore[arg-type]

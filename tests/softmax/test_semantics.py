@@ -276,3 +276,22 @@ def test_backward_errors(device: str) -> None:
 def test_layout_errors() -> None:
     with pytest.raises(RuntimeError, match=r"^softmax: input must be a dense tensor, got the layout sparse_coo$"):
         softmax(torch.zeros(3, 4).to_sparse())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exception", "sentence"),
+    [
+        (([1.0],), TypeError, "input must be a tensor, got list"),
+        ((None,), TypeError, "input must be a tensor, got NoneType"),
+        ((torch.ones(2), None), TypeError, "dim must be an integer, got NoneType"),
+        ((torch.ones(2), 1.0), TypeError, "dim must be an integer, got float"),
+        (
+            (torch.nested.nested_tensor([torch.ones(2)]),),
+            RuntimeError,
+            "input must be a dense tensor, got a nested one",
+        ),
+    ],
+)
+def test_arguments_of_other_types(arguments: tuple[Any, ...], exception: type[Exception], sentence: str) -> None:
+    with pytest.raises(exception, match=f"^softmax: {sentence}$"):
+        softmax(*arguments)

@@ -13,6 +13,7 @@ from ._common import autocast, flops
 from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked
 from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
+    check_dense,
     check_device,
     check_device_type,
     check_dim,
@@ -53,6 +54,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises:
         IndexError: `dim` is out of range.
+        TypeError: an argument is of another type.
         RuntimeError: input is of another dtype, or on a device that is neither a CPU nor CUDA.
 
     Example::
@@ -60,8 +62,21 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
         >>> torch_dcs_ops.softmax(torch.tensor([0.0, 1.0, float("-inf")]))
         tensor([0.2689, 0.7311, 0.0000])
     """
-    output: Tensor = _op(input, dim)
+    try:
+        output: Tensor = _op(input, dim)
+    except (AttributeError, RuntimeError, TypeError):
+        _check_argument_types(input, dim)
+        raise
     return output
+
+
+def _check_argument_types(input: object, dim: object) -> None:
+    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+    check_dense(_OP, input=input)
+    if not isinstance(dim, int | torch.SymInt):
+        raise TypeError(f"{_OP}: dim must be an integer, got {type(dim).__name__}")
 
 
 def _check(op: str, name: str, input: Tensor, dim: int) -> int:

@@ -45,6 +45,8 @@ def sample_bmm(a: Tensor, b: Tensor, *, generator: torch.Generator | None = None
         >>> state = torch_dcs_ops.sample_bmm(forward[t], transitions)    # (1, S) and (S, S): (1, S)
     """
     check_argument_types(_OP, a=a, b=b)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"{_OP}: generator must be a torch.Generator or None, got {type(generator).__name__}")
     # The op checks the rest, behind autocast.
     check_shapes(_OP, a, b)
     # The overload that takes a generator takes no symbolic sizes.

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common.autocast import widened
-from .._common.validate import fail
+from .._common.validate import check_dense, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
 
@@ -30,9 +30,9 @@ Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | N
 
 def threshold(value: Any, op: str, name: str) -> float:
     if isinstance(value, Tensor):
-        fail(op, f"{name} must be a real number, got a tensor")
+        raise TypeError(f"{op}: {name} must be a real number, got a tensor")
     if value is None:
-        fail(op, f"{name} must be a real number (math.inf does not clip), got NoneType")
+        raise TypeError(f"{op}: {name} must be a real number (math.inf does not clip), got NoneType")
     number = as_number(value, op, name)
     if isinstance(number, float) and number != number:
         fail(op, f"{name} must be a number to compare with, got nan")
@@ -134,6 +134,7 @@ def _explain(op: str, call: TemporalDifferenceCall | NStepCall, lambda_name: str
     """Raises what `op` has to say of a call that was refused, if anything."""
     names = ("values", "next_values", "bootstrap_value", "terminated", "truncated", "rhos")
     check_return_types(op, call.rewards, call.dim, **{name: getattr(call, name, None) for name in names})
+    check_dense(op, gamma=call.gamma, **{lambda_name: call.trace})
     check_returns(op, call, lambda_name=lambda_name)
 
 

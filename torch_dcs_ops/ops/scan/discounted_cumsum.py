@@ -201,7 +201,7 @@ def _traced(
 def number_as_tensor(number: Any, device: torch.device, op: str, name: str = "gamma") -> Tensor:
     """What a compiled graph is given in place of a number: another number is then no other graph."""
     if not isinstance(number, float):
-        if is_dynamo_compiling() and not isinstance(number, int | complex | str | None):
+        if is_dynamo_compiling() and not isinstance(number, int | complex | str | list | tuple | dict | None):
             # Dynamo shows a NumPy scalar as an array.
             return torch.as_tensor(number).to(device=device, dtype=torch.float64)
         number = as_number(number, op, name)
@@ -222,7 +222,7 @@ def as_number(number: Any, op: str, name: str = "gamma") -> float:
         return number  # type: ignore[return-value]
     if isinstance(number, numbers.Complex) and not isinstance(number, bool):
         raise RuntimeError(f"{op}: {name} must be a tensor to be complex, got the number {number}")
-    raise RuntimeError(f"{op}: {name} must be a real number or a tensor, got {type(number).__name__}")
+    raise TypeError(f"{op}: {name} must be a real number or a tensor, got {type(number).__name__}")
 
 
 def _register(backend: Backend) -> None:
