@@ -253,14 +253,16 @@ def vtrace(
     lambda_: float | Tensor = 1.0,
     clip_rho_threshold: float = 1.0,
     clip_pg_rho_threshold: float = 1.0,
+    clip_c_threshold: float = 1.0,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """V-trace targets and policy-gradient advantages (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561).
 
-    ``targets[t] = values[t] + A[t]`` with ``A[t] = min(clip_rho, rho)·delta[t] + gamma·lambda·min(1, rho)·A[t+1]``, and
+    ``targets = values + A`` with ``A[t] = min(clip_rho, rho)·delta[t] + gamma·lambda·min(clip_c, rho)·A[t+1]``, and
     ``pg_advantages[t] = min(clip_pg_rho, rho)·(r[t] + gamma·(V(s[t+1]) + lambda·A[t+1]) - values[t])``: rlax's
-    vtrace_td_error_and_advantage, whose errors are ``targets - values``. float("inf") as a threshold clips nothing.
+    vtrace_td_error_and_advantage, whose errors are ``targets - values``, and whose clip_c is 1; torchrl's rho_thresh
+    and c_thresh are clip_rho_threshold and clip_c_threshold. float("inf") as a threshold clips nothing.
 
     Args: `rhos` are the ratios pi(a|s) / mu(a|s), not their logarithms; for the rest see :mod:`torch_dcs_ops.returns`.
 
@@ -274,12 +276,13 @@ def vtrace(
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_given(op, "rhos", rhos)
     clip_rho = threshold(clip_rho_threshold, op, "clip_rho_threshold")
+    clip_c = threshold(clip_c_threshold, op, "clip_c_threshold")
     clip_pg = threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold")
     _, targets, pg_advantages = fused_returns(
         op,
         (rewards, values, next_values, bootstrap_value, terminated, truncated),
         (gamma, lambda_),
-        (rhos, clip_rho, 1.0, clip_pg),
+        (rhos, clip_rho, clip_c, clip_pg),
         time_dim,
         (False, True, True),
         check_discounts,

@@ -327,6 +327,7 @@ def test_unchecked_discounts() -> None:
             {"clip_pg_rho_threshold": float("nan")},
             "clip_pg_rho_threshold must be a number to compare with, got nan",
         ),
+        ("vtrace", {"clip_c_threshold": float("nan")}, "clip_c_threshold must be a number to compare with, got nan"),
         ("retrace_returns", {"rhos": None}, "rhos must be given, got None"),
         ("retrace_returns", {"next_values": None}, "next_values must be given, got None"),
     ],

@@ -41,7 +41,8 @@ def n_step(n: int, x: dict[str, Tensor], k: dict[str, Any]) -> Any:
 
 
 def vtrace(x: dict[str, Tensor], k: dict[str, Any]) -> Any:
-    return returns.vtrace(x["rewards"], x["values"], x["rhos"], clip_rho_threshold=1.1, clip_pg_rho_threshold=1.3, **k)
+    k = {"clip_rho_threshold": 1.1, "clip_pg_rho_threshold": 1.3} | k
+    return returns.vtrace(x["rewards"], x["values"], x["rhos"], **k)
 
 
 def retrace(x: dict[str, Tensor], k: dict[str, Any]) -> Any:
@@ -159,6 +160,17 @@ def test_without_clipping_and_with_ratios_of_1_vtrace_is_gae(device: str) -> Non
         x["rewards"], x["values"], x["rhos"], clip_rho_threshold=infinite, clip_pg_rho_threshold=infinite, **keywords
     )
     torch.testing.assert_close(targets, gae(x, keywords)[1])
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("clip_c", [0.4, 2.0, float("inf")])
+def test_the_bound_of_the_trace(device: str, clip_c: float, recorded: bool) -> None:
+    batch = make_batch((9, 20), seed=6)
+    x = placed(batch, device, 0)
+    x["values"].requires_grad_(recorded)
+    results = vtrace(x, arguments(batch, "next", device) | {"clip_c_threshold": clip_c})
+    functions = [functools.partial(f, clip_c=clip_c) for f in (oracle.target, oracle.pg_advantage)]
+    check(tuple(r.detach() for r in results), loops("next", *functions)(batch), 0)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,)], ids=str)
