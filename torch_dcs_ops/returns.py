@@ -15,9 +15,13 @@ neither**: ``values[t + 1]`` belongs to the state after the reset, and nothing e
 stable-baselines3 (which adds gamma·V(terminal observation) to the reward of such a step first). To bootstrap truncated
 steps pass next_values.
 
-Flags are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one of rewards'
-number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards' shape
-without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
+* ``mask`` (of :func:`discounted_returns`, :func:`gae` and :func:`td_lambda_returns`): where it is not set, the step
+  does not count. It is stepped over as if it were not in the sequence: what is carried, and the value of the next
+  state, pass over it, and its reward, value, next value and flags are not read.
+
+Flags and the mask are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one
+of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards'
+shape without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
 ``check_discounts=False``; tensors are not read back to check them.
 
 dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64, on CPU and CUDA. Results are
@@ -34,8 +38,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .ops.returns.call import fused_n_step_returns, fused_returns, threshold
+from .ops.returns.call import ON_POLICY, fused_n_step_returns, fused_returns, threshold
 from .ops.returns.coefficients import retrace_returns, upgo_returns
+from .ops.returns.masked import masked_gae, masked_lambda_returns
 from .ops.returns.validate import as_n, check_given, check_n, check_one_bootstrap, check_values_given
 
 __all__ = [
@@ -48,8 +53,6 @@ __all__ = [
     "vtrace",
 ]
 
-_ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
-
 
 def discounted_returns(
     rewards: Tensor,
@@ -59,6 +62,7 @@ def discounted_returns(
     truncated: Tensor | None = None,
     next_values: Tensor | None = None,
     bootstrap_value: Tensor | None = None,
+    mask: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -70,7 +74,8 @@ def discounted_returns(
     Args: see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape, dtype and device. Where `mask` is not set it is that of the next step that counts (0
+        behind the last one).
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -84,15 +89,10 @@ def discounted_returns(
     """
     op = "discounted_returns"
     check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
-    return fused_returns(
-        op,
-        (rewards, None, next_values, bootstrap_value, terminated, truncated),
-        (gamma, 1.0),
-        _ON_POLICY,
-        time_dim,
-        (False, True, False),
-        check_discounts,
-    )[1]
+    operands = (rewards, None, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_lambda_returns(op, operands, (gamma, 1.0), mask, time_dim, check_discounts)
+    return fused_returns(op, operands, (gamma, 1.0), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
 def gae(
@@ -105,6 +105,7 @@ def gae(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     gae_lambda: float | Tensor = 0.95,
+    mask: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -116,7 +117,8 @@ def gae(
     Args: `gae_lambda` is what the other functions call lambda_; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        advantages and returns, of rewards' shape, dtype and device.
+        advantages and returns, of rewards' shape, dtype and device. Where `mask` is not set the advantage is that of
+        the next step that counts (0 behind the last one), as in verl, and returns are still ``A + values``.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -131,11 +133,14 @@ def gae(
     """
     op = "gae"
     check_one_bootstrap(op, next_values, bootstrap_value)
+    operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_gae(op, operands, (gamma, gae_lambda), mask, time_dim, check_discounts)
     advantages, returns, _ = fused_returns(
         op,
-        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        operands,
         (gamma, gae_lambda),
-        _ON_POLICY,
+        ON_POLICY,
         time_dim,
         (True, True, False),
         check_discounts,
@@ -154,6 +159,7 @@ def td_lambda_returns(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     lambda_: float | Tensor = 0.95,
+    mask: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -174,15 +180,11 @@ def td_lambda_returns(
     op = "td_lambda_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
-    return fused_returns(
-        op,
-        (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
-        (gamma, lambda_),
-        _ON_POLICY,
-        time_dim,
-        (False, True, False),
-        check_discounts,
-    )[1]
+    values = None if next_values is not None else values
+    operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_lambda_returns(op, operands, (gamma, lambda_), mask, time_dim, check_discounts)
+    return fused_returns(op, operands, (gamma, lambda_), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
 def n_step_returns(

@@ -26,6 +26,7 @@ _autocast_enabled = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, Parameter)
 # rewards, values, next_values, bootstrap_value, terminated, truncated
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
 
 
 def threshold(value: Any, op: str, name: str) -> float:

@@ -114,9 +114,9 @@ def retrace_as_lambda_returns(call: TemporalDifferenceCall) -> TemporalDifferenc
     """
     dim = call.dim
     r, q, after, rho = map(widened, (call.rewards, call.values, call.next_values, call.rhos))
-    terminates = None if call.terminated is None else _as_bool(call.terminated)
-    truncates = None if call.truncated is None else _as_bool(call.truncated)
-    ends = _or_last(_either(terminates, truncates), r, dim)
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = _or_last(either(terminates, truncates), r, dim)
     links = _times(next_step(rho.clamp(max=1.0), dim), call.trace_value if call.trace is None else call.trace, dim)
     factors = _times(links, call.gamma_value if call.gamma is None else call.gamma, dim)
     gain = factors.masked_fill(ends, 0.0) * (after - next_step(q, dim)).masked_fill(ends, 0.0)
@@ -152,15 +152,15 @@ def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
 def _ends(call: _Call, r: Tensor, v: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Where v' counts as 0, where an episode ends (None: nowhere), and v'. r and v are those of the call, widened."""
     after, last = widened(call.next_values), widened(call.bootstrap_value)
-    terminates = None if call.terminated is None else _as_bool(call.terminated)
-    truncates = None if call.truncated is None else _as_bool(call.truncated)
-    ends = _either(terminates, truncates)
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = either(terminates, truncates)
     if after is not None:
         return terminates, ends, after
-    return ends, ends, _next_values(r, v, last, call.dim)
+    return ends, ends, next_values_of(r, v, last, call.dim)
 
 
-def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first if second is None else second if first is None else first | second
 
 
@@ -220,7 +220,7 @@ def _beside_rewards(rate: Rate, r: Tensor, dim: int) -> Rate:
     return align_gates(rate, r.dim(), dim).to(r.dtype) if isinstance(rate, Tensor) else rate
 
 
-def _next_values(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
+def next_values_of(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
     after = torch.zeros_like(r) if v is None else next_step(v, dim)
     if last is None:
         return after
@@ -237,7 +237,7 @@ def _or_last(ends: Tensor | None, r: Tensor, dim: int) -> Tensor:
     return last.expand(r.shape) if ends is None else ends | last
 
 
-def _as_bool(flag: Tensor) -> Tensor:
+def as_bool(flag: Tensor) -> Tensor:
     return flag if flag.dtype == torch.bool else flag != 0
 
 

@@ -80,6 +80,11 @@ def check_return_types(op: str, rewards: object, time_dim: object, **tensors: ob
         raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
 
 
+def check_mask(op: str, mask: Tensor, rewards: Tensor) -> None:
+    check_layouts(op, mask=mask)
+    _check_like_rewards(op, "mask", mask, rewards)
+
+
 def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
     if next_values is not None and bootstrap_value is not None:
         fail(op, "bootstrap_value must be None with next_values, got both")
@@ -117,7 +122,7 @@ def _check_dtype(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
 
 
 def _check_like_rewards(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
-    if name in ("terminated", "truncated"):
+    if name in ("terminated", "truncated", "mask"):
         if tensor.dtype not in (torch.bool, rewards.dtype):
             fail(op, f"{name} must be bool or have rewards' dtype {dtype_name(rewards.dtype)}, got "
                      f"{dtype_name(tensor.dtype)}")  # fmt: skip
