@@ -19,6 +19,10 @@ steps pass next_values.
   does not count. It is stepped over as if it were not in the sequence: what is carried, and the value of the next
   state, pass over it, and its reward, value, next value and flags are not read.
 
+* ``cu_seqlens`` (of these and :func:`vtrace`): offsets of packed sequences along `time_dim`, int32 or int64, from 0 to
+  its size, not decreasing, on rewards' device (on a GPU they are not checked). Every sequence ends as the data does:
+  nothing is carried to another one, and bootstrap_value has one value for each in the place of time.
+
 Flags and the mask are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one
 of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards'
 shape without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
@@ -38,9 +42,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .ops.returns.call import ON_POLICY, fused_n_step_returns, fused_returns, threshold
+from .ops.returns.call import ON_POLICY, Operands, fused_n_step_returns, fused_returns, threshold
 from .ops.returns.coefficients import retrace_returns, upgo_returns
 from .ops.returns.masked import masked_gae, masked_lambda_returns
+from .ops.returns.packed import packed_operands
 from .ops.returns.validate import as_n, check_given, check_n, check_one_bootstrap, check_values_given
 
 __all__ = [
@@ -63,6 +68,7 @@ def discounted_returns(
     next_values: Tensor | None = None,
     bootstrap_value: Tensor | None = None,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -89,7 +95,9 @@ def discounted_returns(
     """
     op = "discounted_returns"
     check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
-    operands = (rewards, None, next_values, bootstrap_value, terminated, truncated)
+    operands: Operands = (rewards, None, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
     if mask is not None:
         return masked_lambda_returns(op, operands, (gamma, 1.0), mask, time_dim, check_discounts)
     return fused_returns(op, operands, (gamma, 1.0), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
@@ -106,6 +114,7 @@ def gae(
     gamma: float | Tensor = 0.99,
     gae_lambda: float | Tensor = 0.95,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -133,7 +142,9 @@ def gae(
     """
     op = "gae"
     check_one_bootstrap(op, next_values, bootstrap_value)
-    operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
     if mask is not None:
         return masked_gae(op, operands, (gamma, gae_lambda), mask, time_dim, check_discounts)
     advantages, returns, _ = fused_returns(
@@ -160,6 +171,7 @@ def td_lambda_returns(
     gamma: float | Tensor = 0.99,
     lambda_: float | Tensor = 0.95,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -181,7 +193,10 @@ def td_lambda_returns(
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
     values = None if next_values is not None else values
-    operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
+        operands = (operands[0], None, *operands[2:])
     if mask is not None:
         return masked_lambda_returns(op, operands, (gamma, lambda_), mask, time_dim, check_discounts)
     return fused_returns(op, operands, (gamma, lambda_), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
@@ -244,6 +259,7 @@ def vtrace(
     clip_rho_threshold: float = 1.0,
     clip_pg_rho_threshold: float = 1.0,
     clip_c_threshold: float = 1.0,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -268,9 +284,12 @@ def vtrace(
     clip_rho = threshold(clip_rho_threshold, op, "clip_rho_threshold")
     clip_c = threshold(clip_c_threshold, op, "clip_c_threshold")
     clip_pg = threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold")
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, None, cu_seqlens, time_dim)
     _, targets, pg_advantages = fused_returns(
         op,
-        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        operands,
         (gamma, lambda_),
         (rhos, clip_rho, clip_c, clip_pg),
         time_dim,
