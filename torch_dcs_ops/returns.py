@@ -96,10 +96,10 @@ def discounted_returns(
     op = "discounted_returns"
     check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
     operands: Operands = (rewards, None, next_values, bootstrap_value, terminated, truncated)
-    if cu_seqlens is not None:
-        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
     if mask is not None:
-        return masked_lambda_returns(op, operands, (gamma, 1.0), mask, time_dim, check_discounts)
+        return masked_lambda_returns(op, operands, (gamma, 1.0), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
     return fused_returns(op, operands, (gamma, 1.0), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
@@ -143,10 +143,10 @@ def gae(
     op = "gae"
     check_one_bootstrap(op, next_values, bootstrap_value)
     operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
-    if cu_seqlens is not None:
-        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
     if mask is not None:
-        return masked_gae(op, operands, (gamma, gae_lambda), mask, time_dim, check_discounts)
+        return masked_gae(op, operands, (gamma, gae_lambda), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
     advantages, returns, _ = fused_returns(
         op,
         operands,
@@ -194,11 +194,11 @@ def td_lambda_returns(
     check_values_given(op, values, bootstrap_value)
     values = None if next_values is not None else values
     operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
-    if cu_seqlens is not None:
-        operands = packed_operands(op, operands, mask, cu_seqlens, time_dim)
-        operands = (operands[0], None, *operands[2:])
     if mask is not None:
-        return masked_lambda_returns(op, operands, (gamma, lambda_), mask, time_dim, check_discounts)
+        return masked_lambda_returns(op, operands, (gamma, lambda_), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
+        operands = (operands[0], None, *operands[2:])
     return fused_returns(op, operands, (gamma, lambda_), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
@@ -286,7 +286,7 @@ def vtrace(
     clip_pg = threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold")
     operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
     if cu_seqlens is not None:
-        operands = packed_operands(op, operands, None, cu_seqlens, time_dim)
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
     _, targets, pg_advantages = fused_returns(
         op,
         operands,

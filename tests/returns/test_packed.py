@@ -186,8 +186,23 @@ def test_sentences(name: str) -> None:
         ({"truncated": x["truncated"][:4]}, RuntimeError, "truncated must have rewards' shape (17, 5), got (4, 5)"),
         ({"gamma": torch.ones(4)}, RuntimeError, "gamma must broadcast to rewards' shape without dim 0, (5,)"),
     ]
-    if name != "vtrace":
-        wrong.append(({"mask": x["terminated"]}, RuntimeError, "mask must be None with cu_seqlens, got both"))
     for changes, exception, sentence in wrong:
-        with pytest.raises(exception, match="^" + re.escape(f"{op}: {sentence}")):
-            FUNCTIONS[name](x | {"cu_seqlens": cu} | changes)
+        for masked in ({},) if name == "vtrace" else ({}, {"mask": x["terminated"]}):
+            with pytest.raises(exception, match="^" + re.escape(f"{op}: {sentence}")):
+                FUNCTIONS[name](x | {"cu_seqlens": cu} | masked | changes)
+
+
+@pytest.mark.parametrize("convention", ["bootstrap", "next"])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "vtrace"])
+def test_with_steps_that_do_not_count(device: str, name: str, dim: int, convention: str) -> None:
+    x = rollout(device, convention, "number", dim)
+    mask = torch.rand(LENGTH, ROWS, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[0:4], mask[10], mask[11:16] = False, False, False  # a whole sequence, and the ends of others
+    x["mask"] = mask.movedim(0, dim).to(device)
+    for changed in ("rewards", "values"):
+        x[changed] = x[changed].masked_fill(~x["mask"], float("nan"))
+    results = FUNCTIONS[name](x | {"cu_seqlens": offsets(device)})
+    for result, expected in zip(results, loop(FUNCTIONS[name], x), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert result[x["mask"]].isfinite().all()

@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ...reference.returns import TemporalDifferenceCall
-from .._common.validate import fail, known
+from .._common.validate import known
 from ..scan.packed import added_at, check_cu_seqlens, check_of_sequences, entries, first_steps
 from .call import Operands, autocast_operands
 from .formulas import as_bool, next_step
 from .validate import check_return_types, check_returns
 
 
-def packed_operands(op: str, operands: Operands, mask: Any, cu_seqlens: Any, time_dim: int) -> Operands:
+def packed_operands(op: str, operands: Operands, cu_seqlens: Any, time_dim: int) -> Operands:
     """Operands of one call by next_values, in which every sequence's last step is truncated."""
     rewards, values, next_values, bootstrap_value, terminated, truncated = operands
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    if mask is not None:
-        fail(op, "mask must be None with cu_seqlens, got both")
     rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(*operands)
     call = TemporalDifferenceCall(
         rewards, values, next_values, None, terminated, truncated, dim=time_dim, need_targets=True
