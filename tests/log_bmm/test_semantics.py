@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dcs_ops import log_bmm, max_bmm, sample_bmm
 
-from log_bmm.oracle import INF, exact, forward_error, gradient_error, naive, product, spread
+from log_bmm.oracle import INF, exact, forward_error, gradient_budget, gradient_error, naive, product, spread
 
 OPS: dict[str, Any] = {"log_bmm": log_bmm, "max_bmm": max_bmm, "sample_bmm": sample_bmm}
 SHAPES = [
@@ -303,8 +303,7 @@ def test_random_problems(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     out = log_bmm(a, b)
     assert forward_error(out, right.out) <= 1e-5
     gradients = torch.autograd.grad(out, (a, b), grad)
-    # The rounding of a + b, as of fp32 in general; below a spread of 10 what users are promised.
-    budget = max(1e-6, 2**-23 * spread(a, b))
+    budget = gradient_budget(torch.float32, spread(a, b))
     for gradient, over in zip(gradients, (2, 0), strict=True):
         assert not gradient.isnan().any()
         assert gradient_error(gradient, product(right.weights, None, grad, None, over)) <= budget
