@@ -1,6 +1,7 @@
 // The scan ops on CUDA.
 #include "dcs/scan/ops.h"
 #include "common/host.h"
+#include "scan/columns/launch.h"
 #include "scan/launch.h"
 #include "scan/plan/any_shape.h"
 #include "scan/plan/planner.h"
@@ -45,6 +46,18 @@ RowsLauncher* rows_launcher(ElementType dtype) {
   }
 }
 
+TiledColumnsLauncher* columns_launcher(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Float: return launch_tiled_columns_float;
+    case ElementType::Half: return launch_tiled_columns_half;
+    case ElementType::BFloat16: return launch_tiled_columns_bfloat16;
+    case ElementType::Double: return launch_tiled_columns_double;
+    case ElementType::ComplexFloat: return launch_tiled_columns_complex_float;
+    case ElementType::ComplexDouble: return launch_tiled_columns_complex_double;
+    default: return launch_tiled_columns_int64;
+  }
+}
+
 void run_plan(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {
   Tensor workspace;
   void* memory = nullptr;
@@ -52,6 +65,16 @@ void run_plan(const ScanProblem& problem, const KernelPlan& plan, const Tensor& 
     workspace =
         torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
     memory = workspace.mutable_data_ptr();
+  }
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) {
+    cudaError_t error = columns_launcher(problem.dtype)(problem, *columns, memory, stream);
+    if (error == cudaErrorCooperativeLaunchTooLarge) {  // a green context may not have room for all of its blocks
+      launcher(problem.dtype)(
+          problem, Planner(problem, limits_of(input.get_device_index())).plan_apart(), nullptr, stream);
+      error = cudaGetLastError();
+    }
+    check(error, "launching the kernel");
+    return;
   }
   check(rows_launcher(problem.dtype)(problem, plan, memory, stream), "launching the kernel");
 }

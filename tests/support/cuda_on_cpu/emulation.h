@@ -63,7 +63,8 @@ struct Fiber {
   bool done = false;
   std::string waits_for;
   std::vector<char> stack;
-  std::deque<Copy> stores;  // to global memory, whose source must stay until they have read it
+  std::deque<std::vector<Copy>> groups;  // of copies that the thread itself waits for; the last one is still open
+  std::deque<Copy> stores;               // to global memory, whose source must stay until they have read it
 };
 
 struct Warp {

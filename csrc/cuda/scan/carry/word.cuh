@@ -24,5 +24,14 @@ __device__ __forceinline__ Word load_word(const Word* from) {
       : "memory");
   return word;
 }
+// The same where `wanted`, else what is there: without a branch, so that several loads are on their way at once.
+__device__ __forceinline__ void load_word_if(bool wanted, const Word* from, Word& to) {
+  asm volatile(
+      "{\n .reg .b128 word;\n .reg .pred wanted;\n setp.ne.s32 wanted, %3, 0;\n mov.b128 word, {%0, %1};\n"
+      " @wanted ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
+      : "+l"(to.value), "+l"(to.state)
+      : "l"(from), "r"(static_cast<int>(wanted))
+      : "memory");
+}
 
 }  // namespace dcs

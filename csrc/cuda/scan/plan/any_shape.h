@@ -13,11 +13,12 @@
 
 #include "common/device.h"
 #include "dcs/scan/problem.h"
+#include "scan/plan/column_tiles.h"
 #include "scan/plan/planner.h"
 
 namespace dcs {
 
-enum class Kernel { kFlatRows, kLongRows };
+enum class Kernel { kFlatRows, kLongRows, kTiledColumns };
 
 // A block takes whole rows (rows/flat_rows.cuh).
 struct FlatRowsPlan {
@@ -32,7 +33,7 @@ struct LongRowsPlan {
   int64_t shared_bytes, workspace_bytes;
   int64_t partials;  // of a row's part of gamma's gradient
 };
-using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan>;  // in the order of Kernel
+using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan, ColumnTiles>;  // in the order of Kernel
 
 // What the plans of contiguous time have in common.
 class RowSizes {
@@ -105,6 +106,12 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   return plan;
 }
 
+// Columns that lie side by side (columns/tiled_columns.cuh).
+inline std::optional<KernelPlan> plan_tiled_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const ColumnTiles tiles = ColumnTilesPlanner(p, device.multiprocessors, device.shared_bytes - kStaticBytes).plan();
+  return tiles.taken ? std::optional<KernelPlan>(tiles) : std::nullopt;
+}
+
 struct Candidate {
   Kernel kernel;
   const char* name;
@@ -113,6 +120,7 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {Kernel::kFlatRows, "flat_rows", plan_flat_rows},
     {Kernel::kLongRows, "long_rows", plan_long_rows},
+    {Kernel::kTiledColumns, "tiled_columns", plan_tiled_columns},
 };
 
 inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, const DeviceLimits& device) {
@@ -122,10 +130,12 @@ inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, cons
 }
 
 inline int64_t workspace_bytes(const KernelPlan& plan) {
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->workspace_bytes;
   const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
   return rows ? rows->workspace_bytes : 0;
 }
 inline int64_t partials(const KernelPlan& plan) {
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->peers;
   const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
   return rows ? rows->partials : 1;
 }

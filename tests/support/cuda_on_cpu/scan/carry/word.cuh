@@ -21,5 +21,8 @@ inline Word load_word(const Word* from) {
       __atomic_load_n(reinterpret_cast<unsigned __int128*>(const_cast<Word*>(from)), __ATOMIC_RELAXED);
   return {static_cast<uint64_t>(word), static_cast<uint64_t>(word >> 64)};
 }
+inline void load_word_if(bool wanted, const Word* from, Word& to) {
+  if (wanted) to = load_word(from);
+}
 
 }  // namespace dcs
