@@ -25,6 +25,17 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(values[lane]) << lane;
   return bits;
 }
+inline int __reduce_max_sync(unsigned, int value) {
+  const uint64_t* const values = emulation::exchange(static_cast<uint64_t>(value), "a maximum");
+  for (int lane = 0; lane < 32; ++lane) value = std::max(value, static_cast<int>(values[lane]));
+  return value;
+}
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  const uint64_t* const values = emulation::exchange(value, "a sum");
+  unsigned sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += static_cast<unsigned>(values[lane]);
+  return sum;
+}
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == 0xffffffffu; }
 inline void __syncwarp(unsigned = 0xffffffffu) { emulation::exchange(0, "the warp"); }
@@ -70,6 +81,10 @@ inline float __int_as_float(int value) { return bits_as<float>(value); }
 inline int __float_as_int(float value) { return bits_as<int>(value); }
 inline double __longlong_as_double(long long value) { return bits_as<double>(value); }
 inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
+inline unsigned __float2uint_rn(float value) { return static_cast<unsigned>(std::nearbyint(value)); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, int shift) {
+  return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
+}
 inline int __double2hiint(double value) { return static_cast<int>(__double_as_longlong(value) >> 32); }
 inline double __hiloint2double(int high, int low) {
   return __longlong_as_double(static_cast<long long>(high) << 32 | static_cast<unsigned>(low));

@@ -18,6 +18,7 @@ void copy_async(void* to, const void* from, int valid) {
   groups.back().push_back({to, from, valid, nullptr});
   groups.back().push_back({static_cast<char*>(to) + valid, nullptr, kBytes - valid, nullptr});
 }
+inline void copy_async(void* to, const void* from) { copy_async<16>(to, from, 16); }
 inline void commit_copies() { emulation::current().now->groups.emplace_back(); }
 template <int kPending>
 void wait_for_copies() {
