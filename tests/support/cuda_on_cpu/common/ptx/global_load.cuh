@@ -1,5 +1,5 @@
-// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or none of the 16 bytes is
-// of the tensors that a test has named.
+// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or none of the 16 bytes
+// is of the tensors that a test has named.
 #pragma once
 
 #include <cstdlib>
