@@ -110,6 +110,33 @@ def test_a_nan_stays_in_its_sequence(device: str, direction: str) -> None:
     assert result.isfinite().all()
 
 
+@pytest.mark.parametrize("gamma", ["row", "step"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_does_not_enter_is_in_no_gradient(device: str, direction: str, gamma: str) -> None:
+    """A NaN that begins an empty sequence or meets a reset, and the discount of such a reset."""
+    x = operands(device, 1, gamma)
+    first = 4 if direction == "left" else 10
+    x["reset"][:, first] = True
+    if gamma == "step":
+        x["gamma"][:, first] = float("nan")
+    x["initial"][:, [0, 3, 4, 7, 2 if direction == "left" else 5]] = float("nan")
+    leaves = [x[name].requires_grad_() for name in ("input", "gamma", "initial")]
+    result = discounted_cumsum(**x, direction=direction, cu_seqlens=offsets(device))
+    for gradient in torch.autograd.grad(result.sum(), leaves):
+        assert gradient.isfinite().all()
+
+
+def test_initial_is_not_rounded_to_half_precision(device: str) -> None:
+    """The product with gamma is not either: what is left of it beside the first step is much smaller."""
+    cu = torch.tensor([0, 1], device=device)
+    initial = torch.tensor([[1.003]], device=device, dtype=torch.float16)
+    first = -(0.9 * initial)
+    result = discounted_cumsum(first, 0.9, initial=initial, cu_seqlens=cu)
+    expected = discounted_cumsum(first.double(), 0.9, initial=initial[:, 0].double())
+    assert expected.abs().max() > 1e-5
+    torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=0.0)
+
+
 @pytest.mark.parametrize("gamma", ["number", "row", "step"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_gradients(device: str, direction: str, gamma: str) -> None:
@@ -153,6 +180,8 @@ def test_vmap_and_meta(device: str) -> None:
     meta = discounted_cumsum(x["input"].to("meta"), 0.8, initial=x["initial"].to("meta"), cu_seqlens=cu.to("meta"))
     assert meta.is_meta
     assert meta.shape == (ROWS, LENGTH)
+    half = x["input"].to("meta", torch.bfloat16), x["initial"].to("meta", torch.bfloat16)
+    assert discounted_cumsum(half[0], 0.8, initial=half[1], cu_seqlens=cu.to("meta")).dtype == torch.bfloat16
 
 
 def test_no_steps_and_no_sequences(device: str) -> None:
@@ -167,7 +196,9 @@ def test_autocast(device: str) -> None:
     x = operands(device, 1, "number", torch.bfloat16)
     with torch.autocast(device, dtype=torch.bfloat16):
         result = discounted_cumsum(**x, cu_seqlens=offsets(device))
+        mixed = discounted_cumsum(**x | {"input": x["input"].float()}, cu_seqlens=offsets(device))
     assert result.dtype == torch.float32
+    assert torch.equal(mixed, result)
 
 
 X, CU = torch.ones(3, 8), torch.tensor([0, 3, 8])
@@ -184,6 +215,11 @@ X, CU = torch.ones(3, 8), torch.tensor([0, 3, 8])
             "cu_seqlens must be 1-D with at least one element, got the shape (1, 3)",
         ),
         ({"cu_seqlens": CU[:0]}, RuntimeError, "cu_seqlens must be 1-D with at least one element, got the shape (0,)"),
+        (
+            {"cu_seqlens": torch.nested.nested_tensor([CU])},
+            RuntimeError,
+            "cu_seqlens must be a dense tensor, got a nested one",
+        ),
         ({"cu_seqlens": CU.to("meta")}, RuntimeError, "cu_seqlens must be on input's device cpu, got meta"),
         ({"cu_seqlens": CU + 1}, RuntimeError, "cu_seqlens must begin with 0, got 1"),
         ({"cu_seqlens": CU[:2]}, RuntimeError, "cu_seqlens must end with the size along dim 1, 8, got 3"),

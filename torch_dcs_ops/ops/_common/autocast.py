@@ -21,6 +21,15 @@ def widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
+def autocast_operands(first: Tensor, *others: Any) -> tuple[Any, ...]:
+    """What autocast makes of the operands, for functions that are more than one op."""
+    device = first.device.type
+    # Of a device that has no autocast, a meta tensor's, torch refuses the question.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return first, *others
+    return tuple(map(widened, (first, *others)))
+
+
 def lowered(value: Any) -> Any:
     """What autocast makes of an operand of a matrix product: its own dtype, unless it is float64 or no float."""
     if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:

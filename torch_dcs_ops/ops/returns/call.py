@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch.nn import Parameter
 
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
-from .._common.autocast import widened
 from .._common.validate import check_dense, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
@@ -30,23 +30,13 @@ ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothi
 
 
 def threshold(value: Any, op: str, name: str) -> float:
-    if isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} must be a real number, got a tensor")
-    if value is None:
-        raise TypeError(f"{op}: {name} must be a real number (math.inf does not clip), got NoneType")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | torch.SymFloat | torch.SymInt):
+        kind = "a tensor" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{op}: {name} must be a real number (math.inf does not clip), got {kind}")
     number = as_number(value, op, name)
     if isinstance(number, float) and number != number:
         fail(op, f"{name} must be a number to compare with, got nan")
     return number
-
-
-def autocast_operands(rewards: Tensor, *tensors: Any) -> tuple[Any, ...]:
-    """What autocast makes of the operands, for functions that are more than the fused op."""
-    device = rewards.device.type
-    # Of a device that has no autocast, a meta tensor's, torch refuses the question.
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return rewards, *tensors
-    return tuple(map(widened, (rewards, *tensors)))
 
 
 def discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[Tensor | None, float]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import _registry
 from ...reference.returns import TemporalDifferenceCall
-from .call import autocast_operands, discount
+from .._common.autocast import autocast_operands
+from .call import discount
 from .formulas import next_step, one_step_errors, retrace_as_lambda_returns
 from .validate import check_given, check_one_bootstrap, check_return_types, check_returns
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ...reference.returns import TemporalDifferenceCall
 from ...reference.scan import align_gates
+from .._common.autocast import autocast_operands
 from ..scan.discounted_cumsum import discounted_cumsum
 from ..scan.packed import check_cu_seqlens, check_of_sequences
-from .call import ON_POLICY, Operands, autocast_operands, discount, fused_returns
+from .call import ON_POLICY, Operands, discount, fused_returns
 from .formulas import as_bool, either, next_values_of
 from .packed import packed_operands
 from .validate import check_mask, check_return_types, check_returns

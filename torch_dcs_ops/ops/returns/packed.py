@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...reference.returns import TemporalDifferenceCall
+from .._common.autocast import autocast_operands
 from .._common.validate import known
 from ..scan.packed import added_at, check_cu_seqlens, check_of_sequences, entries, first_steps
-from .call import Operands, autocast_operands
+from .call import Operands
 from .formulas import as_bool, next_step
 from .validate import check_return_types, check_returns
 

@@ -157,10 +157,10 @@ def _packed(
     check_argument_types(_OP, input, gamma, dim, initial, reset, window)
     if not isinstance(gamma, Tensor):
         gamma = number_as_tensor(gamma, input.device, _OP) if is_compiling() else as_number(gamma, _OP)
+    input, initial = autocast.autocast_operands(input, initial)
     whole, cuts = joined(_OP, input, gamma, dim, direction, initial, reset, window, cu_seqlens)
     output = discounted_cumsum(whole, gamma, dim=dim, direction=direction, reset=cuts, window=window)
-    is_widened = whole.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type)
-    return output.to(input.dtype) if is_widened else output
+    return output.to(input.dtype)
 
 
 def discounted_cumsum_left(input: Tensor, gamma: float | Tensor) -> Tensor:

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ...reference.scan import align_gates
-from .._common.validate import check_device, check_layouts, dtype_name, fail, known
+from .._common.autocast import widened
+from .._common.validate import check_dense, check_device, dtype_name, fail, known
 from .validate import broadcasts, check_direction, check_scan
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def joined(
@@ -50,7 +49,10 @@ def joined(
                 entering = gates.index_select(dim, at) if is_step else gates
             if reset is not None:
                 used = used & ~reset.index_select(dim, at)
-            input = input.float() if input.dtype in _HALF else input
+            # Selected before the product: neither factor's gradient contains the other where nothing enters.
+            input, initial = widened(input), torch.where(used, widened(initial), 0.0)
+            if isinstance(entering, Tensor):
+                entering = torch.where(used, entering, 0.0)
             input = added_at(input, dim, at, used, initial * entering)
     return input, cuts if reset is None else cuts | reset
 
@@ -81,7 +83,7 @@ def check_cu_seqlens(op: str, cu_seqlens: Any, name: str, tensor: Tensor, dim: i
     """Offsets that a GPU has are not looked at: one that is out of range is a device assertion there."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{op}: cu_seqlens must be a tensor or None, got {type(cu_seqlens).__name__}")
-    check_layouts(op, cu_seqlens=cu_seqlens)
+    check_dense(op, cu_seqlens=cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         fail(op, f"cu_seqlens must be int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
     if cu_seqlens.dim() != 1 or known(cu_seqlens.size(0) == 0):
