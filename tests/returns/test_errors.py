@@ -259,7 +259,17 @@ OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
     "vtrace, a tensor as threshold": (
         lambda: returns.vtrace(X, X, X, bootstrap_value=LAST, terminated=None, clip_rho_threshold=X[0, 0]),  # type: ignore[arg-type]
         TypeError,
-        "vtrace: clip_rho_threshold must be a real number, got a tensor",
+        "vtrace: clip_rho_threshold must be a real number (math.inf does not clip), got a tensor",
+    ),
+    "vtrace, a string as threshold": (
+        lambda: returns.vtrace(X, X, X, bootstrap_value=LAST, terminated=None, clip_c_threshold="1"),  # type: ignore[arg-type]
+        TypeError,
+        "vtrace: clip_c_threshold must be a real number (math.inf does not clip), got str",
+    ),
+    "n_step_returns, a large n": (
+        lambda: returns.n_step_returns(X, n=2**63, next_values=X, terminated=None),
+        RuntimeError,
+        "n_step_returns: n must be below 2**63, got 9223372036854775808",
     ),
     "gae, a list as gae_lambda": (
         lambda: returns.gae(X, X, bootstrap_value=LAST, terminated=None, gae_lambda=[0.9]),  # type: ignore[arg-type]
