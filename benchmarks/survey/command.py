@@ -46,6 +46,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.families = [name for name in options.families.split(",") if name]
     if not set(options.families) <= set(FAMILIES):
         parser.error(f"--families must be among {FAMILY_NAMES}, got {','.join(options.families)}")
+    options.only = [name for name in options.only.split(",") if name]
+    for name in options.only:
+        family, _, index = name.rpartition("/")
+        if family not in ("", *options.families) or not index.isdecimal():
+            parser.error(f"--only must have problems such as 17 or scan/17, of --families, got {name}")
+    if options.elements and not 1 <= options.elements[0] <= options.elements[1]:
+        parser.error("--elements must be at least 1 and in order, got {:g} {:g}".format(*options.elements))
+    try:
+        re.compile(options.match)
+    except re.error as error:
+        parser.error(f"--match must be a regular expression, got {options.match}: {error}")
     if options.device == "cuda" and not cuda:
         parser.error("--device cuda, but torch finds no CUDA device")
     return options
@@ -55,7 +66,7 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     limits = LIMITS[options.device]
     if options.elements:
         limits = limits._replace(elements=tuple(options.elements))
-    only = [name for name in options.only.split(",") if name]
+    only = options.only
     indices = sorted({int(name.rpartition("/")[2]) for name in only}) if only else range(options.count)
     drawn = draw_all(options.seed, options.families, indices, limits, options.passes)
     kept = [problem for problem in drawn if not only or problem.name in only or str(problem.index) in only]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -205,3 +206,20 @@ def test_wrong_arguments_are_refused() -> None:
     done = run_survey("--families", "scan,lse")
     assert done.returncode == 2
     assert "--families must be among scan, cumsum" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "scan"], "--only must have problems such as 17 or scan/17, of --families, got scan"),
+        (["--only", "scan/-1"], "--only must have problems such as 17 or scan/17, of --families, got scan/-1"),
+        (["--only", "3,softmax/1", "--families", "scan"], "--only must have problems .* of --families, got softmax/1"),
+        (["--elements", "0", "9"], "--elements must be at least 1 and in order, got 0 9"),
+        (["--elements", "10", "5"], "--elements must be at least 1 and in order, got 10 5"),
+        (["--match", "["], r"--match must be a regular expression, got \[: "),
+    ],
+)
+def test_wrong_options(load: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    with pytest.raises(SystemExit):
+        load("command").parse([*arguments, "--list"])
+    assert re.search(f"run.py survey: error: {sentence}", capsys.readouterr().err)
