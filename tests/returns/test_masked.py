@@ -223,3 +223,6 @@ def test_sentences(name: str) -> None:
     ):
         with pytest.raises(exception, match="^" + re.escape(f"{op}: {sentence}")):
             FUNCTIONS[name](x | {"mask": wrong})
+    nested = torch.nested.nested_tensor([torch.ones(2)])
+    with pytest.raises(RuntimeError, match=f"^{op}: gamma must be a dense tensor, got a nested one"):
+        FUNCTIONS[name](x | {"gamma": nested})

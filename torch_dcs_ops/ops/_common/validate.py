@@ -66,7 +66,7 @@ def check_layouts(op: str, **tensors: object) -> None:
 
 
 def check_dense(op: str, **tensors: object) -> None:
-    """`check_layouts`, and no nested tensors: no kernel is called with one. For the path of an error."""
+    """`check_layouts`, and no nested tensors: no kernel is called with one. For what no kernel checks."""
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.is_nested:
             fail(op, f"{name} must be a dense tensor, got a nested one")

@@ -85,7 +85,8 @@ def _counted(
     gamma = discount(op, "gamma", rates[0], rewards, check_discounts)
     trace = discount(op, lambda_name, rates[1], rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
-                       terminated=terminated, truncated=truncated, mask=mask)  # fmt: skip
+                       terminated=terminated, truncated=truncated, mask=mask, gamma=gamma[0],
+                       **{lambda_name: trace[0]})  # fmt: skip
     rewards, values, next_values, bootstrap_value, terminated, truncated, mask = autocast_operands(*operands, mask)
     call = TemporalDifferenceCall(
         rewards, values, next_values, bootstrap_value if cu_seqlens is None else None, terminated, truncated, *gamma,

@@ -98,9 +98,10 @@ def as_n(op: str, n: Any) -> int:
         return n  # type: ignore[return-value]
     if isinstance(n, bool) or not isinstance(n, numbers.Integral):
         raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
-    if n >= 2**63:
+    number = int(n)
+    if number >= 2**63:
         fail(op, f"n must be below 2**63, got {n}")
-    return int(n)
+    return number
 
 
 def check_n(op: str, n: Any) -> None:

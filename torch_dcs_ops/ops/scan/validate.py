@@ -66,7 +66,7 @@ def check_direction(op: str, direction: str) -> bool:
 def check_argument_types(
     op: str, input: object, gamma: object, dim: object, initial: object, reset: object, window: object
 ) -> None:
-    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    """What no schema says in a sentence. Run where a call has failed, and first if offsets of sequences are given."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{op}: input must be a tensor, got {type(input).__name__}")
     for name, value in (("initial", initial), ("reset", reset)):
