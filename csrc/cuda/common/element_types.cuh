@@ -279,4 +279,15 @@ __device__ __forceinline__ Wide power_of(Wide base) {
   return base;
 }
 
+// base^exponent, clamped.
+template <typename Wide>
+__device__ inline Wide whole_power(Wide base, unsigned exponent) {
+  Wide power = cast<Wide>(1.0);
+  for (; exponent; exponent >>= 1) {
+    if (exponent & 1) power = power_mul(power, base);
+    base = power_mul(base, base);
+  }
+  return power;
+}
+
 }  // namespace dcs

@@ -10,17 +10,6 @@ namespace dcs {
 
 constexpr int kMostTurns = 4;
 
-// base^exponent, clamped.
-template <typename Wide>
-__device__ __forceinline__ Wide power_over(Wide base, uint32_t exponent) {
-  Wide power = cast<Wide>(1.0);
-  for (; exponent; exponent >>= 1) {
-    if (exponent & 1) power = power_mul(power, base);
-    base = power_mul(base, base);
-  }
-  return power;
-}
-
 // A tile's parts, part by part and column by column: their totals, then what enters them.
 template <typename Wide>
 struct TileTotals {
@@ -104,11 +93,11 @@ struct TileCarries {
       if (p.gamma_kind == GammaKind::kRow && column < at.width)
         gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype,
             at.outer * p.gamma_strides.outer + (at.column + column) * p.gamma_strides.inner, p.conjugate_gamma);
-      part_power = power_over(gamma, t.part_steps);
+      part_power = whole_power(gamma, t.part_steps);
       if (t.peers == 1) return;
-      chunk_power = power_over(part_power, t.parts);
-      group_power = power_over(chunk_power, t.group);
-      last_power = power_over(chunk_power, t.peers - (t.groups - 1) * t.group);
+      chunk_power = whole_power(part_power, t.parts);
+      group_power = whole_power(chunk_power, t.group);
+      last_power = whole_power(chunk_power, t.peers - (t.groups - 1) * t.group);
     }
   }
 

@@ -20,15 +20,4 @@ struct StreamParams {
   bool replayed;   // a graph will launch the same again, tag and all
 };
 
-// base^exponent, clamped.
-template <typename Wide>
-__device__ inline Wide whole_power(Wide base, unsigned exponent) {
-  Wide power = cast<Wide>(1.0);
-  for (; exponent; exponent >>= 1) {
-    if (exponent & 1) power = power_mul(power, base);
-    base = power_mul(base, base);
-  }
-  return power;
-}
-
 }  // namespace dcs

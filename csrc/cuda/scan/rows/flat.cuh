@@ -61,15 +61,4 @@ __device__ __forceinline__ Wide gamma_of(const FlatParams& p, int64_t row) {
       row_offset(memory_row<kReverse>(p, row), problem.inner, problem.gamma_strides), problem.conjugate_gamma);
 }
 
-// base^exponent, clamped.
-template <typename Wide>
-__device__ __forceinline__ Wide power_to(Wide base, unsigned exponent) {
-  Wide power = cast<Wide>(1.0);
-  for (; exponent; exponent >>= 1) {
-    if (exponent & 1) power = power_mul(power, base);
-    base = power_mul(base, base);
-  }
-  return power;
-}
-
 }  // namespace dcs

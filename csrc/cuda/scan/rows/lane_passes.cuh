@@ -241,7 +241,7 @@ struct LanePasses {
         return;
       }
     }
-    powers[0] = power_to(gamma, own);
+    powers[0] = whole_power(gamma, own);
 #pragma unroll
     for (int j = 1; j < 6; ++j) powers[j] = power_mul(powers[j - 1], powers[j - 1]);
   }

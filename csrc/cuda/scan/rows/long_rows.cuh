@@ -53,10 +53,10 @@ struct CarryWarp {
   __device__ __forceinline__ void set_row(int64_t row) {
     if (kStep || gamma_row == row || (gamma_row >= 0 && p.one_gamma)) return;
     gamma_row = row;
-    const Wide tile_power = power_to(gamma_of<kReverse, Wide>(p, row), static_cast<unsigned>(p.tile));
-    lane_weight = power_to(tile_power, lane);
-    far_power = power_to(tile_power, 32);
-    blocks_power = power_to(tile_power, gridDim.x);
+    const Wide tile_power = whole_power(gamma_of<kReverse, Wide>(p, row), static_cast<unsigned>(p.tile));
+    lane_weight = whole_power(tile_power, lane);
+    far_power = whole_power(tile_power, 32);
+    blocks_power = whole_power(tile_power, gridDim.x);
   }
 
   // The totals of the tiles before this one in its row, the last `window` of them at most, folded in an order of its
