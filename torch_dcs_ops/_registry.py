@@ -15,7 +15,7 @@ LIBRARY = torch.library.Library("dcs", "DEF")
 _LINEAR_CROSS_ENTROPY = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     "str reduction='mean', int? ignore_index=-100, float label_smoothing=0., float? softcap=None, "
-    "float logit_scale=1., float z_loss=0., bool shift=False, float? grad_filter_eps=None, int? memory_budget=None, "
+    "float logit_scale=1., float z_loss=0., int shift=0, float? grad_filter_eps=None, int? memory_budget=None, "
     "ScalarType? accumulate_dtype=None)"
 )
 _SCHEMAS = (

@@ -96,7 +96,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         softcap: float | None = None,
         logit_scale: float = 1.0,
         z_loss: float = 0.0,
-        shift: bool = False,
+        shift: bool | int = False,
         grad_filter_eps: float | None = None,
         memory_budget: int | None = None,
         accumulate_dtype: torch.dtype | None = None,

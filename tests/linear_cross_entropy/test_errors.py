@@ -74,8 +74,13 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
     "z_loss": ({"z_loss": -0.1}, "z_loss must be a number >= 0, got -0.1"),
     "shift": (
         {"input": X[0, 0], "target": Y[0, 0], "shift": True},
-        "input must have the shape (..., T, D) with T >= 1 for shift, got (4,)",
+        "input must have the shape (..., T, D) with T >= 1 for shift=1, got (4,)",
     ),
+    "shift beyond the last step": (
+        {"shift": 4},
+        "input must have the shape (..., T, D) with T >= 4 for shift=4, got (2, 3, 4)",
+    ),
+    "shift back": ({"shift": -1}, "shift must be a number of steps >= 0, got -1"),
     "grad_filter_eps": (
         {"grad_filter_eps": -0.01},
         "grad_filter_eps must be None or a number >= 0 and < 1, got -0.01",

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "negative logit_scale": {"logit_scale": -0.7},
     "z_loss": {"z_loss": 0.3},
     "shift": {"shift": True},
+    "shift by two": {"shift": 2},
     "linear_bias": {"linear_bias": True},
     "weight": {"weight": True},
     "probabilities": {"probabilities": True},
@@ -49,7 +50,7 @@ def check(problem: Problem, options: dict[str, Any]) -> None:
     torch.testing.assert_close(got[:2], expected[:2])
     # Of classes that are equal, as those of an expanded linear_weight are, rounding predicts any.
     logits = functional.linear(x, w, options.get("linear_bias"))
-    logits = logits[..., :-1, :] if options.get("shift") else logits
+    logits = logits[..., : -options["shift"], :] if options.get("shift") else logits
     predicted = [logits.gather(-1, predictions.unsqueeze(-1)) for predictions in (got[2], expected[2])]
     torch.testing.assert_close(*predicted)
     torch.testing.assert_close(linear_cross_entropy(x, w, target, **options), expected[0])
@@ -80,7 +81,7 @@ def test_random_combinations(device: str) -> None:
             "softcap": st.sampled_from([None, 3.0]),
             "logit_scale": st.sampled_from([1.0, 0.5]),
             "z_loss": st.sampled_from([0.0, 0.2]),
-            "shift": st.booleans(),
+            "shift": st.sampled_from([0, True, 2]),
             "linear_bias": st.booleans(),
             "weight": st.booleans(),
             "probabilities": st.booleans(),
@@ -97,8 +98,8 @@ def test_random_combinations(device: str) -> None:
         seed=st.integers(0, 99),
     )
     def run(options: Any, lead: Any, features: int, classes: int, seed: int) -> None:
-        if options["shift"] and lead[-1] < 2:
-            lead = [*lead[:-1], 2]
+        if lead[-1] <= options["shift"]:
+            lead = [*lead[:-1], options["shift"] + 1]
         # A mean over no valid target is nan, and is tested by itself.
         check(make(lead, features, classes, device=device, seed=seed, ignored=0.0), options)
 
@@ -150,11 +151,12 @@ def test_one_class(device: str) -> None:
         check(make(classes=1, device=device), {"linear_bias": True, **options})
 
 
-@pytest.mark.parametrize("lead", [(2, 1), (3, 2)], ids=str)
-def test_shift_without_a_target(device: str, lead: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("lead", "shift"), [((2, 1), True), ((3, 2), True), ((3, 2), 2), ((2, 4), 3)], ids=str)
+def test_shift_with_few_targets(device: str, lead: tuple[int, ...], shift: int) -> None:
     problem = make(lead, device=device, ignored=0.0)
     for reduction in ("none", "sum"):
-        check(problem, {"reduction": reduction, "shift": True})
+        check(problem, {"reduction": reduction, "shift": shift})
+        check(problem, {"reduction": reduction, "shift": shift, "probabilities": True})
 
 
 def test_predictions_of_ignored_rows(device: str) -> None:

@@ -6,27 +6,25 @@ Here: the public function and the registrations of the op and of its `aux` overl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import Options, shifted_target
+from ...reference.linear_cross_entropy.loss import Options
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
+from .shift import Results, shifted
 from .validate import check_argument_types, check_call, normal_ignore_index
 
 _OP = "linear_cross_entropy"
 _op = _registry.linear_cross_entropy
 _aux_op = _registry.linear_cross_entropy_aux
-
-Results = tuple[Tensor, ...]
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
         softcap: float | None
         logit_scale: float
         z_loss: float
-        shift: bool
+        shift: bool | int
         grad_filter_eps: float | None
         memory_budget: int | None
         accumulate_dtype: torch.dtype | None
@@ -91,7 +89,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     z_loss: float = 0.0,
-    shift: bool = False,
+    shift: bool | int = False,
     grad_filter_eps: float | None = None,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
@@ -122,8 +120,8 @@ def linear_cross_entropy(
         logit_scale: a factor of the logits, before the softcap; 1 / temperature.
         z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
             of the loss, by the weights of the valid targets.
-        shift: input (..., T, D) at step t predicts target (..., T) at step t + 1. The last step has no target:
-            whatever has a value per row, has T - 1 of them.
+        shift: input (..., T, D) at step t predicts target (..., T) at step t + shift; True is 1, False is 0. The last
+            `shift` steps have no target: whatever has a value per row, has T - shift of them.
         grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
             the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
             above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
@@ -210,24 +208,6 @@ def _options(
     )  # fmt: skip
 
 
-def _shifted(
-    shift: bool, input: Tensor, target: Tensor, options: Options, run: Callable[[Tensor, Tensor], Results]
-) -> Results:
-    """`run(input, target)` on the steps that have a target; its results are the loss and values of every row."""
-    if not shift:
-        return run(input, target)
-    if target.is_floating_point():
-        return run(input[..., :-1, :], target[..., 1:, :])
-    # No step is cut out of input, which would copy it: the last one is ignored.
-    loss, *rows = run(input, shifted_target(target, options.ignore_index))
-    return (_without_last(loss) if options.reduction == "none" else loss, *map(_without_last, rows))
-
-
-def _without_last(values: Tensor) -> Tensor:
-    # Not contiguous(), which under export would ask whether the sizes make a copy unnecessary.
-    return values[..., :-1].clone(memory_format=torch.contiguous_format)
-
-
 def _register(name: str, op: Any, is_aux: bool) -> None:
     """The kernels of one overload; `aux` returns (loss, lse, predictions), the other one the loss."""
 
@@ -243,7 +223,7 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
         **keywords: Any,
     ) -> Any:
         options = _options(**keywords)
@@ -256,7 +236,7 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
             return every[:count]
 
         with torch._C._AutoDispatchBelowAutograd():
-            return results(_shifted(shift, input, target, options, run))
+            return results(shifted(shift, input, target, options, run))
 
     def fake(
         input: Tensor,
@@ -265,12 +245,12 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
         **keywords: Any,
     ) -> Any:
         options = _options(**keywords)
         check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
-        lead = (*input.shape[:-2], input.size(-2) - 1) if shift else input.shape[:-1]
+        lead = (*input.shape[:-2], input.size(-2) - shift) if shift else input.shape[:-1]
         loss = input.new_empty(lead if options.reduction == "none" else (), dtype=row_dtype(input.dtype))
         return results((loss, loss.new_empty(lead), loss.new_empty(lead, dtype=torch.int64)))
 
@@ -282,7 +262,7 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
         **keywords: Any,
     ) -> Any:
         if not tracked(input, linear_weight, target, linear_bias, weight):
@@ -303,7 +283,7 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         def run(x: Tensor, y: Tensor) -> Results:
             return differentiable(keyset, x, linear_weight, y, linear_bias, weight, options, is_aux, False)[:count]
 
-        return results(_shifted(shift, input, target, options, run))
+        return results(shifted(shift, input, target, options, run))
 
     _registry.LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dcs::{name}", fake, lib=_registry.LIBRARY)

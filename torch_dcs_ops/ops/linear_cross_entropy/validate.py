@@ -33,7 +33,7 @@ def check_call(
     weight: Tensor | None,
     options: Options,
     *,
-    shift: bool = False,
+    shift: int = 0,
 ) -> None:
     """Raises a sentence that names the wrong argument."""
     check_layouts(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
@@ -46,8 +46,11 @@ def check_call(
     _check_classes(op, "weight", weight, linear_weight)
     if weight is not None and weight.dtype not in FLOATING:
         fail(op, f"weight must be floating-point, got {dtype_name(weight.dtype)}")
-    if shift and (input.dim() < 2 or known(input.size(-2) < 1)):
-        fail(op, f"input must have the shape (..., T, D) with T >= 1 for shift, got {tuple(input.shape)}")
+    if shift < 0:
+        fail(op, f"shift must be a number of steps >= 0, got {shift}")
+    if shift and (input.dim() < 2 or known(input.size(-2) < shift)):
+        fail(op, f"input must have the shape (..., T, D) with T >= {shift} for shift={shift}, got "
+                 f"{tuple(input.shape)}")  # fmt: skip
     check_options(op, options, input.dtype)
     if target.is_floating_point() and options.ignore_index >= 0:
         fail(op, f"ignore_index must be negative or None for class probabilities, got {options.ignore_index}")

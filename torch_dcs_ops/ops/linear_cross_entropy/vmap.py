@@ -67,8 +67,8 @@ def _front(op: Any) -> Callable[..., Any]:
 def _is_valid(input: Tensor, target: Tensor, options: dict[str, Any]) -> bool:
     """Whether a batch in front would be taken for what it is; if not, a sample's own call raises the sentence."""
     logical = input.dim() - 1 + target.is_floating_point()
-    shift = options.get("shift", False)
-    return target.dim() == logical and input.dim() >= 1 + shift and options.get("reduction") in (
+    shift = options.get("shift", 0)
+    return target.dim() == logical and input.dim() >= 1 + bool(shift) and shift >= 0 and options.get("reduction") in (
         None, "none", "mean", "sum"
     )  # fmt: skip
 
@@ -84,9 +84,9 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     if reduction == "sum":
         return total
     ignore_index = normal_ignore_index(options.get("ignore_index", -100))
-    if options.get("shift", False):
+    if shift := options.get("shift", 0):
         by_class = target.is_floating_point()
-        target = target[..., 1:, :] if by_class else shifted_target(target, ignore_index)
+        target = target[..., shift:, :] if by_class else shifted_target(target, shift, ignore_index)
     return total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
 
 

@@ -136,10 +136,10 @@ def normalizer(
     return counted.flatten(keep_dims).sum(-1, dtype=dtype) if target.dim() > keep_dims else counted.to(dtype)
 
 
-def shifted_target(target: Tensor, ignore_index: int) -> Tensor:
-    """The targets (..., T) one step on, `ignore_index` at the last step."""
-    last = target.new_full((*target.shape[:-1], 1), ignore_index)
-    return torch.cat((target[..., 1:], last), -1)
+def shifted_target(target: Tensor, shift: int, ignore_index: int) -> Tensor:
+    """The targets (..., T) of `shift` steps on, `ignore_index` at the last steps, which have none."""
+    last = target.new_full((*target.shape[:-1], shift), ignore_index)
+    return torch.cat((target[..., shift:], last), -1)
 
 
 def _valid(target: Tensor, ignore_index: int) -> Tensor | None:
