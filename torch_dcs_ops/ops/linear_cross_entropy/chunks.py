@@ -16,8 +16,8 @@ from ...reference.linear_cross_entropy.loss import Needs, Options, normalizer
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .filter import FilteredGradients, filter_steps
-from .half_range import half_boost
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
+from .half_range import half_boost
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import ValidRows, compacts, row_count, valid_rows
 
