@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from .ops.linear_cross_entropy.loss import linear_cross_entropy
+from .ops.linear_cross_entropy.loss import check_keywords, linear_cross_entropy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,8 +32,8 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     """A linear layer to `num_classes` logits and the cross entropy of them, as one op that never holds the logits.
 
     :class:`torch.nn.LinearCrossEntropyLoss` (torch >= 2.13), whose calls run unchanged and whose state dict loads, with
-    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here. `out_features`
-    and `options` are torch's and taken only as () and None.
+    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here, and checked at
+    once. `out_features` and `options` are torch's and taken only as () and None.
 
     Args:
         in_features: D, the last dimension of input.
@@ -111,14 +111,10 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
                 f"LinearCrossEntropyLoss: weight must have the shape ({num_classes},), one entry a class, got "
                 f"{tuple(weight.shape)}"
             )
-        self.num_classes = num_classes
-        self.register_buffer("weight", weight)
-        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        self.keywords: dict[str, Any] = {
+        keywords = {
             "reduction": reduction,
             "ignore_index": ignore_index,
             "label_smoothing": label_smoothing,
-            "options": options,
             "softcap": softcap,
             "logit_scale": logit_scale,
             "z_loss": z_loss,
@@ -126,6 +122,12 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
             "grad_filter_eps": grad_filter_eps,
             "memory_budget": memory_budget,
             "accumulate_dtype": accumulate_dtype,
+        }
+        check_keywords("LinearCrossEntropyLoss", options, keywords)
+        self.num_classes = num_classes
+        self.register_buffer("weight", weight)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        self.keywords: dict[str, Any] = keywords | {
             "return_lse": return_lse,
             "return_predictions": return_predictions,
         }

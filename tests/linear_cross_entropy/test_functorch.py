@@ -166,9 +166,9 @@ def test_log_probs(device: str) -> None:
 
 def test_vmap_checks_the_logical_shapes(device: str) -> None:
     x, w, _, y, _ = batch_of((4,), device)
-    with pytest.raises(RuntimeError, match=r"target must have input's shape without its last dimension, \(4,\)"):
+    with pytest.raises(ValueError, match=r"target must have input's shape without its last dimension, \(4,\)"):
         func.vmap(lambda a: linear_cross_entropy(a, w[0], y))(x)
-    with pytest.raises(RuntimeError, match="reduction must be"):
+    with pytest.raises(ValueError, match="reduction must be"):
         func.vmap(lambda a, t: linear_cross_entropy(a, w[0], t, reduction="max"))(x, y)
 
 

@@ -16,10 +16,11 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.validate import dtype_name, fail
+from .arguments import check_argument_types
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
-from .validate import check_argument_types, check_call, normal_ignore_index
+from .validate import check_call, normal_ignore_index
 
 _OP = "linear_log_probs"
 _op = _registry.linear_log_probs
@@ -57,22 +58,24 @@ def linear_log_probs(
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.
+        ValueError, TypeError: as of linear_cross_entropy.
         RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
 
     Example::
 
         >>> log_probs, entropy = torch_dcs_ops.linear_log_probs(hidden, head, tokens, logit_scale=1 / temperature)
     """
+    keywords = {
+        "linear_bias": linear_bias,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "ignore_index": ignore_index,
+        "memory_budget": memory_budget,
+    }
     try:
-        log_probs, entropy = _op(
-            input, linear_weight, target, linear_bias=linear_bias, softcap=softcap, logit_scale=logit_scale,
-            ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
+        log_probs, entropy = _op(input, linear_weight, target, **keywords)
     except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(
-            _OP, input, linear_weight, target, linear_bias, None, "none",
-            ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
+        check_argument_types(_OP, {"input": input, "linear_weight": linear_weight, "target": target}, keywords)
         raise
     return log_probs, entropy
 

@@ -17,10 +17,11 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)
+from .arguments import check_argument_types, check_keyword_types
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .shift import Results, shifted
-from .validate import check_argument_types, check_call, normal_ignore_index
+from .validate import check_call, check_numbers, check_shift, normal_ignore_index
 
 _OP = "linear_cross_entropy"
 _op = _registry.linear_cross_entropy
@@ -153,7 +154,9 @@ def linear_cross_entropy(
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion, as in F.cross_entropy.
-        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
+        ValueError: reduction is none of the three, or target has not input's leading shape.
+        TypeError: an argument is of another type than those above.
+        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it, as all of these do.
 
     Example::
 
@@ -161,11 +164,7 @@ def linear_cross_entropy(
         >>> tokens = torch.randint(100, (2, 5))
         >>> loss = torch_dcs_ops.linear_cross_entropy(hidden, head, tokens, shift=True)
     """
-    if options is not None:
-        raise RuntimeError(
-            f"{_OP}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
-            "chooses the chunks here"
-        )
+    _check_no_options(_OP, options)
     results = _call(
         _aux_op if return_lse or return_predictions else _op, input, linear_weight, target, linear_bias=linear_bias,
         weight=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
@@ -183,11 +182,26 @@ def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywo
     try:
         results: Tensor | Results = op(input, linear_weight, target, **keywords)
     except (AttributeError, RuntimeError, TypeError):
-        given = (keywords[name] for name in ("linear_bias", "weight", "reduction"))
-        numbers = {name: keywords[name] for name in ("ignore_index", "memory_budget")}
-        check_argument_types(_OP, input, linear_weight, target, *given, **numbers)
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+        check_argument_types(_OP, tensors, keywords)
         raise
     return results
+
+
+def check_keywords(op: str, options: object, keywords: dict[str, Any]) -> None:
+    """What is wrong with keywords whatever the tensors are."""
+    _check_no_options(op, options)
+    check_keyword_types(op, keywords)
+    check_shift(op, keywords["shift"])
+    check_numbers(op, _options(**{name: value for name, value in keywords.items() if name != "shift"}))
+
+
+def _check_no_options(op: str, options: object) -> None:
+    if options is not None:
+        raise RuntimeError(
+            f"{op}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
+            "chooses the chunks here"
+        )
 
 
 def _options(

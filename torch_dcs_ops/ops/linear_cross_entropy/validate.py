@@ -10,7 +10,6 @@ from torch import Tensor
 from ...reference.linear_cross_entropy.loss import Options
 from .._common.validate import (
     FLOATING,
-    check_dense,
     check_device,
     check_device_type,
     check_floating,
@@ -46,8 +45,7 @@ def check_call(
     _check_classes(op, "weight", weight, linear_weight)
     if weight is not None and weight.dtype not in FLOATING:
         fail(op, f"weight must be floating-point, got {dtype_name(weight.dtype)}")
-    if shift < 0:
-        fail(op, f"shift must be a number of steps >= 0, got {shift}")
+    check_shift(op, shift)
     if shift and (input.dim() < 2 or known(input.size(-2) < shift)):
         fail(op, f"input must have the shape (..., T, D) with T >= {shift} for shift={shift}, got "
                  f"{tuple(input.shape)}")  # fmt: skip
@@ -56,9 +54,27 @@ def check_call(
         fail(op, f"ignore_index must be negative or None for class probabilities, got {options.ignore_index}")
 
 
+def check_shift(op: str, shift: int) -> None:
+    if shift < 0:
+        fail(op, f"shift must be a number of steps >= 0, got {shift}")
+
+
 def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
+    check_numbers(op, options)
+    allowed = {torch.bfloat16: (torch.bfloat16, torch.float32), torch.float64: (torch.float64,)}
+    accepted = allowed.get(dtype, (torch.float32,))
+    if options.accumulate_dtype is not None and options.accumulate_dtype not in accepted:
+        fail(
+            op,
+            f"accumulate_dtype must be None or {' or '.join(map(dtype_name, accepted))} for {dtype_name(dtype)} "
+            f"input, got {dtype_name(options.accumulate_dtype)}",
+        )
+
+
+def check_numbers(op: str, options: Options) -> None:
+    """What needs no tensor to look at. ValueError where torch.nn.functional has it."""
     if options.reduction not in _REDUCTIONS:
-        fail(op, f'reduction must be "none", "mean" or "sum", got "{options.reduction}"')
+        raise ValueError(f'{op}: reduction must be "none", "mean" or "sum", got "{options.reduction}"')
     if not 0 <= options.label_smoothing <= 1:
         fail(op, f"label_smoothing must be in [0, 1], got {options.label_smoothing}")
     if options.softcap is not None and not 0 < options.softcap < math.inf:
@@ -71,14 +87,6 @@ def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
         fail(op, f"grad_filter_eps must be None or a number >= 0 and < 1, got {options.grad_filter_eps}")
     if options.memory_budget is not None and options.memory_budget < 1:
         fail(op, f"memory_budget must be at least 1 byte, got {options.memory_budget}")
-    allowed = {torch.bfloat16: (torch.bfloat16, torch.float32), torch.float64: (torch.float64,)}
-    accepted = allowed.get(dtype, (torch.float32,))
-    if options.accumulate_dtype is not None and options.accumulate_dtype not in accepted:
-        fail(
-            op,
-            f"accumulate_dtype must be None or {' or '.join(map(dtype_name, accepted))} for {dtype_name(dtype)} "
-            f"input, got {dtype_name(options.accumulate_dtype)}",
-        )
 
 
 def check_upstream(op: str, name: str, grad: Tensor | None, shape: torch.Size, input: Tensor) -> None:
@@ -95,31 +103,6 @@ def check_upstream(op: str, name: str, grad: Tensor | None, shape: torch.Size, i
 
 def normal_ignore_index(ignore_index: int | None) -> int:
     return _DEFAULT_IGNORE_INDEX if ignore_index is None else ignore_index
-
-
-def check_argument_types(
-    op: str,
-    input: object,
-    linear_weight: object,
-    target: object,
-    linear_bias: object,
-    weight: object,
-    reduction: object,
-    **integers: object,
-) -> None:
-    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
-    for name, value in (("input", input), ("linear_weight", linear_weight), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
-    for name, value in (("linear_bias", linear_bias), ("weight", weight)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
-    check_dense(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
-    if not isinstance(reduction, str):
-        raise TypeError(f"{op}: reduction must be a string, got {type(reduction).__name__}")
-    for name, number in integers.items():
-        if number is not None and not isinstance(number, int | torch.SymInt):
-            raise TypeError(f"{op}: {name} must be an integer or None, got {type(number).__name__}")
 
 
 def _check_input(op: str, input: Tensor) -> None:
@@ -147,14 +130,20 @@ def _check_target(op: str, target: Tensor, input: Tensor, classes: int) -> None:
     check_device(op, "target", target, "input", input)
     if target.is_floating_point():
         if _differs(target.shape, (*lead, classes)):
-            fail(op, f"target must have the shape {(*lead, classes)} for class probabilities, got "
-                     f"{tuple(target.shape)}")  # fmt: skip
+            # A ValueError for another number of rows, as torch.nn.functional's.
+            error = (
+                RuntimeError if target.dim() == len(lead) + 1 and not _differs(target.shape[:-1], lead) else ValueError
+            )
+            raise error(f"{op}: target must have the shape {(*lead, classes)} for class probabilities, got "
+                        f"{tuple(target.shape)}")  # fmt: skip
+    elif target.dim() == len(lead) + 1 and not _differs(target.shape, (*lead, classes)):
+        fail(op, f"target must be floating-point for class probabilities, (..., V), got {dtype_name(target.dtype)}")
     elif target.dtype != torch.int64:
         fail(op, "target must be int64 (class indices) or floating-point (class probabilities), got "
                  f"{dtype_name(target.dtype)}")  # fmt: skip
     elif _differs(target.shape, lead):
-        fail(op, f"target must have input's shape without its last dimension, {tuple(lead)}, got "
-                 f"{tuple(target.shape)}")  # fmt: skip
+        raise ValueError(f"{op}: target must have input's shape without its last dimension, {tuple(lead)}, got "
+                         f"{tuple(target.shape)}")  # fmt: skip
 
 
 def _check_classes(op: str, name: str, tensor: Tensor | None, linear_weight: Tensor) -> None:
