@@ -41,6 +41,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         bias: whether the linear layer has a bias.
         weight: (V,), a factor of every class; a buffer of the module.
         device, dtype: of the linear layer's parameters.
+        logit_scale: a number, a tensor of one element, or an :class:`torch.nn.Parameter`, which becomes the module's.
 
     Shapes: input (..., D); target (...) of class indices or (..., V) of class probabilities; the loss 0-D, or (...) for
     reduction "none".
@@ -94,7 +95,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         label_smoothing: float = 0.0,
         options: None = None,
         softcap: float | None = None,
-        logit_scale: float = 1.0,
+        logit_scale: float | Tensor = 1.0,
         z_loss: float = 0.0,
         shift: bool | int = False,
         grad_filter_eps: float | None = None,
@@ -111,7 +112,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
                 f"LinearCrossEntropyLoss: weight must have the shape ({num_classes},), one entry a class, got "
                 f"{tuple(weight.shape)}"
             )
-        keywords = {
+        keywords: dict[str, Any] = {
             "reduction": reduction,
             "ignore_index": ignore_index,
             "label_smoothing": label_smoothing,
@@ -127,6 +128,8 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         self.num_classes = num_classes
         self.register_buffer("weight", weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        # A parameter becomes one of the module's.
+        self.logit_scale = keywords.pop("logit_scale")
         self.keywords: dict[str, Any] = keywords | {
             "return_lse": return_lse,
             "return_predictions": return_predictions,
@@ -134,8 +137,9 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
 
     def forward(self, input: Tensor, target: Tensor) -> _Results:
         results = linear_cross_entropy(
-            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight, **self.keywords
-        )
+            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight,
+            logit_scale=self.logit_scale, **self.keywords,
+        )  # fmt: skip
         return cast("_Results", results)
 
     if TYPE_CHECKING:
@@ -143,5 +147,6 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         def __call__(self, input: Tensor, target: Tensor) -> _Results: ...
 
     def extra_repr(self) -> str:
-        keywords = (f"{name}={value!r}" for name, value in self.keywords.items() if value not in (None, False))
-        return ", ".join((f"num_classes={self.num_classes}", *keywords))
+        scale = {} if isinstance(self.logit_scale, Tensor) else {"logit_scale": self.logit_scale}
+        shown = {name: value for name, value in (self.keywords | scale).items() if value not in (None, False)}
+        return ", ".join((f"num_classes={self.num_classes}", *(f"{name}={value!r}" for name, value in shown.items())))

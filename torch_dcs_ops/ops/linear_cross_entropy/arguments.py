@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common.validate import check_dense
+from .._common.validate import FLOATING, check_dense, dtype_name, fail
+
+# What a caller may scale the logits by.
+Scale = float | Tensor
 
 _INTEGERS = (int, torch.SymInt, numbers.Integral)
 _NUMBERS = (*_INTEGERS, float, torch.SymFloat, numbers.Real)
@@ -26,6 +29,33 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "memory_budget": ((*_INTEGERS, _NONE), "an integer or None"),
     "accumulate_dtype": ((torch.dtype, _NONE), "a torch.dtype or None"),
 }
+
+
+def apply_scale(
+    op: str, input: Tensor, linear_bias: Tensor | None, logit_scale: Scale
+) -> tuple[Tensor, Tensor | None, float]:
+    """The operands of logits that are scaled by a number: a tensor is a factor of input and linear_bias instead.
+
+    So it is differentiable as they are, and nothing waits for its value. Half-precision operands are rounded once more.
+    """
+    if not isinstance(logit_scale, Tensor):
+        return input, linear_bias, logit_scale
+    check_scale(op, logit_scale)
+    scale = logit_scale.reshape(())
+    return (
+        input * scale if isinstance(input, Tensor) else input,
+        linear_bias * scale if isinstance(linear_bias, Tensor) else linear_bias,
+        1.0,
+    )
+
+
+def check_scale(op: str, logit_scale: Scale) -> None:
+    if not isinstance(logit_scale, Tensor):
+        return
+    if logit_scale.dtype not in FLOATING:
+        fail(op, f"logit_scale must be a number or a floating-point tensor, got {dtype_name(logit_scale.dtype)}")
+    if logit_scale.numel() != 1:
+        fail(op, f"logit_scale must be a number or a tensor of one element, got the shape {tuple(logit_scale.shape)}")
 
 
 def check_argument_types(op: str, tensors: dict[str, object], keywords: dict[str, Any]) -> None:

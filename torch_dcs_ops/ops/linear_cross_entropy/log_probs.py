@@ -16,7 +16,7 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.validate import dtype_name, fail
-from .arguments import check_argument_types
+from .arguments import apply_scale, check_argument_types
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
@@ -33,7 +33,7 @@ def linear_log_probs(
     *,
     linear_bias: Tensor | None = None,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float | Tensor = 1.0,
     ignore_index: int | None = -100,
     memory_budget: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,8 @@ def linear_log_probs(
         target: class indices, int64 (...).
         linear_bias: (V,), input's dtype.
         softcap: bounds the logits to (-softcap, softcap).
-        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature. A tensor of one element is
+            differentiable.
         ignore_index: a row with this target has log-probability and entropy 0 and no gradient. None is -100.
         memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
 
@@ -65,6 +66,7 @@ def linear_log_probs(
 
         >>> log_probs, entropy = torch_dcs_ops.linear_log_probs(hidden, head, tokens, logit_scale=1 / temperature)
     """
+    input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
     keywords = {
         "linear_bias": linear_bias,
         "softcap": softcap,

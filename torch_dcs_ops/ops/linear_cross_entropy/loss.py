@@ -17,7 +17,7 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)
-from .arguments import check_argument_types, check_keyword_types
+from .arguments import apply_scale, check_argument_types, check_keyword_types, check_scale
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .shift import Results, shifted
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ignore_index: int | None
         label_smoothing: float
         softcap: float | None
-        logit_scale: float
+        logit_scale: float | Tensor
         z_loss: float
         shift: bool | int
         grad_filter_eps: float | None
@@ -88,7 +88,7 @@ def linear_cross_entropy(
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float | Tensor = 1.0,
     z_loss: float = 0.0,
     shift: bool | int = False,
     grad_filter_eps: float | None = None,
@@ -118,7 +118,8 @@ def linear_cross_entropy(
             nothing.
         label_smoothing: in [0, 1].
         softcap: bounds the logits to (-softcap, softcap).
-        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature. A tensor of one element, such as
+            CLIP's learned scale, is differentiable: it multiplies input and linear_bias, in their dtype.
         z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
             of the loss, by the weights of the valid targets.
         shift: input (..., T, D) at step t predicts target (..., T) at step t + shift; True is 1, False is 0. The last
@@ -165,6 +166,7 @@ def linear_cross_entropy(
         >>> loss = torch_dcs_ops.linear_cross_entropy(hidden, head, tokens, shift=True)
     """
     _check_no_options(_OP, options)
+    input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
     results = _call(
         _aux_op if return_lse or return_predictions else _op, input, linear_weight, target, linear_bias=linear_bias,
         weight=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
@@ -192,8 +194,11 @@ def check_keywords(op: str, options: object, keywords: dict[str, Any]) -> None:
     """What is wrong with keywords whatever the tensors are."""
     _check_no_options(op, options)
     check_keyword_types(op, keywords)
-    check_shift(op, keywords["shift"])
-    check_numbers(op, _options(**{name: value for name, value in keywords.items() if name != "shift"}))
+    numbers = dict(keywords)
+    check_shift(op, numbers.pop("shift"))
+    if isinstance(numbers["logit_scale"], Tensor):
+        check_scale(op, numbers.pop("logit_scale"))
+    check_numbers(op, _options(**numbers))
 
 
 def _check_no_options(op: str, options: object) -> None:
