@@ -16,7 +16,7 @@ _LINEAR_CROSS_ENTROPY = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     "str reduction='mean', int? ignore_index=-100, float label_smoothing=0., float? softcap=None, "
     "float logit_scale=1., float z_loss=0., int shift=0, float? grad_filter_eps=None, int? memory_budget=None, "
-    "ScalarType? accumulate_dtype=None)"
+    "ScalarType? accumulate_dtype=None, bool zero_if_empty=False)"
 )
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "

@@ -57,27 +57,37 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor], in_features: int, num_classes: int, *,
-        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[True], return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+        return_lse: Literal[True], return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[False] = ..., return_predictions: Literal[True], **keywords: Unpack[Keywords],
+        return_lse: Literal[False] = ..., return_predictions: Literal[True],
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[True], return_predictions: Literal[True], **keywords: Unpack[Keywords],
+        return_lse: Literal[True], return_predictions: Literal[True],
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, ...]], in_features: int, num_classes: int, *,
+        return_z_loss: Literal[True], return_lse: bool = ..., return_predictions: bool = ...,
+        **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor | tuple[Tensor, ...]], in_features: int, num_classes: int, *,
-        return_lse: bool = ..., return_predictions: bool = ..., **keywords: Unpack[Keywords],
+        return_lse: bool = ..., return_predictions: bool = ..., return_z_loss: bool = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
 
     def __init__(
@@ -101,8 +111,10 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         grad_filter_eps: float | None = None,
         memory_budget: int | None = None,
         accumulate_dtype: torch.dtype | None = None,
+        zero_if_empty: bool = False,
         return_lse: bool = False,
         return_predictions: bool = False,
+        return_z_loss: bool = False,
     ) -> None:
         super().__init__()
         if tuple(out_features) != ():
@@ -131,8 +143,10 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         # A parameter becomes one of the module's.
         self.logit_scale = keywords.pop("logit_scale")
         self.keywords: dict[str, Any] = keywords | {
+            "zero_if_empty": zero_if_empty,
             "return_lse": return_lse,
             "return_predictions": return_predictions,
+            "return_z_loss": return_z_loss,
         }
 
     def forward(self, input: Tensor, target: Tensor) -> _Results:

@@ -50,7 +50,8 @@ def test_layouts(device: str, layout: str) -> None:
     problem = Problem(*map(LAYOUTS[layout], make((3, 4), 6, 11, torch.float32, device)))
     x, w, b = operands(problem)
     check(LOSS, (x, w, problem.target), {"linear_bias": b, "weight": problem.weight, "shift": True})
-    check(AUX, (x, w, problem.target), {"linear_bias": b, "reduction": "none", "shift": True})
+    check(AUX, (x, w, problem.target), {"linear_bias": b, "reduction": "none", "shift": 2})
+    check(AUX, (x, w, problem.target), {"linear_bias": b, "zero_if_empty": True})
     check(LOSS, (x, w, problem.probabilities), {"label_smoothing": 0.1})
     check(LOG_PROBS, (x, w, problem.target), {"linear_bias": b, "softcap": 3.0})
 

@@ -146,6 +146,49 @@ def test_every_row_ignored(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(gradient, torch.zeros_like(operand))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_zero_if_empty(device: str, dtype: torch.dtype) -> None:
+    """0 with gradients of 0 over no valid target; what it was over some."""
+    for ignored in (1.0, 0.3):
+        problem = make(dtype=dtype, device=device, ignored=ignored)
+        for options in ({}, {"shift": 2}, {"weight": problem.weight, "z_loss": 0.1}):
+            results = []
+            for zero_if_empty in (True, False):
+                x, w = leaf(problem.input), leaf(problem.linear_weight)
+                loss = linear_cross_entropy(x, w, problem.target, zero_if_empty=zero_if_empty, **options)
+                results.append([loss, *gradients(loss, x, w)])
+            if ignored == 1.0:
+                assert bool(results[1][0].isnan())
+                results[1] = [torch.zeros_like(value) for value in results[1]]
+            torch.testing.assert_close(*results, rtol=0, atol=0)
+    x = leaf(make((0,), dtype=dtype, device=device).input)
+    problem = make((0,), dtype=dtype, device=device)
+    for target in (problem.target, problem.probabilities):
+        loss = linear_cross_entropy(x, problem.linear_weight, target, zero_if_empty=True)
+        assert float(loss.detach()) == 0
+        assert gradients(loss, x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_z_loss_by_itself(device: str, reduction: str) -> None:
+    problem = make(device=device)
+    for options in ({}, {"shift": 2}, {"weight": problem.weight}, {"probabilities": True, "shift": 1}):
+        call: dict[str, Any] = {"reduction": reduction} | options
+        target = problem.probabilities if call.pop("probabilities", False) else problem.target
+        x = leaf(problem.input)
+        with_term = linear_cross_entropy(x, problem.linear_weight, target, z_loss=0.3, return_z_loss=True, **call)
+        without = linear_cross_entropy(x, problem.linear_weight, target, **call)
+        torch.testing.assert_close(with_term[0] - with_term[1], without)
+        assert not with_term[1].requires_grad
+        expected = oracle(x, problem.linear_weight, target, z_loss=0.3, **call)[0]
+        torch.testing.assert_close(gradients(with_term[0].sum(), x), gradients(expected.sum(), x))
+    _, lse, term = linear_cross_entropy(*problem[:3], z_loss=0.3, reduction="none", return_lse=True, return_z_loss=True)
+    torch.testing.assert_close(term, 0.3 * lse.square())
+    empty = torch.full_like(problem.target, -100)
+    _, term = linear_cross_entropy(*problem[:2], empty, z_loss=0.3, return_z_loss=True, zero_if_empty=True)
+    assert float(term) == 0
+
+
 def test_one_class(device: str) -> None:
     for options in ({}, {"label_smoothing": 0.2, "z_loss": 0.1}, {"probabilities": True}):
         check(make(classes=1, device=device), {"linear_bias": True, **options})

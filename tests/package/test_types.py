@@ -32,6 +32,7 @@ assert_type(loss(x, w, t, return_lse=True), Two)
 assert_type(loss(x, w, t, return_predictions=True, z_loss=1e-4), Two)
 assert_type(loss(x, w, t, return_lse=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
 assert_type(loss(x, w, t, return_lse=flag), Tensor | tuple[Tensor, ...])
+assert_type(loss(x, w, t, return_z_loss=True, shift=2, zero_if_empty=True), tuple[Tensor, ...])
 loss(x, w, t, soft_cap=30.0)  # error
 loss(x, w, t, softcap="30")  # error
 

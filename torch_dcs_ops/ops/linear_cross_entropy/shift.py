@@ -26,6 +26,13 @@ def shifted(
     return (_without_last(loss, shift) if options.reduction == "none" else loss, *first)
 
 
+def targets(target: Tensor, shift: int, ignore_index: int) -> Tensor:
+    """The targets that a shifted call counts."""
+    if not shift:
+        return target
+    return target[..., shift:, :] if target.is_floating_point() else shifted_target(target, shift, ignore_index)
+
+
 def _without_last(values: Tensor, steps: int) -> Tensor:
     # Not contiguous(), which under export would ask whether the sizes make a copy unnecessary.
     return values[..., :-steps].clone(memory_format=torch.contiguous_format)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import normalizer, shifted_target
+from ...reference.linear_cross_entropy.loss import normalizer, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common.vmap import BATCHED, Batch
+from .shift import targets
 from .validate import normal_ignore_index
 
 
@@ -84,10 +85,9 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     if reduction == "sum":
         return total
     ignore_index = normal_ignore_index(options.get("ignore_index", -100))
-    if shift := options.get("shift", 0):
-        by_class = target.is_floating_point()
-        target = target[..., shift:, :] if by_class else shifted_target(target, shift, ignore_index)
-    return total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
+    target = targets(target, options.get("shift", 0), ignore_index)
+    mean = total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
+    return zeroed_if_empty(mean, target, ignore_index, keep_dims=1) if options.get("zero_if_empty", False) else mean
 
 
 def _private(op: Any, tensors: int) -> Callable[..., Any]:
