@@ -93,6 +93,8 @@ _SCHEMAS = (
     "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
     "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
     "-> Tensor",
+    # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
+    "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
     "softmax(Tensor input, int dim=-1) -> Tensor",
@@ -125,6 +127,7 @@ max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 n_step_returns = torch.ops.dcs._n_step_returns.default
+tied = torch.ops.dcs._tied.default
 scale = torch.ops.dcs._scale.default
 softmax = torch.ops.dcs.softmax.default
 softmax_backward = torch.ops.dcs._softmax_backward.default

@@ -155,8 +155,7 @@ def linear_cross_entropy(
     scales them. Reduction "none" and the gradient of the lse make the logits a second time.
     Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class
     probabilities or class weights hold full logits, and are exact whatever grad_filter_eps is. Works under torch.func,
-    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias are cast as for
-    F.linear, the loss is float32).
+    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias as for F.linear).
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion, as in F.cross_entropy.
