@@ -18,6 +18,10 @@ _LINEAR_CROSS_ENTROPY = (
     "float logit_scale=1., float z_loss=0., int shift=0, float? grad_filter_eps=None, int? memory_budget=None, "
     "ScalarType? accumulate_dtype=None, bool zero_if_empty=False)"
 )
+_HEAD_AND_TARGET = (
+    "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, float? softcap=None, "
+    "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None"
+)
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "
     "Tensor? reset=None, SymInt? window=None) -> Tensor",
@@ -35,8 +39,19 @@ _SCHEMAS = (
     # (loss, lse, predictions)
     f"linear_cross_entropy.aux{_LINEAR_CROSS_ENTROPY} -> (Tensor, Tensor, Tensor)",
     # (log_probs, entropy)
-    "linear_log_probs(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, "
-    "float? softcap=None, float logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> (Tensor, Tensor)",
+    f"linear_log_probs{_HEAD_AND_TARGET}) -> (Tensor, Tensor)",
+    # (log_probs, entropy, lse, predictions, argmax_log_prob) for target (...) or (..., K). What is not needed comes
+    # back with no elements.
+    f"linear_log_probs.full{_HEAD_AND_TARGET}, bool need_entropy=True, bool need_predictions=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # (grad_input, grad_weight, grad_bias) from the gradients of log_probs (..., K), entropy and lse.
+    "_linear_log_probs_backward(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor input, "
+    "Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, int ignore_index, "
+    "int? memory_budget, bool need_input_grad, bool need_weight_grad, bool need_bias_grad) "
+    "-> (Tensor, Tensor, Tensor)",
+    # (log_probs, indices) of the k largest logits.
+    "linear_top_k(Tensor input, Tensor linear_weight, SymInt k, *, Tensor? linear_bias=None, float? softcap=None, "
+    "float logit_scale=1., int? memory_budget=None) -> (Tensor, Tensor)",
     # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias, grad_scale): the loss and, for reduction
     # 'mean' or 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
     # grad_scale (1,): a factor that the gradients of float16 input still lack.
@@ -113,6 +128,9 @@ scan_gradients = torch.ops.dcs._scan_gradients.default
 linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
 linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default
+linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
+linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
+linear_top_k = torch.ops.dcs.linear_top_k.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 linear_cross_entropy_logits = torch.ops.dcs._linear_cross_entropy_logits.default

@@ -48,7 +48,11 @@ assert_type(torch_dcs_ops.discounted_cumsum(x, 0.9, direction="left", reset=x > 
 assert_type(torch_dcs_ops.discounted_cumsum_left(x, x), Tensor)
 assert_type(torch_dcs_ops.discounted_cumsum_right(x, 1), Tensor)
 assert_type(torch_dcs_ops.cumsum(x, 0, reverse=True), Tensor)
-assert_type(torch_dcs_ops.linear_log_probs(x, w, t), Two)
+log_probs = torch_dcs_ops.linear_log_probs
+assert_type(log_probs(x, w, t), Two)
+assert_type(log_probs(x, w, t, need_entropy=False, softcap=30.0), Tensor)
+assert_type(log_probs(x, w, t, return_lse=True), Tensor | tuple[Tensor, ...])
+assert_type(torch_dcs_ops.linear_top_k(x, w, 2), Two)
 assert_type(torch_dcs_ops.log_bmm(x, w.t()), Tensor)
 assert_type(torch_dcs_ops.max_bmm(x, w.t()), Two)
 assert_type(torch_dcs_ops.sample_bmm(x, w.t()), Tensor)

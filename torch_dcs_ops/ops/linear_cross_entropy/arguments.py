@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "z_loss": (_NUMBERS, "a number"),
     "shift": (_INTEGERS, "an integer or a bool"),
     "grad_filter_eps": ((*_NUMBERS, _NONE), "a number or None"),
+    "k": (_INTEGERS, "an integer"),
     "ignore_index": ((*_INTEGERS, _NONE), "an integer or None"),
     "memory_budget": ((*_INTEGERS, _NONE), "an integer or None"),
     "accumulate_dtype": ((torch.dtype, _NONE), "a torch.dtype or None"),
@@ -58,7 +60,7 @@ def check_scale(op: str, logit_scale: Scale) -> None:
         fail(op, f"logit_scale must be a number or a tensor of one element, got the shape {tuple(logit_scale.shape)}")
 
 
-def check_argument_types(op: str, tensors: dict[str, object], keywords: dict[str, Any]) -> None:
+def check_argument_types(op: str, tensors: Mapping[str, object], keywords: dict[str, Any]) -> None:
     """A TypeError for what is no tensor or no number. For the path of an error: it is never run on a good call.
 
     `tensors` must be such; keywords that the table lacks are tensors or None.

@@ -203,7 +203,7 @@ def _run_rows(
         gradients = FilteredGradients(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
-    make_logits = _Logits(plan, operand, linear_weight, word)
+    make_logits = Logits(plan, operand, linear_weight, word)
     of_chunks: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
@@ -257,7 +257,7 @@ def _joined(
     return rows
 
 
-class _Logits:
+class Logits:
     """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
 
     def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor, word: int) -> None:

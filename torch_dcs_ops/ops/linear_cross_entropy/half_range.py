@@ -46,6 +46,7 @@ def _boost(bound: float) -> float:
 
 def _row_bound(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
     """Of the gradient of a row's loss in z, but for z_loss; 0-D."""
+    bound: Tensor
     if target.is_floating_point():
         masses = torch.linalg.vector_norm(target, 1, -1, dtype=row_dtype(target.dtype))
         bound = masses.amax() if masses.numel() else masses.new_zeros(())

@@ -35,13 +35,9 @@ def check_call(
     shift: int = 0,
 ) -> None:
     """Raises a sentence that names the wrong argument."""
-    check_layouts(op, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
-    _check_input(op, input)
-    _check_linear_weight(op, linear_weight, input)
+    check_layouts(op, target=target, weight=weight)
+    check_head(op, input, linear_weight, linear_bias)
     _check_target(op, target, input, linear_weight.size(0))
-    _check_classes(op, "linear_bias", linear_bias, linear_weight)
-    if linear_bias is not None and linear_bias.dtype != input.dtype:
-        fail(op, f"linear_bias must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(linear_bias.dtype)}")
     _check_classes(op, "weight", weight, linear_weight)
     if weight is not None and weight.dtype not in FLOATING:
         fail(op, f"weight must be floating-point, got {dtype_name(weight.dtype)}")
@@ -52,6 +48,32 @@ def check_call(
     check_options(op, options, input.dtype)
     if target.is_floating_point() and options.ignore_index >= 0:
         fail(op, f"ignore_index must be negative or None for class probabilities, got {options.ignore_index}")
+
+
+def check_head(op: str, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    """The operands of the logits."""
+    check_layouts(op, input=input, linear_weight=linear_weight, linear_bias=linear_bias)
+    _check_input(op, input)
+    _check_linear_weight(op, linear_weight, input)
+    _check_classes(op, "linear_bias", linear_bias, linear_weight)
+    if linear_bias is not None and linear_bias.dtype != input.dtype:
+        fail(op, f"linear_bias must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(linear_bias.dtype)}")
+
+
+def check_ids(op: str, target: Tensor, input: Tensor) -> None:
+    """One id a row, or K of them."""
+    check_layouts(op, target=target)
+    check_device(op, "target", target, "input", input)
+    if target.dtype != torch.int64:
+        fail(op, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")
+    lead, sizes = input.shape[:-1], target.shape
+    if target.dim() == input.dim():
+        sizes = sizes[:-1]
+        if known(target.size(-1) < 1):
+            fail(op, f"target must have one id a row at least, got the shape {tuple(target.shape)}")
+    if _differs(sizes, lead):
+        raise ValueError(f"{op}: target must have the shape {tuple(lead)}, or a last dimension more for several ids a "
+                         f"row, got {tuple(target.shape)}")  # fmt: skip
 
 
 def check_shift(op: str, shift: int) -> None:

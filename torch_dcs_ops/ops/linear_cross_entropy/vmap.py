@@ -90,6 +90,33 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     return zeroed_if_empty(mean, target, ignore_index, keep_dims=1) if options.get("zero_if_empty", False) else mean
 
 
+def _rows(op: Any, is_ids: bool) -> Callable[..., Any]:
+    """The kernel of an op all of whose results are of rows; its third argument is a tensor only with `is_ids`."""
+
+    def kernel(keyset: Any, input: Tensor, linear_weight: Tensor, third: Any, *, linear_bias: Tensor | None = None,
+               **options: Any) -> Any:  # fmt: skip
+        def call(x: Tensor, w: Tensor, y: Any, bias: Tensor | None) -> Any:
+            return op(x, w, y if is_ids else third, linear_bias=bias, **options)
+
+        batch = Batch(input, linear_weight, third if is_ids else None, linear_bias)
+        with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+            if not batch.is_batched:
+                return call(input, linear_weight, third, linear_bias)
+            is_valid = input.dim() >= 1 and (not is_ids or third.dim() in (input.dim() - 1, input.dim()))
+            if batch.has_batch(1) or batch.has_batch(3) or not is_valid:
+                return _one_by_one(batch, call)
+            ids = _front_of(batch, 2) if is_ids else None
+            results = call(_front_of(batch, 0), linear_weight, ids, linear_bias)
+            return tuple(map(batch.wrap, _with_batch(results, batch)))
+
+    return kernel
+
+
+def _with_batch(results: tuple[Tensor, ...], batch: Batch) -> list[Tensor]:
+    """Results of rows; one that is not needed has no elements, for every sample."""
+    return [values if values.shape[:1] == (batch.size,) else values.new_empty((batch.size, 0)) for values in results]
+
+
 def _private(op: Any, tensors: int) -> Callable[..., Any]:
     """The kernel of a private op, whose first arguments are so many tensors."""
 
@@ -107,6 +134,9 @@ for _name, _kernel in (
     ("linear_cross_entropy", _front(_registry.linear_cross_entropy)),
     ("linear_cross_entropy.aux", _front(_registry.linear_cross_entropy_aux)),
     ("linear_log_probs", _front(_registry.linear_log_probs)),
+    ("linear_log_probs.full", _rows(_registry.linear_log_probs_full, True)),
+    ("linear_top_k", _rows(_registry.linear_top_k, False)),
+    ("_linear_log_probs_backward", _private(_registry.linear_log_probs_backward, 7)),
     ("_linear_cross_entropy_forward", _private(_registry.linear_cross_entropy_forward, 5)),
     ("_linear_cross_entropy_backward", _private(_registry.linear_cross_entropy_backward, 8)),
 ):
