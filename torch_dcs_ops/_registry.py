@@ -52,6 +52,18 @@ _SCHEMAS = (
     # (log_probs, indices) of the k largest logits.
     "linear_top_k(Tensor input, Tensor linear_weight, SymInt k, *, Tensor? linear_bias=None, float? softcap=None, "
     "float logit_scale=1., int? memory_budget=None) -> (Tensor, Tensor)",
+    # The divergence of every row; defined in reference/linear_cross_entropy/kl_div.py.
+    "linear_kl_div(Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, "
+    "Tensor? linear_bias=None, Tensor? teacher_bias=None, Tensor? target=None, *, str direction='forward', "
+    "float beta=0.5, float temperature=1., float? softcap=None, float logit_scale=1., float? teacher_softcap=None, "
+    "float teacher_logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> Tensor",
+    # Gradients of the six operands; those that are not needed have no elements.
+    "_linear_kl_div_backward(Tensor grad, Tensor input, Tensor linear_weight, Tensor teacher_input, "
+    "Tensor teacher_weight, Tensor? linear_bias, Tensor? teacher_bias, Tensor? target, str direction, float beta, "
+    "float temperature, float? softcap, float logit_scale, float? teacher_softcap, float teacher_logit_scale, "
+    "int ignore_index, int? memory_budget, bool need_input_grad, bool need_weight_grad, "
+    "bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, bool need_teacher_bias_grad) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias, grad_scale): the loss and, for reduction
     # 'mean' or 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
     # grad_scale (1,): a factor that the gradients of float16 input still lack.
@@ -131,6 +143,8 @@ linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
 linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
 linear_top_k = torch.ops.dcs.linear_top_k.default
+linear_kl_div = torch.ops.dcs.linear_kl_div.default
+linear_kl_div_backward = torch.ops.dcs._linear_kl_div_backward.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 linear_cross_entropy_logits = torch.ops.dcs._linear_cross_entropy_logits.default

@@ -24,6 +24,11 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "softcap": ((*_NUMBERS, _NONE), "a number or None"),
     "logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "z_loss": (_NUMBERS, "a number"),
+    "direction": ((str,), "a string"),
+    "beta": (_NUMBERS, "a number"),
+    "temperature": (_NUMBERS, "a number"),
+    "teacher_softcap": ((*_NUMBERS, _NONE), "a number or None"),
+    "teacher_logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "shift": (_INTEGERS, "an integer or a bool"),
     "grad_filter_eps": ((*_NUMBERS, _NONE), "a number or None"),
     "k": (_INTEGERS, "an integer"),
@@ -34,7 +39,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def apply_scale(
-    op: str, input: Tensor, linear_bias: Tensor | None, logit_scale: Scale
+    op: str, input: Tensor, linear_bias: Tensor | None, logit_scale: Scale, name: str = "logit_scale"
 ) -> tuple[Tensor, Tensor | None, float]:
     """The operands of logits that are scaled by a number: a tensor is a factor of input and linear_bias instead.
 
@@ -42,7 +47,7 @@ def apply_scale(
     """
     if not isinstance(logit_scale, Tensor):
         return input, linear_bias, logit_scale
-    check_scale(op, logit_scale)
+    check_scale(op, logit_scale, name)
     scale = logit_scale.reshape(())
     return (
         input * scale if isinstance(input, Tensor) else input,
@@ -51,13 +56,13 @@ def apply_scale(
     )
 
 
-def check_scale(op: str, logit_scale: Scale) -> None:
+def check_scale(op: str, logit_scale: Scale, name: str = "logit_scale") -> None:
     if not isinstance(logit_scale, Tensor):
         return
     if logit_scale.dtype not in FLOATING:
-        fail(op, f"logit_scale must be a number or a floating-point tensor, got {dtype_name(logit_scale.dtype)}")
+        fail(op, f"{name} must be a number or a floating-point tensor, got {dtype_name(logit_scale.dtype)}")
     if logit_scale.numel() != 1:
-        fail(op, f"logit_scale must be a number or a tensor of one element, got the shape {tuple(logit_scale.shape)}")
+        fail(op, f"{name} must be a number or a tensor of one element, got the shape {tuple(logit_scale.shape)}")
 
 
 def check_argument_types(op: str, tensors: Mapping[str, object], keywords: dict[str, Any]) -> None:

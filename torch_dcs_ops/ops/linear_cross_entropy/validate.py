@@ -50,14 +50,36 @@ def check_call(
         fail(op, f"ignore_index must be negative or None for class probabilities, got {options.ignore_index}")
 
 
-def check_head(op: str, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    """The operands of the logits."""
-    check_layouts(op, input=input, linear_weight=linear_weight, linear_bias=linear_bias)
-    _check_input(op, input)
-    _check_linear_weight(op, linear_weight, input)
-    _check_classes(op, "linear_bias", linear_bias, linear_weight)
+def check_head(op: str, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, whose: str = "") -> None:
+    """The operands of the logits; `whose` is "teacher_" where their names begin so."""
+    names = (
+        f"{whose}input",
+        f"{whose}weight" if whose else "linear_weight",
+        f"{whose}bias" if whose else "linear_bias",
+    )
+    check_layouts(op, **dict(zip(names, (input, linear_weight, linear_bias), strict=True)))
+    _check_input(op, input, names[0])
+    _check_linear_weight(op, linear_weight, input, names[1], names[0])
+    _check_classes(op, names[2], linear_bias, linear_weight)
     if linear_bias is not None and linear_bias.dtype != input.dtype:
-        fail(op, f"linear_bias must have input's dtype {dtype_name(input.dtype)}, got {dtype_name(linear_bias.dtype)}")
+        fail(op, f"{names[2]} must have {names[0]}'s dtype {dtype_name(input.dtype)}, got "
+                 f"{dtype_name(linear_bias.dtype)}")  # fmt: skip
+
+
+def check_rows_target(op: str, name: str, lead: torch.Size, input: Tensor) -> None:
+    if _differs(lead, input.shape[:-1]):
+        raise ValueError(f"{op}: {name} must have input's leading shape {tuple(input.shape[:-1])}, got {tuple(lead)}")
+
+
+def check_options_of_head(
+    op: str, softcap: float | None, logit_scale: float, memory_budget: int | None, whose: str = ""
+) -> None:
+    if softcap is not None and not 0 < softcap < math.inf:
+        fail(op, f"{whose}softcap must be a positive number or None, got {softcap}")
+    if not math.isfinite(logit_scale):
+        fail(op, f"{whose}logit_scale must be finite, got {logit_scale}")
+    if memory_budget is not None and memory_budget < 1:
+        fail(op, f"memory_budget must be at least 1 byte, got {memory_budget}")
 
 
 def check_ids(op: str, target: Tensor, input: Tensor) -> None:
@@ -99,16 +121,11 @@ def check_numbers(op: str, options: Options) -> None:
         raise ValueError(f'{op}: reduction must be "none", "mean" or "sum", got "{options.reduction}"')
     if not 0 <= options.label_smoothing <= 1:
         fail(op, f"label_smoothing must be in [0, 1], got {options.label_smoothing}")
-    if options.softcap is not None and not 0 < options.softcap < math.inf:
-        fail(op, f"softcap must be a positive number or None, got {options.softcap}")
-    if not math.isfinite(options.logit_scale):
-        fail(op, f"logit_scale must be finite, got {options.logit_scale}")
+    check_options_of_head(op, options.softcap, options.logit_scale, options.memory_budget)
     if not 0 <= options.z_loss < math.inf:
         fail(op, f"z_loss must be a number >= 0, got {options.z_loss}")
     if options.grad_filter_eps is not None and not 0 <= options.grad_filter_eps < 1:
         fail(op, f"grad_filter_eps must be None or a number >= 0 and < 1, got {options.grad_filter_eps}")
-    if options.memory_budget is not None and options.memory_budget < 1:
-        fail(op, f"memory_budget must be at least 1 byte, got {options.memory_budget}")
 
 
 def check_upstream(op: str, name: str, grad: Tensor | None, shape: torch.Size, input: Tensor) -> None:
@@ -127,24 +144,24 @@ def normal_ignore_index(ignore_index: int | None) -> int:
     return _DEFAULT_IGNORE_INDEX if ignore_index is None else ignore_index
 
 
-def _check_input(op: str, input: Tensor) -> None:
-    check_floating(op, "input", input)
-    check_device_type(op, "input", input)
+def _check_input(op: str, input: Tensor, name: str) -> None:
+    check_floating(op, name, input)
+    check_device_type(op, name, input)
     if input.dim() < 1:
-        fail(op, "input must have the shape (..., D), got a 0-D tensor")
+        fail(op, f"{name} must have the shape (..., D), got a 0-D tensor")
 
 
-def _check_linear_weight(op: str, linear_weight: Tensor, input: Tensor) -> None:
+def _check_linear_weight(op: str, linear_weight: Tensor, input: Tensor, name: str, input_name: str) -> None:
     features = input.size(-1)
     if linear_weight.dim() != 2 or known(linear_weight.size(1) != features):
-        fail(op, f"linear_weight must have the shape (V, D) with D = {features} as in input, got "
+        fail(op, f"{name} must have the shape (V, D) with D = {features} as in {input_name}, got "
                  f"{tuple(linear_weight.shape)}")  # fmt: skip
     if known(linear_weight.size(0) < 1):
-        fail(op, "linear_weight must have one class at least, got none")
+        fail(op, f"{name} must have one class at least, got none")
     if linear_weight.dtype != input.dtype:
-        fail(op, f"linear_weight must have input's dtype {dtype_name(input.dtype)}, got "
+        fail(op, f"{name} must have {input_name}'s dtype {dtype_name(input.dtype)}, got "
                  f"{dtype_name(linear_weight.dtype)}")  # fmt: skip
-    check_device(op, "linear_weight", linear_weight, "input", input)
+    check_device(op, name, linear_weight, input_name, input)
 
 
 def _check_target(op: str, target: Tensor, input: Tensor, classes: int) -> None:

@@ -118,14 +118,14 @@ def _with_batch(results: tuple[Tensor, ...], batch: Batch) -> list[Tensor]:
 
 
 def _private(op: Any, tensors: int) -> Callable[..., Any]:
-    """The kernel of a private op, whose first arguments are so many tensors."""
+    """The kernel of an op whose first arguments are so many tensors."""
 
-    def kernel(keyset: Any, *args: Any) -> Any:
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         batch, rest = Batch(*args[:tensors]), args[tensors:]
         with torch._C._ExcludeDispatchKeyGuard(BATCHED):
             if not batch.is_batched:
-                return op(*args)
-            return _one_by_one(batch, lambda *sample: op(*sample, *rest))
+                return op(*args, **options)
+            return _one_by_one(batch, lambda *sample: op(*sample, *rest, **options))
 
     return kernel
 
@@ -137,6 +137,8 @@ for _name, _kernel in (
     ("linear_log_probs.full", _rows(_registry.linear_log_probs_full, True)),
     ("linear_top_k", _rows(_registry.linear_top_k, False)),
     ("_linear_log_probs_backward", _private(_registry.linear_log_probs_backward, 7)),
+    ("linear_kl_div", _private(_registry.linear_kl_div, 7)),
+    ("_linear_kl_div_backward", _private(_registry.linear_kl_div_backward, 8)),
     ("_linear_cross_entropy_forward", _private(_registry.linear_cross_entropy_forward, 5)),
     ("_linear_cross_entropy_backward", _private(_registry.linear_cross_entropy_backward, 8)),
 ):
