@@ -179,8 +179,8 @@ def _autograd(keyset: torch._C.DispatchKeySet, *tensors: Tensor | None, **keywor
     options = _options(keywords)
     _checked(operands, target, options)
     if in_forward_mode():
-        x, w, teacher_x, teacher_w, *biases = operands
-        return reference.linear_kl_div(x, w, teacher_x, teacher_w, *biases, target, options)  # type: ignore[arg-type]
+        by_name: dict[str, Any] = dict(zip(NAMES, operands, strict=True))
+        return reference.linear_kl_div(target=target, options=options, **by_name)
     return apply(DivergenceFunction, keyset, *operands, target, options)
 
 
