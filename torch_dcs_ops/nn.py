@@ -135,6 +135,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
             "grad_filter_eps": grad_filter_eps,
             "memory_budget": memory_budget,
             "accumulate_dtype": accumulate_dtype,
+            "zero_if_empty": zero_if_empty,
         }
         check_keywords("LinearCrossEntropyLoss", options, keywords)
         self.num_classes = num_classes
@@ -143,7 +144,6 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         # A parameter becomes one of the module's.
         self.logit_scale = keywords.pop("logit_scale")
         self.keywords: dict[str, Any] = keywords | {
-            "zero_if_empty": zero_if_empty,
             "return_lse": return_lse,
             "return_predictions": return_predictions,
             "return_z_loss": return_z_loss,

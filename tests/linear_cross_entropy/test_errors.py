@@ -190,6 +190,7 @@ def test_options_of_torch_are_refused() -> None:
         ({"softcap": "30"}, "softcap must be a number or None, got str"),
         ({"logit_scale": "2"}, "logit_scale must be a number or a tensor of one, got str"),
         ({"z_loss": None}, "z_loss must be a number, got NoneType"),
+        ({"zero_if_empty": "yes"}, "zero_if_empty must be a bool, got str"),
     ],
     ids=lambda value: str(value)[:20],
 )

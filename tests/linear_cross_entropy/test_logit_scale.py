@@ -106,5 +106,7 @@ def test_sentences() -> None:
         for scale, end in ((torch.ones(2), "of one element, got the shape (2,)"), (torch.tensor(2), "got int64")):
             with pytest.raises(RuntimeError, match=f"^{f.__name__}: logit_scale must be .*{re.escape(end)}$"):
                 f(x, w, y, logit_scale=scale)
+        with pytest.raises(RuntimeError, match="input must be float16, bfloat16, float32 or float64, got int64"):
+            f(x.long(), w, y, logit_scale=torch.tensor(2.0))
     with pytest.raises(RuntimeError, match=r"^LinearCrossEntropyLoss: logit_scale must be"):
         LinearCrossEntropyLoss(3, 4, logit_scale=torch.ones(2))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common.validate import FLOATING, check_dense, dtype_name, fail
+from .._common.validate import FLOATING, check_dense, check_device, dtype_name, fail
 
 # What a caller may scale the logits by.
 Scale = float | Tensor
@@ -24,6 +24,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "softcap": ((*_NUMBERS, _NONE), "a number or None"),
     "logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "z_loss": (_NUMBERS, "a number"),
+    "zero_if_empty": ((bool, torch.SymBool), "a bool"),
     "direction": ((str,), "a string"),
     "beta": (_NUMBERS, "a number"),
     "temperature": (_NUMBERS, "a number"),
@@ -49,11 +50,14 @@ def apply_scale(
         return input, linear_bias, logit_scale
     check_scale(op, logit_scale, name)
     scale = logit_scale.reshape(())
-    return (
-        input * scale if isinstance(input, Tensor) else input,
-        linear_bias * scale if isinstance(linear_bias, Tensor) else linear_bias,
-        1.0,
-    )
+    if isinstance(input, Tensor) and scale.device.type != "cpu":
+        check_device(op, name, scale, "input", input)
+    return _times(input, scale), _times(linear_bias, scale), 1.0
+
+
+def _times(operand: Any, scale: Tensor) -> Any:
+    """What is no floating-point tensor is refused later, as it is."""
+    return operand * scale if isinstance(operand, Tensor) and operand.is_floating_point() else operand
 
 
 def check_scale(op: str, logit_scale: Scale, name: str = "logit_scale") -> None:

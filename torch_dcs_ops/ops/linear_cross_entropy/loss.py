@@ -203,6 +203,7 @@ def check_keywords(op: str, options: object, keywords: dict[str, Any]) -> None:
     check_keyword_types(op, keywords)
     numbers = dict(keywords)
     check_shift(op, numbers.pop("shift"))
+    del numbers["zero_if_empty"]
     if isinstance(numbers["logit_scale"], Tensor):
         check_scale(op, numbers.pop("logit_scale"))
     check_numbers(op, _options(**numbers))
