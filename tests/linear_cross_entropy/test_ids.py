@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 from torch_dcs_ops import linear_log_probs, linear_top_k
+from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
 
 from linear_cross_entropy.oracle import leaf, make, relative_error
 
@@ -78,6 +79,13 @@ def test_values_and_gradients(device: str, name: str, count: int) -> None:
     for k in differentiable:  # one result alone: the others have no gradient at all
         results = [torch.autograd.grad(values[k].sum(), leaves, retain_graph=True) for values in (got, wanted)]
         torch.testing.assert_close(*results)
+
+
+def test_ignored_rows_that_are_not_left_out(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs: they are run with the others, and have results and gradients of 0."""
+    monkeypatch.setattr(driver, "_valid_rows", lambda *args: None)
+    for count in (1, 3):
+        test_values_and_gradients(device, "everything", count)
 
 
 def test_equal_ids_add_up(device: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_dcs_ops import linear_kl_div
+from torch_dcs_ops.ops.linear_cross_entropy import kl_chunks
 
 from linear_cross_entropy.oracle import leaf, make, relative_error
 
@@ -92,6 +93,13 @@ def test_values_and_gradients(device: str, name: str, direction: str) -> None:
         for grad in (torch.ones_like(wanted), torch.zeros_like(wanted), torch.randn_like(wanted)):
             results = [torch.autograd.grad(loss, leaves, grad, retain_graph=True) for loss in (got, wanted)]
             torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_ignored_rows_that_are_not_left_out(device: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs: they are run with the others, and have the loss 0 and no gradient."""
+    monkeypatch.setattr(kl_chunks, "valid_rows", lambda *args: None)
+    test_values_and_gradients(device, "everything", direction)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
