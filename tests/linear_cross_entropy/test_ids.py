@@ -298,12 +298,17 @@ def ids_like(*shape: int, value: int = 0) -> Tensor:
         ),
         (lambda: linear_log_probs(X, W, ids_like(2, 3, 0)), RuntimeError, "target must have one id a row at least"),
         (lambda: linear_log_probs(X, W, ids_like(2, 3, 2, value=7)), IndexError, "target must be in [0, 4]"),
+        (
+            lambda: linear_log_probs(X, W, ids_like(2, 3, 1), need_entropy="no"),
+            TypeError,
+            "need_entropy must be a bool, got",
+        ),
         (lambda: linear_top_k(X, W, 6), RuntimeError, K_RANGE + "6"),
         (lambda: linear_top_k(X, W, 0), RuntimeError, K_RANGE + "0"),
         (lambda: linear_top_k(X, W, 1.5), TypeError, "linear_top_k: k must be an integer, got float"),
         (lambda: linear_top_k([1.0], W, 1), TypeError, "linear_top_k: input must be a tensor, got list"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_sentences(run: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=re.escape(sentence)):

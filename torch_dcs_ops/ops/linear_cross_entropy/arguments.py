@@ -24,6 +24,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "softcap": ((*_NUMBERS, _NONE), "a number or None"),
     "logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "z_loss": (_NUMBERS, "a number"),
+    "need_entropy": ((bool, torch.SymBool), "a bool"),
     "zero_if_empty": ((bool, torch.SymBool), "a bool"),
     "direction": ((str,), "a string"),
     "beta": (_NUMBERS, "a number"),

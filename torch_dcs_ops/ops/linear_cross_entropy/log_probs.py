@@ -127,7 +127,8 @@ def linear_log_probs(
             input, linear_weight, target, **keywords, need_entropy=need_entropy, need_predictions=finds_best
         )
     except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(_OP, {"input": input, "linear_weight": linear_weight, "target": target}, keywords)
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+        check_argument_types(_OP, tensors, {**keywords, "need_entropy": need_entropy})
         raise
     wanted = (True, need_entropy, return_lse, return_predictions, return_argmax_log_prob)
     asked = tuple(values for values, want in zip(results, wanted, strict=True) if want)
