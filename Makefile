@@ -106,7 +106,7 @@ test-cpus: $(BUILD_STAMP)
 bench: $(BUILD_STAMP)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
-CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 lint: $(ENV_STAMP)
 	@$(BIN)/ruff check .

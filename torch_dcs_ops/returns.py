@@ -15,38 +15,38 @@ neither**: ``values[t + 1]`` belongs to the state after the reset, and nothing e
 stable-baselines3 (which adds gamma·V(terminal observation) to the reward of such a step first). To bootstrap truncated
 steps pass next_values.
 
-Flags are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one of rewards'
-number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards' shape
-without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
+* ``mask`` (of :func:`discounted_returns`, :func:`gae` and :func:`td_lambda_returns`): where it is not set, the step
+  does not count. It is stepped over as if it were not in the sequence: what is carried, and the value of the next
+  state, pass over it, and its reward, value, next value and flags are not read.
+
+* ``cu_seqlens`` (of these and :func:`vtrace`): offsets of packed sequences along `time_dim`, int32 or int64, from 0 to
+  its size, not decreasing, on rewards' device (on a GPU they are not checked). Every sequence ends as the data does:
+  nothing is carried to another one, and bootstrap_value has one value for each in the place of time.
+
+Flags and the mask are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one
+of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards'
+shape without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
 ``check_discounts=False``; tensors are not read back to check them.
 
 dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64, on CPU and CUDA. Results are
 differentiable in everything but flags, any number of times, in both modes, and work under torch.func, autocast
 (a half-precision input is computed and returned in float32) and torch.compile(fullgraph=True), where another number for
 a discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no gradient. A
-NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at.
+NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at,
+nor, in lambda-returns, upgoing returns and Retrace targets, is a step's own value by its own target.
 
 docs/returns.md says which convention is which library's.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from . import _registry
-from .ops._common.autocast import widened
-from .ops.returns.call import autocast_operands, discount, fused_n_step_returns, fused_returns, threshold
-from .ops.returns.formulas import next_step, one_step_errors, times
-from .ops.returns.validate import (
-    check_given,
-    check_n,
-    check_one_bootstrap,
-    check_return_types,
-    check_returns,
-    check_values_given,
-)
-from .reference.returns import TemporalDifferenceCall
+from .ops.returns.call import ON_POLICY, Operands, fused_n_step_returns, fused_returns, threshold
+from .ops.returns.coefficients import retrace_returns, upgo_returns
+from .ops.returns.masked import masked_gae, masked_lambda_returns
+from .ops.returns.packed import packed_operands
+from .ops.returns.validate import as_n, check_given, check_n, check_one_bootstrap, check_values_given
 
 __all__ = [
     "discounted_returns",
@@ -58,9 +58,6 @@ __all__ = [
     "vtrace",
 ]
 
-_scan = _registry.temporal_difference_scan
-_ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
-
 
 def discounted_returns(
     rewards: Tensor,
@@ -70,6 +67,8 @@ def discounted_returns(
     truncated: Tensor | None = None,
     next_values: Tensor | None = None,
     bootstrap_value: Tensor | None = None,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -81,10 +80,11 @@ def discounted_returns(
     Args: see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape, dtype and device. Where `mask` is not set it is that of the next step that counts (0
+        behind the last one).
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     Example::
 
@@ -95,15 +95,12 @@ def discounted_returns(
     """
     op = "discounted_returns"
     check_one_bootstrap(op, next_values, bootstrap_value, needed=False)
-    return fused_returns(
-        op,
-        (rewards, None, next_values, bootstrap_value, terminated, truncated),
-        (gamma, 1.0),
-        _ON_POLICY,
-        time_dim,
-        (False, True, False),
-        check_discounts,
-    )[1]
+    operands: Operands = (rewards, None, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_lambda_returns(op, operands, (gamma, 1.0), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
+    return fused_returns(op, operands, (gamma, 1.0), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
 def gae(
@@ -116,6 +113,8 @@ def gae(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     gae_lambda: float | Tensor = 0.95,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -127,10 +126,11 @@ def gae(
     Args: `gae_lambda` is what the other functions call lambda_; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        advantages and returns, of rewards' shape, dtype and device.
+        advantages and returns, of rewards' shape, dtype and device. Where `mask` is not set the advantage is that of
+        the next step that counts (0 behind the last one), as in verl, and returns are still ``A + values``.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     Example::
 
@@ -142,11 +142,16 @@ def gae(
     """
     op = "gae"
     check_one_bootstrap(op, next_values, bootstrap_value)
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_gae(op, operands, (gamma, gae_lambda), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
     advantages, returns, _ = fused_returns(
         op,
-        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        operands,
         (gamma, gae_lambda),
-        _ON_POLICY,
+        ON_POLICY,
         time_dim,
         (True, True, False),
         check_discounts,
@@ -165,6 +170,8 @@ def td_lambda_returns(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     lambda_: float | Tensor = 0.95,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -180,20 +187,19 @@ def td_lambda_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "td_lambda_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
-    return fused_returns(
-        op,
-        (rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated),
-        (gamma, lambda_),
-        _ON_POLICY,
-        time_dim,
-        (False, True, False),
-        check_discounts,
-    )[1]
+    values = None if next_values is not None else values
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if mask is not None:
+        return masked_lambda_returns(op, operands, (gamma, lambda_), mask, cu_seqlens, time_dim, check_discounts)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
+        operands = (operands[0], None, *operands[2:])
+    return fused_returns(op, operands, (gamma, lambda_), ON_POLICY, time_dim, (False, True, False), check_discounts)[1]
 
 
 def n_step_returns(
@@ -222,17 +228,16 @@ def n_step_returns(
         G, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
 
     A value is read by the steps whose n steps end with it, and by those on the way where lambda_ is below 1. With
-    gradients recorded, and from n = the number of steps on, values are subtracted before a scan and added after it: an
-    infinite or NaN value is then seen by all steps that reach its own.
+    gradients recorded values are subtracted before a scan and added after it: an infinite or NaN value is then seen by
+    all steps that reach its own.
     """
     op = "n_step_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_values_given(op, values, bootstrap_value)
-    if isinstance(n, bool) or not isinstance(n, int | torch.SymInt):
-        raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
+    n = as_n(op, n)
     check_n(op, n)
     return fused_n_step_returns(
         op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
@@ -253,14 +258,17 @@ def vtrace(
     lambda_: float | Tensor = 1.0,
     clip_rho_threshold: float = 1.0,
     clip_pg_rho_threshold: float = 1.0,
+    clip_c_threshold: float = 1.0,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """V-trace targets and policy-gradient advantages (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561).
 
-    ``targets[t] = values[t] + A[t]`` with ``A[t] = min(clip_rho, rho)·delta[t] + gamma·lambda·min(1, rho)·A[t+1]``, and
+    ``targets = values + A`` with ``A[t] = min(clip_rho, rho)·delta[t] + gamma·lambda·min(clip_c, rho)·A[t+1]``, and
     ``pg_advantages[t] = min(clip_pg_rho, rho)·(r[t] + gamma·(V(s[t+1]) + lambda·A[t+1]) - values[t])``: rlax's
-    vtrace_td_error_and_advantage, whose errors are ``targets - values``. float("inf") as a threshold clips nothing.
+    vtrace_td_error_and_advantage, whose errors are ``targets - values``, and whose clip_c is 1; torchrl's rho_thresh
+    and c_thresh are clip_rho_threshold and clip_c_threshold. float("inf") as a threshold clips nothing.
 
     Args: `rhos` are the ratios pi(a|s) / mu(a|s), not their logarithms; for the rest see :mod:`torch_dcs_ops.returns`.
 
@@ -268,122 +276,24 @@ def vtrace(
         targets and pg_advantages, of rewards' shape, dtype and device.
 
     Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
+        RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
     """
     op = "vtrace"
     check_one_bootstrap(op, next_values, bootstrap_value)
     check_given(op, "rhos", rhos)
     clip_rho = threshold(clip_rho_threshold, op, "clip_rho_threshold")
+    clip_c = threshold(clip_c_threshold, op, "clip_c_threshold")
     clip_pg = threshold(clip_pg_rho_threshold, op, "clip_pg_rho_threshold")
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
     _, targets, pg_advantages = fused_returns(
         op,
-        (rewards, values, next_values, bootstrap_value, terminated, truncated),
+        operands,
         (gamma, lambda_),
-        (rhos, clip_rho, 1.0, clip_pg),
+        (rhos, clip_rho, clip_c, clip_pg),
         time_dim,
         (False, True, True),
         check_discounts,
     )
     return targets, pg_advantages
-
-
-def retrace_returns(
-    rewards: Tensor,
-    q_values: Tensor,
-    rhos: Tensor,
-    *,
-    next_values: Tensor,
-    terminated: Tensor | None,
-    truncated: Tensor | None = None,
-    gamma: float | Tensor = 0.99,
-    lambda_: float | Tensor = 1.0,
-    time_dim: int = 0,
-    check_discounts: bool = True,
-) -> Tensor:
-    """Retrace targets of action values (Munos et al., 2016, https://arxiv.org/abs/1606.02647).
-
-    ``G[t] = r[t] + gamma·(V(s[t+1]) + c[t+1]·(G[t+1] - Q(s[t+1], a[t+1])))`` with ``c = lambda·min(1, rho)``.
-
-    Args: `q_values` are those of the actions that were taken, Q(s[t], a[t]); `next_values` the expectations of
-        Q(s[t+1], ·) under the target policy; `rhos` the ratios pi(a|s) / mu(a|s); for the rest see
-        :mod:`torch_dcs_ops.returns`.
-
-    Returns:
-        G, of rewards' shape, dtype and device.
-
-    Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
-    """
-    op = "retrace_returns"
-    check_given(op, "next_values", next_values)
-    check_given(op, "rhos", rhos)
-    rate = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace = discount(op, "lambda_", lambda_, rewards, check_discounts)
-    check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
-                       terminated=terminated, truncated=truncated)  # fmt: skip
-    rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
-        rewards, q_values, next_values, terminated, truncated, rhos
-    )
-    call = TemporalDifferenceCall(
-        rewards,
-        q_values,
-        next_values,
-        None,
-        terminated,
-        truncated,
-        *rate,
-        *trace,
-        rhos,
-        dim=time_dim,
-        need_targets=True,
-    )
-    dim = check_returns(op, call, values_name="q_values")
-    lambda_ = call.trace_value if call.trace is None else call.trace
-    links = times(next_step(widened(rhos).clamp(max=1.0), dim), lambda_, dim)
-    targets: Tensor = _scan(*call._replace(trace=links, trace_value=1.0, rhos=None, dim=dim))[1]
-    return targets
-
-
-def upgo_returns(
-    rewards: Tensor,
-    values: Tensor,
-    *,
-    next_values: Tensor | None = None,
-    bootstrap_value: Tensor | None = None,
-    terminated: Tensor | None,
-    truncated: Tensor | None = None,
-    gamma: float | Tensor = 0.99,
-    time_dim: int = 0,
-    check_discounts: bool = True,
-) -> Tensor:
-    """Upgoing returns (Vinyals et al., 2019, AlphaStar, https://doi.org/10.1038/s41586-019-1724-z).
-
-    Lambda-returns whose lambda is 1 where the step after did not disappoint, ``r[t+1] + gamma·V(s[t+2]) >= V(s[t+1])``,
-    and 0 where it did.
-
-    Args: see :mod:`torch_dcs_ops.returns`.
-
-    Returns:
-        G, of rewards' shape, dtype and device.
-
-    Raises:
-        RuntimeError, IndexError, ValueError: an argument is wrong; the sentence names it.
-    """
-    op = "upgo_returns"
-    check_one_bootstrap(op, next_values, bootstrap_value)
-    rate = discount(op, "gamma", gamma, rewards, check_discounts)
-    check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
-                       terminated=terminated, truncated=truncated)  # fmt: skip
-    check_given(op, "values", values)
-    rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
-        rewards, values, next_values, bootstrap_value, terminated, truncated
-    )
-    call = TemporalDifferenceCall(
-        rewards, values, next_values, bootstrap_value, terminated, truncated, *rate, dim=time_dim, need_targets=True
-    )
-    call = call._replace(dim=check_returns(op, call))
-    with torch.no_grad():
-        links = next_step((one_step_errors(call) >= 0).to(rewards.dtype), call.dim)
-    values_read = None if next_values is not None else values
-    targets: Tensor = _scan(*call._replace(values=values_read, trace=links, trace_value=1.0))[1]
-    return targets

@@ -84,10 +84,14 @@ def forward_budget(dtype: torch.dtype) -> float:
 
 
 def gradient_budget(dtype: torch.dtype, width: float) -> float:
-    """1e-6 of the largest gradient; on wider data what float32's own rounding of a + b is worth."""
+    """Of the largest gradient, 1e-6, or on wider data what a weight exp(a + b - log S) is rounded by.
+
+    The sum a + b and log S are as large as the data is wide, and each is rounded by 2^-24 of itself: a relative error of
+    the exponential. Its own, the product's and log K's share of log S make 2^-22 with it.
+    """
     if dtype == torch.float64:
         return max(1e-14, 2**-51 * width)
-    wide = 1e-6 if width <= 10 else 2**-23 * width
+    wide = max(1e-6, 2**-23 * width + 2**-22)
     return wide if dtype == torch.float32 else wide + torch.finfo(dtype).eps / 2
 
 

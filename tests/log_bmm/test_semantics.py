@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dcs_ops import log_bmm, max_bmm, sample_bmm
 
-from log_bmm.oracle import INF, exact, forward_error, gradient_error, naive, product, spread
+from log_bmm.oracle import INF, exact, forward_error, gradient_budget, gradient_error, naive, product, spread
 
 OPS: dict[str, Any] = {"log_bmm": log_bmm, "max_bmm": max_bmm, "sample_bmm": sample_bmm}
 SHAPES = [
@@ -105,6 +105,37 @@ def test_flops() -> None:
         with FlopCounterMode(display=False) as counter:
             op(a.detach(), b.detach())
         assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "terms"),
+    [
+        ((4,), (4,), 4),
+        ((4,), (4, 5), 4 * 5),
+        ((3, 4), (4,), 3 * 4),
+        ((3, 4), (4, 5), 3 * 4 * 5),
+        ((2, 3, 4), (4,), 2 * 3 * 4),
+        ((2, 3, 4), (4, 5), 2 * 3 * 4 * 5),
+        ((3, 4), (2, 4, 5), 2 * 3 * 4 * 5),
+        ((7, 1, 3, 4), (2, 4, 5), 7 * 2 * 3 * 4 * 5),
+        ((4,), (2, 4, 5), 2 * 4 * 5),
+    ],
+    ids=str,
+)
+def test_flops_of_vectors_and_of_batches_that_broadcast(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], terms: int
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b = torch.randn(shape_a), torch.randn(shape_b)
+    for op in (log_bmm, max_bmm, sample_bmm):
+        with FlopCounterMode(display=False) as counter:
+            op(a, b)
+        assert counter.get_total_flops() == 2 * terms
+        with FlopCounterMode(display=False) as counter:  # recorded: that of the private op
+            op(a.requires_grad_(), b)
+        assert counter.get_total_flops() == 2 * terms
+        a = a.detach()
 
 
 def test_memory_is_quadratic() -> None:
@@ -272,8 +303,14 @@ def test_random_problems(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     out = log_bmm(a, b)
     assert forward_error(out, right.out) <= 1e-5
     gradients = torch.autograd.grad(out, (a, b), grad)
-    # The rounding of a + b, as of fp32 in general; below a spread of 10 what users are promised.
-    budget = max(1e-6, 2**-23 * spread(a, b))
+    budget = gradient_budget(torch.float32, spread(a, b))
     for gradient, over in zip(gradients, (2, 0), strict=True):
         assert not gradient.isnan().any()
         assert gradient_error(gradient, product(right.weights, None, grad, None, over)) <= budget
+
+
+def test_generators_that_are_none() -> None:
+    for generator in (3, "cpu", torch.default_generator.get_state()):
+        name = type(generator).__name__
+        with pytest.raises(TypeError, match=f"^sample_bmm: generator must be a torch.Generator or None, got {name}$"):
+            sample_bmm(torch.ones(2, 3), torch.ones(3, 2), generator=generator)  # type: ignore[arg-type]

@@ -78,10 +78,11 @@ def test_types(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(CODE)
     # torch's types are looked at once: 15 s, and 2 s from the second run on.
-    cache = tmp_path if pytestconfig.cache is None else pytestconfig.cache.mkdir("mypy")
+    cache = getattr(pytestconfig, "cache", None)  # none under -p no:cacheprovider
+    cache_folder = tmp_path if cache is None else cache.mkdir("mypy")
     command = [
         sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent", "--config-file=",
-        f"--cache-dir={cache}", str(snippet),
+        f"--cache-dir={cache_folder}", str(snippet),
     ]  # fmt: skip
     variables = os.environ | {"MYPYPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=tmp_path)

@@ -56,22 +56,22 @@ def discounted(e: Episode, t: int) -> float:
     return total + weight * e.bootstrap(steps[-1])
 
 
-def advantage(e: Episode, t: int) -> float:
+def advantage(e: Episode, t: int, clip_c: float = 1.0) -> float:
     """V-trace's sum of temporal differences; with ratios of 1, GAE's."""
     weight, total = 1.0, 0.0
     for k in e.steps_from(t):
         difference = e.rewards[k] + e.bootstrap(k) - e.values[k]
         total += weight * min(1.1, e.rhos[k]) * difference
-        weight *= e.gamma[k] * e.trace[k] * min(1.0, e.rhos[k])
+        weight *= e.gamma[k] * e.trace[k] * min(clip_c, e.rhos[k])
     return total
 
 
-def target(e: Episode, t: int) -> float:
-    return advantage(e, t) + e.values[t]
+def target(e: Episode, t: int, clip_c: float = 1.0) -> float:
+    return advantage(e, t, clip_c) + e.values[t]
 
 
-def pg_advantage(e: Episode, t: int) -> float:
-    carried = e.gamma[t] * e.trace[t] * advantage(e, t + 1) if e.goes_on(t) else 0.0
+def pg_advantage(e: Episode, t: int, clip_c: float = 1.0) -> float:
+    carried = e.gamma[t] * e.trace[t] * advantage(e, t + 1, clip_c) if e.goes_on(t) else 0.0
     return min(1.3, e.rhos[t]) * (e.rewards[t] + e.bootstrap(t) - e.values[t] + carried)
 
 

@@ -152,7 +152,7 @@ FUNCTIONS_ONLY: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "gae_lambda must be in [0, 1] unless check_discounts=False, got 2",
     ),
-    "gamma a string": (call(gamma="0.9"), RuntimeError, "gamma must be a real number or a tensor, got str"),
+    "gamma a string": (call(gamma="0.9"), TypeError, "gamma must be a real number or a tensor, got str"),
     "gamma complex": (call(gamma=0.9j), RuntimeError, "gamma must be a tensor to be complex, got the number 0.9j"),
     "rewards a list": (call(rewards=[1.0]), TypeError, "rewards must be a tensor, got list"),
     "flags a list": (call(terminated=[False]), TypeError, "terminated must be a tensor or None, got list"),
@@ -199,6 +199,7 @@ def test_fakes_say_the_same(case: str) -> None:
             OP(*raw(fakes))
 
 
+NESTED = torch.nested.nested_tensor([torch.ones(4), torch.ones(3)])
 OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
     "n of 0": (
         lambda: returns.n_step_returns(X, n=0, next_values=X, terminated=None),
@@ -242,7 +243,7 @@ OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "vtrace, threshold": (
         lambda: returns.vtrace(X, X, X, bootstrap_value=LAST, terminated=None, clip_rho_threshold=None),  # type: ignore[arg-type]
-        RuntimeError,
+        TypeError,
         "vtrace: clip_rho_threshold must be a real number (math.inf does not clip), got NoneType",
     ),
     "retrace, q_values": (
@@ -254,6 +255,36 @@ OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: returns.retrace_returns(X, X, X, next_values=None, terminated=None),  # type: ignore[arg-type]
         RuntimeError,
         "retrace_returns: next_values must be given, got None",
+    ),
+    "vtrace, a tensor as threshold": (
+        lambda: returns.vtrace(X, X, X, bootstrap_value=LAST, terminated=None, clip_rho_threshold=X[0, 0]),  # type: ignore[arg-type]
+        TypeError,
+        "vtrace: clip_rho_threshold must be a real number, got a tensor",
+    ),
+    "gae, a list as gae_lambda": (
+        lambda: returns.gae(X, X, bootstrap_value=LAST, terminated=None, gae_lambda=[0.9]),  # type: ignore[arg-type]
+        TypeError,
+        "gae: gae_lambda must be a real number or a tensor, got list",
+    ),
+    "gae, nested": (
+        lambda: returns.gae(NESTED, NESTED, bootstrap_value=LAST, terminated=None),
+        RuntimeError,
+        "gae: rewards must be a dense tensor, got a nested one",
+    ),
+    "gae, nested values": (
+        lambda: returns.gae(X, NESTED, bootstrap_value=LAST, terminated=None),
+        RuntimeError,
+        "gae: values must be a dense tensor, got a nested one",
+    ),
+    "gae, nested gamma": (
+        lambda: returns.gae(X, X, bootstrap_value=LAST, terminated=None, gamma=NESTED),
+        RuntimeError,
+        "gae: gamma must be a dense tensor, got a nested one",
+    ),
+    "upgo, nested": (
+        lambda: returns.upgo_returns(NESTED, NESTED, bootstrap_value=LAST, terminated=None),
+        RuntimeError,
+        "upgo_returns: rewards must be a dense tensor, got a nested one",
     ),
     "upgo, neither": (
         lambda: returns.upgo_returns(X, X, terminated=None),
@@ -286,7 +317,6 @@ def test_unchecked_discounts() -> None:
     ("name", "changes", "sentence"),
     [
         ("vtrace", {"rhos": None}, "rhos must be given, got None"),
-        ("vtrace", {"clip_rho_threshold": X[0, 0]}, "clip_rho_threshold must be a real number, got a tensor"),
         (
             "vtrace",
             {"clip_rho_threshold": float("nan")},
@@ -297,6 +327,7 @@ def test_unchecked_discounts() -> None:
             {"clip_pg_rho_threshold": float("nan")},
             "clip_pg_rho_threshold must be a number to compare with, got nan",
         ),
+        ("vtrace", {"clip_c_threshold": float("nan")}, "clip_c_threshold must be a number to compare with, got nan"),
         ("retrace_returns", {"rhos": None}, "rhos must be given, got None"),
         ("retrace_returns", {"next_values": None}, "next_values must be given, got None"),
     ],

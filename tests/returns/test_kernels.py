@@ -55,7 +55,7 @@ def call(
     layout: str = "contiguous",
     seed: int = 0,
 ) -> Call:
-    """kind: "gae", "vtrace" (with rhos) or "returns" (without values)."""
+    """kind: "gae", "vtrace" (with rhos), "returns" (without values) or "shifted" (with values of next states alone)."""
     generator = torch.Generator().manual_seed(seed)
     change = LAYOUTS[layout]
 
@@ -81,7 +81,7 @@ def call(
         trace,
         normal(*shape).exp() if kind == "vtrace" else None,
         dim,
-        (False, True, False) if kind == "returns" else (True, True, True),
+        (False, True, False) if kind in ("returns", "shifted") else (True, True, True),
     )
 
 
@@ -139,7 +139,7 @@ def check(c: Call) -> None:
         assert not (excess > 0).any(), f"{float(excess.max()):.3e} beyond the budget"
 
 
-KINDS = ("gae", "vtrace", "returns")
+KINDS = ("gae", "vtrace", "returns", "shifted")
 # What each kernel takes at a time, one less and one more: vectors of 8 and 16, lines of 1024 on a CPU; tiles on a GPU.
 SIZES = (1, 7, 8, 9, 16, 17, 33, 255, 256, 257, 1024, 1025)
 

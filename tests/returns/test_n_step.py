@@ -165,6 +165,20 @@ def test_opcheck(device: str) -> None:
         assert set(result.values()) == {"SUCCESS"}, result
 
 
+def test_n_of_numpy() -> None:
+    import numpy as np
+
+    x = torch.arange(5.0)
+    for n in (np.int64(2), np.int32(2), np.uint8(2)):
+        result = returns.n_step_returns(x, n=n, next_values=x, terminated=None)  # type: ignore[arg-type]
+        assert torch.equal(result, returns.n_step_returns(x, n=2, next_values=x, terminated=None))
+    with pytest.raises(RuntimeError, match="n must be at least 1, got 0"):
+        returns.n_step_returns(x, n=np.int64(0), next_values=x, terminated=None)  # type: ignore[arg-type]
+    for wrong in (np.bool_(True), np.float64(2), torch.tensor(2), True):
+        with pytest.raises(TypeError, match="n must be an integer, got"):
+            returns.n_step_returns(x, n=wrong, next_values=x, terminated=None)  # type: ignore[arg-type]
+
+
 def test_n_is_checked_by_every_entry(device: str) -> None:
     x = torch.ones(4, 3, device=device)
     operands = (x, x, None, x[0], None, None, None, 0.9, None, 1.0, 0)

@@ -41,7 +41,8 @@ def n_step(n: int, x: dict[str, Tensor], k: dict[str, Any]) -> Any:
 
 
 def vtrace(x: dict[str, Tensor], k: dict[str, Any]) -> Any:
-    return returns.vtrace(x["rewards"], x["values"], x["rhos"], clip_rho_threshold=1.1, clip_pg_rho_threshold=1.3, **k)
+    k = {"clip_rho_threshold": 1.1, "clip_pg_rho_threshold": 1.3} | k
+    return returns.vtrace(x["rewards"], x["values"], x["rhos"], **k)
 
 
 def retrace(x: dict[str, Tensor], k: dict[str, Any]) -> Any:
@@ -161,6 +162,17 @@ def test_without_clipping_and_with_ratios_of_1_vtrace_is_gae(device: str) -> Non
     torch.testing.assert_close(targets, gae(x, keywords)[1])
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("clip_c", [0.4, 2.0, float("inf")])
+def test_the_bound_of_the_trace(device: str, clip_c: float, recorded: bool) -> None:
+    batch = make_batch((9, 20), seed=6)
+    x = placed(batch, device, 0)
+    x["values"].requires_grad_(recorded)
+    results = vtrace(x, arguments(batch, "next", device) | {"clip_c_threshold": clip_c})
+    functions = [functools.partial(f, clip_c=clip_c) for f in (oracle.target, oracle.pg_advantage)]
+    check(tuple(r.detach() for r in results), loops("next", *functions)(batch), 0)
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_empty(device: str, name: str, shape: tuple[int, ...]) -> None:
@@ -169,3 +181,14 @@ def test_empty(device: str, name: str, shape: tuple[int, ...]) -> None:
     results = function(placed(batch, device, 0), arguments(batch, convention, device))
     for result in results if isinstance(results, tuple) else (results,):
         assert result.shape == shape
+
+
+def test_retrace_takes_lambda_of_the_step_and_the_ratio_of_the_next(device: str) -> None:
+    q, after, rhos = (torch.tensor(x, device=device) for x in ([9.0, 2.0], [3.0, 5.0], [7.0, 0.25]))
+    gamma, lambda_ = (torch.tensor(x, device=device) for x in ([0.5, 0.75], [0.8, 0.3]))
+    result = returns.retrace_returns(
+        torch.ones(2, device=device), q, rhos, next_values=after, terminated=None, gamma=gamma, lambda_=lambda_
+    )
+    last = 1 + 0.75 * 5
+    expected = torch.tensor([1 + 0.5 * (3 + 0.8 * 0.25 * (last - 2)), last], device=device)
+    torch.testing.assert_close(result, expected)

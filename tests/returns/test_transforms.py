@@ -274,3 +274,15 @@ def test_subclasses_and_modes_see_the_op() -> None:
     assert OP in seen
     results = returns.gae(x.to("meta"), x.to("meta"), bootstrap_value=x[0].to("meta"), terminated=None)
     assert all(r.is_meta and r.shape == x.shape for r in results)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_meta_tensors(name: str) -> None:
+    function, names = FUNCTIONS[name]
+    x = {key: tensor.to("meta") for key, tensor in operands("cpu").items()}
+    for recorded in (False, True):
+        leaves = {key: x[key].requires_grad_(recorded) for key in names}
+        results = function(x | leaves)
+        results = results if isinstance(results, tuple) else (results,)
+        assert all(r.is_meta and r.shape == SHAPE and r.dtype == torch.float64 for r in results)
+        assert all(r.requires_grad == recorded for r in results)

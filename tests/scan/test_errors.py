@@ -191,16 +191,17 @@ def test_sentence_in_a_compiled_graph(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gamma", "sentence"),
+    ("gamma", "exception", "sentence"),
     [
-        (True, "gamma must be a real number or a tensor, got bool"),
-        ("0.9", "gamma must be a real number or a tensor, got str"),
-        (None, "gamma must be a real number or a tensor, got NoneType"),
-        (0.5j, "gamma must be a tensor to be complex, got the number 0.5j"),
+        (True, TypeError, "gamma must be a real number or a tensor, got bool"),
+        ("0.9", TypeError, "gamma must be a real number or a tensor, got str"),
+        ([0.9], TypeError, "gamma must be a real number or a tensor, got list"),
+        (None, TypeError, "gamma must be a real number or a tensor, got NoneType"),
+        (0.5j, RuntimeError, "gamma must be a tensor to be complex, got the number 0.5j"),
     ],
 )
-def test_numbers_that_are_no_discount(gamma: Any, sentence: str) -> None:
-    with pytest.raises(RuntimeError, match=re.escape(OP + sentence)):
+def test_numbers_that_are_no_discount(gamma: Any, exception: type[Exception], sentence: str) -> None:
+    with pytest.raises(exception, match=re.escape(OP + sentence)):
         discounted_cumsum(X, gamma)
     torch._dynamo.reset()
     with pytest.raises(Exception, match=re.escape(OP + sentence)):

@@ -74,6 +74,37 @@ def test_columns(length: int, inner: int, dtype: torch.dtype) -> None:
         check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [2, 3, 5, 9, 33, 130, 2048])
+@pytest.mark.parametrize("inner", [2, 3, 5, 7, 49, 121, 257])
+def test_many_slabs_of_few_columns(length: int, inner: int, dtype: torch.dtype) -> None:
+    """(length, inner) begins at every place of a vector of 16 bytes."""
+    outer = max(5, min(3000, 3_000_000 // (length * inner)))
+    check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [999, 1001, 9000, 9001, 150_001])
+@pytest.mark.parametrize("length", [2, 3, 7, 8, 9, 15, 40, 100])
+def test_few_steps_of_many_columns(length: int, inner: int, dtype: torch.dtype) -> None:
+    """A step begins at another place of a vector than the one before."""
+    for outer in (1, 3):
+        check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [2, 3, 5, 6, 9, 13, 17, 30, 100, 333])
+def test_many_short_rows(columns: int, dtype: torch.dtype) -> None:
+    check((4 * torch.randn(1_000_003 // columns, columns, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(17, 262_145), (133, 131_073), (5, 500_001, 2), (1, 1_000_003, 3), (1, 100_001, 49)])
+def test_long_lines_that_fill_the_device_badly(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One row more than clusters that run at a time; few columns of many steps."""
+    check(torch.randn(shape, device="cuda").to(dtype), 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(100, 4096), (1000, 16384), (3000, 40_000), (17, 300, 1000)], ids=str)
 def test_many_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -122,8 +153,23 @@ def test_special_values(columns: int, dtype: torch.dtype) -> None:
         assert backward(grads, y, dim).select(1 - dim, 11).isnan().any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [5, 100, 3000, 70_001])
+@pytest.mark.parametrize("inner", [3, 130, 131])
+def test_special_values_in_one_column(length: int, inner: int, dtype: torch.dtype) -> None:
+    """They reach no other column, nor another slab."""
+    x, inf = torch.randn(2, length, inner, device="cuda").to(dtype), float("inf")
+    x[0, length // 2, 0] = float("nan")
+    x[0, -1, 1] = inf
+    x[0, :, 2] = -inf
+    x[1, ::2, 0] = -inf
+    x[1, :, 1] = -torch.finfo(dtype).max
+    check(x, 1)
+
+
 SHAPES = (((300, 40), 1), ((300, 1000), 1), ((50, 9000), 1), ((9, 70_000), 1), ((2, 1_300_000), 1), ((300, 64), 0),
-          ((9000, 64), 0), ((9000, 33), 0))  # fmt: skip
+          ((9000, 64), 0), ((9000, 33), 0), ((3000, 7), 1), ((300, 1001), 1), ((17, 262_145), 1), ((300_001, 3), 0),
+          ((5, 9001), 0), ((300, 999), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)

@@ -276,3 +276,63 @@ def test_backward_errors(device: str) -> None:
 def test_layout_errors() -> None:
     with pytest.raises(RuntimeError, match=r"^softmax: input must be a dense tensor, got the layout sparse_coo$"):
         softmax(torch.zeros(3, 4).to_sparse())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exception", "sentence"),
+    [
+        (([1.0],), TypeError, "input must be a tensor, got list"),
+        ((None,), TypeError, "input must be a tensor, got NoneType"),
+        ((torch.ones(2), None), TypeError, "dim must be an integer, got NoneType"),
+        ((torch.ones(2), 1.0), TypeError, "dim must be an integer, got float"),
+        (
+            (torch.nested.nested_tensor([torch.ones(2)]),),
+            RuntimeError,
+            "input must be a dense tensor, got a nested one",
+        ),
+    ],
+)
+def test_arguments_of_other_types(arguments: tuple[Any, ...], exception: type[Exception], sentence: str) -> None:
+    with pytest.raises(exception, match=f"^softmax: {sentence}$"):
+        softmax(*arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("source", [*DTYPES, torch.int32, torch.bool], ids=str)
+def test_dtype_converts_first(device: str, source: torch.dtype, dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 40) * 4).to(device, source)
+    for dim in (0, 1):
+        result = softmax(x, dim, dtype=dtype)
+        assert result.dtype == dtype
+        assert torch.equal(result, softmax(x.to(dtype), dim))
+        torch.testing.assert_close(result, torch.softmax(x, dim, dtype=dtype))
+
+
+def test_dtype_under_everything(device: str, fresh_compiler: None) -> None:
+    x = torch.randn(3, 40, device=device, dtype=torch.bfloat16)
+
+    def loss(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        return function(x, -1, dtype=torch.float32).pow(3).sum()
+
+    ours, theirs = ((lambda x, f=f: loss(f, x)) for f in (softmax, torch.softmax))
+    got, expected = torch.func.grad(ours)(x), torch.func.grad(theirs)(x)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.func.vmap(ours)(x), torch.func.vmap(theirs)(x))
+    tangents = (torch.func.jvp(f, (x,), (x,))[1] for f in (ours, theirs))
+    torch.testing.assert_close(*tangents)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    leaf = x.clone().requires_grad_()
+    compiled(leaf).backward()
+    torch.testing.assert_close(leaf.grad, expected)
+    assert softmax(x.to("meta"), dtype=torch.float64).dtype == torch.float64
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert softmax(x.float(), dtype=torch.float16).dtype == torch.float16
+        assert softmax(x, dtype=torch.float64).dtype == torch.float64
+
+
+def test_dtypes_that_are_none() -> None:
+    with pytest.raises(RuntimeError, match="softmax: dtype must be float16, bfloat16, float32 or float64, got int64"):
+        softmax(torch.ones(2), dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"softmax: dtype must be a torch\.dtype or None, got str"):
+        softmax(torch.ones(2), dtype="float32")  # type: ignore[arg-type]

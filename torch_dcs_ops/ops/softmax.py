@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
 
 from .. import _registry
 from ..reference import softmax as reference
 from ._common import autocast, flops
-from ._common.autograd import apply, below, in_forward_mode, levels_below, primals, run_below, tracked
+from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked
 from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
+    check_dense,
     check_device,
     check_device_type,
     check_dim,
     check_floating,
+    check_floating_dtype,
     check_layouts,
     dtype_name,
     fail,
@@ -31,7 +32,7 @@ _op = _registry.softmax
 _backward_op = _registry.softmax_backward
 
 
-def softmax(input: Tensor, dim: int = -1) -> Tensor:
+def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax along `dim`, with the values of :func:`torch.softmax`: ``exp(x - max) / Σ exp(x - max)``.
 
     On CUDA every element is read once and written once, whatever the width: a row stays in the registers of some lanes,
@@ -41,10 +42,13 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
     Args:
         input: any shape, 0-D and empty ones too; float16, bfloat16, float32 or float64; any strides.
         dim: the dimension along which the results add up to 1.
+        dtype: what input, then of any dtype, is converted to first, as in torch.softmax; the result has it, under
+            autocast too.
 
     Returns:
-        A new tensor of input's shape and dtype, with the strides of ``torch.empty_like(input)``. float16 and bfloat16
-        are computed in float32 and rounded once. A row with a NaN, with a +inf, or of nothing but -inf is NaN.
+        A new tensor of input's shape and dtype (`dtype`, where it is given), with the strides of
+        ``torch.empty_like(input)``. float16 and bfloat16 are computed in float32 and rounded once. A row with a NaN,
+        with a +inf, or of nothing but -inf is NaN.
 
     The same bits from run to run; on a CPU, as with torch.softmax, for one number of threads: along a dimension that is
     not the last, the threads' shares decide which steps are vectors. Differentiable any number of times, in both modes;
@@ -54,6 +58,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises:
         IndexError: `dim` is out of range.
+        TypeError: an argument is of another type.
         RuntimeError: input is of another dtype, or on a device that is neither a CPU nor CUDA.
 
     Example::
@@ -61,8 +66,28 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
         >>> torch_dcs_ops.softmax(torch.tensor([0.0, 1.0, float("-inf")]))
         tensor([0.2689, 0.7311, 0.0000])
     """
-    output: Tensor = _op(input, dim)
+    try:
+        output: Tensor
+        if dtype is None:
+            output = _op(input, dim)
+        else:
+            check_floating_dtype(_OP, "dtype", dtype)
+            output = _op(input.to(dtype), dim).to(dtype)
+    except (AttributeError, RuntimeError, TypeError):
+        _check_argument_types(input, dim, dtype)
+        raise
     return output
+
+
+def _check_argument_types(input: object, dim: object, dtype: object) -> None:
+    """What no schema says in a sentence. For the path of an error: it is never run on a call that succeeds."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+    check_dense(_OP, input=input)
+    if not isinstance(dim, int | torch.SymInt):
+        raise TypeError(f"{_OP}: dim must be an integer, got {type(dim).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{_OP}: dtype must be a torch.dtype or None, got {type(dtype).__name__}")
 
 
 def _check(op: str, name: str, input: Tensor, dim: int) -> int:
@@ -121,7 +146,7 @@ def _fake_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
     return torch.empty_like(output)
 
 
-class SoftmaxFunction(_SingleLevelFunction):
+class SoftmaxFunction(Node):
     """One softmax as a node of autograd's graph; saves the output."""
 
     @staticmethod

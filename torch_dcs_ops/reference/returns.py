@@ -19,12 +19,14 @@ With rho 1 this is generalized advantage estimation (Schulman et al., 2016, http
 policy-gradient advantage as in rlax: the next state is worth v'_t + lambda_t·A_{t+1}).
 
 Without `values` there is no A, rhos is None and only the targets can be asked for. They are the lambda-returns (Sutton
-and Barto, 2nd edition, equation 12.18)
+and Barto, 2nd edition, equation 12.18), and so they are formed wherever targets alone are asked for of values without
+next_values and rhos: there A_t + v_t is the same sum, but v_t in it is not, and it must not show (NaN, or so large that
+the others are lost)
 
     target_t = r_t + (gamma_t - c_t)·v'_t + c_t·target_{t+1}, and r_t + boot_t where end_t and at the last step
 
-with v'_t = next_values_t, or (without next_values) 0, at the last step bootstrap_value, and 0 where truncated_t. A v'_t
-whose factor is 0 (lambda 1) is not read.
+with v'_t as above, or (without next_values and values) 0, at the last step bootstrap_value, and 0 where truncated_t. A
+v'_t whose factor is 0 (lambda 1) is not read.
 
 `dcs::_n_step_returns`: with v' as there (without next_values: of values_{t+1}),
 
@@ -75,6 +77,13 @@ class TemporalDifferenceCall(NamedTuple):
     need_targets: bool = False
     need_pg: bool = False
 
+    @property
+    def has_own_values(self) -> bool:
+        """Whether a step's own value is part of its results: not where values are those of next states alone."""
+        return self.values is not None and (
+            self.next_values is not None or self.rhos is not None or self.need_advantages or self.need_pg
+        )
+
 
 class NStepCall(NamedTuple):
     """The arguments of `_n_step_returns`, in the order of its schema."""
@@ -122,7 +131,7 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
             after = last if is_last else zeros if v is None else v[t + 1]
             after = torch.where(truncates[t], 0.0, after)
         rate = gammas[t] * traces[t]
-        if v is None:
+        if not call.has_own_values or v is None:
             weight = gammas[t] if is_last else torch.where(ends, gammas[t], gammas[t] - rate)
             own = r[t] + torch.where(terminates[t] | (weight == 0), 0.0, weight * after)
             targets[t] = carry = own if is_last else torch.where(ends, own, own + rate * carry)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_REAL_DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -162,7 +163,7 @@ def wide_gates(input: Tensor, gamma: Tensor | None, gamma_value: float, dim: int
     if has_step_gates(gamma, input.dim()) and gamma.size(dim) != 1:
         # A per-row gamma is used as exactly as it is given; a per-step gamma takes input's precision.
         narrow = torch.float32 if input.dtype in _HALF_DTYPES and gamma.dtype != input.dtype else input.dtype
-        gates = gates.to(narrow if gates.is_complex() else narrow.to_real())
+        gates = gates.to(narrow if gates.is_complex() else _REAL_DTYPES.get(narrow, narrow))
     return gates.to(torch.complex128 if gates.is_complex() else torch.float64)
 
 

@@ -65,8 +65,8 @@ def rates_of(
 @triton.jit
 def differences_of(
     rewards, values, following, terminates, truncates, rhos, gammas, traces, bootstrap, first, segment,
-    clip_rho, clip_c, R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, NEXT: tl.constexpr,
-    TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr, RHOS: tl.constexpr,
+    clip_rho, clip_c, R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, AHEAD: tl.constexpr,
+    NEXT: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr, RHOS: tl.constexpr,
 ):  # fmt: skip
     """Of V steps: the temporal differences, these times the clipped rho, the gates between steps and where they cut.
 
@@ -86,7 +86,7 @@ def differences_of(
             truncation = truncates[i] != 0
         cut = last | terminal | truncation
         after = tl.zeros((R, J), tl.float64)
-        if NEXT or VALUES:
+        if NEXT or VALUES or AHEAD:
             after = following[i].to(tl.float64)
         if not NEXT:
             after = tl.where(last, bootstrap, after)
@@ -163,12 +163,12 @@ def scan_differences(
     advantage_outer, advantage_time, advantage_inner, target_outer, target_time, target_inner,
     pg_outer, pg_time, pg_inner,
     R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, INDEX: tl.constexpr, TIME_MAJOR: tl.constexpr,
-    VALUES: tl.constexpr, NEXT: tl.constexpr, BOOTSTRAP: tl.constexpr, TERMINATED: tl.constexpr,
+    VALUES: tl.constexpr, AHEAD: tl.constexpr, NEXT: tl.constexpr, BOOTSTRAP: tl.constexpr, TERMINATED: tl.constexpr,
     TRUNCATED: tl.constexpr, GAMMA: tl.constexpr, TRACE: tl.constexpr, RHOS: tl.constexpr,
     ADVANTAGES: tl.constexpr, TARGETS: tl.constexpr, PG: tl.constexpr,
 ):  # fmt: skip
     """One program: R rows. Operands are addressed by (outer, time, inner) strides in elements; GAMMA, TRACE: tile.py's
-    gates."""
+    gates. VALUES: every step's own are read; AHEAD: those of the next states alone."""
     TILE: tl.constexpr = J * V
     ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
     # Not from float64 to bfloat16 in one: the interpreter does not know how.
@@ -209,7 +209,7 @@ def scan_differences(
             values = load_steps(value_row, position, valid, value_time, 0, R, J, V, True, TIME_MAJOR)
         if NEXT:
             following = load_steps(next_row, position, valid, next_time, 0, R, J, V, True, TIME_MAJOR)
-        elif VALUES:
+        elif VALUES or AHEAD:
             there = shifted(position, 1, ACCESSES)
             exists = within(valid, index, 1, T, ACCESSES)
             following = load_steps(value_row, there, exists, value_time, 0, R, J, V, True, TIME_MAJOR)
@@ -227,7 +227,7 @@ def scan_differences(
 
         differences, deltas, gates, cuts = differences_of(
             rewards, values, following, terminates, truncates, rhos, gammas, traces, bootstrap, begin + group,
-            segment, clip_rho, clip_c, R, J, V, VALUES, NEXT, TERMINATED, TRUNCATED, RHOS,
+            segment, clip_rho, clip_c, R, J, V, VALUES, AHEAD, NEXT, TERMINATED, TRUNCATED, RHOS,
         )  # fmt: skip
 
         advantage, carry = carries_of(deltas, gates, cuts, carry, R, J, V)
@@ -260,6 +260,10 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
         return outputs[0], outputs[1], outputs[2]
     layout = Layout(outputs[needs.index(True)], call.dim)
     rollout = Rollout(layout, call)
+    rollout.constants |= {
+        "VALUES": call.has_own_values,
+        "AHEAD": call.values is not None and not call.has_own_values,
+    }
     results = [layout.steps(output if need else None) for output, need in zip(outputs, needs, strict=True)]
     others = [layout.steps(rhos), *results]
     timed = [*rollout.full, *rollout.ends, *rollout.discounts, *others]

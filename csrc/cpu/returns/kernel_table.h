@@ -237,7 +237,7 @@ DCS_INLINE void with_form(const ReturnsProblem& problem, const Run& run) {
       if (numbers) run(tag, values, rhos, true_type{});
       else run(tag, values, rhos, false_type{});
     };
-    if (!problem.values.data) return with_numbers(false_type{}, false_type{});
+    if (!problem.values.data || problem.values_are_next) return with_numbers(false_type{}, false_type{});
     if (needs_rhos(problem)) return with_numbers(true_type{}, true_type{});
     with_numbers(true_type{}, false_type{});
   });

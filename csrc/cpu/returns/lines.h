@@ -116,7 +116,8 @@ struct Lines : Line<T> {
 
   void read(const ReturnsProblem& problem, const Place& place) {
     rewards = line(problem.rewards, place, gathered_rewards, tiled_rewards);
-    if (problem.values.data) values = line(problem.values, place, gathered_values, tiled_values);
+    if (problem.values.data && !problem.values_are_next)
+      values = line(problem.values, place, gathered_values, tiled_values);
     if (problem.rhos.data) rhos = line(problem.rhos, place, gathered_rhos, tiled_rhos);
     if (problem.terminated.data)
       terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated, tiled_terminated);

@@ -253,7 +253,8 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
+  for (int d = 16; d > 0; d /= 2)
+    value = value + move_parts(value, [d](auto part) { return __shfl_xor_sync(0xffffffffu, part, d); });
   return value;
 }
 

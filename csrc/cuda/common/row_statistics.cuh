@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "common/arithmetic.cuh"
 #include "common/vector.cuh"
 
 namespace dcs {
@@ -14,31 +15,11 @@ enum class Scope { kWarp, kBlock, kCluster };
 constexpr int kRowThreads =
     384;  // at most, of a block; three such blocks of 56 registers a thread fill a multiprocessor
 
-// Exponentials: powers of 2 in float (one instruction; results below the smallest normal number are 0), of e in double.
-__device__ __forceinline__ float power(float exponent) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
-  return result;
-}
-__device__ __forceinline__ double power(double exponent) { return exp(exponent); }
 template <typename Acc>
 constexpr Acc kLogOfBase = std::is_same_v<Acc, float> ? 0.693147180559945309 : 1.0;
 template <typename Acc>
 constexpr Acc kLowest = std::is_same_v<Acc, float> ? -FLT_MAX : -DBL_MAX;
 
-__device__ __forceinline__ float reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// A NaN is the largest.
-__device__ __forceinline__ float maximum(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ double maximum(double a, double b) { return a > b || a != a ? a : b; }
 template <typename Acc>
 __device__ __forceinline__ bool is_larger(Acc a, Acc b) {
   return !(a <= b) && b == b;

@@ -175,7 +175,7 @@ struct ReturnsColumnsRound {
     if constexpr (kAny) {
       if (step_gamma) weight = words.gammas[i].get(c);
     }
-    if (given.values || cut) return weight;
+    if (given.own_values || cut) return weight;
     if constexpr (kAny) {
       if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i].get(c) : rates(c).trace);
     }
@@ -191,7 +191,7 @@ struct ReturnsColumnsRound {
       const uint32_t lasts = first == 0 ? 1u : 0u, ends = words.terminates[c] | words.truncates[c];
       words.cuts[c] = ends | lasts;
       uint32_t drops = given.next ? words.terminates[c] : ends;  // the next state's value
-      if constexpr (!kFull) drops = left_out(given.values, rates(c), drops, words.cuts[c]);
+      if constexpr (!kFull) drops = left_out(given.own_values, rates(c), drops, words.cuts[c]);
       Acc y = 0, after = cast<Acc>(value_behind.get(c)), product = 1;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -199,8 +199,8 @@ struct ReturnsColumnsRound {
         const Acc reward = cast<Acc>(words.rewards[i].get(c)),
                   own = given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0);
         const Acc next = given.next ? cast<Acc>(words.next[i].get(c)) : after, weighted = weight(words, i, c, cut);
-        const bool dropped = drops >> i & 1 || (kFull && !given.values && weighted == Acc(0));
-        words.differences[c][i] = (dropped ? reward : reward + weighted * next) - own;
+        const bool dropped = drops >> i & 1 || (kFull && !given.own_values && weighted == Acc(0));
+        words.differences[c][i] = (dropped ? reward : reward + weighted * next) - (given.own_values ? own : Acc(0));
         const Acc delta = ratio(words, i, c, clip_rho) * words.differences[c][i],
                   factor = steps_of(words, i, c) * ratio(words, i, c, clip_c);
         y = cut ? delta : rates(c).gate.step(delta, factor * y);
@@ -276,7 +276,7 @@ struct ReturnsColumnsRound {
         if (Given::kHasPg)
           pg[c] = ratio(words, i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
         y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(words, i, c, clip_c) * y[c]);
-        target[c] = y[c] + (given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0));
+        target[c] = y[c] + (given.own_values ? cast<Acc>(words.values[i].get(c)) : Acc(0));
       }
       if (even || i < count) {
         if (p.advantages.data)

@@ -33,6 +33,7 @@ template <typename Acc, int kForm, int kCount>
 struct KnownSteps {
   using Given = ReturnsGiven<kForm>;
   static constexpr bool kHasValues = kForm & kWithValues, kHasNext = kForm & kWithNext, kHasRhos = kForm & kWithRhos;
+  static constexpr bool kHasOwn = has_own_values(kForm);
 
   Acc rewards[kCount], values[kCount], next[kCount], rhos[kCount];
   uint32_t terminates = 0, truncates = 0, cuts = 0;  // bit i: step i
@@ -41,13 +42,13 @@ struct KnownSteps {
   // `behind`: the value of the state after step 0; `ends`: step 0 is the row's last.
   __device__ __forceinline__ void make_differences(const ReturnsKnown<Acc>& call, Acc behind, bool ends) {
     cuts = terminates | truncates | (ends ? 1u : 0u);
-    const uint32_t drops = left_out(kHasValues, call.rates, kHasNext ? terminates : terminates | truncates, cuts);
+    const uint32_t drops = left_out(kHasOwn, call.rates, kHasNext ? terminates : terminates | truncates, cuts);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const Acc after = kHasNext ? next[i] : i == 0 ? behind : values[i == 0 ? 0 : i - 1];
-      const Acc weight = kHasValues || cuts >> i & 1 ? call.rates.gamma : call.rates.rest;
+      const Acc weight = kHasOwn || cuts >> i & 1 ? call.rates.gamma : call.rates.rest;
       const Acc rewarded = drops >> i & 1 ? rewards[i] : rewards[i] + weight * after;
-      differences[i] = kHasValues ? rewarded - values[i] : rewarded;
+      differences[i] = kHasOwn ? rewarded - values[i] : rewarded;
     }
   }
 
@@ -104,7 +105,7 @@ struct KnownSteps {
       float pg = 0;
       if constexpr (kHasRhos)
         pg = clipped(rhos[i], call.clip_pg) * (cuts >> i & 1 ? differences[i] : fold(differences[i], gate, before));
-      store(i, y, kHasValues ? y + values[i] : y, pg);
+      store(i, y, kHasOwn ? y + values[i] : y, pg);
       before = y;
     }
   }
@@ -124,7 +125,7 @@ struct KnownSteps {
       } else {
         y = cut ? differences[i] : call.rates.gate.step(differences[i], y);
       }
-      store(i, y, kHasValues ? y + values[i] : y, pg);
+      store(i, y, kHasOwn ? y + values[i] : y, pg);
     }
     return y;
   }

@@ -38,12 +38,14 @@ class ReturnsLaunch {
       add({output->data, output->strides}, size, kStagedTensors);
     any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool ||
         !p_.truncated_is_bool;
-    const int given =
-        (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) | (p_.rhos.data ? kWithRhos : 0);
+    const int given = (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) |
+        (p_.rhos.data ? kWithRhos : 0) | (p_.values_are_next ? kValuesAreNext : 0);
     const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber ||
         (p_.pg_advantages.data && !p_.rhos.data);
     const bool known = given == kAdvantages ||
-        (kCommon && (given == kRatios || given == kMixed || given == kAdvantagesNext || given == kRatiosNext));
+        (kCommon &&
+            (given == kRatios || given == kMixed || given == kMixedShifted || given == kAdvantagesNext ||
+                given == kRatiosNext));
     form_ = any || !known ? kAnyForm : given;
   }
 
@@ -51,6 +53,7 @@ class ReturnsLaunch {
     if constexpr (kCommon) {
       if (form_ == kRatios) return run<kRatios>();
       if (form_ == kMixed) return run<kMixed>();
+      if (form_ == kMixedShifted) return run<kMixedShifted>();
       if (form_ == kAdvantagesNext) return run<kAdvantagesNext>();
       if (form_ == kRatiosNext) return run<kRatiosNext>();
     }
@@ -176,7 +179,7 @@ class ReturnsLaunch {
   // The common call of few columns (returns_few_columns_kernel).
   bool few_columns_are_even(int form) const {
     const bool rhos = form & kWithRhos;
-    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (form & kWithValues && !rhos) &&
+    const bool outputs = p_.targets.data && (p_.advantages.data != nullptr) == (has_own_values(form) && !rhos) &&
         (!rhos || p_.pg_advantages.data);
     return p_.length % kSmallWarpSteps == 0 && p_.rows() % kSmallColumns == 0 && p_.terminated.data &&
         !p_.truncated.data && outputs && (p_.next_values.data || p_.bootstrap_value.data);

@@ -102,7 +102,7 @@ struct ReturnsRowsTile {
     const uint32_t ends = terminates | truncates;
     cuts = ends | lasts;
     drops = operands.given.next ? terminates : ends;
-    if constexpr (!kFull) drops = left_out(operands.given.values, operands.rates(), drops, cuts);
+    if constexpr (!kFull) drops = left_out(operands.given.own_values, operands.rates(), drops, cuts);
     const bool has_rhos = operands.given.rhos;
     clip_rho = has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1),
     clip_c = has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1);
@@ -121,7 +121,7 @@ struct ReturnsRowsTile {
   __device__ __forceinline__ Acc scan_local(
       const Bootstraps& bootstraps, Differences& differences, double& gates) const {
     const Rates<Acc>& rates = operands.rates();
-    const bool has_values = operands.given.values, has_next = operands.given.next;
+    const bool has_values = operands.given.values, has_own = operands.given.own_values, has_next = operands.given.next;
     Acc y = 0, after = value_behind(), product = 1;
 #pragma unroll
     for (int c = kChunks - 1; c >= 0; --c) {
@@ -141,10 +141,10 @@ struct ReturnsRowsTile {
         if constexpr (kPacked || kFull)
           if (!has_next && lasts >> i & 1) next[j] = cast<Acc>(kPacked ? bootstraps[kPacked ? i : 0] : bootstrap);
         Acc weight = factors.gamma[j];
-        if (!has_values && !cut)
+        if (!has_own && !cut)
           weight = operands.each_gamma || operands.each_trace ? weight - weight * factors.trace[j] : rates.rest;
-        const bool dropped = drops >> i & 1 || (kFull && !has_values && weight == Acc(0));
-        differences[i] = (dropped ? rewards[j] : rewards[j] + weight * next[j]) - own[j];
+        const bool dropped = drops >> i & 1 || (kFull && !has_own && weight == Acc(0));
+        differences[i] = (dropped ? rewards[j] : rewards[j] + weight * next[j]) - (has_own ? own[j] : Acc(0));
         const Acc factor = factors.steps[j] * clipped(factors.rho[j], clip_c),
                   delta = clipped(factors.rho[j], clip_rho) * differences[i];
         y = cut ? delta : rates.gate.step(delta, factor * y);
@@ -218,7 +218,7 @@ struct ReturnsRowsTile {
 #pragma unroll
     for (int c = kChunks - 1; c >= 0; --c) {
       Acc own[kVec] = {}, advantages[kVec], targets[kVec];
-      if (p.targets.data && operands.given.values) read(kStagedValues, c, own);
+      if (p.targets.data && operands.given.own_values) read(kStagedValues, c, own);
       Factors factors;
       read_factors(c, factors);
       Acc pg_advantages[kVec];

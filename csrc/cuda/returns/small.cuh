@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   steps.make_differences(known, behind, first == 0);
   const auto store = [&](int i, Acc advantage, Acc target, Acc pg) {
     if (!kEven && i >= count) return;
-    if (kEven ? Steps::kHasValues && !Steps::kHasRhos : call.advantages != nullptr)
+    if (kEven ? Steps::kHasOwn && !Steps::kHasRhos : call.advantages != nullptr)
       *step_of(static_cast<T*>(call.advantages), i) = cast<T>(advantage);
     if (kEven || call.targets) *step_of(static_cast<T*>(call.targets), i) = cast<T>(target);
     if (Steps::kHasRhos && (kEven || call.pg_advantages))

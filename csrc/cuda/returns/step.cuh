@@ -13,19 +13,25 @@ namespace dcs {
 // The operands that a kernel is made for. Those of the common calls are known to the compiler: gamma and the trace are
 // numbers there, flags are bool, and policy-gradient advantages come with ratios alone. kAnyForm asks for everything as
 // it runs: three times the instructions a step.
-enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8 };
+enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8, kValuesAreNext = 16 };
 constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos,
               kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
 constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;  // with torchrl's values
+constexpr int kMixedShifted = kWithValues | kValuesAreNext;  // td_lambda_returns with bootstrap_value
+
+// Whether a step's own value is taken from its difference and added to its target.
+constexpr bool has_own_values(int form) { return (form & kWithValues) && !(form & kValuesAreNext); }
 
 template <int kForm>
 struct ReturnsGiven {
   static constexpr bool kFull = kForm == kAnyForm;
   // Whether there may be policy-gradient advantages, and whether the gates of steps may differ.
   static constexpr bool kHasPg = kFull || (kForm & kWithRhos), kGates = kHasPg;
-  bool values, next, rhos;
+  static constexpr bool kOwnValues = has_own_values(kForm);
+  bool values, own_values, next, rhos;
   __device__ __forceinline__ explicit ReturnsGiven(const ReturnsProblem& p)
       : values(kFull ? p.values.data != nullptr : (kForm & kWithValues) != 0),
+        own_values(kFull ? values && !p.values_are_next : kOwnValues),
         next(kFull ? p.next_values.data != nullptr : (kForm & kWithNext) != 0),
         rhos(kFull ? p.rhos.data != nullptr : (kForm & kWithRhos) != 0) {}
 };
@@ -114,8 +120,8 @@ __device__ __forceinline__ bool in_range(double product) {
 
 // Of a kernel whose discounts are numbers: bit i, whether step i leaves the next state's value out.
 template <typename Acc>
-__device__ __forceinline__ uint32_t left_out(bool has_values, const Rates<Acc>& rates, uint32_t drops, uint32_t cuts) {
-  if (has_values) return drops;
+__device__ __forceinline__ uint32_t left_out(bool has_own, const Rates<Acc>& rates, uint32_t drops, uint32_t cuts) {
+  if (has_own) return drops;
   return drops | (rates.rest == Acc(0) ? ~cuts : 0u) | (rates.gamma == Acc(0) ? cuts : 0u);
 }
 

@@ -1,9 +1,12 @@
 // The scan ops on CUDA.
 #include "dcs/scan/ops.h"
 #include "common/host.h"
+#include "scan/columns/launch.h"
 #include "scan/launch.h"
+#include "scan/plan/any_shape.h"
 #include "scan/plan/planner.h"
 #include "scan/gamma_gradient.h"
+#include "scan/rows/launch.h"
 
 namespace dcs {
 namespace {
@@ -30,8 +33,58 @@ Launcher* launcher(ElementType dtype) {
   }
 }
 
+#ifdef DCS_ANY_SHAPE
+RowsLauncher* rows_launcher(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Float: return launch_rows_float;
+    case ElementType::Half: return launch_rows_half;
+    case ElementType::BFloat16: return launch_rows_bfloat16;
+    case ElementType::Double: return launch_rows_double;
+    case ElementType::ComplexFloat: return launch_rows_complex_float;
+    case ElementType::ComplexDouble: return launch_rows_complex_double;
+    default: return launch_rows_int64;
+  }
+}
+
+TiledColumnsLauncher* columns_launcher(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Float: return launch_tiled_columns_float;
+    case ElementType::Half: return launch_tiled_columns_half;
+    case ElementType::BFloat16: return launch_tiled_columns_bfloat16;
+    case ElementType::Double: return launch_tiled_columns_double;
+    case ElementType::ComplexFloat: return launch_tiled_columns_complex_float;
+    case ElementType::ComplexDouble: return launch_tiled_columns_complex_double;
+    default: return launch_tiled_columns_int64;
+  }
+}
+
+void run_plan(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {
+  Tensor workspace;
+  void* memory = nullptr;
+  if (const std::array<int64_t, 1> size{workspace_bytes(plan)}; size[0] > 0) {
+    workspace =
+        torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+    memory = workspace.mutable_data_ptr();
+  }
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) {
+    cudaError_t error = columns_launcher(problem.dtype)(problem, *columns, memory, stream);
+    if (error == cudaErrorCooperativeLaunchTooLarge) {  // a green context may not have room for all of its blocks
+      launcher(problem.dtype)(
+          problem, Planner(problem, limits_of(input.get_device_index())).plan_apart(), nullptr, stream);
+      error = cudaGetLastError();
+    }
+    check(error, "launching the kernel");
+    return;
+  }
+  check(rows_launcher(problem.dtype)(problem, plan, memory, stream), "launching the kernel");
+}
+#endif
+
 struct Cuda {
   static int64_t partials(const ScanProblem& problem, const Tensor& input) {
+#ifdef DCS_ANY_SHAPE
+    if (const auto plan = plan_any_shape(problem, limits_of(input.get_device_index()))) return dcs::partials(*plan);
+#endif
     return Planner(problem, limits_of(input.get_device_index())).plan().partials();
   }
 
@@ -39,6 +92,10 @@ struct Cuda {
     const int32_t device = input.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     const cudaStream_t stream = current_stream(device);
+#ifdef DCS_ANY_SHAPE
+    if (const auto any_shape = plan_any_shape(problem, limits_of(device)))
+      return run_plan(problem, *any_shape, input, stream);
+#endif
     const Planner planner(problem, limits_of(device));
     const Plan plan = planner.plan();
     Tensor workspace;

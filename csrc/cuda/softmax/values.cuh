@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/ptx/cluster.cuh"
+#include "common/ptx/global_load.cuh"
 #include "common/row_statistics.cuh"
 #include "common/vector.cuh"
 
@@ -121,20 +122,7 @@ __device__ __forceinline__ Vector<T, kVec> renewed(Vector<T, kVec> raw, uint32_t
   return raw;
 }
 
-// A load that is not put off until its first use: all of a thread's are on their way before it waits for one.
-template <typename T, int kVec>
-__device__ __forceinline__ Vector<T, kVec> load_now(const Vector<T, kVec>* from) {
-  static_assert(sizeof(*from) == 16);
-  uint4 words;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-      : "l"(from));
-  Vector<T, kVec> raw;
-  memcpy(&raw, &words, sizeof raw);
-  return raw;
-}
-
-// The same for vectors of any size, of which those of 16 bytes are.
+// A load that is not put off until its first use where the vector has 16 bytes.
 template <typename T, int kVec>
 __device__ __forceinline__ Vector<T, kVec> load_soon(const Vector<T, kVec>* from) {
   if constexpr (sizeof(*from) == 16) return load_now(from);

@@ -2,7 +2,7 @@
 
 `torch.library.register_autograd` is not used: its forward mode is silently zero, torch.func.grad raises through it,
 and it is the slowest way in. Every op has a Python kernel at the Autograd key instead. Under torch.func that kernel is
-called once a level, as aten's own are, so a `_SingleLevelFunction` below it only ever serves a single level.
+called once a level, as aten's own are, so a `Node` below it only ever serves a single level.
 """
 
 from __future__ import annotations
@@ -14,11 +14,24 @@ from torch import Tensor
 from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
 _unpack_dual = torch._VF._unpack_dual
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+
+
+class Node(_SingleLevelFunction):
+    """What the ops' nodes in autograd's graph are.
+
+    Not a torch.autograd.Function: its `apply` takes another way under torch.func, and is slower.
+    """
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+        """What compiled autograd knows a backward by, as of a torch.autograd.Function; the rest are guards."""
+        return (ctx._autograd_function_id,)
 
 
 def in_forward_mode() -> bool:
@@ -39,7 +52,7 @@ def tracked(*values: Any) -> bool:
 
 
 def apply(function: Any, *args: Any) -> Any:
-    """`function.apply` of a _SingleLevelFunction, at the level of autograd that runs."""
+    """`function.apply` of a Node, at the level of autograd that runs."""
     if not _functorch_active():
         return function.apply(*args)
     with enable_single_level_autograd_function():
@@ -47,7 +60,7 @@ def apply(function: Any, *args: Any) -> Any:
 
 
 def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    """What a _SingleLevelFunction's forward calls `op` by."""
+    """What a Node's forward calls `op` by."""
     if not _functorch_active():
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)

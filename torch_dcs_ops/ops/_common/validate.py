@@ -33,8 +33,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in FLOATING:
-        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(tensor.dtype)}")
+    check_floating_dtype(op, name, tensor.dtype)
+
+
+def check_floating_dtype(op: str, name: str, dtype: torch.dtype) -> None:
+    if dtype not in FLOATING:
+        fail(op, f"{name} must be float16, bfloat16, float32 or float64, got {dtype_name(dtype)}")
 
 
 def check_device_type(op: str, name: str, tensor: Tensor) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, func
-from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
 from ...reference.linear_cross_entropy import loss as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
-from .._common.autograd import any_requires_grad, apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, run_below, tracked
 from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
@@ -55,7 +54,7 @@ def differentiable(
     return results
 
 
-class LossFunction(_SingleLevelFunction):
+class LossFunction(Node):
     """A loss. Saves the operands and, where they are formed already, the gradients."""
 
     @staticmethod
@@ -120,7 +119,7 @@ class LossFunction(_SingleLevelFunction):
         return (None, *found, None, None, None, None, None)
 
 
-class GradientFunction(_SingleLevelFunction):
+class GradientFunction(Node):
     """The gradients of a loss, differentiable in the upstream gradients and the operands."""
 
     @staticmethod

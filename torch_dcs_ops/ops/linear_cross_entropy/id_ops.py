@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, func
-from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
 from ...reference.linear_cross_entropy import log_probs as reference
@@ -14,7 +13,7 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common import autocast, flops
-from .._common.autograd import apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
 from .ids import IdUpstream
@@ -135,7 +134,7 @@ def _check_plain_ids(target: Tensor, options: HeadOptions, classes: int) -> None
         check_target_range(target, options.ignore_index, classes)
 
 
-class IdsFunction(_SingleLevelFunction):
+class IdsFunction(Node):
     """Log-probabilities at ids; the largest one is that of one more id, which forward has found."""
 
     @staticmethod
@@ -190,7 +189,7 @@ class IdsFunction(_SingleLevelFunction):
         return (None, *found, None, None, None)
 
 
-class IdGradientFunction(_SingleLevelFunction):
+class IdGradientFunction(Node):
     """The gradients of log-probabilities at ids, differentiable in the upstream gradients and the operands."""
 
     @staticmethod
@@ -331,7 +330,7 @@ def _top_k_autograd(
     return apply(TopKFunction, keyset, input, linear_weight, linear_bias, k, options)
 
 
-class TopKFunction(_SingleLevelFunction):
+class TopKFunction(Node):
     """The largest log-probabilities: those at the ids that forward finds."""
 
     @staticmethod

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, func
-from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
 from ...reference.linear_cross_entropy import kl_div as reference
@@ -15,7 +14,7 @@ from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
-from .._common.autograd import apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, run_below, tracked
 from .._common.validate import check_device, check_layouts, dtype_name, fail, known
 from . import kl_chunks as driver
 from .arguments import apply_scale, check_argument_types
@@ -184,7 +183,7 @@ def _autograd(keyset: torch._C.DispatchKeySet, *tensors: Tensor | None, **keywor
     return apply(DivergenceFunction, keyset, *operands, target, options)
 
 
-class DivergenceFunction(_SingleLevelFunction):
+class DivergenceFunction(Node):
     """The rows' divergences. Saves the operands alone."""
 
     @staticmethod
@@ -202,7 +201,7 @@ class DivergenceFunction(_SingleLevelFunction):
         return (None, *found, None, None)
 
 
-class DivergenceGradientFunction(_SingleLevelFunction):
+class DivergenceGradientFunction(Node):
     """The gradients of the rows' divergences, differentiable in the upstream gradient and the operands."""
 
     @staticmethod

@@ -23,7 +23,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 def _eager() -> bool:
-    return not (_dispatch_modes() or _functorch_active() or is_compiling())
+    return not (is_compiling() or _dispatch_modes() or _functorch_active())
 
 
 def buffers_may_be_private() -> bool:
@@ -32,8 +32,8 @@ def buffers_may_be_private() -> bool:
 
 
 def graph_is_being_freed() -> bool:
-    """In a backward: whether nobody can run it again."""
-    return not torch._C._autograd._get_current_graph_task_keep_graph()
+    """In a backward: whether nobody can run it again. Compiled autograd traces it, where nothing tells."""
+    return not (is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:

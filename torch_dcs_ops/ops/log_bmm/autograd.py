@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
-from .._common.autograd import apply, below, levels_below, primals, run_below, tracked
+from .._common.autograd import Node, apply, below, levels_below, primals, run_below, tracked
 
 
 class _Sums(NamedTuple):
@@ -59,7 +58,7 @@ class _Sums(NamedTuple):
         return _sum(*parts)
 
 
-class LogBmmFunction(_SingleLevelFunction):
+class LogBmmFunction(Node):
     """(out, log_s). Saves a, b and log_s."""
 
     @staticmethod
@@ -89,7 +88,7 @@ class LogBmmFunction(_SingleLevelFunction):
             return _Sums(*primals(ctx.saved_tensors)).tangent(ta, tb), None
 
 
-class LogBmmBackwardFunction(_SingleLevelFunction):
+class LogBmmBackwardFunction(Node):
     """(A(g, 1), B(1, g)), one of them without elements where it is not needed."""
 
     @staticmethod
@@ -159,7 +158,7 @@ class LogBmmBackwardFunction(_SingleLevelFunction):
             return first if need_a else None, second if need_b else None
 
 
-class ProductFunction(_SingleLevelFunction):
+class ProductFunction(Node):
     """One of the three sums. Its derivatives are those of the form sum W x y z, the upstream gradient in the result's
     place: A(y, z) in x, C(x, z) in y, B(x, y) in z, and through W, x·A(y, z) - A(y·C(x, z), 1) in a and
     z·B(x, y) - B(1, y·C(x, z)) in b."""

@@ -4,7 +4,7 @@ one more batch dimension."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,17 @@ from .validate import check_operands, check_uniforms
 
 def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     """Of checked operands, as torch.matmul has it."""
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return (*lead, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
+    return _result_shape(a.shape, b.shape)
+
+
+def _result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    lead = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    return (*lead, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def public_flops(a_shape: Any, b_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """An addition and a multiplication a term: 2·I·K·J of every pair of matrices."""
+    return 2 * math.prod(_result_shape(a_shape, b_shape)) * int(a_shape[-1])
 
 
 def as_matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,7 @@ from ... import _registry
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import autograd, kernel_ops  # noqa: F401  (they register)
-from .batch import as_matrices, result_shape
-from .kernel_ops import gemm_flops
+from .batch import as_matrices, public_flops, result_shape
 from .validate import check_argument_types, check_operands
 
 _OP = "log_bmm"
@@ -82,4 +81,4 @@ _registry.LIBRARY.impl("log_bmm", _kernel, "CompositeExplicitAutograd")
 torch.library.register_fake("dcs::log_bmm", _fake, lib=_registry.LIBRARY)
 _registry.LIBRARY.impl("log_bmm", _autograd, "Autograd", with_keyset=True)
 autocast.register("log_bmm", _op)
-flops.register(torch.ops.dcs.log_bmm, gemm_flops)
+flops.register(torch.ops.dcs.log_bmm, public_flops)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ... import _registry
 from .._common import autocast, flops
-from .._common.autograd import below, tracked
+from .._common.autograd import Node, apply, below, levels_below, primals, run_below, tracked
 from . import kernel_ops  # noqa: F401  (it registers)
-from .batch import as_matrices, result_shape
-from .kernel_ops import gemm_flops
+from .batch import as_matrices, public_flops, result_shape
 from .validate import check_argument_types, check_not_empty, check_operands
 
 _OP = "max_bmm"
@@ -80,25 +82,62 @@ def _autograd(keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor) -> tuple[Te
     return values.view(shape), indices.view(shape)
 
 
-def _private_autograd(keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    values, indices = below(_registry.max_bmm_kernel, keyset, a, b)
-    if tracked(a, b):
-        values = _chosen(a, b, indices)
-    return values, indices
+class MaxBmmFunction(Node):
+    """(values, indices). Saves the indices alone: the values are the sums of what they choose."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = run_below(_registry.max_bmm_kernel, keyset, a, b)
+        ctx.set_materialize_grads(False)
+        ctx.shapes = tuple(a.shape), tuple(b.shape)
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices)
+        ctx.save_for_forward(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return None, None, None
+        (indices,) = ctx.saved_tensors
+        shape_a, shape_b = ctx.shapes
+        _, need_a, need_b = ctx.needs_input_grad
+        return (
+            None,
+            _spread(grad, indices, shape_a, 2) if need_a else None,
+            _spread(grad, indices, shape_b, 1) if need_b else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, ta: Tensor | None, tb: Tensor | None) -> tuple[Any, Any]:
+        with levels_below():
+            (indices,) = primals(ctx.saved_tensors)
+            parts = [t.gather(dim, indices) for t, dim in ((ta, 2), (tb, 1)) if t is not None]
+            return sum(parts[1:], parts[0]), None
 
 
-def _chosen(a: Tensor, b: Tensor, indices: Tensor) -> Tensor:
-    """The sums at the indices, which is what the values are, by operations that autograd knows.
+def _spread(grad: Tensor, indices: Tensor, shape: Sequence[int], dim: int) -> Tensor:
+    """`grad` at the indices along `dim` of zeros, by operations that autograd knows.
 
-    The gradients' sums are made in a fixed order where they can be: on the CPU that of gather is, on CUDA that of
-    indexing (both in eager mode).
+    The sums are made in a fixed order where they can be: on the CPU that of scatter_add is, on CUDA that of index_put
+    (both in eager mode).
     """
-    if a.device.type == "cpu":
-        return a.gather(2, indices) + b.gather(1, indices)
-    batch = torch.arange(a.size(0), device=a.device)[:, None, None]
-    row = torch.arange(a.size(1), device=a.device)[:, None]
-    column = torch.arange(b.size(2), device=a.device)
-    return a[batch, row, indices] + b[batch, indices, column]
+    zeros = grad.new_zeros(shape)
+    if grad.device.type == "cpu":
+        return zeros.scatter_add(dim, indices, grad)
+    batches, rows, columns = indices.shape
+    batch = torch.arange(batches, device=grad.device)[:, None, None]
+    if dim == 2:
+        places = (batch, torch.arange(rows, device=grad.device)[:, None], indices)
+    else:
+        places = (batch, indices, torch.arange(columns, device=grad.device))
+    return zeros.index_put(places, grad, accumulate=True)
+
+
+def _private_autograd(keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor]
+    found = apply(MaxBmmFunction, keyset, a, b) if tracked(a, b) else below(_registry.max_bmm_kernel, keyset, a, b)
+    return found
 
 
 _registry.LIBRARY.impl("max_bmm", _kernel, "CompositeExplicitAutograd")
@@ -106,4 +145,4 @@ torch.library.register_fake("dcs::max_bmm", _fake, lib=_registry.LIBRARY)
 _registry.LIBRARY.impl("max_bmm", _autograd, "Autograd", with_keyset=True)
 _registry.LIBRARY.impl("_max_bmm", _private_autograd, "Autograd", with_keyset=True)
 autocast.register("max_bmm", _op)
-flops.register(torch.ops.dcs.max_bmm, gemm_flops)
+flops.register(torch.ops.dcs.max_bmm, public_flops)

@@ -12,8 +12,7 @@ from ...reference.log_bmm import sum_dtype
 from .._common import autocast, flops
 from .._common.autograd import below
 from . import kernel_ops  # noqa: F401  (it registers)
-from .batch import as_matrices, result_shape
-from .kernel_ops import gemm_flops
+from .batch import as_matrices, public_flops, result_shape
 from .validate import check_argument_types, check_operands, check_shapes, check_uniforms
 
 _OP = "sample_bmm"
@@ -46,6 +45,8 @@ def sample_bmm(a: Tensor, b: Tensor, *, generator: torch.Generator | None = None
         >>> state = torch_dcs_ops.sample_bmm(forward[t], transitions)    # (1, S) and (S, S): (1, S)
     """
     check_argument_types(_OP, a=a, b=b)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"{_OP}: generator must be a torch.Generator or None, got {type(generator).__name__}")
     # The op checks the rest, behind autocast.
     check_shapes(_OP, a, b)
     # The overload that takes a generator takes no symbolic sizes.
@@ -88,4 +89,4 @@ torch.library.register_fake("dcs::sample_bmm", _fake, lib=_registry.LIBRARY)
 _registry.LIBRARY.impl("sample_bmm", _autograd(_op), "Autograd", with_keyset=True)
 _registry.LIBRARY.impl("_sample_bmm", _autograd(_registry.sample_bmm_kernel), "Autograd", with_keyset=True)
 autocast.register("sample_bmm", _op)
-flops.register(torch.ops.dcs.sample_bmm, gemm_flops)
+flops.register(torch.ops.dcs.sample_bmm, public_flops)

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common.autocast import widened
-from .._common.validate import fail
+from .._common.validate import check_dense, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
 
@@ -26,13 +26,14 @@ _autocast_enabled = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, Parameter)
 # rewards, values, next_values, bootstrap_value, terminated, truncated
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
 
 
 def threshold(value: Any, op: str, name: str) -> float:
     if isinstance(value, Tensor):
-        fail(op, f"{name} must be a real number, got a tensor")
+        raise TypeError(f"{op}: {name} must be a real number, got a tensor")
     if value is None:
-        fail(op, f"{name} must be a real number (math.inf does not clip), got NoneType")
+        raise TypeError(f"{op}: {name} must be a real number (math.inf does not clip), got NoneType")
     number = as_number(value, op, name)
     if isinstance(number, float) and number != number:
         fail(op, f"{name} must be a number to compare with, got nan")
@@ -41,7 +42,9 @@ def threshold(value: Any, op: str, name: str) -> float:
 
 def autocast_operands(rewards: Tensor, *tensors: Any) -> tuple[Any, ...]:
     """What autocast makes of the operands, for functions that are more than the fused op."""
-    if not torch.is_autocast_enabled(rewards.device.type):
+    device = rewards.device.type
+    # Of a device that has no autocast, a meta tensor's, torch refuses the question.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return rewards, *tensors
     return tuple(map(widened, (rewards, *tensors)))
 
@@ -132,6 +135,7 @@ def _explain(op: str, call: TemporalDifferenceCall | NStepCall, lambda_name: str
     """Raises what `op` has to say of a call that was refused, if anything."""
     names = ("values", "next_values", "bootstrap_value", "terminated", "truncated", "rhos")
     check_return_types(op, call.rewards, call.dim, **{name: getattr(call, name, None) for name in names})
+    check_dense(op, gamma=call.gamma, **{lambda_name: call.trace})
     check_returns(op, call, lambda_name=lambda_name)
 
 

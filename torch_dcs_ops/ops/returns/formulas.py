@@ -56,7 +56,7 @@ def formulas(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     r, v, rho = map(widened, (rewards, call.values, call.rhos))
     lacks_after, ends, after = _ends(call, r, v)
     discounts = _discounts(call, r)
-    if v is None:
+    if v is None or not call.has_own_values:
         targets = _lambda_returns(r, after, lacks_after, ends, discounts, dim)
         return _none(rewards), targets.to(dtype), _none(rewards)
 
@@ -105,7 +105,28 @@ def one_step_errors(call: TemporalDifferenceCall) -> Tensor:
     return _Steps(r, v, after, lacks_after, _discounts(call, r).gamma).difference()
 
 
-def times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
+def retrace_as_lambda_returns(call: TemporalDifferenceCall) -> TemporalDifferenceCall:
+    """The lambda-returns that the Retrace targets of a call with rhos and next_values are.
+
+    With the lambda of a step ``l_t = lambda_t·min(1, rho_{t+1})`` their mixture ``v'_t + l_t·(G_{t+1} - Q_{t+1})`` is
+    ``(1 - l_t)·v'_t + l_t·G_{t+1}`` and ``l_t·(v'_t - Q_{t+1})``, which goes to the rewards. So no target contains the
+    action value of its own step.
+    """
+    dim = call.dim
+    r, q, after, rho = map(widened, (call.rewards, call.values, call.next_values, call.rhos))
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = _or_last(either(terminates, truncates), r, dim)
+    links = _times(next_step(rho.clamp(max=1.0), dim), call.trace_value if call.trace is None else call.trace, dim)
+    factors = _times(links, call.gamma_value if call.gamma is None else call.gamma, dim)
+    gain = factors.masked_fill(ends, 0.0) * (after - next_step(q, dim)).masked_fill(ends, 0.0)
+    return call._replace(
+        rewards=r + gain.to(r.dtype), values=None, next_values=after, terminated=terminates, truncated=truncates,
+        trace=links, trace_value=1.0, rhos=None,
+    )  # fmt: skip
+
+
+def _times(factors: Tensor, rate: Rate, dim: int) -> Tensor:
     """``rate·factors``, with rate as gamma and lambda are given and factors one per step."""
     return factors * (align_gates(rate.to(factors.device), factors.dim(), dim) if isinstance(rate, Tensor) else rate)
 
@@ -131,12 +152,16 @@ def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
 def _ends(call: _Call, r: Tensor, v: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Where v' counts as 0, where an episode ends (None: nowhere), and v'. r and v are those of the call, widened."""
     after, last = widened(call.next_values), widened(call.bootstrap_value)
-    terminates = None if call.terminated is None else _as_bool(call.terminated)
-    truncates = None if call.truncated is None else _as_bool(call.truncated)
-    ends = terminates if truncates is None else truncates if terminates is None else terminates | truncates
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = either(terminates, truncates)
     if after is not None:
         return terminates, ends, after
-    return ends, ends, _next_values(r, v, last, call.dim)
+    return ends, ends, next_values_of(r, v, last, call.dim)
+
+
+def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return first if second is None else second if first is None else first | second
 
 
 def _filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
@@ -195,7 +220,7 @@ def _beside_rewards(rate: Rate, r: Tensor, dim: int) -> Rate:
     return align_gates(rate, r.dim(), dim).to(r.dtype) if isinstance(rate, Tensor) else rate
 
 
-def _next_values(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
+def next_values_of(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -> Tensor:
     after = torch.zeros_like(r) if v is None else next_step(v, dim)
     if last is None:
         return after
@@ -212,7 +237,7 @@ def _or_last(ends: Tensor | None, r: Tensor, dim: int) -> Tensor:
     return last.expand(r.shape) if ends is None else ends | last
 
 
-def _as_bool(flag: Tensor) -> Tensor:
+def as_bool(flag: Tensor) -> Tensor:
     return flag if flag.dtype == torch.bool else flag != 0
 
 

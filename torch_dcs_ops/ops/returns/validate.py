@@ -6,13 +6,23 @@ Exceptions are IndexError for the dimension of time and RuntimeError for everyth
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...reference.returns import NStepCall, TemporalDifferenceCall
-from .._common.validate import FLOATING, check_device, check_floating, check_layouts, dtype_name, fail, known
+from .._common.validate import (
+    FLOATING,
+    check_dense,
+    check_device,
+    check_floating,
+    check_layouts,
+    dtype_name,
+    fail,
+    known,
+)
 from ..scan.validate import broadcasts, without
 
 
@@ -65,8 +75,14 @@ def check_return_types(op: str, rewards: object, time_dim: object, **tensors: ob
     for name, value in tensors.items():
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
+    check_dense(op, rewards=rewards, **tensors)
     if isinstance(time_dim, bool) or not isinstance(time_dim, int | torch.SymInt):
         raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
+
+
+def check_mask(op: str, mask: Tensor, rewards: Tensor) -> None:
+    check_layouts(op, mask=mask)
+    _check_like_rewards(op, "mask", mask, rewards)
 
 
 def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed: bool = True) -> None:
@@ -74,6 +90,15 @@ def check_one_bootstrap(op: str, next_values: Any, bootstrap_value: Any, needed:
         fail(op, "bootstrap_value must be None with next_values, got both")
     if needed and next_values is None and bootstrap_value is None:
         fail(op, "next_values or bootstrap_value must be given, got neither")
+
+
+def as_n(op: str, n: Any) -> int:
+    """The number of steps; any integer type but bool, NumPy's too."""
+    if isinstance(n, torch.SymInt):
+        return n  # type: ignore[return-value]
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+        raise TypeError(f"{op}: n must be an integer, got {type(n).__name__}")
+    return int(n)
 
 
 def check_n(op: str, n: Any) -> None:
@@ -97,7 +122,7 @@ def _check_dtype(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
 
 
 def _check_like_rewards(op: str, name: str, tensor: Tensor, rewards: Tensor) -> None:
-    if name in ("terminated", "truncated"):
+    if name in ("terminated", "truncated", "mask"):
         if tensor.dtype not in (torch.bool, rewards.dtype):
             fail(op, f"{name} must be bool or have rewards' dtype {dtype_name(rewards.dtype)}, got "
                      f"{dtype_name(tensor.dtype)}")  # fmt: skip

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
 from ... import _registry
 from ...reference import scan as reference
 from ...reference.scan import ScanCall
-from .._common.autograd import apply, below, in_forward_mode, levels_below, primals
+from .._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals
 from .._common.validate import known
 from . import derivatives as gradients
 from .validate import check_scan
@@ -56,7 +55,7 @@ def differentiable_scan(run: Callable[[], Tensor] | None, input: Tensor, *args: 
     return scanned
 
 
-class ScanFunction(_SingleLevelFunction):
+class ScanFunction(Node):
     """One scan. Saves gamma, initial, reset and, only where gamma has a derivative, the output."""
 
     @staticmethod

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from ... import _registry
@@ -78,6 +79,11 @@ def windowed_gamma_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
         gamma = _row_gamma(call.gamma, grad.dim(), call.dim)
         if not reference.has_step_gates(gamma, grad.dim()):
             return _like_gamma(_windowed_rate_gradient(grad, input, call), call.gamma, gamma)
+    if is_compiling():
+        # Compiled autograd traces a backward, and no torch.autograd.grad in it.
+        pullback = torch.func.vjp(lambda g: reference.windowed_scan(input, call._replace(gamma=g)), call.gamma)[1]
+        traced: tuple[Tensor] = pullback(grad)
+        return traced[0]
     with torch.enable_grad():
         # A new node for gamma: input and initial may depend on gamma as well, and that is not ours to add.
         gamma = call.gamma.view_as(call.gamma) if create_graph else call.gamma.detach().requires_grad_()

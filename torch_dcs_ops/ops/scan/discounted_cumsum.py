@@ -23,6 +23,7 @@ from .._common.autograd import below
 from .autograd import ScanFunction, differentiable_scan, tracked
 from .backends import BACKENDS, Backend
 from .kernel_ops import scan_flops
+from .packed import joined
 from .validate import check_argument_types, check_direction, check_scan
 
 _OP = "discounted_cumsum"
@@ -51,6 +52,7 @@ def discounted_cumsum(
     initial: Tensor | None = None,
     reset: Tensor | None = None,
     window: int | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Discounted cumulative sum along `dim`.
 
@@ -72,43 +74,41 @@ def discounted_cumsum(
             what was meant where it does: a discount for every step that all rows share is ``gamma.expand_as(input)`` or
             ``gamma[None, :]``. A tensor of any floating dtype goes with any input; a complex gamma is a tensor and
             needs a complex input. On input's device, except that a 0-D CPU tensor goes with a CUDA input.
-        dim: the dimension of time.
-        direction: ``"right"`` or ``"left"``.
+        dim, direction: the dimension of time; ``"right"`` or ``"left"``.
         initial: the y beyond the end where the scan starts (after the last step for "right", before the first for
             "left"); input's dtype and device, broadcasts to input's shape without `dim`. Feeding the last y of one
             chunk to the next chunk's `initial` streams a sequence: the result is that of one call on all of it.
         reset: bool, input's shape and device. Where it is set, what is carried to that step is discarded (y[t] = x[t]):
-            selected away, so that not even a NaN comes through. Episode ends, or packed sequences.
+            selected away, so that not even a NaN comes through.
         window: K >= 1 sums distances 0 ... K-1 only (None: all of them). `initial` counts as one step more beyond the
             end, and a reset inside the window cuts it short.
+        cu_seqlens: offsets of packed sequences along `dim`, int32 or int64, 0 to T, on input's device, unchecked on a
+            GPU: nothing is carried from one sequence to another, and `initial`, which goes with no window then, has
+            one value a sequence in the place of time.
 
     Returns:
         A new tensor with input's shape and dtype and the strides of ``torch.empty_like(input)``, never a view of input.
 
-    A NaN or an infinity reaches every position that the recurrence carries it to. Half-precision inputs accumulate in
-    float32, and float32 on a CPU in float64. Results are the same bits from run to run, for any number of threads.
-
-    Differentiable any number of times in input, gamma and initial, in both modes; works under torch.func (grad, jvp,
-    vmap and what is made of them), torch.compile(fullgraph=True), torch.export and autocast (a half-precision input is
-    then scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes
-    four in float64, and that of a per-step gamma slower, plain PyTorch operations. Under torch.compile a Python number
-    becomes a 0-D float64 tensor, so that another number does not compile again.
+    A NaN or an infinity reaches every position that it is carried to. Half-precision inputs accumulate in float32, and
+    float32 on a CPU in float64. Results are the same bits from run to run, for any number of threads. Differentiable
+    any number of times in input, gamma and initial, in both modes; works under torch.func, torch.export,
+    torch.compile(fullgraph=True; another number as gamma does not compile again) and autocast (a half-precision input
+    is then scanned in float32, as by torch.cumsum). The gradient of gamma needs no second scan; with a window it takes
+    four in float64, and that of a per-step gamma plain PyTorch operations.
 
     Raises:
-        IndexError: `dim` is out of range.
-        TypeError: an argument is of another type.
-        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it, what it must be and
-            what it was.
+        IndexError, TypeError, RuntimeError: `dim` is out of range; an argument is of another type; its dtype, shape,
+            device or value is wrong. The sentence names it.
 
     Example::
 
         >>> rewards = torch.ones(1, 4)
-        >>> torch_dcs_ops.discounted_cumsum(rewards, 0.5)
-        tensor([[1.8750, 1.7500, 1.5000, 1.0000]])
         >>> done = torch.tensor([[False, True, False, False]])  # an episode ends with step 1
         >>> torch_dcs_ops.discounted_cumsum(rewards, 0.5, reset=done)
         tensor([[1.5000, 1.0000, 1.5000, 1.0000]])
     """
+    if cu_seqlens is not None:
+        return _packed(input, gamma, dim, direction, initial, reset, window, cu_seqlens)
     if is_compiling():
         return _traced(input, gamma, dim, direction, initial, reset, window)
     try:
@@ -142,6 +142,25 @@ def discounted_cumsum(
     except (AttributeError, RuntimeError, TypeError):
         check_argument_types(_OP, input, gamma, dim, initial, reset, window)
         raise
+
+
+def _packed(
+    input: Tensor,
+    gamma: float | Tensor,
+    dim: int,
+    direction: str,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    window: int | None,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    check_argument_types(_OP, input, gamma, dim, initial, reset, window)
+    if not isinstance(gamma, Tensor):
+        gamma = number_as_tensor(gamma, input.device, _OP) if is_compiling() else as_number(gamma, _OP)
+    whole, cuts = joined(_OP, input, gamma, dim, direction, initial, reset, window, cu_seqlens)
+    output = discounted_cumsum(whole, gamma, dim=dim, direction=direction, reset=cuts, window=window)
+    is_widened = whole.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type)
+    return output.to(input.dtype) if is_widened else output
 
 
 def discounted_cumsum_left(input: Tensor, gamma: float | Tensor) -> Tensor:
@@ -201,7 +220,7 @@ def _traced(
 def number_as_tensor(number: Any, device: torch.device, op: str, name: str = "gamma") -> Tensor:
     """What a compiled graph is given in place of a number: another number is then no other graph."""
     if not isinstance(number, float):
-        if is_dynamo_compiling() and not isinstance(number, int | complex | str | None):
+        if is_dynamo_compiling() and not isinstance(number, int | complex | str | list | tuple | dict | None):
             # Dynamo shows a NumPy scalar as an array.
             return torch.as_tensor(number).to(device=device, dtype=torch.float64)
         number = as_number(number, op, name)
@@ -222,7 +241,7 @@ def as_number(number: Any, op: str, name: str = "gamma") -> float:
         return number  # type: ignore[return-value]
     if isinstance(number, numbers.Complex) and not isinstance(number, bool):
         raise RuntimeError(f"{op}: {name} must be a tensor to be complex, got the number {number}")
-    raise RuntimeError(f"{op}: {name} must be a real number or a tensor, got {type(number).__name__}")
+    raise TypeError(f"{op}: {name} must be a real number or a tensor, got {type(number).__name__}")
 
 
 def _register(backend: Backend) -> None:

@@ -30,4 +30,11 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Arrives at a barrier in shared memory once the thread's copies so far are there.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+
 }  // namespace dcs

@@ -1,7 +1,8 @@
 // Pieces of a scan that blocks leave each other in global memory while they run.
 #pragma once
 
-#include "scan/carry/tile_status.cuh"
+#include "scan/carry/segment.cuh"
+#include "scan/carry/word.cuh"
 
 namespace dcs {
 

@@ -2,31 +2,11 @@
 #pragma once
 
 #include "scan/carry/segment.cuh"
+#include "scan/carry/word.cuh"
 
 namespace dcs {
 
 enum : uint32_t { kEmpty = 0, kTotal = 1, kPrefix = 2, kClosedBit = 4 };
-
-// A piece in global memory, as 16-byte words that are written and read whole, each with its own state: no fence orders
-// them.
-struct alignas(16) Word {
-  uint64_t value;
-  uint64_t state;
-};
-
-__device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) {
-  asm volatile("{\n .reg .b128 word;\n mov.b128 word, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
-      "l"(value), "l"(state)
-      : "memory");
-}
-__device__ __forceinline__ Word load_word(const Word* from) {
-  Word word;
-  asm volatile("{\n .reg .b128 word;\n ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
-      : "=l"(word.value), "=l"(word.state)
-      : "l"(from)
-      : "memory");
-  return word;
-}
 
 template <typename Wide>
 struct Status {

@@ -84,4 +84,14 @@ constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 
 constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
 constexpr int kHeldPercent = 85;     // of as many rounds as there are, that rows take at least
 
+// Rows of any length and alignment (rows/flat.cuh): elements that a tile begins at a multiple of; vectors of a lane and
+// warps of a block, at most and where rows are many and short; blocks of a multiprocessor that rows are spread over.
+constexpr int kFlatGrain = 16;
+constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileWarps = 4;
+constexpr int kFlatBlocks = 4;
+// Of those that blocks share (rows/long_rows.cuh): tiles whose totals a block knows before it finishes one, tiles in
+// its shared memory, words of other blocks that a lane reads.
+constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kWantedLongStages = 5, kLongStages = 8;
+constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
+
 }  // namespace dcs

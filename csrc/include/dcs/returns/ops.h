@@ -175,6 +175,8 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   if (call.need_targets) operands.output(problem.targets, targets);
   if (call.need_pg) operands.output(problem.pg_advantages, pg_advantages);
   operands.input(problem.rewards, call.rewards);
+  // Targets alone contain no value of their own step: one that is not finite must not get in.
+  problem.values_are_next = call.values && !call.next_values && !call.rhos && !call.need_advantages && !call.need_pg;
   operands.input(problem.values, call.values);
   operands.input(problem.next_values, call.next_values);
   operands.input(problem.bootstrap_value, call.bootstrap_value, true);

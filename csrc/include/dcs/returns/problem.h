@@ -4,7 +4,7 @@
 //   A_t     = min(clip_rho, rho_t) base_t + c_t A_{t+1}                 c_t = gamma_t lambda_t min(clip_c, rho_t),
 //   nothing carried where an episode ends target_t = A_t + v_t         pg_t = min(clip_pg, rho_t) (base_t + gamma_t
 //   lambda_t A_{t+1})
-// Without values: target_t = r_t + (gamma_t - c_t) v'_t + c_t target_{t+1}.
+// Without values, or where they are next states' alone: target_t = r_t + (gamma_t - c_t) v'_t + c_t target_{t+1}.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,7 @@ struct ReturnsProblem {
   int64_t inner = 1;
 
   ReturnsInput rewards, values, next_values;
+  bool values_are_next = false;  // `values` are read as v' of the step before, and not as v
   ReturnsInput bootstrap_value;  // time stride 0
   ReturnsInput rhos;             // null: 1
   ReturnsInput terminated, truncated;

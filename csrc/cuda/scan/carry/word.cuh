@@ -1,0 +1,37 @@
+// What blocks leave each other in global memory while they run: words of 16 bytes.
+#pragma once
+
+#include <cstdint>
+
+namespace dcs {
+
+// A word in global memory that is written and read whole, with a state of its own: no fence orders several.
+struct alignas(16) Word {
+  uint64_t value;
+  uint64_t state;
+};
+
+__device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) {
+  asm volatile("{\n .reg .b128 word;\n mov.b128 word, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
+      "l"(value), "l"(state)
+      : "memory");
+}
+__device__ __forceinline__ Word load_word(const Word* from) {
+  Word word;
+  asm volatile("{\n .reg .b128 word;\n ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
+      : "=l"(word.value), "=l"(word.state)
+      : "l"(from)
+      : "memory");
+  return word;
+}
+// The same where `wanted`, else what is there: without a branch, so that several loads are on their way at once.
+__device__ __forceinline__ void load_word_if(bool wanted, const Word* from, Word& to) {
+  asm volatile(
+      "{\n .reg .b128 word;\n .reg .pred wanted;\n setp.ne.s32 wanted, %3, 0;\n mov.b128 word, {%0, %1};\n"
+      " @wanted ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
+      : "+l"(to.value), "+l"(to.state)
+      : "l"(from), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
+}  // namespace dcs

@@ -1,0 +1,143 @@
+// Which kernel takes a problem of any shape, and in what pieces: an ordered list of candidates, of which the first one
+// that takes the problem is launched. Host code without CUDA or torch types.
+//
+// Built with DCS_CUDA_ANY_SHAPE=ON (csrc/CMakeLists.txt): these kernels are to take the place of those that planner.h
+// chooses among once they have been measured beside them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "common/device.h"
+#include "dcs/scan/problem.h"
+#include "scan/plan/column_tiles.h"
+#include "scan/plan/planner.h"
+
+namespace dcs {
+
+enum class Kernel { kFlatRows, kLongRows, kTiledColumns };
+
+// A block takes whole rows (rows/flat_rows.cuh).
+struct FlatRowsPlan {
+  int vectors, warps;   // of a lane, of a block
+  int64_t tile, tiles;  // elements from tile to tile; blocks
+  int64_t shared_bytes;
+};
+// Blocks that run together share rows (rows/long_rows.cuh).
+struct LongRowsPlan {
+  int vectors, stages;  // of a lane; tiles in shared memory
+  int64_t tile, tiles, blocks;
+  int64_t shared_bytes, workspace_bytes;
+  int64_t partials;  // of a row's part of gamma's gradient
+};
+using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan, ColumnTiles>;  // in the order of Kernel
+
+// What the plans of contiguous time have in common.
+class RowSizes {
+ public:
+  RowSizes(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
+
+  // Gammas beyond kMostRingGamma go step after step: powers of them could leave float64 where their sums cancel.
+  bool takes() const {
+    const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
+    const bool contiguous = p_.length == 1 || (p_.output_strides.time == 1 && p_.input_strides.time <= 1);
+    return p_.window == 0 && folds && contiguous;
+  }
+  int64_t count() const { return p_.rows() * p_.length; }
+  // Elements of a warp's slice of so many vectors a lane, and bytes of all operands of an element.
+  int64_t slice(int vectors) const { return 32 * vectors * (16 / bytes_of(p_.dtype)); }
+  int64_t element_bytes() const {
+    const int tensors = 1 + (p_.gamma_kind == GammaKind::kStep ? 1 : 0) + (p_.backward ? 1 : 0);
+    return tensors * bytes_of(p_.dtype) + (p_.reset ? 1 : 0);
+  }
+  int64_t shared_room() const { return device_.shared_bytes - kStaticBytes; }
+
+ private:
+  const ScanProblem& p_;
+  const DeviceLimits& device_;
+};
+
+// Rows of which one fits into a block, whatever its length and alignment.
+inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const DeviceLimits& device) {
+  const RowSizes sizes(p, device);
+  const int64_t room = kFlatGrain;  // before a tile's first row; one element behind its last
+  if (!sizes.takes() || p.length + room > kFlatWarps * sizes.slice(kFlatVectors)) return std::nullopt;
+  const int64_t most = std::max<int64_t>((kFlatTileWarps * sizes.slice(kFlatTileVectors) - room) / p.length, 1);
+  const int64_t rows = std::clamp<int64_t>(p.rows() / (kFlatBlocks * device.multiprocessors), 1, most);
+  FlatRowsPlan plan{};
+  plan.tile = rows * p.length;
+  plan.tiles = ceil_div(p.rows(), rows);
+  // Lanes with few elements where a tile is small.
+  for (const int vectors : {1, 3, 5, 7}) {
+    plan.vectors = vectors;
+    const int warps = vectors < kFlatTileVectors ? kFlatTileWarps : kFlatWarps;
+    if (plan.tile + room <= warps * sizes.slice(vectors)) break;
+  }
+  plan.warps = static_cast<int>(ceil_div(plan.tile + room, sizes.slice(plan.vectors)));
+  plan.shared_bytes = plan.warps * sizes.slice(plan.vectors) * sizes.element_bytes();
+  if (plan.shared_bytes > sizes.shared_room()) return std::nullopt;
+  return plan;
+}
+
+// Longer rows.
+inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
+  const RowSizes sizes(p, device);
+  if (!sizes.takes()) return std::nullopt;
+  LongRowsPlan plan{};
+  plan.blocks = std::min(device.multiprocessors, kLongBlocks);
+  // As long a stretch a lane as leaves enough tiles on their way, and a tile for every block.
+  for (const int vectors : {7, 5, 3, 1}) {
+    plan.vectors = vectors;
+    plan.tile = kFlatWarps * sizes.slice(vectors);
+    plan.stages =
+        static_cast<int>(std::min<int64_t>(sizes.shared_room() / (plan.tile * sizes.element_bytes()), kLongStages));
+    if (plan.stages >= kWantedLongStages && sizes.count() >= plan.blocks * plan.tile) break;
+  }
+  if (plan.stages < kFewestLongStages) return std::nullopt;
+  plan.tiles = ceil_div(sizes.count() + kFlatGrain, plan.tile);
+  plan.blocks = std::min(plan.blocks, plan.tiles);
+  plan.shared_bytes = plan.stages * plan.tile * sizes.element_bytes();
+  const int64_t words = wide_bytes_of(p.dtype) / 8 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
+  plan.workspace_bytes = plan.tiles * words * 16;
+  plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;
+  return plan;
+}
+
+// Columns that lie side by side (columns/tiled_columns.cuh).
+inline std::optional<KernelPlan> plan_tiled_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const ColumnTiles tiles = ColumnTilesPlanner(p, device.multiprocessors, device.shared_bytes - kStaticBytes).plan();
+  return tiles.taken ? std::optional<KernelPlan>(tiles) : std::nullopt;
+}
+
+struct Candidate {
+  Kernel kernel;
+  const char* name;
+  std::optional<KernelPlan> (*plan)(const ScanProblem&, const DeviceLimits&);
+};
+constexpr Candidate kCandidates[] = {
+    {Kernel::kFlatRows, "flat_rows", plan_flat_rows},
+    {Kernel::kLongRows, "long_rows", plan_long_rows},
+    {Kernel::kTiledColumns, "tiled_columns", plan_tiled_columns},
+};
+
+inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, const DeviceLimits& device) {
+  for (const Candidate& candidate : kCandidates)
+    if (const std::optional<KernelPlan> plan = candidate.plan(problem, device)) return plan;
+  return std::nullopt;
+}
+
+inline int64_t workspace_bytes(const KernelPlan& plan) {
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->workspace_bytes;
+  const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
+  return rows ? rows->workspace_bytes : 0;
+}
+inline int64_t partials(const KernelPlan& plan) {
+  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->peers;
+  const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
+  return rows ? rows->partials : 1;
+}
+
+}  // namespace dcs

@@ -1,0 +1,75 @@
+// Rows of contiguous time as one flat sequence: position after position in the order of the scan, row after row, with a
+// recurrence that starts anew at every multiple of a row's length. No alignment, number or length of rows is a case of
+// its own: where a tile begins in its row is arithmetic.
+//
+// Positions count from 0 at the scan's first element; a reverse scan's lie in memory from the end on. A place is a
+// position plus `phase`, which makes every multiple of kFlatGrain places an aligned address in either direction.
+#pragma once
+
+#include "common/element_types.cuh"
+#include "common/row_offset.cuh"
+#include "dcs/scan/problem.h"
+#include "scan/plan/tuning.h"
+
+namespace dcs {
+
+struct FlatParams {
+  ScanProblem problem;
+  int64_t rows, count;  // elements of all rows: rows * length
+  int64_t phase;
+  int64_t tile;  // places from tile to tile
+  int64_t tiles;
+  uint64_t inverse;       // 2^64 / length
+  uint64_t starts;        // bits at the multiples of length
+  int64_t lift;           // rows before the first one: of kFlatGrain elements at least
+  int vectors;            // of a lane; odd, so that the lanes' lie in different banks
+  double lane_powers[6];  // of a number gamma over 1, 2, 4, ... lanes
+  bool one_gamma;         // of all rows
+  // Operands whose rows lie one behind the other from an aligned address on. Others are read element by element.
+  bool flat_input, flat_gates, flat_saved, flat_reset, flat_output, flat_gradient;
+  // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
+  int stages;
+  void* pieces;
+  uint64_t tag;
+};
+
+// A row, and how many of its elements come before.
+struct FlatPlace {
+  int64_t row, done;
+};
+__device__ __forceinline__ FlatPlace locate(const FlatParams& p, int64_t place) {
+  const int64_t length = p.problem.length, position = place - p.phase + p.lift * length;
+  FlatPlace at;
+  at.row = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(position), p.inverse));
+  at.done = position - at.row * length;
+  if (at.done >= length) at.done -= length, ++at.row;
+  at.row -= p.lift;
+  return at;
+}
+
+// The number in memory of a row in the order of the scan; of rows that there are not, one that there is.
+template <bool kReverse>
+__device__ __forceinline__ int64_t memory_row(const FlatParams& p, int64_t row) {
+  return max(int64_t{0}, min(p.rows - 1, kReverse ? p.rows - 1 - row : row));
+}
+
+template <bool kReverse, typename Wide>
+__device__ __forceinline__ Wide gamma_of(const FlatParams& p, int64_t row) {
+  const ScanProblem& problem = p.problem;
+  if (problem.gamma_kind == GammaKind::kNumber) return cast<Wide>(problem.gamma_value);
+  return load_gamma<Wide>(problem.gamma, problem.gamma_dtype,
+      row_offset(memory_row<kReverse>(p, row), problem.inner, problem.gamma_strides), problem.conjugate_gamma);
+}
+
+// base^exponent, clamped.
+template <typename Wide>
+__device__ __forceinline__ Wide power_to(Wide base, unsigned exponent) {
+  Wide power = cast<Wide>(1.0);
+  for (; exponent; exponent >>= 1) {
+    if (exponent & 1) power = power_mul(power, base);
+    base = power_mul(base, base);
+  }
+  return power;
+}
+
+}  // namespace dcs

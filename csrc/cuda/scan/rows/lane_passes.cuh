@@ -1,0 +1,351 @@
+// What a lane does with its elements of a slice (slice.cuh): one pass from nothing for its total, one from what enters
+// it for the results. Between the two, totals go from lane to lane, as far back as the nearest cut: a row's start or a
+// reset.
+#pragma once
+
+#include "common/vector.cuh"
+#include "scan/carry/segment.cuh"
+#include "scan/rows/slice.cuh"
+
+namespace dcs {
+
+// A lane's recurrence: float data in double, half precision in float, as the carries of others.
+template <typename T>
+using LaneAcc = std::conditional_t<sizeof(T) == 2, float, typename Types<T>::Wide>;
+
+// What is known of a lane's elements before and after the first pass.
+template <typename T>
+struct LaneState {
+  using Wide = typename Types<T>::Wide;
+  int64_t row;          // of the element before the first one
+  uint64_t starts;      // bits of elements, in the order of the scan: a row starts; one bit beyond the lane's own
+  uint64_t cuts;        // a row starts, or a reset
+  uint64_t resets;      // the reset flag of the element itself
+  Wide gamma;           // of the first element's row
+  Wide before, weight;  // the total of the warp's lanes before, and what takes a carry over them
+  bool enters;          // no cut lies there
+  T gate_before, saved_after;
+};
+
+// A row's part of gamma's gradient in a lane: before the first start, after the last.
+template <typename Acc>
+struct LaneSums {
+  Acc head, tail;
+};
+
+enum class Pass { kPlain, kCut, kGeneral };  // no cut in the warp; cuts; those, with gammas or initial values of rows
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+struct LanePasses {
+  using Work = Slice<T, kStep, kBackward, kReverse>;
+  using Acc = LaneAcc<T>;
+  using Wide = typename Types<T>::Wide;
+  using State = LaneState<T>;
+  using Element = T;
+  static constexpr bool kBackwards = kReverse;
+  using Chunk = Vector<T, Work::kVec>;
+  static constexpr int kVec = Work::kVec;
+  static constexpr bool kComplex = std::is_same_v<Wide, Complex<double>>;
+
+  const Work& work;
+  const FlatParams& p = work.p;
+  const int own = kVec * p.vectors;
+
+  __device__ __forceinline__ Chunk& chunk(int tensor, int k) const {
+    const int at = work.lane * p.vectors + k;
+    return reinterpret_cast<Chunk*>(work.tensor(tensor))[kReverse ? 32 * p.vectors - 1 - at : at];
+  }
+  __device__ __forceinline__ void read(int tensor, int k, Acc (&to)[kVec]) const {
+    unpack_in_order<kReverse>(chunk(tensor, k), to);
+  }
+  // The element so many of the scan's after the lane's first one, in the slice.
+  __device__ __forceinline__ T element(int tensor, int offset) const {
+    const int at = work.lane * own + offset;
+    return work.tensor(tensor)[kReverse ? work.elements() - 1 - at : at];
+  }
+  // The gates of a vector's steps; `last`: the one before, then the vector's last.
+  __device__ __forceinline__ void read_gates(int k, Acc& last, Acc (&to)[kVec]) const {
+    Acc gates[kVec];
+    read(Work::kGatesAt, k, gates);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const Acc own_gate = conj_if(p.problem.conjugate_gamma, gates[i]);
+      to[i] = p.problem.shifted ? last : own_gate;
+      last = own_gate;
+    }
+  }
+  __device__ __forceinline__ Acc first_gate(const State& at) const {
+    return conj_if(p.problem.conjugate_gamma, cast<Acc>(at.gate_before));
+  }
+
+  // The lane's reset flags as bits in the order of the scan.
+  __device__ __forceinline__ uint64_t read_resets() const {
+    const bool* const here = work.flags() + (kReverse ? (31 - work.lane) * own : work.lane * own);
+    uint64_t bits = 0;
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(here + k * kVec);
+      uint32_t some = 0;
+      if constexpr (kVec >= 4) {
+        uint32_t words[kVec / 4];
+        memcpy(words, &raw, kVec);
+#pragma unroll
+        for (int w = 0; w < kVec / 4; ++w)  // four bytes of 0 or 1 to four bits
+          some |= ((words[w] & 0x01010101u) * 0x01020408u >> 24 & 0xfu) << (4 * w);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) some |= (raw.get(i) ? 1u : 0u) << i;
+      }
+      bits |= static_cast<uint64_t>(some) << (k * kVec);
+    }
+    return kReverse ? __brevll(bits) >> (64 - own) : bits;
+  }
+
+  // What a lane has to ask of others' slices: before its tile has come, for memory answers late.
+  struct Edges {
+    T gate_before, saved_after;
+    bool reset_before;
+  };
+  __device__ __forceinline__ Edges ask() const {
+    Edges edges{};
+    const ScanProblem& problem = p.problem;
+    if (problem.shifted) {
+      const int64_t place = work.first - 1;
+      if constexpr (kStep) edges.gate_before = work.template beyond<T>(problem.gamma, problem.gamma_strides, place);
+      if (problem.reset) edges.reset_before = work.template beyond<bool>(problem.reset, problem.reset_strides, place);
+    }
+    if constexpr (kBackward)
+      edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, work.first + work.elements());
+    return edges;
+  }
+
+  __device__ __forceinline__ State prepare(const Edges& edges) const {
+    State at;
+    const FlatPlace place = locate(p, work.first + work.lane * own);
+    at.row = place.row - (place.done == 0 ? 1 : 0);
+    const int64_t next = place.done == 0 ? 0 : p.problem.length - place.done;
+    at.starts = next < 64 ? p.starts << next : 0;
+    at.resets = p.problem.reset ? read_resets() : 0;
+    uint64_t resets = at.resets;
+    if (p.problem.reset && p.problem.shifted) {
+      const bool before = __shfl_up_sync(0xffffffffu, static_cast<int>(resets >> (own - 1) & 1), 1);
+      resets = resets << 1 | ((work.lane == 0 ? edges.reset_before : before) ? 1 : 0);
+    }
+    at.cuts = (at.starts | resets) & ((uint64_t{1} << own) - 1);
+    at.gamma = cast<Wide>(1.0);
+    if constexpr (!kStep) at.gamma = gamma_of<kReverse, Wide>(p, place.row);
+    if constexpr (kStep) {
+      at.gate_before = edges.gate_before;
+      if (p.problem.shifted && work.lane > 0) at.gate_before = element(Work::kGatesAt, -1);
+    }
+    if constexpr (kBackward) at.saved_after = edges.saved_after;
+    return at;
+  }
+
+  __device__ __forceinline__ Pass pass_of(const State& at) const {
+    const uint64_t own_and_next = (uint64_t{2} << own) - 1;
+    const bool cut = at.cuts != 0 || (kBackward && (at.resets != 0 || (at.starts & own_and_next) != 0));
+    if (!__any_sync(0xffffffffu, cut)) return Pass::kPlain;
+    const bool rows_differ = (!kStep && !p.one_gamma) || (!kBackward && p.problem.initial);
+    return rows_differ ? Pass::kGeneral : Pass::kCut;
+  }
+
+  __device__ __forceinline__ Acc initial_of(int64_t row) const {
+    return cast<Acc>(static_cast<const T*>(
+        p.problem.initial)[row_offset(memory_row<kReverse>(p, row), p.problem.inner, p.problem.initial_strides)]);
+  }
+
+  // The recurrence's walk over the lane: `row` and `gamma` are those of the element at hand.
+  template <Pass kPass>
+  struct Walk {
+    const LanePasses& passes;
+    const State& at;
+    int64_t row;
+    Acc gamma;
+    __device__ __forceinline__ Walk(const LanePasses& of, const State& state)
+        : passes(of), at(state), row(state.row), gamma(make(state.gamma)) {}
+    static __device__ __forceinline__ Acc make(Wide gamma) {
+      if constexpr (std::is_same_v<Acc, float>) return make_gate<float, true>(gamma).value;
+      else return cast<Acc>(gamma);
+    }
+    // A vector's bits.
+    uint32_t starts, cuts, resets;
+    __device__ __forceinline__ void set_vector(int k) {
+      if constexpr (kPass == Pass::kPlain) return;
+      starts = static_cast<uint32_t>(at.starts >> (k * kVec));
+      cuts = static_cast<uint32_t>(at.cuts >> (k * kVec));
+      resets = static_cast<uint32_t>(at.resets >> (k * kVec));
+    }
+    __device__ __forceinline__ Acc step(int i, Acc value, Acc factor, Acc y) {
+      if constexpr (kPass == Pass::kPlain) {
+        return fold(value, kStep ? factor : gamma, y);
+      } else if constexpr (kPass == Pass::kCut) {
+        const Acc next = fold(value, kStep ? factor : gamma, y);
+        return cuts >> i & 1 ? value : next;
+      } else {
+        if (!(cuts >> i & 1)) return fold(value, kStep ? factor : gamma, y);
+        if (!(starts >> i & 1)) return value;
+        ++row;
+        if (!kStep && !passes.p.one_gamma) gamma = make(gamma_of<kReverse, Wide>(passes.p, row));
+        if (kBackward || !passes.p.problem.initial || (resets >> i & 1)) return value;
+        return fold(value, kStep ? factor : gamma, passes.initial_of(row));
+      }
+    }
+  };
+
+  // The lane's piece from nothing; of its gates the product where there is one a step.
+  template <Pass kPass>
+  __device__ __forceinline__ Piece<Wide> total_in(const State& at) const {
+    Walk<kPass> walk(*this, at);
+    Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
+    Wide product = cast<Wide>(1.0);
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      Acc values[kVec], factors[kVec] = {};
+      read(0, k, values);
+      if constexpr (kStep) read_gates(k, last, factors);
+      walk.set_vector(k);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const Acc value = values[i], factor = factors[i], next = walk.step(i, value, factor, y);
+        y = kPass == Pass::kPlain && i == 0 && k == 0 ? value : next;
+        if constexpr (kStep)
+          product = kComplex ? clamped_mul(product, cast<Wide>(factor)) : product * cast<Wide>(factor);
+      }
+    }
+    if constexpr (kStep && std::is_same_v<Wide, double>) {
+      const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
+      if (at.cuts == 0 && !in_range) product = careful_product(at);
+    }
+    return {cast<Wide>(y), product, at.cuts != 0};
+  }
+  // The product that neither leaves the range of double nor vanishes but for a gate of 0.
+  __device__ __noinline__ Wide careful_product(const State& at) const {
+    Wide product = cast<Wide>(1.0);
+    Acc last = first_gate(at);
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      Acc factors[kVec];
+      read_gates(k, last, factors);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) product = power_mul(product, cast<Wide>(factors[i]));
+    }
+    return product;
+  }
+
+  __device__ __forceinline__ void lane_powers(Wide gamma, Wide (&powers)[6]) const {
+    if constexpr (std::is_same_v<Wide, double>) {
+      if (p.problem.gamma_kind == GammaKind::kNumber) {
+#pragma unroll
+        for (int j = 0; j < 6; ++j) powers[j] = p.lane_powers[j];
+        return;
+      }
+    }
+    powers[0] = power_to(gamma, own);
+#pragma unroll
+    for (int j = 1; j < 6; ++j) powers[j] = power_mul(powers[j - 1], powers[j - 1]);
+  }
+
+  // The lane's piece, and from those of the lanes before what a carry into the warp becomes; the warp's piece in lane
+  // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
+  __device__ __forceinline__ Piece<Wide> total(State& at, Pass pass) const {
+    Piece<Wide> piece = pass == Pass::kPlain ? total_in<Pass::kPlain>(at)
+        : pass == Pass::kCut                 ? total_in<Pass::kCut>(at)
+                                             : total_in<Pass::kGeneral>(at);
+    const int lane = work.lane;
+    const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
+    const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
+    const int reach = behind ? lane - (31 - __clz(behind)) : lane;
+    Wide powers[6];  // of gamma over 1, 2, 4, ... lanes
+    if constexpr (!kStep) lane_powers(at.gamma, powers);
+    at.weight = cast<Wide>(1.0);
+#pragma unroll
+    for (int j = 0; j < 5; ++j) {
+      const int d = 1 << j;
+      const Wide other = shuffle_up(piece.total, d);
+      if (reach >= d) piece.total = fold(piece.total, kStep ? piece.gates : powers[j], other);
+      if constexpr (kStep) {
+        const Wide gates = shuffle_up(piece.gates, d);
+        if (reach >= d) piece.gates = clamped_mul(piece.gates, gates);
+      } else {
+        if (lane & d) at.weight = power_mul(at.weight, powers[j]);
+      }
+    }
+    if constexpr (!kStep) piece.gates = powers[5];
+    at.before = shuffle_up(piece.total, 1);
+    if constexpr (kStep) at.weight = shuffle_up(piece.gates, 1);
+    if (lane == 0) {
+      at.before = cast<Wide>(0.0);
+      at.weight = cast<Wide>(1.0);
+    }
+    at.enters = (closed & ((1u << lane) - 1)) == 0;
+    piece.closed = closed != 0;
+    return piece;
+  }
+
+  // The results from the carry into the warp, in place of the input; backward the gradient of the gates in place of
+  // them, or its sums of rows. `end_row` is called with every row that starts and ends in the lane, and its sum.
+  template <typename EndRow>
+  __device__ __forceinline__ LaneSums<Acc> finish(const State& at, Pass pass, Wide carry, const EndRow& end_row) const {
+    const Acc y = cast<Acc>(at.enters ? fold(at.before, at.weight, carry) : at.before);
+    if (pass == Pass::kPlain) return finish_in<Pass::kPlain>(at, y, end_row);
+    if (pass == Pass::kCut) return finish_in<Pass::kCut>(at, y, end_row);
+    return finish_in<Pass::kGeneral>(at, y, end_row);
+  }
+
+  template <Pass kPass, typename EndRow>
+  __device__ __forceinline__ LaneSums<Acc> finish_in(const State& at, Acc y, const EndRow& end_row) const {
+    Walk<kPass> walk(*this, at);
+    Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
+    LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
+    bool started = false;
+    int64_t row = at.row;
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      Acc values[kVec], factors[kVec] = {};
+      read(0, k, values);
+      if constexpr (kStep) read_gates(k, last, factors);
+      walk.set_vector(k);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const Acc value = values[i], factor = factors[i];
+        y = walk.step(i, value, factor, y);
+        values[i] = y;
+      }
+      const Chunk result = pack_in_order<kReverse, T>(values);
+      chunk(0, k) = result;
+      if constexpr (kBackward) {
+        // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after a row's last step comes `initial`.
+        Acc rounded[kVec], saved[kVec], terms[kVec];
+        unpack_in_order<kReverse>(result, rounded);
+        read(Work::kSavedAt, k, saved);
+        const bool at_end = k + 1 == p.vectors && work.lane == 31;
+        const Acc following = cast<Acc>(at_end ? at.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) {
+          Acc other = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
+          if constexpr (kPass != Pass::kPlain) {
+            if (walk.starts >> i & 1) {
+              if (!kStep) {
+                if (started) end_row(row, sums.tail);
+                else sums.head = sums.tail;
+                sums.tail = cast<Acc>(0.0);
+              }
+              started = true;
+              ++row;
+            }
+            if (walk.starts >> (i + 1) & 1) other = p.problem.initial ? initial_of(row) : cast<Acc>(0.0);
+          }
+          Acc term = fold(cast<Acc>(0.0), conj_if(true, other), rounded[i]);
+          if (kPass != Pass::kPlain && (walk.resets >> i & 1)) term = cast<Acc>(0.0);
+          terms[i] = term;
+          sums.tail = sums.tail + term;
+        }
+        if constexpr (kStep) chunk(Work::kGatesAt, k) = pack_in_order<kReverse, T>(terms);
+      }
+    }
+    return sums;
+  }
+};
+
+}  // namespace dcs

@@ -1,0 +1,272 @@
+// Rows of any length, cut anywhere: blocks that stay take tiles of the flat sequence (flat.cuh) in turn and leave each
+// other the tiles' totals, as decoupled look-back does (Merrill and Garland, "Single-pass parallel prefix scan with
+// decoupled look-back", NVIDIA NVR-2016-002), but two tiles before they are needed: a block finishes a tile only after
+// the totals of the two next ones, so that it rarely waits.
+//
+// All blocks run at once (the launch is cooperative). A tile's total needs its own elements only, and a block publishes
+// those of its next tiles before it waits for a carry; so every total that is waited for will come.
+#pragma once
+
+#include "scan/carry/piece_words.cuh"
+#include "scan/rows/lane_passes.cuh"
+
+namespace dcs {
+
+constexpr int kLongTurns = kLongAhead + 2;  // of what its warps leave each other
+
+template <typename Wide>
+struct LongShared {
+  uint64_t full[kLongStages][kFlatWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
+  Piece<Wide> totals[kLongTurns][kFlatWarps];
+  Wide carries[kLongTurns][kFlatWarps];
+};
+
+// The scan over pieces of the lanes up to each.
+template <int kCount, typename Wide>
+__device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
+#pragma unroll
+  for (int d = 1; d < kCount; d *= 2) {
+    const Wide total = shuffle_up(piece.total, d), gates = shuffle_up(piece.gates, d);
+    const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), d);
+    if (lane >= d && !piece.closed) {
+      piece.total = fold(piece.total, piece.gates, total);
+      piece.gates = clamped_mul(piece.gates, gates);
+      piece.closed = closed;
+    }
+  }
+}
+
+// The warp that passes carries on: it publishes a tile's total as soon as it is known and then collects those that
+// enter the block's tile before.
+template <typename T, bool kStep, bool kReverse>
+struct CarryWarp {
+  using Wide = typename Types<T>::Wide;
+  using Words = PieceWords<Wide, kStep>;
+  const FlatParams& p;
+  LongShared<Wide>& shared;
+  const int lane = threadIdx.x % 32;
+  int64_t gamma_row = -1;
+  Wide lane_weight = cast<Wide>(1.0), far_power = cast<Wide>(1.0), blocks_power = cast<Wide>(1.0);
+  Wide carry = cast<Wide>(0.0);  // into the block's tile before
+
+  // Powers of the row's gamma over so many tiles: this lane, 32, the blocks.
+  __device__ __forceinline__ void set_row(int64_t row) {
+    if (kStep || gamma_row == row || (gamma_row >= 0 && p.one_gamma)) return;
+    gamma_row = row;
+    const Wide tile_power = power_to(gamma_of<kReverse, Wide>(p, row), static_cast<unsigned>(p.tile));
+    lane_weight = power_to(tile_power, lane);
+    far_power = power_to(tile_power, 32);
+    blocks_power = power_to(tile_power, gridDim.x);
+  }
+
+  // The totals of the tiles before this one in its row, the last `window` of them at most, folded in an order of its
+  // own; whether a carry from before them enters.
+  __device__ __forceinline__ Piece<Wide> collect(int64_t tile, uint32_t window) {
+    const Words* const nearest = static_cast<const Words*>(p.pieces) + (tile - 1 - lane);
+    Piece<Wide> pieces[kLongReads];
+    uint32_t missing = 0;
+#pragma unroll
+    for (int j = 0; j < kLongReads; ++j) {
+      pieces[j] = identity<Wide>();
+      if (lane + 32 * j < window) missing |= 1u << j;
+    }
+    while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
+#pragma unroll
+      for (int j = 0; j < kLongReads; ++j)
+        if ((missing >> j & 1) && nearest[-32 * j].read(pieces[j], p.tag)) missing &= ~(1u << j);
+    }
+    // Nothing from before the nearest closed tile comes through.
+    bool closed = false;
+#pragma unroll
+    for (int j = 0; j < kLongReads; ++j) {
+      const uint32_t at = __ballot_sync(0xffffffffu, lane + 32 * j < window && pieces[j].closed);
+      if (at) window = 32 * j + __ffs(at), closed = true;
+    }
+    Piece<Wide> sum = identity<Wide>();
+    if constexpr (kStep) {
+#pragma unroll
+      for (int j = kLongReads - 1; j >= 0; --j) {
+        Piece<Wide> group = pieces[j];
+        if (lane + 32 * j >= window) group = identity<Wide>();
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+          const Wide farther =
+              move_parts(group.total, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
+          const Wide gates = move_parts(group.gates, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
+          if (lane + d < 32 && lane + d + 32 * j < window) {
+            group.total = fold(group.total, group.gates, farther);
+            group.gates = clamped_mul(group.gates, gates);
+          }
+        }
+        if (32 * j < window) {
+          const bool first = 32 * (j + 1) >= window;
+          sum.total = first ? group.total : fold(group.total, group.gates, sum.total);
+          sum.gates = first ? group.gates : clamped_mul(group.gates, sum.gates);
+        }
+      }
+      sum.total = shuffle(sum.total, 0);
+      sum.gates = shuffle(sum.gates, 0);
+    } else {
+#pragma unroll
+      for (int j = kLongReads - 1; j >= 0; --j)
+        if (lane + 32 * j < window) sum.total = fold(pieces[j].total, far_power, sum.total);
+      sum.total = warp_sum(fold(cast<Wide>(0.0), lane_weight, sum.total));
+      sum.gates = blocks_power;
+    }
+    sum.closed = closed;
+    return sum;
+  }
+
+  __device__ __forceinline__ void run(int rounds) {
+    Piece<Wide> last = identity<Wide>();  // of the round before: the fold of the warps before the lane's
+    for (int round = 0; round <= rounds; ++round) {
+      const Piece<Wide> entering = last;
+      if (round < rounds) {
+        const int turn = round % kLongTurns;
+        const int64_t tile = blockIdx.x + static_cast<int64_t>(round) * gridDim.x;
+        mbarrier_wait(&shared.totals_ready[turn], round / kLongTurns & 1);
+        Piece<Wide> piece = lane < kFlatWarps ? shared.totals[turn][lane] : identity<Wide>();
+        fold_pieces_up<kFlatWarps>(piece, lane);
+        if (lane == kFlatWarps - 1 && tile + 1 < p.tiles)
+          const_cast<Words*>(static_cast<const Words*>(p.pieces))[tile].publish(piece, p.tag);
+        last.total = shuffle_up(piece.total, 1);
+        last.gates = shuffle_up(piece.gates, 1);
+        last.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), 1);
+        if (lane == 0) last = identity<Wide>();
+      }
+      if (round == 0) continue;
+      const int turn = (round - 1) % kLongTurns;
+      const int64_t tile = blockIdx.x + static_cast<int64_t>(round - 1) * gridDim.x;
+      const FlatPlace place = locate(p, tile * p.tile);
+      const int64_t tiles_before = tile == 0 ? 0 : (place.done + p.tile - 1) / p.tile;
+      const bool from_own = tiles_before > gridDim.x;
+      if (tiles_before > 0) {
+        set_row(place.row);
+        const Piece<Wide> sum = collect(tile, static_cast<uint32_t>(from_own ? gridDim.x : tiles_before));
+        carry = from_own && !sum.closed ? fold(sum.total, sum.gates, carry) : sum.total;
+      } else {
+        carry = cast<Wide>(0.0);
+      }
+      if (lane < kFlatWarps) {
+        shared.carries[turn][lane] = after(entering, carry);
+        mbarrier_arrive(&shared.carries_ready[turn]);
+      }
+    }
+  }
+};
+
+// A slice's part of gamma's gradient, as the partial of its number among those of a row: a slice has at most one start.
+template <typename Passes>
+__device__ __forceinline__ void store_slice_sums(
+    const Passes& passes, const typename Passes::State& at, const LaneSums<typename Passes::Acc>& sums) {
+  using Wide = typename Passes::Wide;
+  using Stored = typename Types<typename Passes::Element>::Acc;
+  const FlatParams& p = passes.p;
+  const ScanProblem& problem = p.problem;
+  const int lane = passes.work.lane, elements = passes.work.elements();
+  const uint64_t own = (uint64_t{1} << passes.own) - 1;
+  const uint32_t all = __ballot_sync(0xffffffffu, (at.starts & own) != 0);
+  const int start_lane = all ? __ffs(all) - 1 : 32;
+  const Wide head = warp_sum(lane < start_lane ? cast<Wide>(sums.tail)
+          : lane == start_lane                 ? cast<Wide>(sums.head)
+                                               : cast<Wide>(0.0));
+  const Wide tail = warp_sum(lane >= start_lane ? cast<Wide>(sums.tail) : cast<Wide>(0.0));
+  const int64_t row = __shfl_sync(0xffffffffu, at.row, 0), slice = passes.work.first / elements;
+  const bool starts_first = __shfl_sync(0xffffffffu, static_cast<int>(at.starts & 1), 0);
+  const bool ends_last = __shfl_sync(0xffffffffu, static_cast<int>(at.starts >> passes.own & 1), 31);
+  const auto store = [&](int64_t of_row, Wide sum, bool is_last) {
+    if (of_row < 0 || of_row >= p.rows) return;
+    Stored* const to = static_cast<Stored*>(problem.grad_gamma) +
+        row_offset(memory_row<Passes::kBackwards>(p, of_row), problem.inner, problem.grad_gamma_strides);
+    const int64_t number = slice - (of_row * problem.length + p.phase) / elements;
+    if (lane == 0) to[number] = cast<Stored>(sum);
+    if (is_last)
+      for (int64_t j = number + 1 + lane; j < problem.partials; j += 32) to[j] = cast<Stored>(cast<Wide>(0.0));
+  };
+  if (!starts_first) store(row, head, all != 0 || ends_last);
+  if (all) store(row + 1, tail, ends_last);
+}
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+__global__ void __launch_bounds__(32 * (kFlatWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
+  using Work = Slice<T, kStep, kBackward, kReverse>;
+  using Passes = LanePasses<T, kStep, kBackward, kReverse>;
+  using Acc = typename Passes::Acc;
+  using Wide = typename Passes::Wide;
+  extern __shared__ __align__(128) unsigned char flat_shared[];
+  __shared__ LongShared<Wide> shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kLongStages * kFlatWarps; ++i) mbarrier_init(&shared.full[0][0] + i, kLoadArrivals);
+    for (int i = 0; i < kLongTurns; ++i) {
+      mbarrier_init(&shared.totals_ready[i], kFlatWarps);
+      mbarrier_init(&shared.carries_ready[i], kFlatWarps);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (warp == kFlatWarps) {
+    CarryWarp<T, kStep, kReverse>{p, shared}.run(rounds);
+    return;
+  }
+
+  const int stages = p.stages, in_flight = stages - kLongAhead - 1, slice_bytes = Work::bytes_of(p);
+  const auto work_of = [&](int round, int stage) {
+    const int64_t low = (blockIdx.x + static_cast<int64_t>(round) * gridDim.x) * p.tile;
+    return Work{p, low + static_cast<int64_t>(warp) * Work::elements_of(p), low > p.phase ? low : p.phase,
+        min(low + p.tile, p.count + p.phase), flat_shared + (stage * kFlatWarps + warp) * slice_bytes};
+  };
+  const auto next = [&](int stage) { return stage + 1 == stages ? 0 : stage + 1; };
+  int load_stage = 0, load_round = 0;
+  const auto request = [&] {
+    if (load_round < rounds) work_of(load_round, load_stage).load(&shared.full[load_stage][warp]);
+    ++load_round;
+    load_stage = next(load_stage);
+  };
+  for (int i = 0; i < in_flight; ++i) request();
+  struct Prepared {
+    typename Passes::State at;
+    Pass pass;
+  } states[kLongAhead + 1];
+  int stage = 0, old_stage = 0;
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (int round = 0; round < rounds + kLongAhead; ++round) {
+    if (round < rounds) {
+      const Work work = work_of(round, stage);
+      const Passes passes{work};
+      const typename Passes::Edges edges = passes.ask();
+      mbarrier_wait(&shared.full[stage][warp], phase);
+      Prepared& now = states[kLongAhead];
+      now.at = passes.prepare(edges);
+      now.pass = passes.pass_of(now.at);
+      const Piece<Wide> piece = passes.total(now.at, now.pass);
+      if (lane == 31) {
+        shared.totals[round % kLongTurns][warp] = piece;
+        mbarrier_arrive(&shared.totals_ready[round % kLongTurns]);
+      }
+      stage = next(stage);
+      if (stage == 0) phase ^= 1;
+    }
+    if (lane == 0) wait_for_stores_to_read();
+    __syncwarp();
+    request();
+    if (round >= kLongAhead) {
+      const int old = round - kLongAhead, turn = old % kLongTurns;
+      const Work work = work_of(old, old_stage);
+      const Passes passes{work};
+      mbarrier_wait(&shared.carries_ready[turn], old / kLongTurns & 1);
+      const LaneSums<Acc> sums =
+          passes.finish(states[0].at, states[0].pass, shared.carries[turn][warp], [](int64_t, Acc) {});
+      work.store();
+      if constexpr (kBackward && !kStep) store_slice_sums(passes, states[0].at, sums);
+      old_stage = next(old_stage);
+    }
+#pragma unroll
+    for (int i = 0; i < kLongAhead; ++i) states[i] = states[i + 1];
+  }
+  if (lane == 0) wait_for_stores_to_read();
+}
+
+}  // namespace dcs

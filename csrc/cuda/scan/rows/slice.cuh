@@ -1,0 +1,171 @@
+// A warp's slice of a tile of the flat sequence (flat.cuh): neighboring places, `vectors` vectors of 16 bytes a lane,
+// in shared memory in the order of memory: the input's elements, then the gates', the saved output's and the reset
+// flags. Whole vectors come and go by copies that nobody waits for; what is unaligned goes element by element.
+#pragma once
+
+#include "common/ptx/async_copy.cuh"
+#include "common/ptx/bulk_copy.cuh"
+#include "scan/rows/flat.cuh"
+
+namespace dcs {
+
+#if DCS_HAS_BULK_COPIES
+constexpr int kLoadArrivals = 1;  // at the barrier that a slice's copies complete
+#else
+constexpr int kLoadArrivals = 32;
+#endif
+
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+struct Slice {
+  static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
+  static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
+
+  const FlatParams& p;
+  int64_t first;      // place
+  int64_t low, high;  // places of the tile, those of the slice among them
+  unsigned char* shared;
+  int lane = threadIdx.x % 32;
+
+  // Elements of a slice, and bytes of all its operands.
+  static __host__ __device__ __forceinline__ int elements_of(const FlatParams& p) { return 32 * p.vectors * kVec; }
+  static __host__ __device__ __forceinline__ int bytes_of(const FlatParams& p) {
+    return elements_of(p) * (kTensors * static_cast<int>(sizeof(T)) + (p.problem.reset ? 1 : 0));
+  }
+  __device__ __forceinline__ int elements() const { return elements_of(p); }
+  __device__ __forceinline__ T* tensor(int index) const { return reinterpret_cast<T*>(shared) + index * elements(); }
+  __device__ __forceinline__ bool* flags() const { return reinterpret_cast<bool*>(tensor(kTensors)); }
+
+  // Where [from, to) of places lies in memory, cut to the slice.
+  struct Range {
+    int64_t begin, end;
+  };
+  __device__ __forceinline__ int64_t memory_begin() const {  // of the slice
+    return kReverse ? p.count + p.phase - first - elements() : first;
+  }
+  __device__ __forceinline__ Range owned() const {
+    const int64_t begin = kReverse ? p.count + p.phase - high : low, end = kReverse ? p.count + p.phase - low : high;
+    return {max(begin, memory_begin()), min(end, memory_begin() + elements())};
+  }
+
+  // Visits the lane's elements of a range, one after the other: their places in memory, rows and steps.
+  template <typename Visit>
+  __device__ __forceinline__ void each_element(const Range& range, const Visit& visit) const {
+    int64_t at = range.begin + lane;
+    if (at >= range.end) return;
+    const int64_t length = p.problem.length;
+    int64_t row = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(at), p.inverse)), step = at - row * length;
+    if (step >= length) step -= length, ++row;
+#pragma unroll 4
+    for (; at < range.end; at += 32) {
+      visit(at, row, step);
+      step += 32;
+      if (step >= length) {
+        const int64_t rows = length >= 32 ? 1 : static_cast<uint32_t>(step) / static_cast<uint32_t>(length);
+        row += rows;
+        step -= rows * length;
+      }
+    }
+  }
+
+  // Of a range that begins at a whole grain, what goes in words of 16 bytes.
+  template <typename E>
+  static __device__ __forceinline__ int whole_bytes(bool flat, const Range& range) {
+    constexpr int kWhole = 16 / sizeof(E);
+    return flat ? static_cast<int>((range.end - range.begin) / kWhole) * 16 : 0;
+  }
+
+  template <typename E>
+  __device__ __forceinline__ void load_operand(
+      E* to, const void* pointer, const Strides& strides, bool flat, const Range& range, uint64_t* barrier) const {
+    const E* const from = static_cast<const E*>(pointer);
+    E* const here = to - memory_begin();  // by place in memory
+    if (!flat) {
+      each_element(range, [&](int64_t at, int64_t row, int64_t step) {
+        here[at] = from[row_offset(row, p.problem.inner, strides) + step * strides.time];
+      });
+      return;
+    }
+    const int bytes = whole_bytes<E>(flat, range);
+    const int64_t whole = range.begin + bytes / static_cast<int>(sizeof(E));
+    if (whole + lane < range.end) here[whole + lane] = from[whole + lane];
+#if DCS_HAS_BULK_COPIES
+    if (lane == 0 && bytes > 0) bulk_load(here + range.begin, from + range.begin, bytes, barrier);
+#else
+    constexpr int kWhole = 16 / sizeof(E);
+    for (int64_t at = range.begin + lane * kWhole; at < whole; at += 32 * kWhole) copy_async(here + at, from + at);
+#endif
+  }
+
+  // All operands from whole grains around what the tile has of the slice; a last one in part where the tensor ends.
+  __device__ __forceinline__ void load(uint64_t* barrier) const {
+    Range range = owned();
+    range.begin = range.begin / kFlatGrain * kFlatGrain;
+    range.end = max(range.begin, min((range.end + kFlatGrain - 1) / kFlatGrain * kFlatGrain, p.count));
+    const ScanProblem& problem = p.problem;
+    int bytes = whole_bytes<T>(p.flat_input, range);
+    if constexpr (kStep) bytes += whole_bytes<T>(p.flat_gates, range);
+    if constexpr (kBackward) bytes += whole_bytes<T>(p.flat_saved, range);
+    if (problem.reset) bytes += whole_bytes<bool>(p.flat_reset, range);
+#if DCS_HAS_BULK_COPIES
+    if (lane == 0) mbarrier_arrive_expect_tx(barrier, bytes);
+#endif
+    load_operand(tensor(0), problem.input, problem.input_strides, p.flat_input, range, barrier);
+    if constexpr (kStep)
+      load_operand(tensor(kGatesAt), problem.gamma, problem.gamma_strides, p.flat_gates, range, barrier);
+    if constexpr (kBackward)
+      load_operand(tensor(kSavedAt), problem.saved, problem.saved_strides, p.flat_saved, range, barrier);
+    if (problem.reset) load_operand(flags(), problem.reset, problem.reset_strides, p.flat_reset, range, barrier);
+#if !DCS_HAS_BULK_COPIES
+    mbarrier_arrive_after_copies(barrier);
+#endif
+    __syncwarp();  // what was copied element by element is there for all lanes
+  }
+
+  __device__ __forceinline__ void store_operand(
+      T* from, void* pointer, const Strides& strides, bool flat, const Range& range) const {
+    T* const to = static_cast<T*>(pointer);
+    const T* const here = from - memory_begin();
+    if (!flat) {
+      each_element(range, [&](int64_t at, int64_t row, int64_t step) {
+        to[row_offset(row, p.problem.inner, strides) + step * strides.time] = here[at];
+      });
+      return;
+    }
+    const int64_t begin = min((range.begin + kVec - 1) / kVec * kVec, range.end),
+                  end = max(range.end / kVec * kVec, begin);
+    if (range.begin + lane < begin) to[range.begin + lane] = here[range.begin + lane];
+    if (end + lane < range.end) to[end + lane] = here[end + lane];
+#if DCS_HAS_BULK_COPIES
+    if (lane == 0 && end > begin) bulk_store(to + begin, here + begin, static_cast<int>(end - begin) * sizeof(T));
+#else
+    for (int64_t at = begin + lane * kVec; at < end; at += 32 * kVec)
+      *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(here + at);
+#endif
+  }
+
+  // What the tile has of the slice, once all lanes have written it.
+  __device__ __forceinline__ void store() const {
+    show_to_bulk_stores();
+    __syncwarp();
+    const Range range = owned();
+    if (range.begin >= range.end) return;
+    const ScanProblem& problem = p.problem;
+    store_operand(tensor(0), problem.output, problem.output_strides, p.flat_output, range);
+    if constexpr (kStep && kBackward)
+      store_operand(tensor(kGatesAt), problem.grad_gamma, problem.grad_gamma_strides, p.flat_gradient, range);
+    if (lane == 0) commit_stores();
+  }
+
+  // An element of an operand at a place outside the slice, or 0 where there is none.
+  template <typename E>
+  __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, int64_t place) const {
+    const int64_t position = place - p.phase;
+    if (position < 0 || position >= p.count) return E{};
+    const FlatPlace at = locate(p, place);
+    const int64_t step = kReverse ? p.problem.length - 1 - at.done : at.done;
+    return static_cast<const E*>(
+        pointer)[row_offset(memory_row<kReverse>(p, at.row), p.problem.inner, strides) + step * strides.time];
+  }
+};
+
+}  // namespace dcs

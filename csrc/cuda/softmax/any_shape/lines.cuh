@@ -1,0 +1,80 @@
+// What the softmax kernels of any shape share beside values.cuh: vectors of which a part is a line's, and parts of
+// lines joined by all threads of a block.
+#pragma once
+
+#include "softmax/values.cuh"
+
+namespace dcs {
+
+// A vector of elements, where `wanted`.
+template <typename T, int kVec>
+__device__ __forceinline__ void load_where(bool wanted, const T* from, Vector<T, kVec>& raw) {
+  load_where(wanted, reinterpret_cast<const Vector<T, kVec>*>(from), raw);
+}
+
+// A line's elements are low ... high - 1, and a vector's begin at `first`. A vector at either end of a line is partly
+// another line's. It is read whole (memory is given out in pieces of more than 16 bytes, so that this holds beyond the
+// tensor, too), what is not the line's is made to add nothing, and the line's elements are written one by one.
+struct Range {
+  int low, high;
+  template <int kVec>
+  __device__ __forceinline__ bool has_any(int first) const {
+    return first < high && first + kVec > low;
+  }
+  template <int kVec>
+  __device__ __forceinline__ bool has_all(int first) const {
+    return first >= low && first + kVec <= high;
+  }
+  __device__ __forceinline__ bool has(int index) const { return index >= low && index < high; }
+};
+
+template <bool kBackward, typename T, int kVec>
+__device__ __forceinline__ void mask(Vector<T, kVec>& raw, int first, Range range) {
+  if (range.has_all<kVec>(first)) return;
+  const T nothing = neutral<T, kVec, kBackward>().get(0);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i)
+    if (!range.has(first + i)) raw.set(i, nothing);
+}
+template <typename T, int kVec>
+__device__ __forceinline__ void store_in(T* to, int first, Range range, const Vector<T, kVec>& raw) {
+  if (range.has_all<kVec>(first)) {
+    *reinterpret_cast<Vector<T, kVec>*>(to) = raw;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (range.has(first + i)) to[i] = raw.get(i);
+  }
+}
+
+// The parts of groups of `width` neighboring lanes, joined; all lanes get it.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_group(Part<Acc> part, int width) {
+  if constexpr (!kBackward) {
+    const Acc largest = lanes_largest(part.largest, width);
+    part.total *= shifted_power(part.largest, largest);
+    part.largest = largest;
+  }
+  part.total = lanes_total(part.total, width);
+  return part;
+}
+
+// Joins the rows of a matrix of parts, (rows, columns), by all threads of the block: `load(row, column)`,
+// `store(column, part)`.
+template <bool kBackward, typename Acc, typename Load, typename Store>
+__device__ __forceinline__ void join_rows(int rows, int columns, const Load& load, const Store& store) {
+  const int threads = blockDim.x;
+  int lanes = 1;  // of a column
+  while (lanes < 32 && lanes < rows && 2 * lanes * columns <= threads) lanes *= 2;
+  const int lane = threadIdx.x & (lanes - 1), at_once = threads / lanes;
+  for (int begin = 0; begin < columns; begin += at_once) {
+    const int column = begin + static_cast<int>(threadIdx.x) / lanes;
+    Part<Acc> part;
+    if (column < columns)
+      for (int row = lane; row < rows; row += lanes) part = join_two<kBackward>(part, load(row, column));
+    part = join_group<kBackward>(part, lanes);
+    if (column < columns && lane == 0) store(column, part);
+  }
+}
+
+}  // namespace dcs

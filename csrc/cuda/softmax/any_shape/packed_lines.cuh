@@ -1,0 +1,164 @@
+// Softmax of short lines at any alignment, through shared memory: a block brings some KB there in whole vectors, a
+// power of two of lanes takes a line, element by element, and the vectors go back. Either lines that lie packed, rows
+// of less than some vectors or (outer, length, inner) with little inside an outer, of which a block takes whole slabs;
+// or a window of the columns of a few long steps, which begin at different places of a vector.
+#pragma once
+
+#include "common/ptx/async_copy.cuh"
+#include "softmax/any_shape/lines.cuh"
+
+namespace dcs {
+
+constexpr int kPackedThreads = 256;
+constexpr int kPackedBytes = 8 << 10;  // of a block, about
+constexpr int kPackedElements = 8;     // of a line to a lane, at most
+
+template <typename T>
+struct SoftmaxPacked {
+  const T* input;
+  const T* saved;
+  T* output;
+  int64_t elements;  // of the tensor
+  int length;
+  // Slabs: (length, columns); elements of a block, whole slabs and whole vectors; lanes of a line, a power of two.
+  int columns, tile, lane_bits;
+  // Steps: elements of one; columns of a block, whole vectors; windows of an outer.
+  int64_t inner, windows;
+  int window;
+};
+
+// Vector `vector` of a step's window and of the same place in shared memory, which has a vector more than the window.
+template <typename T>
+struct StepVector {
+  static constexpr int kVec = 16 / sizeof(T);
+  int64_t from;  // in the tensor
+  int first;     // its first element in the step's part of shared memory
+  Range range;   // there, of the elements that are the window's
+
+  __device__ __forceinline__ StepVector(
+      const SoftmaxPacked<T>& params, int64_t window_begin, int width, int step, int vector) {
+    const int64_t begin = window_begin + step * params.inner;
+    const int shift = static_cast<int>(begin % kVec);
+    first = vector * kVec;
+    from = begin - shift + first;
+    range = {shift, shift + width};
+  }
+};
+
+// Bytes of a vector that are inside of the tensor.
+template <typename T>
+__device__ __forceinline__ int valid_bytes(const SoftmaxPacked<T>& params, int64_t from) {
+  return static_cast<int>(min(params.elements - from, static_cast<int64_t>(16 / sizeof(T))) * sizeof(T));
+}
+
+// A lane's elements of a line, in shared memory: number i, of those below `count`, is at `at(i)`.
+template <int kElements, bool kBackward, typename T, typename At>
+__device__ __forceinline__ void packed_softmax(T* tile, const T* saved, int count, int lanes, const At& at) {
+  using Acc = typename Types<T>::Acc;
+  Acc x[kElements], total = 0;
+  if constexpr (kBackward) {
+    Acc y[kElements];
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      x[i] = i < count ? cast<Acc>(tile[at(i)]) : Acc(0);
+      y[i] = i < count ? cast<Acc>(saved[at(i)]) : Acc(0);
+      total += x[i] * y[i];
+    }
+    total = lanes_total(total, lanes);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[i] = (x[i] - total) * y[i];
+  } else {
+    Acc largest = kLowest<Acc>, scale;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      x[i] = i < count ? cast<Acc>(tile[at(i)]) : Acc(-INFINITY);
+      largest = larger(largest, x[i]);
+    }
+    largest = lanes_largest(largest, lanes);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) total += x[i] = shifted_power(x[i], largest);
+    total = lanes_total(total, lanes);
+    if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total);
+    else scale = Acc(1) / total;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[i] *= scale;
+  }
+#pragma unroll
+  for (int i = 0; i < kElements; ++i)
+    if (i < count) tile[at(i)] = cast<T>(x[i]);
+}
+
+// kElements: of a line to a lane.
+template <typename T, int kElements, bool kBackward>
+__global__ void __launch_bounds__(kPackedThreads)
+    softmax_packed_kernel(const __grid_constant__ SoftmaxPacked<T> params) {
+  constexpr int kVec = 16 / sizeof(T);
+  extern __shared__ __align__(16) unsigned char softmax_shared[];
+  T* const tile = reinterpret_cast<T*>(softmax_shared);
+  T* const saved = tile + params.tile;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * params.tile;
+  const int count = static_cast<int>(min(params.elements - begin, static_cast<int64_t>(params.tile)));
+  for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec) {
+    const int valid = valid_bytes(params, begin + first);
+    copy_async<16>(tile + first, params.input + begin + first, valid);
+    if constexpr (kBackward) copy_async<16>(saved + first, params.saved + begin + first, valid);
+  }
+  commit_copies();
+  wait_for_copies<0>();
+  __syncthreads();
+
+  const int lanes = 1 << params.lane_bits, lane = threadIdx.x & (lanes - 1), lines = count / params.length;
+  for (int first = 0; first < lines; first += kPackedThreads >> params.lane_bits) {
+    const int line = first + (threadIdx.x >> params.lane_bits);
+    const int slab = params.columns == 1 ? line : line / params.columns;
+    const int at = slab * params.columns * (params.length - 1) + line + lane * params.columns,
+              apart = lanes * params.columns;
+    packed_softmax<kElements, kBackward>(tile, saved,
+        line < lines ? (params.length - lane + lanes - 1) >> params.lane_bits : 0, lanes,
+        [&](int i) { return at + i * apart; });
+  }
+  __syncthreads();
+  for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec)
+    store_in(
+        params.output + begin + first, first, Range{0, count}, *reinterpret_cast<const Vector<T, kVec>*>(tile + first));
+}
+
+// All steps of a window of columns, a column to a thread.
+template <typename T, int kElements, bool kBackward>
+__global__ void __launch_bounds__(kPackedThreads)
+    softmax_steps_kernel(const __grid_constant__ SoftmaxPacked<T> params) {
+  constexpr int kVec = 16 / sizeof(T);
+  extern __shared__ __align__(16) unsigned char softmax_shared[];
+  T* const tile = reinterpret_cast<T*>(softmax_shared);
+  const int pitch = params.window + kVec, each = pitch / kVec, vectors = params.length * each;
+  T* const saved = tile + params.length * pitch;
+  const int64_t outer = blockIdx.x / params.windows, column = (blockIdx.x - outer * params.windows) * params.window;
+  const int64_t begin = outer * params.length * params.inner + column;
+  const int width = static_cast<int>(min(params.inner - column, static_cast<int64_t>(params.window)));
+  for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {
+    const int step = v / each;
+    const StepVector<T> at(params, begin, width, step, v - step * each);
+    if (at.first >= at.range.high) continue;
+    const int valid = valid_bytes(params, at.from);
+    copy_async<16>(tile + step * pitch + at.first, params.input + at.from, valid);
+    if constexpr (kBackward) copy_async<16>(saved + step * pitch + at.first, params.saved + at.from, valid);
+  }
+  commit_copies();
+  wait_for_copies<0>();
+  __syncthreads();
+
+  const int shift = static_cast<int>(begin % kVec), turn = static_cast<int>(params.inner % kVec);
+  for (int c = threadIdx.x; c < width; c += kPackedThreads)
+    packed_softmax<kElements, kBackward>(tile, saved, params.length, 1,
+        [&](int step) { return step * pitch + ((shift + step * turn) & (kVec - 1)) + c; });
+  __syncthreads();
+  for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {
+    const int step = v / each;
+    const StepVector<T> at(params, begin, width, step, v - step * each);
+    if (at.first < at.range.high)
+      store_in(params.output + at.from, at.first, at.range,
+          *reinterpret_cast<const Vector<T, kVec>*>(tile + step * pitch + at.first));
+  }
+}
+
+}  // namespace dcs

@@ -1,0 +1,38 @@
+"""The kernels of any shape on a CPU, which needs no GPU: what they compute, and that no wait is forever."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import cuda_emulation
+
+pytestmark = [
+    pytest.mark.skipif(not (cuda_emulation.ROOT / "csrc").is_dir(), reason="not a source checkout"),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def flat_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("flat_rows_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_flat_rows(flat_rows: Path, seed: int) -> None:
+    found = subprocess.run([str(flat_rows), "150", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.fixture(scope="module")
+def tiled_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("tiled_columns_on_cpu.cpp")
+    return cuda_emulation.build(source, tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tiled_columns(tiled_columns: Path, seed: int) -> None:
+    found = subprocess.run([str(tiled_columns), "40", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout

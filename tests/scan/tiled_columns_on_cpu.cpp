@@ -1,0 +1,270 @@
+// Random problems through the kernel of columns (csrc/cuda/scan/columns/tiled_columns.cuh) on a CPU, against the
+// recurrence in double: `tiled_columns_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything
+// was.
+#include "emulation.h"
+#include "scan/columns/tiled_columns.cuh"
+
+using namespace dcs;
+
+namespace {
+
+template <typename T>
+T narrowed(double value) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16(static_cast<float>(value));
+  else return static_cast<T>(value);
+}
+template <typename T>
+double widened(T value) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
+  else return static_cast<double>(value);
+}
+
+enum class Lie { kDense, kPadded, kMoved, kSpread, kOneOuter, kOneStep };  // how an operand lies in memory
+
+struct Case {
+  int64_t outer, length, inner;
+  GammaKind kind;
+  double gamma;
+  bool reset, initial, reverse, shifted, backward;
+  Lie lies[5];  // of the input, the output, the gates, the saved output, the resets
+  int multiprocessors, shared_bytes;
+  unsigned seed;
+};
+
+// A tensor, and memory around it that must stay as it is.
+template <typename T>
+class Operand {
+ public:
+  Operand(const Case& c, Lie lie, std::mt19937& random) {
+    const int64_t more = lie == Lie::kPadded ? 1 + static_cast<int64_t>(random() % 5) : 0,
+                  apart = lie == Lie::kSpread ? 2 : 1;
+    const int64_t pitch = apart * c.inner + more, offset = lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 : 0;
+    bytes_.assign(static_cast<size_t>(c.outer * c.length * pitch + 64) * sizeof(T) + 64, kUntouched);
+    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 31) / 16 * 16) + offset;
+    strides = {c.length * pitch, pitch, apart};
+    if (lie == Lie::kOneOuter) strides.outer = 0;
+    if (lie == Lie::kOneStep) strides.outer = strides.time = 0;
+  }
+  T& at(int64_t o, int64_t t, int64_t i) const {
+    return data[o * strides.outer + t * strides.time + i * strides.inner];
+  }
+  // Bytes that have changed and are no element's.
+  int64_t spoiled(const Case& c) const {
+    std::vector<bool> own(bytes_.size(), false);
+    for (int64_t o = 0; o < c.outer; ++o)
+      for (int64_t t = 0; t < c.length; ++t)
+        for (int64_t i = 0; i < c.inner; ++i) {
+          const auto first = reinterpret_cast<const unsigned char*>(&at(o, t, i)) - bytes_.data();
+          for (size_t b = 0; b < sizeof(T); ++b) own[static_cast<size_t>(first) + b] = true;
+        }
+    int64_t count = 0;
+    for (size_t b = 0; b < own.size(); ++b) count += !own[b] && bytes_[b] != kUntouched;
+    return count;
+  }
+  T* data;
+  Strides strides;
+
+ private:
+  static constexpr unsigned char kUntouched = 0x5b;
+  std::vector<unsigned char> bytes_;
+};
+
+template <typename T>
+class Trial {
+  using Stored = typename Types<T>::Acc;
+
+ public:
+  explicit Trial(const Case& of)
+      : c(of),
+        random(of.seed),
+        x(c, c.lies[0], random),
+        y(c, c.lies[1], random),
+        gates(c, c.lies[2], random),
+        saved(c, c.lies[3], random),
+        gate_gradient(c, Lie::kDense, random),
+        resets(c, c.lies[4], random),
+        initial(static_cast<size_t>(c.outer * c.inner)),
+        row_gammas(initial.size()) {
+    std::normal_distribution<double> normal;
+    std::uniform_real_distribution<double> uniform;
+    for (int64_t o = 0; o < c.outer; ++o)
+      for (int64_t t = 0; t < c.length; ++t)
+        for (int64_t i = 0; i < c.inner; ++i) {
+          x.at(o, t, i) = narrowed<T>(normal(random));
+          gates.at(o, t, i) = narrowed<T>(uniform(random) < 0.02 ? 0.0 : 1.0 - 1.5 * uniform(random));
+          saved.at(o, t, i) = narrowed<T>(normal(random));
+          resets.at(o, t, i) = uniform(random) < 0.03;
+        }
+    for (size_t i = 0; i < initial.size(); ++i) {
+      initial[i] = narrowed<T>(normal(random));
+      row_gammas[i] = static_cast<float>(1.0 - 1.5 * uniform(random));
+    }
+    describe();
+  }
+
+  // False where something is wrong.
+  bool run() {
+    const bool sums = c.backward && c.kind != GammaKind::kStep;
+    ColumnTiles tiles = ColumnTilesPlanner(p, c.multiprocessors, c.shared_bytes).plan();
+    if (!tiles.taken) return true;
+    p.partials = sums ? tiles.peers + c.seed % 2 : 1;
+    partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
+    if (sums) {
+      p.grad_gamma = partial_sums.data();
+      p.grad_gamma_strides = {c.inner * p.partials, 0, p.partials};
+    }
+    const bool is_done = c.kind == GammaKind::kStep
+        ? (c.backward ? launch<true, true>(tiles) : launch<true, false>(tiles))
+        : (c.backward ? launch<false, true>(tiles) : launch<false, false>(tiles));
+    bool is_right = is_done && y.spoiled(c) == 0;
+    if (!is_right) complain(is_done ? "memory beside y" : "the end", 0, 0, 0, 0.0, 0.0, tiles);
+    for (int64_t o = 0; o < c.outer; ++o)
+      for (int64_t i = 0; i < c.inner && is_right; ++i) is_right = check(o, i, tiles);
+    return is_right;
+  }
+
+ private:
+  void describe() {
+    p.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
+    p.outer = c.outer, p.length = c.length, p.inner = c.inner;
+    p.reverse = c.reverse;
+    p.shifted = c.shifted || c.backward;
+    p.backward = c.backward;
+    p.input = x.data, p.input_strides = x.strides;
+    p.output = y.data, p.output_strides = y.strides;
+    p.gamma_kind = c.kind;
+    p.gamma_value = c.gamma;
+    if (c.kind == GammaKind::kRow) {
+      p.gamma = row_gammas.data();
+      p.gamma_dtype = ElementType::Float;
+      p.gamma_strides = {c.inner, 0, 1};
+    } else if (c.kind == GammaKind::kStep) {
+      p.gamma = gates.data, p.gamma_strides = gates.strides;
+    }
+    if (c.reset) p.reset = resets.data, p.reset_strides = resets.strides;
+    if (c.initial) p.initial = initial.data(), p.initial_strides = {c.inner, 0, 1};
+    if (!c.backward) return;
+    p.saved = saved.data, p.saved_strides = saved.strides;
+    p.grad_gamma = gate_gradient.data, p.grad_gamma_strides = gate_gradient.strides;
+  }
+
+  template <bool kStep, bool kBackward>
+  bool launch(const ColumnTiles& tiles) {
+    std::vector<Word> words(static_cast<size_t>(tiles.workspace_bytes / 16) + 1, Word{7, 7});
+    const TiledColumnsParams params{p, tiles, words.data(), 0x123456789abcdef0};
+    const int threads = tiles.threads + (tiles.walks_alone ? 0 : kCarryThreads);
+    return emulation::launch(tiles.blocks, threads, tiles.shared_bytes, tiles.peers > 1, c.seed, [&] {
+      if constexpr (sizeof(T) == 2) {
+        if (tiles.pairs) return tiled_columns_kernel<T, kStep, kBackward, 2>(params);
+      }
+      tiled_columns_kernel<T, kStep, kBackward, 1>(params);
+    });
+  }
+
+  double gate(int64_t o, int64_t t, int64_t i) const {
+    if (c.kind == GammaKind::kNumber) return c.gamma;
+    return c.kind == GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : widened(gates.at(o, t, i));
+  }
+  double started(int64_t o, int64_t i) const {
+    return c.initial ? widened(initial[static_cast<size_t>(o * c.inner + i)]) : 0.0;
+  }
+  static bool is_near(double found, double wanted, double scale) {
+    const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 2e-7 : 2e-12;
+    return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);
+  }
+  bool complain(
+      const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted, const ColumnTiles& tiles) const {
+    printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
+        what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
+        c.initial, c.reverse);
+    printf("shifted %d, backward %d, seed %u; alone %d, pairs %d, staged %d, span %d, peers %d, parts %d, chunks %d\n",
+        c.shifted, c.backward, c.seed, tiles.walks_alone, tiles.pairs, tiles.staged, tiles.span, tiles.peers,
+        tiles.parts, tiles.chunks);
+    return false;
+  }
+
+  // One column.
+  bool check(int64_t o, int64_t i, const ColumnTiles& tiles) const {
+    double state = 0.0, sum = 0.0, magnitude = 1e-3, largest = 1.0;
+    for (int64_t n = 0; n < c.length; ++n) {
+      const int64_t t = c.reverse ? c.length - 1 - n : n, before = c.reverse ? t + 1 : t - 1, after = 2 * t - before;
+      const int64_t from = p.shifted ? before : t;  // of the gate and the reset
+      const bool exists = from >= 0 && from < c.length, enters = c.initial && !c.backward && n == 0;
+      if (enters) state = started(o, i);
+      const bool cut = (n == 0 && !enters) || (exists && c.reset && resets.at(o, from, i));
+      const double value = widened(x.at(o, t, i)), found = widened(y.at(o, t, i));
+      state = cut ? value : value + gate(o, from, i) * state;
+      largest = std::max(largest, std::abs(state));
+      if (!is_near(found, state, largest)) return complain("y", o, t, i, found, state, tiles);
+      if (!c.backward) continue;
+      const double next = n + 1 < c.length ? widened(saved.at(o, after, i)) : started(o, i);
+      const double term = c.reset && resets.at(o, t, i) ? 0.0 : state * next;
+      sum += term;
+      magnitude += std::abs(term);
+      if (c.kind != GammaKind::kStep) continue;
+      const double of_gate = widened(gate_gradient.at(o, t, i));
+      if (!is_near(of_gate, term, 2.0 * largest)) return complain("the gates' gradient", o, t, i, of_gate, term, tiles);
+    }
+    if (!c.backward || c.kind == GammaKind::kStep) return true;
+    double found = 0.0;
+    for (int64_t j = 0; j < p.partials; ++j)
+      found += static_cast<double>(partial_sums[static_cast<size_t>((o * c.inner + i) * p.partials + j)]);
+    const double eps = sizeof(T) == 8 ? 1e-11 : 1e-5;
+    return std::abs(found - sum) <= eps * magnitude || complain("gamma's gradient", o, 0, i, found, sum, tiles);
+  }
+
+  const Case c;
+  std::mt19937 random;
+  Operand<T> x, y, gates, saved, gate_gradient;
+  Operand<bool> resets;
+  std::vector<T> initial;
+  std::vector<float> row_gammas;
+  std::vector<Stored> partial_sums;
+  ScanProblem p{};
+};
+
+Case draw(std::mt19937& random) {
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
+  Case c{};
+  const unsigned form = random() % 5;
+  c.outer = one_in(2) ? 1 : up_to(form == 0 ? 20 : 3);
+  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(60) : form == 2 ? up_to(1500) : up_to(300);
+  c.inner = 1 + (form == 0 ? up_to(40) : form == 1 ? up_to(900) : form == 2 ? up_to(10) : up_to(150));
+  if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
+  c.kind = static_cast<GammaKind>(random() % 3);
+  constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0};
+  c.gamma = kGammas[random() % 5];
+  c.reset = one_in(3);
+  c.reverse = one_in(2);
+  c.backward = one_in(2);
+  c.shifted = one_in(3);
+  c.initial = one_in(3) && (c.backward || !c.shifted);
+  constexpr Lie kOutputs[] = {Lie::kDense, Lie::kDense, Lie::kPadded, Lie::kMoved};
+  for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
+  c.lies[0] = kOutputs[random() % 4];
+  c.lies[1] = kOutputs[random() % 4];
+  c.multiprocessors = static_cast<int>(one_in(6) ? 13 + random() % 8 : up_to(5));
+  c.shared_bytes = (one_in(2) ? 30 + static_cast<int>(random() % 30) : 227) << 10;
+  c.seed = random();
+  return c;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 3) return 2;
+  const int cases = std::atoi(arguments[1]);
+  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
+  int wrong = 0;
+  for (int i = 0; i < cases; ++i) {
+    const Case c = draw(random);
+    const unsigned type = random() % 3;
+    const bool is_right = type == 0 ? Trial<float>(c).run()
+        : type == 1                 ? Trial<__nv_bfloat16>(c).run()
+                                    : Trial<double>(c).run();
+    wrong += !is_right;
+  }
+  printf("%d cases, %d wrong\n", cases, wrong);
+  return wrong != 0;
+}

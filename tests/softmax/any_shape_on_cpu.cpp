@@ -1,0 +1,195 @@
+// Random problems through the softmax kernels of any shape (csrc/cuda/softmax/any_shape) on a CPU, against softmax in
+// long double: `any_shape_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
+#include "emulation.h"
+
+#include <numeric>
+
+namespace {
+
+unsigned launch_seed = 0;
+
+template <typename Kernel, typename Params>
+cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, const Params& params) {
+  const bool is_done = emulation::launch(config.gridDim.x, static_cast<int>(config.blockDim.x),
+      static_cast<int64_t>(config.dynamicSmemBytes), false, ++launch_seed, [&] { kernel(params); });
+  return is_done ? cudaSuccess : cudaErrorLaunchTimeout;
+}
+
+}  // namespace
+
+#define cudaLaunchKernelEx(config, kernel, params) launch_emulated(*(config), kernel, params)
+#define cudaFuncSetAttribute(...) cudaSuccess
+#define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
+#define cudaGetLastError() cudaSuccess
+#include "softmax/any_shape/launch.cuh"
+
+using namespace dcs;
+
+namespace {
+
+struct Case {
+  int64_t outer, length, inner;
+  bool backward, in_place, special;
+  int multiprocessors;
+};
+
+template <typename T>
+T narrowed(double value) {
+  if constexpr (sizeof(T) == 2) return __float2bfloat16(static_cast<float>(value));
+  else return static_cast<T>(value);
+}
+template <typename T>
+double widened(T value) {
+  if constexpr (sizeof(T) == 2) return __bfloat162float(value);
+  else return value;
+}
+
+// `size` elements, between others that must stay as they are.
+template <typename T>
+class Memory {
+ public:
+  explicit Memory(int64_t size) : size_(size), bytes_(static_cast<size_t>(size + 2 * kGuard) * sizeof(T) + 16) {
+    T* const begin = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16);
+    data = begin + kGuard;
+    std::fill(begin, data + size + kGuard, narrowed<T>(7.0));
+  }
+  bool is_intact() const {
+    for (int64_t i = 0; i < kGuard; ++i)
+      if (widened(data[-1 - i]) != 7.0 || widened(data[size_ + i]) != 7.0) return false;
+    return true;
+  }
+  T* data;
+
+ private:
+  static constexpr int64_t kGuard = 16;
+  int64_t size_;
+  std::vector<char> bytes_;
+};
+
+template <typename T>
+class Trial {
+ public:
+  Trial(const Case& of, unsigned seed)
+      : c(of), random(seed), size(c.outer * c.length * c.inner), input(size), saved(size), output(size) {
+    std::normal_distribution<double> normal;
+    for (int64_t i = 0; i < size; ++i) {
+      input.data[i] = narrowed<T>(4 * normal(random));
+      saved.data[i] = narrowed<T>(normal(random));
+      output.data[i] = narrowed<T>(NAN);
+    }
+    constexpr double kSpecial[] = {INFINITY, -INFINITY, NAN, 1e30, -1e30};
+    if (c.special && !c.backward) {
+      for (int i = 0; i < 3; ++i) input.data[at_random(size)] = narrowed<T>(kSpecial[random() % 5]);
+      const int64_t outer = at_random(c.outer), column = at_random(c.inner);
+      for (int64_t step = 0; step < c.length; ++step) input.data[at(outer, step, column)] = narrowed<T>(-INFINITY);
+    }
+  }
+
+  // False where something is wrong.
+  bool run() {
+    std::vector<T> before(input.data, input.data + size);
+    T* const to = c.in_place ? input.data : output.data;
+    tensors = {
+        {input.data, size * static_cast<int64_t>(sizeof(T))}, {saved.data, size * static_cast<int64_t>(sizeof(T))}};
+    SoftmaxProblem problem;
+    problem.outer = c.outer, problem.length = c.length, problem.inner = c.inner;
+    problem.backward = c.backward;
+    problem.input = input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
+    Device device;
+    device.multiprocessors = c.multiprocessors, device.cluster = 1;
+    std::vector<char> memory;
+    const SoftmaxWorkspace workspace = [&](int64_t bytes) -> void* {
+      memory.assign(static_cast<size_t>(bytes) + 16, '\xff');
+      return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
+    };
+    if (SoftmaxLaunch<T>(problem, device, workspace, nullptr).run() != cudaSuccess) return complain("launch", 0, 0, 0);
+    if (!input.is_intact() || !saved.is_intact() || !output.is_intact()) return complain("beyond", 0, 0, 0);
+    for (int64_t outer = 0; outer < c.outer; ++outer)
+      for (int64_t column = 0; column < c.inner; ++column)
+        if (!check(before, to, outer, column)) return false;
+    return true;
+  }
+
+ private:
+  int64_t at_random(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+  int64_t at(int64_t outer, int64_t step, int64_t column) const { return (outer * c.length + step) * c.inner + column; }
+
+  bool check(const std::vector<T>& before, const T* to, int64_t outer, int64_t column) const {
+    const auto x = [&](int64_t step) -> long double { return widened(before[at(outer, step, column)]); };
+    const auto y = [&](int64_t step) -> long double { return widened(saved.data[at(outer, step, column)]); };
+    long double largest = -INFINITY, sum = 0, magnitude = 0;
+    for (int64_t step = 0; step < c.length; ++step) largest = std::max(largest, x(step));
+    for (int64_t step = 0; step < c.length; ++step) {
+      sum += c.backward ? x(step) * y(step) : std::exp(x(step) - largest);
+      magnitude += std::abs(x(step) * y(step));
+    }
+    const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L, rounding = sizeof(T) == 2 ? 0x1p-8L : 0;
+    for (int64_t step = 0; step < c.length; ++step) {
+      const long double wanted = c.backward ? (x(step) - sum) * y(step) : std::exp(x(step) - largest) / sum,
+                        found = widened(to[at(outer, step, column)]);
+      const long double error = c.backward ? 40 * unit * (std::abs(x(step)) + magnitude) * std::abs(y(step))
+                                           : unit * (24 + 3 * std::min(largest - x(step), 1000.0L)) * wanted;
+      if (std::isnan(wanted) ? !std::isnan(found)
+                             : !(std::abs(found - wanted) <= error + rounding * std::abs(wanted) + 0x1p-125L))
+        return complain("y", at(outer, step, column), found, wanted);
+    }
+    return true;
+  }
+  bool complain(const char* what, int64_t index, long double found, long double wanted) const {
+    printf(
+        "%s[%ld] is %Lg for %Lg: (%ld, %ld, %ld), %zu bytes, backward %d, in place %d, special %d, multiprocessors %d\n",
+        what, index, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.backward, c.in_place, c.special,
+        c.multiprocessors);
+    return false;
+  }
+
+  const Case c;
+  std::mt19937 random;
+  const int64_t size;
+  Memory<T> input, saved, output;
+};
+
+// Sizes whose product is about a number of elements, most of them in a slab; a half with one column.
+Case draw(std::mt19937& random) {
+  std::uniform_real_distribution<double> uniform;
+  const double most = random() % 6 ? 30000.0 : 300000.0, elements = 500.0 * std::pow(most / 500.0, uniform(random));
+  const double part = std::sqrt(uniform(random)), other = uniform(random);  // of a slab, and of a step in it
+  Case c{};
+  c.inner = random() % 2 ? 1 : std::lround(std::pow(elements, part * other));
+  c.length = std::max<int64_t>(1, std::lround(std::pow(elements, part) / static_cast<double>(c.inner)));
+  c.outer = std::max<int64_t>(1, std::lround(elements / static_cast<double>(c.inner * c.length)));
+  if (random() % 4 == 0) std::swap(c.outer, c.inner);
+  c.backward = random() % 2;
+  c.in_place = random() % 3 == 0;
+  c.special = random() % 3 == 0;
+  c.multiprocessors = random() % 2 ? 1 : 100;
+  return c;
+}
+
+// Long lines of all kinds, which random ones are too seldom: (outer, length, inner), on 100 multiprocessors.
+constexpr int64_t kLong[][3] = {
+    {1, 66001, 3}, {2, 40001, 1}, {1, 1100, 40}, {2, 300, 515}, {1, 600, 67}, {1, 1500, 36}, {3, 9000, 2}};
+constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
+
+Case long_case(int index, std::mt19937& random) {
+  return {kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 100};
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 3) return 2;
+  const int cases = std::atoi(arguments[1]);
+  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
+  int wrong = 0;
+  for (int i = 0; i < cases; ++i) {
+    const Case c = i < kLongCount ? long_case(i, random) : draw(random);
+    const unsigned type = random() % 3, seed = random();
+    const bool is_right = type == 0 ? Trial<float>(c, seed).run()
+        : type == 1                 ? Trial<__nv_bfloat16>(c, seed).run()
+                                    : Trial<double>(c, seed).run();
+    wrong += !is_right;
+  }
+  printf("%d cases, %d wrong\n", cases, wrong);
+  return wrong != 0;
+}

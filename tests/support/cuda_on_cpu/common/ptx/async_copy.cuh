@@ -1,0 +1,37 @@
+// csrc/cuda/common/ptx/async_copy.cuh on a CPU: a copy happens when it is waited for, or some time before.
+#pragma once
+
+#include <cstdlib>
+
+namespace dcs {
+
+template <int kBytes, bool kWholeLines = false>
+void copy_async(void* to, const void* from, int valid) {
+  const auto misplaced = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kBytes != 0; };
+  if (misplaced(to) || misplaced(from) || valid < 0 || valid > kBytes) {
+    printf("an asynchronous copy of %d of %d bytes from %p to %p\n", valid, kBytes, from, to);
+    std::abort();
+  }
+  auto& groups = emulation::current().now->groups;
+  if (groups.empty()) groups.emplace_back();
+  // What is not read becomes 0.
+  groups.back().push_back({to, from, valid, nullptr});
+  groups.back().push_back({static_cast<char*>(to) + valid, nullptr, kBytes - valid, nullptr});
+}
+inline void copy_async(void* to, const void* from) { copy_async<16>(to, from, 16); }
+inline void commit_copies() { emulation::current().now->groups.emplace_back(); }
+template <int kPending>
+void wait_for_copies() {
+  auto& groups = emulation::current().now->groups;
+  if (groups.empty()) groups.emplace_back();
+  const size_t left = emulation::current().random() % 4 ? kPending : 0;
+  while (groups.size() - 1 > left) {
+    for (const emulation::Copy& copy : groups.front()) {
+      if (copy.from) memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      else memset(copy.to, 0, static_cast<size_t>(copy.bytes));
+    }
+    groups.pop_front();
+  }
+}
+
+}  // namespace dcs

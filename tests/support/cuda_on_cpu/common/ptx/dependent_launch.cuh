@@ -1,0 +1,9 @@
+// csrc/cuda/common/ptx/dependent_launch.cuh on a CPU, where a launch has ended before the next one begins.
+#pragma once
+
+namespace dcs {
+
+inline void griddepcontrol_wait() {}
+inline void launch_dependents() {}
+
+}  // namespace dcs
