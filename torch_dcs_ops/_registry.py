@@ -15,8 +15,12 @@ LIBRARY = torch.library.Library("dcs", "DEF")
 _LINEAR_CROSS_ENTROPY = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     "str reduction='mean', int? ignore_index=-100, float label_smoothing=0., float? softcap=None, "
-    "float logit_scale=1., float z_loss=0., bool shift=False, float? grad_filter_eps=None, int? memory_budget=None, "
-    "ScalarType? accumulate_dtype=None)"
+    "float logit_scale=1., float z_loss=0., int shift=0, float? grad_filter_eps=None, int? memory_budget=None, "
+    "ScalarType? accumulate_dtype=None, bool zero_if_empty=False)"
+)
+_HEAD_AND_TARGET = (
+    "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, float? softcap=None, "
+    "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None"
 )
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "
@@ -35,8 +39,31 @@ _SCHEMAS = (
     # (loss, lse, predictions)
     f"linear_cross_entropy.aux{_LINEAR_CROSS_ENTROPY} -> (Tensor, Tensor, Tensor)",
     # (log_probs, entropy)
-    "linear_log_probs(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, "
-    "float? softcap=None, float logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> (Tensor, Tensor)",
+    f"linear_log_probs{_HEAD_AND_TARGET}) -> (Tensor, Tensor)",
+    # (log_probs, entropy, lse, predictions, argmax_log_prob) for target (...) or (..., K). What is not needed comes
+    # back with no elements.
+    f"linear_log_probs.full{_HEAD_AND_TARGET}, bool need_entropy=True, bool need_predictions=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # (grad_input, grad_weight, grad_bias) from the gradients of log_probs (..., K), entropy and lse.
+    "_linear_log_probs_backward(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor input, "
+    "Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, int ignore_index, "
+    "int? memory_budget, bool need_input_grad, bool need_weight_grad, bool need_bias_grad) "
+    "-> (Tensor, Tensor, Tensor)",
+    # (log_probs, indices) of the k largest logits.
+    "linear_top_k(Tensor input, Tensor linear_weight, SymInt k, *, Tensor? linear_bias=None, float? softcap=None, "
+    "float logit_scale=1., int? memory_budget=None) -> (Tensor, Tensor)",
+    # The divergence of every row; defined in reference/linear_cross_entropy/kl_div.py.
+    "linear_kl_div(Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, "
+    "Tensor? linear_bias=None, Tensor? teacher_bias=None, Tensor? target=None, *, str direction='forward', "
+    "float beta=0.5, float temperature=1., float? softcap=None, float logit_scale=1., float? teacher_softcap=None, "
+    "float teacher_logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> Tensor",
+    # Gradients of the six operands; those that are not needed have no elements.
+    "_linear_kl_div_backward(Tensor grad, Tensor input, Tensor linear_weight, Tensor teacher_input, "
+    "Tensor teacher_weight, Tensor? linear_bias, Tensor? teacher_bias, Tensor? target, str direction, float beta, "
+    "float temperature, float? softcap, float logit_scale, float? teacher_softcap, float teacher_logit_scale, "
+    "int ignore_index, int? memory_budget, bool need_input_grad, bool need_weight_grad, "
+    "bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, bool need_teacher_bias_grad) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias, grad_scale): the loss and, for reduction
     # 'mean' or 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
     # grad_scale (1,): a factor that the gradients of float16 input still lack.
@@ -93,6 +120,8 @@ _SCHEMAS = (
     "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
     "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
     "-> Tensor",
+    # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
+    "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
     "softmax(Tensor input, int dim=-1) -> Tensor",
@@ -111,6 +140,11 @@ scan_gradients = torch.ops.dcs._scan_gradients.default
 linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
 linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default
+linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
+linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
+linear_top_k = torch.ops.dcs.linear_top_k.default
+linear_kl_div = torch.ops.dcs.linear_kl_div.default
+linear_kl_div_backward = torch.ops.dcs._linear_kl_div_backward.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default
 linear_cross_entropy_logits = torch.ops.dcs._linear_cross_entropy_logits.default
@@ -125,6 +159,7 @@ max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 n_step_returns = torch.ops.dcs._n_step_returns.default
+tied = torch.ops.dcs._tied.default
 scale = torch.ops.dcs._scale.default
 softmax = torch.ops.dcs.softmax.default
 softmax_backward = torch.ops.dcs._softmax_backward.default

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from .ops.linear_cross_entropy.loss import linear_cross_entropy
+from .ops.linear_cross_entropy.loss import check_keywords, linear_cross_entropy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,8 +32,8 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     """A linear layer to `num_classes` logits and the cross entropy of them, as one op that never holds the logits.
 
     :class:`torch.nn.LinearCrossEntropyLoss` (torch >= 2.13), whose calls run unchanged and whose state dict loads, with
-    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here. `out_features`
-    and `options` are torch's and taken only as () and None.
+    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here, and checked at
+    once. `out_features` and `options` are torch's and taken only as () and None.
 
     Args:
         in_features: D, the last dimension of input.
@@ -41,6 +41,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         bias: whether the linear layer has a bias.
         weight: (V,), a factor of every class; a buffer of the module.
         device, dtype: of the linear layer's parameters.
+        logit_scale: a number, a tensor of one element, or an :class:`torch.nn.Parameter`, which becomes the module's.
 
     Shapes: input (..., D); target (...) of class indices or (..., V) of class probabilities; the loss 0-D, or (...) for
     reduction "none".
@@ -56,27 +57,37 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor], in_features: int, num_classes: int, *,
-        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[True], return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+        return_lse: Literal[True], return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[False] = ..., return_predictions: Literal[True], **keywords: Unpack[Keywords],
+        return_lse: Literal[False] = ..., return_predictions: Literal[True],
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
-        return_lse: Literal[True], return_predictions: Literal[True], **keywords: Unpack[Keywords],
+        return_lse: Literal[True], return_predictions: Literal[True],
+        return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, ...]], in_features: int, num_classes: int, *,
+        return_z_loss: Literal[True], return_lse: bool = ..., return_predictions: bool = ...,
+        **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor | tuple[Tensor, ...]], in_features: int, num_classes: int, *,
-        return_lse: bool = ..., return_predictions: bool = ..., **keywords: Unpack[Keywords],
+        return_lse: bool = ..., return_predictions: bool = ..., return_z_loss: bool = ..., **keywords: Unpack[Keywords],
     ) -> None: ...  # fmt: skip
 
     def __init__(
@@ -94,14 +105,16 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         label_smoothing: float = 0.0,
         options: None = None,
         softcap: float | None = None,
-        logit_scale: float = 1.0,
+        logit_scale: float | Tensor = 1.0,
         z_loss: float = 0.0,
-        shift: bool = False,
+        shift: bool | int = False,
         grad_filter_eps: float | None = None,
         memory_budget: int | None = None,
         accumulate_dtype: torch.dtype | None = None,
+        zero_if_empty: bool = False,
         return_lse: bool = False,
         return_predictions: bool = False,
+        return_z_loss: bool = False,
     ) -> None:
         super().__init__()
         if tuple(out_features) != ():
@@ -111,14 +124,10 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
                 f"LinearCrossEntropyLoss: weight must have the shape ({num_classes},), one entry a class, got "
                 f"{tuple(weight.shape)}"
             )
-        self.num_classes = num_classes
-        self.register_buffer("weight", weight)
-        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        self.keywords: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "reduction": reduction,
             "ignore_index": ignore_index,
             "label_smoothing": label_smoothing,
-            "options": options,
             "softcap": softcap,
             "logit_scale": logit_scale,
             "z_loss": z_loss,
@@ -126,14 +135,25 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
             "grad_filter_eps": grad_filter_eps,
             "memory_budget": memory_budget,
             "accumulate_dtype": accumulate_dtype,
+            "zero_if_empty": zero_if_empty,
+        }
+        check_keywords("LinearCrossEntropyLoss", options, keywords)
+        self.num_classes = num_classes
+        self.register_buffer("weight", weight)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        # A parameter becomes one of the module's.
+        self.logit_scale = keywords.pop("logit_scale")
+        self.keywords: dict[str, Any] = keywords | {
             "return_lse": return_lse,
             "return_predictions": return_predictions,
+            "return_z_loss": return_z_loss,
         }
 
     def forward(self, input: Tensor, target: Tensor) -> _Results:
         results = linear_cross_entropy(
-            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight, **self.keywords
-        )
+            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight,
+            logit_scale=self.logit_scale, **self.keywords,
+        )  # fmt: skip
         return cast("_Results", results)
 
     if TYPE_CHECKING:
@@ -141,5 +161,6 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         def __call__(self, input: Tensor, target: Tensor) -> _Results: ...
 
     def extra_repr(self) -> str:
-        keywords = (f"{name}={value!r}" for name, value in self.keywords.items() if value not in (None, False))
-        return ", ".join((f"num_classes={self.num_classes}", *keywords))
+        scale = {} if isinstance(self.logit_scale, Tensor) else {"logit_scale": self.logit_scale}
+        shown = {name: value for name, value in (self.keywords | scale).items() if value not in (None, False)}
+        return ", ".join((f"num_classes={self.num_classes}", *(f"{name}={value!r}" for name, value in shown.items())))

@@ -13,6 +13,7 @@ from torch._dynamo import compiled_autograd
 import torch_dcs_ops as d
 
 TARGET = torch.tensor([0, 4, 2, 1])
+IDS = torch.tensor([[0, 1], [2, 2], [-100, 3], [4, 0]])
 RESET = torch.tensor([[False, False, True, False, False, False]] * 4)
 
 
@@ -52,6 +53,12 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
         lambda x, w: sum(map(weighted, d.linear_log_probs(x, w, TARGET)), torch.zeros(())),
         ((4, 6), (5, 6)),
     ),
+    "linear_log_probs of ids": (
+        lambda x, w: weighted(d.linear_log_probs(x, w, IDS, need_entropy=False, return_argmax_log_prob=True)[1]),
+        ((4, 6), (5, 6)),
+    ),
+    "linear_top_k": (lambda x, w: weighted(d.linear_top_k(x, w, 2)[0]), ((4, 6), (5, 6))),
+    "linear_kl_div": (lambda x, w, y, v: d.linear_kl_div(x, w, y, v), ((4, 6), (5, 6), (4, 3), (5, 3))),
     "log_bmm": (lambda a, b: weighted(d.log_bmm(a, b)), ((4, 6), (6, 3))),
     "max_bmm": (lambda a, b: weighted(d.max_bmm(a, b)[0]), ((4, 6), (6, 3))),
 }  # fmt: skip

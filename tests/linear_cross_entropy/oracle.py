@@ -61,7 +61,7 @@ def oracle(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     z_loss: float = 0.0,
-    shift: bool = False,
+    shift: int = 0,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,8 +70,8 @@ def oracle(
         ignore_index = -100
     by_class = target.is_floating_point()
     if shift:
-        input = input[..., :-1, :]
-        target = target[..., 1:, :] if by_class else target[..., 1:]
+        input = input[..., :-shift, :]
+        target = target[..., shift:, :] if by_class else target[..., shift:]
     logits = functional.linear(input, linear_weight, linear_bias)
     logits = (logits if logits.dtype == torch.float64 else logits.float()) * logit_scale
     if softcap is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops.ops.linear_cross_entropy import compiled as saved_for_backward
 
 from linear_cross_entropy.oracle import gradients, leaf, make
 from linear_cross_entropy.recorder import Recorder
@@ -154,3 +155,33 @@ def test_export(device: str) -> None:
     for steps in (5, 9):
         other = make((2, steps), 6, 11, torch.float32, device)
         torch.testing.assert_close(program.module()(other.input, other.target), model(other.input, other.target))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_gradient_penalty_is_refused_as_that_of_a_compiled_cross_entropy_is(device: str, reduction: str) -> None:
+    problem = make((5,), 6, 11, torch.float32, device)
+    x, w = leaf(problem.input), leaf(problem.linear_weight)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return linear_cross_entropy(x, w, problem.target, reduction=reduction).sum()
+
+    value = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, w)
+    (grad,) = torch.autograd.grad(value, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        (value + grad.square().sum()).backward()
+
+
+def test_a_compiled_backward_takes_an_operand(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By that, versions of torch that have no other means refuse a gradient penalty."""
+    monkeypatch.setattr(saved_for_backward, "_REFUSES_BY_ITSELF", False)
+    problem = make((5,), 6, 11, torch.float32, device)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return linear_cross_entropy(x, w, problem.target)
+
+    for with_weight in (True, False):
+        x, w = leaf(problem.input), problem.linear_weight.clone().requires_grad_(with_weight)
+        value = torch.compile(loss, fullgraph=True, backend="aot_eager_decomp_partition")(x, w)
+        saved = [t for t in value.grad_fn.saved_tensors if t.requires_grad]  # type: ignore[union-attr]
+        assert [t.shape for t in saved] == [w.shape if with_weight else x.shape]
+        torch.testing.assert_close(gradients(value, x), gradients(loss(x, w), x))

@@ -49,9 +49,17 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"target": Y.int()},
         "target must be int64 (class indices) or floating-point (class probabilities), got int32",
     ),
+    "integer one-hot target": (
+        {"target": Q.long()},
+        "target must be floating-point for class probabilities, (..., V), got int64",
+    ),
     "shape of probabilities": (
         {"target": Q[..., :4]},
         "target must have the shape (2, 3, 5) for class probabilities, got (2, 3, 4)",
+    ),
+    "rows of probabilities": (
+        {"target": Q[:1]},
+        "target must have the shape (2, 3, 5) for class probabilities, got (1, 3, 5)",
     ),
     "ignore_index of probabilities": (
         {"target": Q, "ignore_index": 2},
@@ -74,8 +82,13 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
     "z_loss": ({"z_loss": -0.1}, "z_loss must be a number >= 0, got -0.1"),
     "shift": (
         {"input": X[0, 0], "target": Y[0, 0], "shift": True},
-        "input must have the shape (..., T, D) with T >= 1 for shift, got (4,)",
+        "input must have the shape (..., T, D) with T >= 1 for shift=1, got (4,)",
     ),
+    "shift beyond the last step": (
+        {"shift": 4},
+        "input must have the shape (..., T, D) with T >= 4 for shift=4, got (2, 3, 4)",
+    ),
+    "shift back": ({"shift": -1}, "shift must be a number of steps >= 0, got -1"),
     "grad_filter_eps": (
         {"grad_filter_eps": -0.01},
         "grad_filter_eps must be None or a number >= 0 and < 1, got -0.01",
@@ -100,6 +113,14 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+# As in torch.nn.functional; all others are RuntimeErrors.
+VALUE_ERRORS = ("shape of target", "reduction", "rows of probabilities")
+
+
+def error_of(name: str, sentence: str) -> Any:
+    return pytest.raises(ValueError if name in VALUE_ERRORS else RuntimeError, match=re.escape(OP + sentence))
+
+
 def split(changes: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     call = {"input": X, "linear_weight": W, "target": Y} | changes
     return tuple(call.pop(name) for name in ("input", "linear_weight", "target")), call
@@ -109,7 +130,7 @@ def split(changes: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 def test_sentences(name: str) -> None:
     changes, sentence = TABLE[name]
     args, options = split(changes)
-    expected = pytest.raises(RuntimeError, match=re.escape(OP + sentence))
+    expected = error_of(name, sentence)
     with expected:
         linear_cross_entropy(*args, **options)
     with expected:
@@ -128,7 +149,7 @@ def test_sentences(name: str) -> None:
 def test_sentences_where_a_gradient_is_recorded(name: str) -> None:
     changes, sentence = TABLE[name]
     args, options = split(changes)
-    with pytest.raises(RuntimeError, match=re.escape(OP + sentence)):
+    with error_of(name, sentence):
         linear_cross_entropy(leaf(args[0]), *args[1:], **options)
 
 
@@ -161,6 +182,15 @@ def test_options_of_torch_are_refused() -> None:
         ({"reduction": None}, "reduction must be a string, got NoneType"),
         ({"memory_budget": 1e9}, "memory_budget must be an integer or None, got float"),
         ({"ignore_index": 0.5}, "ignore_index must be an integer or None, got float"),
+        ({"accumulate_dtype": "float32"}, "accumulate_dtype must be a torch.dtype or None, got str"),
+        ({"grad_filter_eps": "auto"}, "grad_filter_eps must be a number or None, got str"),
+        ({"shift": "yes"}, "shift must be an integer or a bool, got str"),
+        ({"shift": 2.5}, "shift must be an integer or a bool, got float"),
+        ({"label_smoothing": "0.1"}, "label_smoothing must be a number, got str"),
+        ({"softcap": "30"}, "softcap must be a number or None, got str"),
+        ({"logit_scale": "2"}, "logit_scale must be a number or a tensor of one, got str"),
+        ({"z_loss": None}, "z_loss must be a number, got NoneType"),
+        ({"zero_if_empty": "yes"}, "zero_if_empty must be a bool, got str"),
     ],
     ids=lambda value: str(value)[:20],
 )

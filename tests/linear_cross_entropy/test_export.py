@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_dcs_ops
-from torch_dcs_ops import discounted_cumsum, linear_cross_entropy, linear_log_probs
+from torch_dcs_ops import discounted_cumsum, linear_cross_entropy, linear_kl_div, linear_log_probs, linear_top_k
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
 
 from linear_cross_entropy.oracle import make
@@ -117,3 +117,27 @@ def test_aot_inductor_of_both_ops(device: str, enabled: bool, tmp_path: Path) ->
     for steps in (5, 9):
         values = arguments(steps)
         torch.testing.assert_close(compiled(*values), model(*values))
+
+
+class Distillation(torch.nn.Module):
+    """Log-probabilities at a teacher's classes, and the divergence from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = (torch.nn.Linear(FEATURES, CLASSES) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        top, classes = linear_top_k(x, self.teacher.weight, 3, linear_bias=self.teacher.bias)
+        student = self.student.weight
+        rows = linear_log_probs(x, student, classes, need_entropy=False, return_lse=True, return_argmax_log_prob=True)
+        loss = linear_kl_div(x, student, x, self.teacher.weight, teacher_bias=self.teacher.bias, target=y)
+        return (*rows, top, loss, linear_kl_div(x, student, x, self.teacher.weight, reduction="none", direction="jsd"))
+
+
+def test_aot_inductor_of_a_distillation(device: str, tmp_path: Path) -> None:
+    model = Distillation()
+    program = exported(model, device, ("x", "y"), True)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "loss.pt2"))
+    compiled = torch._inductor.aoti_load_package(path)
+    for steps in (5, 9):
+        torch.testing.assert_close(tuple(compiled(*problem(steps, device))), model(*problem(steps, device)))

@@ -84,8 +84,8 @@ def batch_of(lead: tuple[int, ...], device: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("shift", [False, True])
-def test_vmap_over_any_of_the_operands(device: str, shift: bool, reduction: str) -> None:
+@pytest.mark.parametrize("shift", [0, 1, 2])
+def test_vmap_over_any_of_the_operands(device: str, shift: int, reduction: str) -> None:
     batch = batch_of((2, 4), device)
     f, g = fused(reduction, shift=shift), expected(reduction, shift=shift)
     for batched in itertools.product((True, False), repeat=5):
@@ -164,11 +164,25 @@ def test_log_probs(device: str) -> None:
     torch.testing.assert_close(func.vmap(func.jacfwd(f))(x, y), func.vmap(func.jacfwd(reference))(x, y))
 
 
+def test_vmap_of_means_of_which_one_is_empty(device: str) -> None:
+    x, w, _, y, _ = batch_of((4,), device)
+    y = torch.where(torch.arange(BATCH, device=device)[:, None] == 1, -100, y)
+
+    def f(a: Tensor, t: Tensor) -> Tensor:
+        return linear_cross_entropy(a, w[0], t, zero_if_empty=True)
+
+    losses = func.vmap(f)(x, y)
+    assert float(losses[1]) == 0
+    torch.testing.assert_close(losses, torch.stack([f(*sample) for sample in zip(x, y, strict=True)]))
+    per_sample = func.vmap(func.grad(f))(x, y)
+    torch.testing.assert_close(per_sample, torch.stack([func.grad(f)(*sample) for sample in zip(x, y, strict=True)]))
+
+
 def test_vmap_checks_the_logical_shapes(device: str) -> None:
     x, w, _, y, _ = batch_of((4,), device)
-    with pytest.raises(RuntimeError, match=r"target must have input's shape without its last dimension, \(4,\)"):
+    with pytest.raises(ValueError, match=r"target must have input's shape without its last dimension, \(4,\)"):
         func.vmap(lambda a: linear_cross_entropy(a, w[0], y))(x)
-    with pytest.raises(RuntimeError, match="reduction must be"):
+    with pytest.raises(ValueError, match="reduction must be"):
         func.vmap(lambda a, t: linear_cross_entropy(a, w[0], t, reduction="max"))(x, y)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs, linear_top_k
 
 from linear_cross_entropy.oracle import leaf, make, oracle
 
@@ -90,6 +90,24 @@ def test_inference_memory() -> None:
     with torch.no_grad():
         for run in (lambda: linear_cross_entropy(x, w, y), lambda: linear_log_probs(x, w, y)):
             assert peak(run) <= (32 << 20) + SLACK < full_logits(rows, torch.float32) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
+    """Forward and backward; the divergence's temporaries are its blocks of float32 values, some eight at a time."""
+    rows = 6000
+    x, w, y = operands(rows, dtype)
+    teacher_x, teacher_w, _ = (t.detach() for t in operands(rows, dtype))
+    ids = torch.stack((y, y.flip(0)), -1)
+    results = (x.numel() + 2 * w.numel()) * 4 + (x.numel() + w.numel()) * dtype.itemsize
+    limit = results + BUDGET + SLACK
+    assert limit < full_logits(rows, dtype) * 0.8
+    for run in (
+        lambda: linear_log_probs(x, w, ids, memory_budget=BUDGET, return_argmax_log_prob=True)[0].sum().backward(),
+        lambda: linear_top_k(x, w, 4, memory_budget=BUDGET)[0].sum().backward(),
+        lambda: linear_kl_div(x, w, teacher_x, teacher_w, direction="jsd", memory_budget=BUDGET).backward(),
+    ):
+        assert peak(run) <= limit
 
 
 def test_a_frozen_head_costs_no_gradient() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -88,5 +89,24 @@ def test_sentences() -> None:
         LinearCrossEntropyLoss(7, 13, out_features=(3,))
     with pytest.raises(RuntimeError, match=r"LinearCrossEntropyLoss: weight must have the shape \(13,\)"):
         LinearCrossEntropyLoss(7, 13, weight=torch.ones(12))
-    with pytest.raises(RuntimeError, match="options must be None"):
-        LinearCrossEntropyLoss(7, 13, options=object())(torch.ones(2, 7), torch.ones(2).long())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="LinearCrossEntropyLoss: options must be None"):
+        LinearCrossEntropyLoss(7, 13, options=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "sentence"),
+    [
+        ({"reduction": "avg"}, ValueError, 'reduction must be "none", "mean" or "sum", got "avg"'),
+        ({"label_smoothing": 1.5}, RuntimeError, "label_smoothing must be in [0, 1], got 1.5"),
+        ({"softcap": -1.0}, RuntimeError, "softcap must be a positive number or None, got -1.0"),
+        ({"shift": -1}, RuntimeError, "shift must be a number of steps >= 0, got -1"),
+        ({"memory_budget": 0}, RuntimeError, "memory_budget must be at least 1 byte, got 0"),
+        ({"shift": "yes"}, TypeError, "shift must be an integer or a bool, got str"),
+        ({"accumulate_dtype": "float32"}, TypeError, "accumulate_dtype must be a torch.dtype or None, got str"),
+        ({"reduction": None}, TypeError, "reduction must be a string, got NoneType"),
+    ],
+    ids=str,
+)
+def test_keywords_are_checked_at_once(keywords: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=re.escape(f"LinearCrossEntropyLoss: {sentence}")):
+        LinearCrossEntropyLoss(7, 13, **keywords)

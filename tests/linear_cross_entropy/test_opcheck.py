@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
+from torch_dcs_ops.reference.linear_cross_entropy.kl_div import Divergence
+from torch_dcs_ops.reference.linear_cross_entropy.log_probs import HeadOptions
 from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import Problem, leaf, make
@@ -16,6 +18,11 @@ from linear_cross_entropy.oracle import Problem, leaf, make
 LOSS = torch.ops.dcs.linear_cross_entropy.default
 AUX = torch.ops.dcs.linear_cross_entropy.aux
 LOG_PROBS = torch.ops.dcs.linear_log_probs.default
+LOG_PROBS_FULL = torch.ops.dcs.linear_log_probs.full
+LOG_PROBS_BACKWARD = torch.ops.dcs._linear_log_probs_backward.default
+TOP_K = torch.ops.dcs.linear_top_k.default
+KL_DIV = torch.ops.dcs.linear_kl_div.default
+KL_DIV_BACKWARD = torch.ops.dcs._linear_kl_div_backward.default
 FORWARD = torch.ops.dcs._linear_cross_entropy_forward.default
 BACKWARD = torch.ops.dcs._linear_cross_entropy_backward.default
 ROWS = torch.ops.dcs._cross_entropy_rows_.default
@@ -50,9 +57,33 @@ def test_layouts(device: str, layout: str) -> None:
     problem = Problem(*map(LAYOUTS[layout], make((3, 4), 6, 11, torch.float32, device)))
     x, w, b = operands(problem)
     check(LOSS, (x, w, problem.target), {"linear_bias": b, "weight": problem.weight, "shift": True})
-    check(AUX, (x, w, problem.target), {"linear_bias": b, "reduction": "none", "shift": True})
+    check(AUX, (x, w, problem.target), {"linear_bias": b, "reduction": "none", "shift": 2})
+    check(AUX, (x, w, problem.target), {"linear_bias": b, "zero_if_empty": True})
     check(LOSS, (x, w, problem.probabilities), {"label_smoothing": 0.1})
     check(LOG_PROBS, (x, w, problem.target), {"linear_bias": b, "softcap": 3.0})
+
+
+def test_ids(device: str) -> None:
+    problem = make((3, 2), 6, 11, torch.float32, device)
+    x, w, b = operands(problem)
+    ids = torch.randint(11, (3, 2, 4), device=device)
+    for target in (ids, problem.target):
+        for needs in ((True, True), (False, False)):
+            flags = dict(zip(("need_entropy", "need_predictions"), needs, strict=True))
+            check(LOG_PROBS_FULL, (x, w, target), {"linear_bias": b, "softcap": 3.0, **flags})
+    check(TOP_K, (x, w, 3), {"linear_bias": b})
+    grads = [leaf(torch.randn(3, 2, 4, device=device)), leaf(torch.randn(3, 2, device=device)), None]
+    check(LOG_PROBS_BACKWARD, (*grads, x, w, ids, b, *HeadOptions(), True, True, True), utilities=TRACEABLE)
+
+
+def test_divergences(device: str) -> None:
+    student, teacher = make((3, 2), 6, 11, torch.float32, device), make((3, 2), 4, 11, torch.float32, device)
+    call = (*operands(student)[:2], *operands(teacher)[:2], leaf(student.linear_bias), None, student.target)
+    for direction in ("forward", "reverse", "jsd"):
+        check(KL_DIV, call, {"direction": direction, "softcap": 3.0})
+    grad = leaf(torch.randn(3, 2, device=device))
+    needs = (True, True, False, True, True, False)
+    check(KL_DIV_BACKWARD, (grad, *call, *Divergence(direction="jsd"), *needs), utilities=TRACEABLE)
 
 
 @pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 0)], ids=str)

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "negative logit_scale": {"logit_scale": -0.7},
     "z_loss": {"z_loss": 0.3},
     "shift": {"shift": True},
+    "shift by two": {"shift": 2},
     "linear_bias": {"linear_bias": True},
     "weight": {"weight": True},
     "probabilities": {"probabilities": True},
@@ -49,7 +50,7 @@ def check(problem: Problem, options: dict[str, Any]) -> None:
     torch.testing.assert_close(got[:2], expected[:2])
     # Of classes that are equal, as those of an expanded linear_weight are, rounding predicts any.
     logits = functional.linear(x, w, options.get("linear_bias"))
-    logits = logits[..., :-1, :] if options.get("shift") else logits
+    logits = logits[..., : -options["shift"], :] if options.get("shift") else logits
     predicted = [logits.gather(-1, predictions.unsqueeze(-1)) for predictions in (got[2], expected[2])]
     torch.testing.assert_close(*predicted)
     torch.testing.assert_close(linear_cross_entropy(x, w, target, **options), expected[0])
@@ -80,7 +81,7 @@ def test_random_combinations(device: str) -> None:
             "softcap": st.sampled_from([None, 3.0]),
             "logit_scale": st.sampled_from([1.0, 0.5]),
             "z_loss": st.sampled_from([0.0, 0.2]),
-            "shift": st.booleans(),
+            "shift": st.sampled_from([0, True, 2]),
             "linear_bias": st.booleans(),
             "weight": st.booleans(),
             "probabilities": st.booleans(),
@@ -97,8 +98,8 @@ def test_random_combinations(device: str) -> None:
         seed=st.integers(0, 99),
     )
     def run(options: Any, lead: Any, features: int, classes: int, seed: int) -> None:
-        if options["shift"] and lead[-1] < 2:
-            lead = [*lead[:-1], 2]
+        if lead[-1] <= options["shift"]:
+            lead = [*lead[:-1], options["shift"] + 1]
         # A mean over no valid target is nan, and is tested by itself.
         check(make(lead, features, classes, device=device, seed=seed, ignored=0.0), options)
 
@@ -145,16 +146,60 @@ def test_every_row_ignored(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(gradient, torch.zeros_like(operand))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_zero_if_empty(device: str, dtype: torch.dtype) -> None:
+    """0 with gradients of 0 over no valid target; what it was over some."""
+    for ignored in (1.0, 0.3):
+        problem = make(dtype=dtype, device=device, ignored=ignored)
+        for options in ({}, {"shift": 2}, {"weight": problem.weight, "z_loss": 0.1}):
+            results = []
+            for zero_if_empty in (True, False):
+                x, w = leaf(problem.input), leaf(problem.linear_weight)
+                loss = linear_cross_entropy(x, w, problem.target, zero_if_empty=zero_if_empty, **options)
+                results.append([loss, *gradients(loss, x, w)])
+            if ignored == 1.0:
+                assert bool(results[1][0].isnan())
+                results[1] = [torch.zeros_like(value) for value in results[1]]
+            torch.testing.assert_close(*results, rtol=0, atol=0)
+    x = leaf(make((0,), dtype=dtype, device=device).input)
+    problem = make((0,), dtype=dtype, device=device)
+    for target in (problem.target, problem.probabilities):
+        loss = linear_cross_entropy(x, problem.linear_weight, target, zero_if_empty=True)
+        assert float(loss.detach()) == 0
+        assert gradients(loss, x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_z_loss_by_itself(device: str, reduction: str) -> None:
+    problem = make(device=device)
+    for options in ({}, {"shift": 2}, {"weight": problem.weight}, {"probabilities": True, "shift": 1}):
+        call: dict[str, Any] = {"reduction": reduction} | options
+        target = problem.probabilities if call.pop("probabilities", False) else problem.target
+        x = leaf(problem.input)
+        with_term = linear_cross_entropy(x, problem.linear_weight, target, z_loss=0.3, return_z_loss=True, **call)
+        without = linear_cross_entropy(x, problem.linear_weight, target, **call)
+        torch.testing.assert_close(with_term[0] - with_term[1], without)
+        assert not with_term[1].requires_grad
+        expected = oracle(x, problem.linear_weight, target, z_loss=0.3, **call)[0]
+        torch.testing.assert_close(gradients(with_term[0].sum(), x), gradients(expected.sum(), x))
+    _, lse, term = linear_cross_entropy(*problem[:3], z_loss=0.3, reduction="none", return_lse=True, return_z_loss=True)
+    torch.testing.assert_close(term, 0.3 * lse.square())
+    empty = torch.full_like(problem.target, -100)
+    _, term = linear_cross_entropy(*problem[:2], empty, z_loss=0.3, return_z_loss=True, zero_if_empty=True)
+    assert float(term) == 0
+
+
 def test_one_class(device: str) -> None:
     for options in ({}, {"label_smoothing": 0.2, "z_loss": 0.1}, {"probabilities": True}):
         check(make(classes=1, device=device), {"linear_bias": True, **options})
 
 
-@pytest.mark.parametrize("lead", [(2, 1), (3, 2)], ids=str)
-def test_shift_without_a_target(device: str, lead: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("lead", "shift"), [((2, 1), True), ((3, 2), True), ((3, 2), 2), ((2, 4), 3)], ids=str)
+def test_shift_with_few_targets(device: str, lead: tuple[int, ...], shift: int) -> None:
     problem = make(lead, device=device, ignored=0.0)
     for reduction in ("none", "sum"):
-        check(problem, {"reduction": reduction, "shift": True})
+        check(problem, {"reduction": reduction, "shift": shift})
+        check(problem, {"reduction": reduction, "shift": shift, "probabilities": True})
 
 
 def test_predictions_of_ignored_rows(device: str) -> None:

@@ -32,6 +32,7 @@ assert_type(loss(x, w, t, return_lse=True), Two)
 assert_type(loss(x, w, t, return_predictions=True, z_loss=1e-4), Two)
 assert_type(loss(x, w, t, return_lse=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
 assert_type(loss(x, w, t, return_lse=flag), Tensor | tuple[Tensor, ...])
+assert_type(loss(x, w, t, return_z_loss=True, shift=2, zero_if_empty=True), tuple[Tensor, ...])
 loss(x, w, t, soft_cap=30.0)  # error
 loss(x, w, t, softcap="30")  # error
 
@@ -47,7 +48,12 @@ assert_type(torch_dcs_ops.discounted_cumsum(x, 0.9, direction="left", reset=x > 
 assert_type(torch_dcs_ops.discounted_cumsum_left(x, x), Tensor)
 assert_type(torch_dcs_ops.discounted_cumsum_right(x, 1), Tensor)
 assert_type(torch_dcs_ops.cumsum(x, 0, reverse=True), Tensor)
-assert_type(torch_dcs_ops.linear_log_probs(x, w, t), Two)
+log_probs = torch_dcs_ops.linear_log_probs
+assert_type(log_probs(x, w, t), Two)
+assert_type(log_probs(x, w, t, need_entropy=False, softcap=30.0), Tensor)
+assert_type(log_probs(x, w, t, return_lse=True), Tensor | tuple[Tensor, ...])
+assert_type(torch_dcs_ops.linear_top_k(x, w, 2), Two)
+assert_type(torch_dcs_ops.linear_kl_div(x, w, x, w, direction="jsd", beta=0.1, teacher_softcap=30.0), Tensor)
 assert_type(torch_dcs_ops.log_bmm(x, w.t()), Tensor)
 assert_type(torch_dcs_ops.max_bmm(x, w.t()), Two)
 assert_type(torch_dcs_ops.sample_bmm(x, w.t()), Tensor)

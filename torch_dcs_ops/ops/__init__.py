@@ -8,6 +8,8 @@ from .scan.cumsum import cumsum
 from .scan.discounted_cumsum import discounted_cumsum, discounted_cumsum_left, discounted_cumsum_right
 from .linear_cross_entropy.loss import linear_cross_entropy
 from .linear_cross_entropy.log_probs import linear_log_probs
+from .linear_cross_entropy.kl_div import linear_kl_div
+from .linear_cross_entropy.top_k import linear_top_k
 from .log_bmm.log_bmm import log_bmm
 from .log_bmm.max_bmm import max_bmm
 from .log_bmm.sample_bmm import sample_bmm
@@ -19,7 +21,9 @@ __all__ = [
     "discounted_cumsum_left",
     "discounted_cumsum_right",
     "linear_cross_entropy",
+    "linear_kl_div",
     "linear_log_probs",
+    "linear_top_k",
     "log_bmm",
     "max_bmm",
     "sample_bmm",

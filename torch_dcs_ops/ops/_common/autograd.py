@@ -59,14 +59,14 @@ def apply(function: Any, *args: Any) -> Any:
         return function.apply(*args)
 
 
-def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
     """What a Node's forward calls `op` by."""
     if not _functorch_active():
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
+            return op(*args, **kwargs)
     # The levels further down record what they need themselves.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-        return below(op, keyset, *args)
+        return below(op, keyset, *args, **kwargs)
 
 
 def levels_below() -> Any:

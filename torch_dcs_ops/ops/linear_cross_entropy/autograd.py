@@ -22,7 +22,7 @@ from ...reference.linear_cross_entropy import loss as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, run_below, tracked
-from .compiled import gradients_of_saved, saves_logits_gradient
+from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
 from .validate import check_call
@@ -101,6 +101,7 @@ class LossFunction(Node):
                 found = gradients_of_saved(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
             else:
                 grad_scale = gradients.pop()
+                grad_loss = tied_to_operand(grad_loss, (linear_weight, input, linear_bias))
                 if grad_scale.numel():
                     grad_loss = grad_loss * grad_scale.view(())
                 may_overwrite = ctx.private and graph_is_being_freed()

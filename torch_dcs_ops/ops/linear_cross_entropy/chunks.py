@@ -17,11 +17,9 @@ from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
+from .half_range import half_boost
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import ValidRows, compacts, row_count, valid_rows
-
-_HALF_BOOST = 1024.0
-_MOST_SCALE = 16  # of logits, whose gradients it multiplies: together a quarter of float16's range
 
 
 class Rows(NamedTuple):
@@ -58,11 +56,10 @@ def forward(
     late = is_half and needs is not None and any(needs)
     grad_loss, grad_scale = scale, input.new_empty(0, dtype=row_dtype(input.dtype))
     if late:
-        boost = _half_boost(weight, options)
-        grad_loss = grad_scale.new_full((1,), boost)
+        grad_loss = boost = half_boost(linear_weight, target, weight, options)
         # No valid row: the sums are 0, and stay so as in F.cross_entropy.
         if scale is None:
-            grad_scale = grad_scale.new_full((1,), 1 / boost)
+            grad_scale = boost.reciprocal()
         elif weight is None:
             grad_scale = (scale / boost).nan_to_num_(posinf=1.0)
         else:
@@ -85,12 +82,6 @@ def forward(
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
     """Of a mean."""
     return normalizer(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
-
-
-def _half_boost(weight: Tensor | None, options: Options) -> float:
-    """A power of 2 that keeps the logits' float16 gradients, which end at 6e-8, from 0; 1 where they may be large."""
-    is_small = weight is None and not options.z_loss and abs(options.logit_scale) <= _MOST_SCALE
-    return _HALF_BOOST if is_small else 1.0
 
 
 def backward(
@@ -212,7 +203,7 @@ def _run_rows(
         gradients = FilteredGradients(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
-    make_logits = _Logits(plan, operand, linear_weight, word)
+    make_logits = Logits(plan, operand, linear_weight, word)
     of_chunks: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
@@ -266,7 +257,7 @@ def _joined(
     return rows
 
 
-class _Logits:
+class Logits:
     """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
 
     def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor, word: int) -> None:

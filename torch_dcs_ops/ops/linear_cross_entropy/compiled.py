@@ -10,7 +10,7 @@ to leave them out takes the products 6 % longer where there are none (a 1.2-bill
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ _OP = "linear_cross_entropy"
 # float16 has no room for 1/N in what is saved; other dtypes and CPUs sum over chunks at no cost.
 _DTYPES = (torch.bfloat16,)
 _DEVICES = ("cuda",)
+
+
+_REFUSES_BY_ITSELF = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 def _never() -> bool:
@@ -77,6 +80,24 @@ def gradients_of_saved(
     return [grad_input.reshape(input.shape), grad_weight, grad_bias]
 
 
+def tied_to_operand(grad_loss: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
+    """grad_loss, made so that a traced backward takes the first of the operands that requires a gradient.
+
+    Before torch 2.13 a compiled graph refuses to be differentiated twice only where its backward takes such a tensor.
+    This loss's takes the gradients from its forward alone, and a penalty on them had no gradient, without a word.
+    linear_weight comes first, as it is there anyway.
+    """
+    if _REFUSES_BY_ITSELF or not is_traced():
+        return grad_loss
+    operand = next((t for t in operands if t is not None and t.requires_grad), None)
+    tied: Tensor = grad_loss if operand is None else _registry.tied(grad_loss, operand)
+    return tied
+
+
+def _tied(value: Tensor, operand: Tensor) -> Tensor:
+    return value.clone()
+
+
 def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     linear_bias, weight, options, wanted = _checked(input, linear_weight, target, *rest)
     with torch._C._AutoDispatchBelowAutograd():
@@ -117,6 +138,8 @@ def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
     return below(_registry.linear_cross_entropy_logits, keyset, *args)
 
 
+_registry.LIBRARY.impl("_tied", _tied, "CompositeExplicitAutograd")
+torch.library.register_fake("dcs::_tied", _tied, lib=_registry.LIBRARY)
 _NAME = "_linear_cross_entropy_logits"
 _registry.LIBRARY.impl(_NAME, _forward, "CompositeExplicitAutograd")
 torch.library.register_fake(f"dcs::{_NAME}", _forward_fake, lib=_registry.LIBRARY)

@@ -1,11 +1,12 @@
 """`dcs::linear_log_probs`: log p(target) and the entropy of a linear layer's softmax, without holding the logits.
 
-Both come out of the row pass of linear_cross_entropy, whose private ops and nodes of autograd these are.
+Both come out of the row pass of linear_cross_entropy, whose private ops and nodes of autograd these are. Several
+targets a row, and further results, are the `full` overload's (id_ops.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -16,13 +17,46 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.validate import dtype_name, fail
+from . import id_ops  # noqa: F401  (registers)
+from .arguments import apply_scale, check_argument_types
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
-from .validate import check_argument_types, check_call, normal_ignore_index
+from .validate import check_call, normal_ignore_index
 
 _OP = "linear_log_probs"
 _op = _registry.linear_log_probs
+_full_op = _registry.linear_log_probs_full
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class Keywords(TypedDict, total=False):
+        linear_bias: Tensor | None
+        softcap: float | None
+        logit_scale: float | Tensor
+        ignore_index: int | None
+        memory_budget: int | None
+
+
+@overload
+def linear_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, need_entropy: Literal[True] = ...,
+    return_lse: Literal[False] = ..., return_predictions: Literal[False] = ...,
+    return_argmax_log_prob: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, need_entropy: Literal[False],
+    return_lse: Literal[False] = ..., return_predictions: Literal[False] = ...,
+    return_argmax_log_prob: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> Tensor: ...  # fmt: skip
+@overload
+def linear_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, need_entropy: bool = ..., return_lse: bool = ...,
+    return_predictions: bool = ..., return_argmax_log_prob: bool = ..., **keywords: Unpack[Keywords],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 
 
 def linear_log_probs(
@@ -32,49 +66,73 @@ def linear_log_probs(
     *,
     linear_bias: Tensor | None = None,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float | Tensor = 1.0,
     ignore_index: int | None = -100,
     memory_budget: int | None = None,
-) -> tuple[Tensor, Tensor]:
+    need_entropy: bool = True,
+    return_lse: bool = False,
+    return_predictions: bool = False,
+    return_argmax_log_prob: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """Log-probability of every target, and entropy, of the softmax over ``input·linear_weightᵀ + linear_bias``.
 
-    What fine-tuning by reinforcement learning needs of a policy, both differentiable any number of times, in the memory
-    of :func:`linear_cross_entropy`; its arguments and its transforms. The backward makes the logits a second time.
+    What fine-tuning by reinforcement learning needs of a policy, and distillation of some classes of a teacher; all
+    differentiable any number of times, in the memory of :func:`linear_cross_entropy`; its arguments and its transforms.
+    The backward makes the logits a second time.
 
     Args:
         input: (..., D).
         linear_weight: (V, D), input's dtype.
-        target: class indices, int64 (...).
+        target: class indices, int64 (...), or (..., K) for K of them a row. Equal ones in a row add their gradients up.
         linear_bias: (V,), input's dtype.
         softcap: bounds the logits to (-softcap, softcap).
-        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
-        ignore_index: a row with this target has log-probability and entropy 0 and no gradient. None is -100.
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature. A tensor of one element is
+            differentiable.
+        ignore_index: a target that is this has the log-probability 0 and no gradient; in a row of no other targets so
+            have all results but predictions. None is -100.
         memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
+        need_entropy: whether the entropy is made and returned.
+        return_lse: also returns the logsumexp of every row's logits (differentiable).
+        return_predictions: also returns the argmax of every row's logits, int64.
+        return_argmax_log_prob: also returns the largest log-probability of every row (differentiable).
 
     Returns:
-        (log_probs, entropy), both of input's leading shape, float32 for half-precision input, else of input's dtype.
-        Entropy is in nats, of the distribution that softcap and logit_scale make.
+        A tuple (log_probs, entropy, lse, predictions, argmax_log_prob) of what was asked for; log_probs alone where
+        that is all. log_probs has target's shape, the others input's leading shape; float32 for half-precision input,
+        else input's dtype. Entropy is in nats, of the distribution that softcap and logit_scale make.
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.
+        ValueError, TypeError: as of linear_cross_entropy.
         RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
 
     Example::
 
         >>> log_probs, entropy = torch_dcs_ops.linear_log_probs(hidden, head, tokens, logit_scale=1 / temperature)
     """
+    input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
+    keywords: dict[str, Any] = {
+        "linear_bias": linear_bias,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "ignore_index": ignore_index,
+        "memory_budget": memory_budget,
+    }
+    finds_best = return_predictions or return_argmax_log_prob
     try:
-        log_probs, entropy = _op(
-            input, linear_weight, target, linear_bias=linear_bias, softcap=softcap, logit_scale=logit_scale,
-            ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
+        if need_entropy and not (return_lse or finds_best) and target.dim() != input.dim():
+            two: tuple[Tensor, Tensor] = _op(input, linear_weight, target, **keywords)
+            return two
+        results = _full_op(
+            input, linear_weight, target, **keywords, need_entropy=need_entropy, need_predictions=finds_best
+        )
     except (AttributeError, RuntimeError, TypeError):
-        check_argument_types(
-            _OP, input, linear_weight, target, linear_bias, None, "none",
-            ignore_index=ignore_index, memory_budget=memory_budget,
-        )  # fmt: skip
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+        check_argument_types(_OP, tensors, {**keywords, "need_entropy": need_entropy})
         raise
-    return log_probs, entropy
+    wanted = (True, need_entropy, return_lse, return_predictions, return_argmax_log_prob)
+    asked = tuple(values for values, want in zip(results, wanted, strict=True) if want)
+    return asked if len(asked) > 1 else asked[0]
 
 
 def _options(

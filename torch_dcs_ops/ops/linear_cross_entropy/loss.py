@@ -6,27 +6,27 @@ Here: the public function and the registrations of the op and of its `aux` overl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import Options, shifted_target
+from ...reference.linear_cross_entropy.loss import Options, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)
+from .arguments import apply_scale, check_argument_types, check_keyword_types, check_scale
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
-from .validate import check_argument_types, check_call, normal_ignore_index
+from .shift import Results, shifted
+from .validate import check_call, check_numbers, check_shift, normal_ignore_index
+from .z_loss import z_loss_term
 
 _OP = "linear_cross_entropy"
 _op = _registry.linear_cross_entropy
 _aux_op = _registry.linear_cross_entropy_aux
-
-Results = tuple[Tensor, ...]
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
         ignore_index: int | None
         label_smoothing: float
         softcap: float | None
-        logit_scale: float
+        logit_scale: float | Tensor
         z_loss: float
-        shift: bool
+        shift: bool | int
         grad_filter_eps: float | None
         memory_budget: int | None
         accumulate_dtype: torch.dtype | None
+        zero_if_empty: bool
         options: None
 
     class Keywords(LossKeywords, total=False):
@@ -54,27 +55,32 @@ if TYPE_CHECKING:
 @overload
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
-    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+    return_predictions: Literal[False] = ..., return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
-    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+    return_predictions: Literal[False] = ..., return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
-    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+    return_predictions: Literal[True], return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
-    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+    return_predictions: Literal[True], return_z_loss: Literal[False] = ..., **keywords: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 @overload
 def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_z_loss: Literal[True], return_lse: bool = ...,
+    return_predictions: bool = ..., **keywords: Unpack[Keywords],
+) -> tuple[Tensor, ...]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: bool = ..., return_predictions: bool = ...,
-    **keywords: Unpack[Keywords],
+    return_z_loss: bool = ..., **keywords: Unpack[Keywords],
 ) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 
 
@@ -89,14 +95,16 @@ def linear_cross_entropy(
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float | Tensor = 1.0,
     z_loss: float = 0.0,
-    shift: bool = False,
+    shift: bool | int = False,
     grad_filter_eps: float | None = None,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
+    zero_if_empty: bool = False,
     return_lse: bool = False,
     return_predictions: bool = False,
+    return_z_loss: bool = False,
     options: None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target)`` without the logits in memory.
@@ -115,47 +123,44 @@ def linear_cross_entropy(
         reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
             F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss per row.
         ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where that can
-            be (see the documentation). None is -100. Negative or None for class probabilities, for which it means
-            nothing.
+            be. None is -100. Negative or None for class probabilities, for which it means nothing.
         label_smoothing: in [0, 1].
         softcap: bounds the logits to (-softcap, softcap).
-        logit_scale: a factor of the logits, before the softcap; 1 / temperature.
+        logit_scale: a factor of the logits, before the softcap; 1 / temperature. A tensor of one element, such as
+            CLIP's learned scale, is differentiable: it multiplies input and linear_bias, in their dtype.
         z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
             of the loss, by the weights of the valid targets.
-        shift: input (..., T, D) at step t predicts target (..., T) at step t + 1. The last step has no target:
-            whatever has a value per row, has T - 1 of them.
+        shift: input (..., T, D) at step t predicts target (..., T) at step t + shift; True is 1, False is 0. The last
+            `shift` steps have no target: whatever has a value per row, has T - shift of them.
         grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
             the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
             above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
-            the mean shape of 32 rows (see the documentation). The results themselves are exact, as are the gradients
-            for a number below 16/V, for class probabilities, for softcap together with label_smoothing, in float16, in
-            float64 on CUDA, and on CUDA without triton.
+            the mean shape of 32 rows. The results themselves are exact, and some gradients (see the documentation).
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
-            rows, 32 MiB and 64 rows on a CPU. For linear_weight's gradient half-precision input takes further memory
-            for more than one chunk of rows: as much as that gradient, or less up to 2·D rows (see the documentation).
+            rows, 32 MiB and 64 rows on a CPU. linear_weight's gradient may take further memory (see the documentation).
         accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32. torch.bfloat16,
-            for bfloat16 input, rounds after every chunk and needs no memory (1.6 times the error of one GEMM at four
-            chunks). torch.float32, for half-precision input, is what None is.
+            for bfloat16 input, rounds after every chunk and needs no memory. torch.float32 is what None is.
         return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
         return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too, which then are
             not left out.
+        zero_if_empty: a mean over no valid target is 0 instead of nan.
+        return_z_loss: also returns what z_loss adds to the loss, reduced as it is, without a gradient of its own.
         options: of torch.nn.functional.linear_cross_entropy; only None is taken.
 
     Returns:
         The loss: float32 for half-precision input, else input's dtype; 0-D, or input's leading shape for "none". With
-        return_lse or return_predictions a tuple (loss, lse, predictions) of what was asked for.
+        return_lse, return_predictions or return_z_loss a tuple (loss, lse, predictions, z-loss) of what was asked for.
 
-    A mean or a sum forms its gradients in forward, where the logits are, and only those that are needed: a frozen input
-    or linear_weight costs neither time nor memory. backward() multiplies them by the gradient of the loss, in place
-    where the graph is being freed. Reduction "none" and the gradient of the lse make the logits a second time.
+    A mean or a sum forms its gradients in forward, where the logits are, and only those that are needed; backward()
+    scales them. Reduction "none" and the gradient of the lse make the logits a second time.
     Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class
     probabilities or class weights hold full logits, and are exact whatever grad_filter_eps is. Works under torch.func,
-    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias are cast as for
-    F.linear, the loss is float32).
+    torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias as for F.linear).
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion, as in F.cross_entropy.
-        RuntimeError: an argument has a wrong dtype, shape, device or value; the sentence names it.
+        ValueError: reduction is none of the three, or target has not input's leading shape.
+        TypeError, RuntimeError: an argument has a wrong type; a wrong dtype, shape, device or value.
 
     Example::
 
@@ -163,21 +168,22 @@ def linear_cross_entropy(
         >>> tokens = torch.randint(100, (2, 5))
         >>> loss = torch_dcs_ops.linear_cross_entropy(hidden, head, tokens, shift=True)
     """
-    if options is not None:
-        raise RuntimeError(
-            f"{_OP}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
-            "chooses the chunks here"
-        )
+    _check_no_options(_OP, options)
+    input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
+    is_aux = return_lse or return_predictions or return_z_loss
     results = _call(
-        _aux_op if return_lse or return_predictions else _op, input, linear_weight, target, linear_bias=linear_bias,
-        weight=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
+        _aux_op if is_aux else _op, input, linear_weight, target, linear_bias=linear_bias, weight=weight,
+        reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
         logit_scale=logit_scale, z_loss=z_loss, shift=shift, grad_filter_eps=grad_filter_eps,
-        memory_budget=memory_budget, accumulate_dtype=accumulate_dtype,
+        memory_budget=memory_budget, accumulate_dtype=accumulate_dtype, zero_if_empty=zero_if_empty,
     )  # fmt: skip
     if isinstance(results, Tensor):
         return results
-    loss, lse, predictions = results
-    return (loss, *((lse,) if return_lse else ()), *((predictions,) if return_predictions else ()))
+    loss, *rows = results
+    if return_z_loss:
+        rows.append(z_loss_term(rows[0], target, weight, reduction, ignore_index, z_loss, shift, zero_if_empty))
+    wanted = (return_lse, return_predictions, return_z_loss)
+    return (loss, *(values for values, want in zip(rows, wanted, strict=False) if want))
 
 
 def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywords: Any) -> Tensor | Results:
@@ -185,11 +191,30 @@ def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywo
     try:
         results: Tensor | Results = op(input, linear_weight, target, **keywords)
     except (AttributeError, RuntimeError, TypeError):
-        given = (keywords[name] for name in ("linear_bias", "weight", "reduction"))
-        numbers = {name: keywords[name] for name in ("ignore_index", "memory_budget")}
-        check_argument_types(_OP, input, linear_weight, target, *given, **numbers)
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+        check_argument_types(_OP, tensors, keywords)
         raise
     return results
+
+
+def check_keywords(op: str, options: object, keywords: dict[str, Any]) -> None:
+    """What is wrong with keywords whatever the tensors are."""
+    _check_no_options(op, options)
+    check_keyword_types(op, keywords)
+    numbers = dict(keywords)
+    check_shift(op, numbers.pop("shift"))
+    del numbers["zero_if_empty"]
+    if isinstance(numbers["logit_scale"], Tensor):
+        check_scale(op, numbers.pop("logit_scale"))
+    check_numbers(op, _options(**numbers))
+
+
+def _check_no_options(op: str, options: object) -> None:
+    if options is not None:
+        raise RuntimeError(
+            f"{op}: options must be None, got {type(options).__name__}: memory_budget and accumulate_dtype are what "
+            "chooses the chunks here"
+        )
 
 
 def _options(
@@ -210,24 +235,6 @@ def _options(
     )  # fmt: skip
 
 
-def _shifted(
-    shift: bool, input: Tensor, target: Tensor, options: Options, run: Callable[[Tensor, Tensor], Results]
-) -> Results:
-    """`run(input, target)` on the steps that have a target; its results are the loss and values of every row."""
-    if not shift:
-        return run(input, target)
-    if target.is_floating_point():
-        return run(input[..., :-1, :], target[..., 1:, :])
-    # No step is cut out of input, which would copy it: the last one is ignored.
-    loss, *rows = run(input, shifted_target(target, options.ignore_index))
-    return (_without_last(loss) if options.reduction == "none" else loss, *map(_without_last, rows))
-
-
-def _without_last(values: Tensor) -> Tensor:
-    # Not contiguous(), which under export would ask whether the sizes make a copy unnecessary.
-    return values[..., :-1].clone(memory_format=torch.contiguous_format)
-
-
 def _register(name: str, op: Any, is_aux: bool) -> None:
     """The kernels of one overload; `aux` returns (loss, lse, predictions), the other one the loss."""
 
@@ -236,6 +243,11 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
     def results(values: Results) -> Any:
         return values if is_aux else values[0]
 
+    def mended(values: Results, target: Tensor, options: Options, zero_if_empty: bool) -> Results:
+        if not zero_if_empty or options.reduction != "mean":
+            return values
+        return zeroed_if_empty(values[0], target, options.ignore_index), *values[1:]
+
     def kernel(
         input: Tensor,
         linear_weight: Tensor,
@@ -243,7 +255,8 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
+        zero_if_empty: bool = False,
         **keywords: Any,
     ) -> Any:
         options = _options(**keywords)
@@ -253,10 +266,10 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
             every: Results = _registry.linear_cross_entropy_forward(
                 x, linear_weight, y, linear_bias, weight, *options, False, False, False, is_aux, False
             )
-            return every[:count]
+            return mended(every[:count], y, options, zero_if_empty)
 
         with torch._C._AutoDispatchBelowAutograd():
-            return results(_shifted(shift, input, target, options, run))
+            return results(shifted(shift, input, target, options, run))
 
     def fake(
         input: Tensor,
@@ -265,12 +278,13 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
+        zero_if_empty: bool = False,
         **keywords: Any,
     ) -> Any:
         options = _options(**keywords)
         check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
-        lead = (*input.shape[:-2], input.size(-2) - 1) if shift else input.shape[:-1]
+        lead = (*input.shape[:-2], input.size(-2) - shift) if shift else input.shape[:-1]
         loss = input.new_empty(lead if options.reduction == "none" else (), dtype=row_dtype(input.dtype))
         return results((loss, loss.new_empty(lead), loss.new_empty(lead, dtype=torch.int64)))
 
@@ -282,7 +296,8 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
         *,
         linear_bias: Tensor | None = None,
         weight: Tensor | None = None,
-        shift: bool = False,
+        shift: int = 0,
+        zero_if_empty: bool = False,
         **keywords: Any,
     ) -> Any:
         if not tracked(input, linear_weight, target, linear_bias, weight):
@@ -295,15 +310,17 @@ def _register(name: str, op: Any, is_aux: bool) -> None:
                 linear_bias=linear_bias,
                 weight=weight,
                 shift=shift,
+                zero_if_empty=zero_if_empty,
                 **keywords,
             )
         options = _options(**keywords)
         check_call(_OP, input, linear_weight, target, linear_bias, weight, options, shift=shift)
 
         def run(x: Tensor, y: Tensor) -> Results:
-            return differentiable(keyset, x, linear_weight, y, linear_bias, weight, options, is_aux, False)[:count]
+            every = differentiable(keyset, x, linear_weight, y, linear_bias, weight, options, is_aux, False)
+            return mended(every[:count], y, options, zero_if_empty)
 
-        return results(_shifted(shift, input, target, options, run))
+        return results(shifted(shift, input, target, options, run))
 
     _registry.LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dcs::{name}", fake, lib=_registry.LIBRARY)

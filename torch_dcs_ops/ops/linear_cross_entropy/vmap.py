@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import normalizer, shifted_target
+from ...reference.linear_cross_entropy.loss import normalizer, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common.vmap import BATCHED, Batch
+from .shift import targets
 from .validate import normal_ignore_index
 
 
@@ -67,8 +68,8 @@ def _front(op: Any) -> Callable[..., Any]:
 def _is_valid(input: Tensor, target: Tensor, options: dict[str, Any]) -> bool:
     """Whether a batch in front would be taken for what it is; if not, a sample's own call raises the sentence."""
     logical = input.dim() - 1 + target.is_floating_point()
-    shift = options.get("shift", False)
-    return target.dim() == logical and input.dim() >= 1 + shift and options.get("reduction") in (
+    shift = options.get("shift", 0)
+    return target.dim() == logical and input.dim() >= 1 + bool(shift) and shift >= 0 and options.get("reduction") in (
         None, "none", "mean", "sum"
     )  # fmt: skip
 
@@ -84,21 +85,47 @@ def _reduced(loss: Tensor, target: Tensor, weight: Tensor | None, reduction: str
     if reduction == "sum":
         return total
     ignore_index = normal_ignore_index(options.get("ignore_index", -100))
-    if options.get("shift", False):
-        by_class = target.is_floating_point()
-        target = target[..., 1:, :] if by_class else shifted_target(target, ignore_index)
-    return total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
+    target = targets(target, options.get("shift", 0), ignore_index)
+    mean = total / normalizer(target, weight, ignore_index, row_dtype(loss.dtype), keep_dims=1)
+    return zeroed_if_empty(mean, target, ignore_index, keep_dims=1) if options.get("zero_if_empty", False) else mean
+
+
+def _rows(op: Any, is_ids: bool) -> Callable[..., Any]:
+    """The kernel of an op all of whose results are of rows; its third argument is a tensor only with `is_ids`."""
+
+    def kernel(keyset: Any, input: Tensor, linear_weight: Tensor, third: Any, *, linear_bias: Tensor | None = None,
+               **options: Any) -> Any:  # fmt: skip
+        def call(x: Tensor, w: Tensor, y: Any, bias: Tensor | None) -> Any:
+            return op(x, w, y if is_ids else third, linear_bias=bias, **options)
+
+        batch = Batch(input, linear_weight, third if is_ids else None, linear_bias)
+        with torch._C._ExcludeDispatchKeyGuard(BATCHED):
+            if not batch.is_batched:
+                return call(input, linear_weight, third, linear_bias)
+            is_valid = input.dim() >= 1 and (not is_ids or third.dim() in (input.dim() - 1, input.dim()))
+            if batch.has_batch(1) or batch.has_batch(3) or not is_valid:
+                return _one_by_one(batch, call)
+            ids = _front_of(batch, 2) if is_ids else None
+            results = call(_front_of(batch, 0), linear_weight, ids, linear_bias)
+            return tuple(map(batch.wrap, _with_batch(results, batch)))
+
+    return kernel
+
+
+def _with_batch(results: tuple[Tensor, ...], batch: Batch) -> list[Tensor]:
+    """Results of rows; one that is not needed has no elements, for every sample."""
+    return [values if values.shape[:1] == (batch.size,) else values.new_empty((batch.size, 0)) for values in results]
 
 
 def _private(op: Any, tensors: int) -> Callable[..., Any]:
-    """The kernel of a private op, whose first arguments are so many tensors."""
+    """The kernel of an op whose first arguments are so many tensors."""
 
-    def kernel(keyset: Any, *args: Any) -> Any:
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         batch, rest = Batch(*args[:tensors]), args[tensors:]
         with torch._C._ExcludeDispatchKeyGuard(BATCHED):
             if not batch.is_batched:
-                return op(*args)
-            return _one_by_one(batch, lambda *sample: op(*sample, *rest))
+                return op(*args, **options)
+            return _one_by_one(batch, lambda *sample: op(*sample, *rest, **options))
 
     return kernel
 
@@ -107,6 +134,11 @@ for _name, _kernel in (
     ("linear_cross_entropy", _front(_registry.linear_cross_entropy)),
     ("linear_cross_entropy.aux", _front(_registry.linear_cross_entropy_aux)),
     ("linear_log_probs", _front(_registry.linear_log_probs)),
+    ("linear_log_probs.full", _rows(_registry.linear_log_probs_full, True)),
+    ("linear_top_k", _rows(_registry.linear_top_k, False)),
+    ("_linear_log_probs_backward", _private(_registry.linear_log_probs_backward, 7)),
+    ("linear_kl_div", _private(_registry.linear_kl_div, 7)),
+    ("_linear_kl_div_backward", _private(_registry.linear_kl_div_backward, 8)),
     ("_linear_cross_entropy_forward", _private(_registry.linear_cross_entropy_forward, 5)),
     ("_linear_cross_entropy_backward", _private(_registry.linear_cross_entropy_backward, 8)),
 ):

@@ -136,10 +136,15 @@ def normalizer(
     return counted.flatten(keep_dims).sum(-1, dtype=dtype) if target.dim() > keep_dims else counted.to(dtype)
 
 
-def shifted_target(target: Tensor, ignore_index: int) -> Tensor:
-    """The targets (..., T) one step on, `ignore_index` at the last step."""
-    last = target.new_full((*target.shape[:-1], 1), ignore_index)
-    return torch.cat((target[..., 1:], last), -1)
+def zeroed_if_empty(loss: Tensor, target: Tensor, ignore_index: int, keep_dims: int = 0) -> Tensor:
+    """A mean, or 0 where it is one over no valid target; for each entry of the first `keep_dims` dimensions."""
+    return torch.where(normalizer(target, None, ignore_index, loss.dtype, keep_dims) > 0, loss, 0)
+
+
+def shifted_target(target: Tensor, shift: int, ignore_index: int) -> Tensor:
+    """The targets (..., T) of `shift` steps on, `ignore_index` at the last steps, which have none."""
+    last = target.new_full((*target.shape[:-1], shift), ignore_index)
+    return torch.cat((target[..., shift:], last), -1)
 
 
 def _valid(target: Tensor, ignore_index: int) -> Tensor | None:

@@ -1,0 +1,61 @@
+"""float16 has a narrow range: a power of 2 that its gradients take between the logits and the float32 sums.
+
+The logits' gradient of a mean is below float16's smallest number, 6e-8, for most classes; times 1024 it is not. Sums of
+it are float32, and lose the factor there. It must not lead beyond 65504 either: what bounds the gradient is looked at,
+on the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...reference.linear_cross_entropy.loss import Options
+from ...reference.linear_cross_entropy.rows import row_dtype
+
+_MOST_BOOST = 1024.0
+_MOST_GRADIENT = 16384.0  # of the logits: a quarter of the range
+_MOST_PRODUCT = 32768.0  # of the logits' gradient and linear_weight, where it is rounded to float16
+_LARGEST = 65504.0
+_BOUNDS = (2.0**-40, 2.0**40)
+
+
+def half_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
+    """The factor, float32 (1,)."""
+    # |lse| is at most the largest logit and the logarithm of the number of classes.
+    scale = abs(options.logit_scale)
+    of_z_loss = 2 * options.z_loss * _LARGEST * max(scale, 1.0)
+    is_cpu = linear_weight.device.type == "cpu"
+    if weight is None and not target.is_floating_point() and not is_cpu:
+        return linear_weight.new_full((1,), _boost((1 + of_z_loss) * scale), dtype=torch.float32)
+    bound = _bounded((_row_bound(target, weight, options) + of_z_loss) * scale)
+    boost = _MOST_GRADIENT / bound
+    if is_cpu:
+        # input's gradient leaves the product in float16. Of a row of the logits' gradient the absolute values sum to
+        # twice its bound at most.
+        lowest, highest = torch.aminmax(linear_weight)
+        boost = torch.minimum(boost, _MOST_PRODUCT / (2 * bound * _bounded(torch.maximum(-lowest, highest))))
+    return torch.exp2(boost.clamp(max=_MOST_BOOST).log2().floor()).reshape(1)
+
+
+def _boost(bound: float) -> float:
+    return 2.0 ** math.floor(math.log2(min(_MOST_BOOST, _MOST_GRADIENT / max(bound, _BOUNDS[0]))))
+
+
+def _row_bound(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
+    """Of the gradient of a row's loss in z, but for z_loss; 0-D."""
+    bound: Tensor
+    if target.is_floating_point():
+        masses = torch.linalg.vector_norm(target, 1, -1, dtype=row_dtype(target.dtype))
+        bound = masses.amax() if masses.numel() else masses.new_zeros(())
+        bound = bound * (1 - options.label_smoothing) + options.label_smoothing
+    else:
+        bound = torch.ones((), device=target.device)
+    return bound if weight is None else bound * weight.abs().amax()
+
+
+def _bounded(value: Tensor) -> Tensor:
+    """A factor of a bound: NaN, which no factor helps, counts as 1."""
+    return torch.nan_to_num(value.float(), nan=1.0).clamp(*_BOUNDS)

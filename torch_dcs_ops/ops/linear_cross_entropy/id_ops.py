@@ -1,0 +1,385 @@
+"""`dcs::linear_log_probs.full`, `dcs::_linear_log_probs_backward` and `dcs::linear_top_k`: kernels, fakes, autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, func
+
+from ... import _registry
+from ...reference.linear_cross_entropy import log_probs as reference
+from ...reference.linear_cross_entropy.log_probs import HeadOptions
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
+from .._common import autocast, flops
+from .._common.autograd import Node, apply, below, in_forward_mode, run_below, tracked
+from .._common.validate import fail, known
+from . import ids as driver
+from .ids import IdUpstream
+from .kernel_ops import gemm_flops
+from .loss import autocast_operands
+from .validate import check_head, check_ids, check_options, check_upstream, normal_ignore_index
+
+_OP = "linear_log_probs"
+_TOP = "linear_top_k"
+_OPTIONS = len(HeadOptions._fields)
+Results = tuple[Tensor, ...]
+
+
+def _checked(
+    op: str,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    *,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    memory_budget: int | None = None,
+) -> HeadOptions:
+    check_head(op, input, linear_weight, linear_bias)
+    options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget)
+    check_options(op, Options(softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget), input.dtype)
+    return options
+
+
+def _ids(input: Tensor, target: Tensor) -> tuple[Tensor, bool]:
+    """target (..., K), and whether it has been (...)."""
+    is_single = target.dim() < input.dim()
+    return (target.unsqueeze(-1) if is_single else target), is_single
+
+
+def _full(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    need_entropy: bool = True,
+    need_predictions: bool = False,
+    **keywords: Any,
+) -> Results:
+    options = _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(_OP, target, input)
+    ids, is_single = _ids(input, target)
+    with torch._C._AutoDispatchBelowAutograd():
+        log_probs, *rest = driver.forward(
+            input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions
+        )
+    return (log_probs.view(target.shape) if is_single else log_probs, *rest)
+
+
+def _full_fake(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    need_entropy: bool = True,
+    need_predictions: bool = False,
+    **keywords: Any,
+) -> Results:
+    _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(_OP, target, input)
+    lead, dtype = input.shape[:-1], row_dtype(input.dtype)
+    return (
+        input.new_empty(target.shape, dtype=dtype),
+        input.new_empty(lead if need_entropy else 0, dtype=dtype),
+        input.new_empty(lead, dtype=dtype),
+        input.new_empty(lead if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(lead if need_predictions else 0, dtype=dtype),
+    )
+
+
+def _full_autograd(
+    keyset: torch._C.DispatchKeySet,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    need_entropy: bool = True,
+    need_predictions: bool = False,
+    **keywords: Any,
+) -> Any:
+    needs = {"need_entropy": need_entropy, "need_predictions": need_predictions}
+    if not tracked(input, linear_weight, linear_bias):
+        return below(
+            _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias, **needs,
+            **keywords,
+        )  # fmt: skip
+    options = _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(_OP, target, input)
+    if not in_forward_mode():
+        return apply(IdsFunction, keyset, input, linear_weight, linear_bias, target, options, needs)
+    ids, is_single = _ids(input, target)
+    _check_plain_ids(target, options, linear_weight.size(0))
+    log_probs, entropy, lse, predictions, best = reference.linear_log_probs(
+        input, linear_weight, ids, linear_bias, options
+    )
+    none = input.new_empty(0, dtype=row_dtype(input.dtype))
+    return (
+        log_probs.squeeze(-1) if is_single else log_probs,
+        entropy if need_entropy else none,
+        lse,
+        predictions if need_predictions else none.long(),
+        best if need_predictions else none.clone(),
+    )
+
+
+def _check_plain_ids(target: Tensor, options: HeadOptions, classes: int) -> None:
+    # Under a transform or a mode there are no values to look at: the reference's gather does.
+    if not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()):
+        check_target_range(target, options.ignore_index, classes)
+
+
+class IdsFunction(Node):
+    """Log-probabilities at ids; the largest one is that of one more id, which forward has found."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor,
+        options: HeadOptions,
+        needs: dict[str, bool],
+    ) -> Results:
+        results: Results = run_below(
+            _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
+            **options._asdict(), **needs,
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.options = options
+        ctx.needs = Needs(*ctx.needs_input_grad[1:4])
+        unused = [results[3]] if needs["need_predictions"] else [results[3], results[4]]
+        ctx.mark_non_differentiable(*unused, *([] if needs["need_entropy"] else [results[1]]))
+        ctx.save_for_backward(input, linear_weight, linear_bias, target, results[3])
+        return results
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        grad_log_probs: Tensor | None,
+        grad_entropy: Tensor | None,
+        grad_lse: Tensor | None,
+        _: Any,
+        grad_best: Tensor | None,
+    ) -> tuple[Any, ...]:
+        input, linear_weight, linear_bias, target, predictions = ctx.saved_tensors
+        if grad_log_probs is None and grad_entropy is None and grad_lse is None and grad_best is None:
+            return (None,) * 7
+        ids, is_single = _ids(input, target)
+        if grad_log_probs is not None and is_single:
+            grad_log_probs = grad_log_probs.unsqueeze(-1)
+        if grad_best is not None:
+            ignored = ctx.options.ignore_index
+            best = torch.where((ids != ignored).any(-1), predictions, ignored).unsqueeze(-1)
+            if grad_log_probs is None:
+                grad_log_probs = torch.zeros_like(ids, dtype=grad_best.dtype)
+            ids = torch.cat((ids, best), -1)
+            grad_log_probs = torch.cat((grad_log_probs, grad_best.unsqueeze(-1)), -1)
+        computed = _registry.linear_log_probs_backward(
+            grad_log_probs, grad_entropy, grad_lse, input, linear_weight, ids, linear_bias, *ctx.options, *ctx.needs
+        )
+        found = [gradient if need else None for gradient, need in zip(computed, ctx.needs, strict=True)]
+        return (None, *found, None, None, None)
+
+
+class IdGradientFunction(Node):
+    """The gradients of log-probabilities at ids, differentiable in the upstream gradients and the operands."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        grad_log_probs: Tensor | None,
+        grad_entropy: Tensor | None,
+        grad_lse: Tensor | None,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        ids: Tensor,
+        options: HeadOptions,
+        needs: Needs,
+    ) -> Results:
+        gradients: Results = run_below(
+            _registry.linear_log_probs_backward, keyset, grad_log_probs, grad_entropy, grad_lse, input, linear_weight,
+            ids, linear_bias, *options, *needs,
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.needs = options, needs
+        ctx.mark_non_differentiable(*(g for g, need in zip(gradients, needs, strict=True) if not need))
+        ctx.save_for_backward(grad_log_probs, grad_entropy, grad_lse, input, linear_weight, linear_bias, ids)
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        *operands, ids = ctx.saved_tensors
+        given = [need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True)]
+        wanted = [index for index, need in enumerate(ctx.needs_input_grad[1:7]) if need]
+        found: list[Tensor | None] = [None] * 6
+        if any(given) and wanted:
+            names = ("grad_log_probs", "grad_entropy", "grad_lse", "input", "linear_weight", "linear_bias")
+
+            def gradients(values: dict[str, Tensor]) -> Results:
+                merged = dict(zip(names, operands, strict=True)) | values
+                every = reference.linear_log_probs_gradients(
+                    **merged, ids=ids, options=ctx.options, needs=Needs(*given)
+                )
+                return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+
+            pullback = func.vjp(gradients, {names[index]: operands[index] for index in wanted})[1]
+            (by_name,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
+            for index in wanted:
+                found[index] = by_name[names[index]]
+        return (None, *found, None, None, None)
+
+
+def _check_backward(
+    upstream: IdUpstream,
+    input: Tensor,
+    linear_weight: Tensor,
+    ids: Tensor,
+    linear_bias: Tensor | None,
+    options: HeadOptions,
+) -> None:
+    _checked(_OP, input, linear_weight, linear_bias, **options._asdict())
+    check_ids(_OP, ids, input)
+    if ids.dim() != input.dim():
+        fail(_OP, f"target must have a dimension of ids for the gradient, got the shape {tuple(ids.shape)}")
+    check_upstream(_OP, "grad_log_probs", upstream.log_probs, ids.shape, input)
+    check_upstream(_OP, "grad_entropy", upstream.entropy, input.shape[:-1], input)
+    check_upstream(_OP, "grad_lse", upstream.lse, input.shape[:-1], input)
+
+
+def _backward(*args: Any) -> Results:
+    upstream, (input, linear_weight, ids, linear_bias), options, needs = _split(args)
+    _check_backward(upstream, input, linear_weight, ids, linear_bias, options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return driver.backward(upstream, input, linear_weight, ids, linear_bias, options, needs)
+
+
+def _backward_fake(*args: Any) -> Results:
+    upstream, (input, linear_weight, ids, linear_bias), options, needs = _split(args)
+    _check_backward(upstream, input, linear_weight, ids, linear_bias, options)
+    bias_dtype = row_dtype(input.dtype) if linear_bias is None else linear_bias.dtype
+    return (
+        input.new_empty(input.shape if needs.input else 0),
+        input.new_empty(linear_weight.shape if needs.linear_weight else 0),
+        input.new_empty(linear_weight.size(0) if needs.linear_bias else 0, dtype=bias_dtype),
+    )
+
+
+def _backward_autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+    upstream, (input, linear_weight, ids, linear_bias), options, needs = _split(args)
+    if not tracked(*upstream, input, linear_weight, linear_bias):
+        return below(_registry.linear_log_probs_backward, keyset, *args)
+    if in_forward_mode():
+        return reference.linear_log_probs_gradients(*upstream, input, linear_weight, ids, linear_bias, options, needs)
+    return apply(IdGradientFunction, keyset, *upstream, input, linear_weight, linear_bias, ids, options, needs)
+
+
+def _split(args: tuple[Any, ...]) -> tuple[IdUpstream, tuple[Any, ...], HeadOptions, Needs]:
+    options = HeadOptions(*args[7 : 7 + _OPTIONS])
+    return IdUpstream(*args[:3]), args[3:7], options, Needs(*args[7 + _OPTIONS :])
+
+
+def _check_top_k(
+    input: Tensor, linear_weight: Tensor, k: int, linear_bias: Tensor | None, keywords: dict[str, Any]
+) -> HeadOptions:
+    options = _checked(_TOP, input, linear_weight, linear_bias, **keywords)
+    if known(k < 1) or known(k > linear_weight.size(0)):
+        fail(_TOP, f"k must be in [1, {linear_weight.size(0)}], the number of classes, got {k}")
+    return options
+
+
+def _top_k(
+    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, **keywords: Any
+) -> Results:
+    options = _check_top_k(input, linear_weight, k, linear_bias, keywords)
+    with torch._C._AutoDispatchBelowAutograd():
+        return driver.top_k(input, linear_weight, k, linear_bias, options)
+
+
+def _top_k_fake(
+    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, **keywords: Any
+) -> Results:
+    _check_top_k(input, linear_weight, k, linear_bias, keywords)
+    log_probs = input.new_empty((*input.shape[:-1], k), dtype=row_dtype(input.dtype))
+    return log_probs, torch.empty_like(log_probs, dtype=torch.int64)
+
+
+def _top_k_autograd(
+    keyset: torch._C.DispatchKeySet,
+    input: Tensor,
+    linear_weight: Tensor,
+    k: int,
+    *,
+    linear_bias: Tensor | None = None,
+    **keywords: Any,
+) -> Any:
+    if not tracked(input, linear_weight, linear_bias):
+        return below(_registry.linear_top_k, keyset, input, linear_weight, k, linear_bias=linear_bias, **keywords)
+    options = _check_top_k(input, linear_weight, k, linear_bias, keywords)
+    if in_forward_mode():
+        return reference.linear_top_k(input, linear_weight, k, linear_bias, options)
+    return apply(TopKFunction, keyset, input, linear_weight, linear_bias, k, options)
+
+
+class TopKFunction(Node):
+    """The largest log-probabilities: those at the ids that forward finds."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        k: int,
+        options: HeadOptions,
+    ) -> Results:
+        keywords = options._asdict()
+        del keywords["ignore_index"]
+        log_probs, indices = run_below(
+            _registry.linear_top_k, keyset, input, linear_weight, k, linear_bias=linear_bias, **keywords
+        )
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.needs = options, Needs(*ctx.needs_input_grad[1:4])
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(input, linear_weight, linear_bias, indices)
+        return log_probs, indices
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 6
+        input, linear_weight, linear_bias, indices = ctx.saved_tensors
+        computed = _registry.linear_log_probs_backward(
+            grad, None, None, input, linear_weight, indices, linear_bias, *ctx.options, *ctx.needs
+        )
+        found = [gradient if need else None for gradient, need in zip(computed, ctx.needs, strict=True)]
+        return (None, *found, None, None)
+
+
+def _backward_flops(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    needs = Needs(*args[-3:])
+    return (1 + needs.input + needs.linear_weight) * gemm_flops(args[3], args[4])
+
+
+for _name, _kernel, _fake, _autograd in (
+    ("linear_log_probs.full", _full, _full_fake, _full_autograd),
+    ("_linear_log_probs_backward", _backward, _backward_fake, _backward_autograd),
+    ("linear_top_k", _top_k, _top_k_fake, _top_k_autograd),
+):
+    _registry.LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dcs::{_name}", _fake, lib=_registry.LIBRARY)
+    _registry.LIBRARY.impl(_name, _autograd, "Autograd", with_keyset=True)
+autocast.register_cast("linear_log_probs.full", _registry.linear_log_probs_full, autocast_operands)
+autocast.register_cast("linear_top_k", _registry.linear_top_k, autocast_operands)
+flops.register(torch.ops.dcs._linear_log_probs_backward, _backward_flops)
+flops.register(torch.ops.dcs.linear_top_k, gemm_flops)

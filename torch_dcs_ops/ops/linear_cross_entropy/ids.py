@@ -1,0 +1,301 @@
+"""Log-probabilities of several classes a row, and their gradients, by chunks of rows.
+
+A row's logits z are seen at its ids, in its lse and its entropy alone. With a gradient g_k for the log-probability of
+id k, the gradient of z is the row op's for an lse whose own gradient is g_lse - sum(g), and an entropy; plus g_k at
+id k. The columns of the ids are formed apart, in the rows' dtype: there p - 1 is expm1(log p), and equal ids add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference.linear_cross_entropy.log_probs import HeadOptions
+from ...reference.linear_cross_entropy.loss import Needs
+from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
+from . import alignment
+from .chunks import Logits
+from .gradients import ExactGradients, Gradients
+from .plan import Plan, make_plan
+from .valid_rows import ValidRows, valid_rows
+
+_IGNORED = -100  # a target of the row op
+_PAIRS = 1 << 22  # of ids at a time
+_TOP_ELEMENTS = 1 << 23  # of logits whose largest are looked for at a time
+
+
+class IdUpstream(NamedTuple):
+    """Gradients of the log-probabilities (N, K), the entropy and the lse (N,), in the rows' dtype; None: 0."""
+
+    log_probs: Tensor | None
+    entropy: Tensor | None
+    lse: Tensor | None
+
+
+class IdResults(NamedTuple):
+    log_probs: Tensor
+    entropy: Tensor
+    lse: Tensor
+    predictions: Tensor
+    best: Tensor  # the largest log-probability
+
+
+class _Columns(NamedTuple):
+    """The logits of a chunk's ids.
+
+    Ignored ids stand for the row's reference, its id of the largest logit: log-probabilities are differences from that
+    of the reference, which comes from the row op, and so lose nothing to a common offset of all logits.
+    """
+
+    ids: Tensor  # (n, K)
+    z: Tensor  # (n, K) in the rows' dtype, scaled and bounded
+    target: Tensor  # (n,): the reference, or _IGNORED
+    top: Tensor  # (n, 1): z of the reference
+
+    def log_probs(self, loss: Tensor, z: Tensor | None = None) -> Tensor:
+        """Of the logits z (n, ·) from the loss (n,) of `target`."""
+        z = self.z if z is None else z
+        return torch.where(z == self.top, 0, z - self.top) - loss.unsqueeze(1)
+
+
+def _values(logits: Tensor, index: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> Tensor:
+    """z at some classes (n, K)."""
+    z = logits.gather(1, index).to(row_dtype(logits.dtype))
+    if linear_bias is not None:
+        z = z + linear_bias[index]
+    if options.logit_scale != 1:
+        z = z * options.logit_scale
+    return z if options.softcap is None else torch.tanh(z / options.softcap) * options.softcap
+
+
+def _columns(logits: Tensor, ids: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> _Columns:
+    valid = ids != options.ignore_index
+    index = torch.where(valid, ids, 0)
+    z = _values(logits, index, linear_bias, options)
+    place = z.masked_fill(~valid, -torch.inf).argmax(1, keepdim=True)
+    reference, top = index.gather(1, place), z.gather(1, place)
+    target = torch.where(valid.any(1), reference.squeeze(1), _IGNORED)
+    return _Columns(torch.where(valid, index, reference), torch.where(valid, z, top), target, top)
+
+
+class _Call(NamedTuple):
+    """The operands of one call, flat."""
+
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor | None
+    options: HeadOptions
+
+    def rows(self, logits: Tensor, target: Tensor, upstream: tuple[Tensor | None, ...], *flags: bool) -> list[Tensor]:
+        """The row op for a chunk: (loss, lse, predictions, entropy)."""
+        softcap, logit_scale = self.options.softcap or 0.0, self.options.logit_scale
+        numbers = (_IGNORED, 0.0, softcap, logit_scale, 0.0)
+        results: list[Tensor] = list(
+            _registry.cross_entropy_rows_(logits, target, self.linear_bias, None, *upstream, *numbers, *flags)
+        )
+        return results
+
+
+def _call(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> _Call:
+    rows, features = input.shape[:-1].numel(), linear_weight.size(1)
+    operands = alignment.operands(input.reshape(rows, features), linear_weight)
+    bias = None if linear_bias is None else linear_bias.to(row_dtype(input.dtype)).contiguous()
+    return _Call(*operands, bias, options)
+
+
+def _chunks(
+    call: _Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool
+) -> tuple[Plan, Iterator[tuple[slice, Tensor]]]:
+    """The plan, and the rows of one chunk after another with their logits, which lie in the same memory."""
+    (classes, features), dtype = call.linear_weight.shape, call.input.dtype
+    count, budget = operand.size(0), call.options.memory_budget
+    plan = make_plan(
+        count, features, classes, dtype, dtype, call.input.device.type, needs_weight, budget, is_forward=is_forward
+    )
+
+    def chunks() -> Iterator[tuple[slice, Tensor]]:
+        make_logits = Logits(plan, operand, call.linear_weight, alignment.word(call.input.size(0), call.linear_weight))
+        for start in range(0, count, plan.rows):
+            part = slice(start, min(start + plan.rows, count))
+            yield part, make_logits(part)
+
+    return plan, chunks()
+
+
+def _valid_rows(call: _Call, ids: Tensor) -> ValidRows | None:
+    """Where rows of ignored ids are left out; the others first."""
+    if call.input.device.type != "cpu":
+        return None
+    ignored = call.options.ignore_index
+    # Of a row with a valid id this is one, or anything but the ignored one.
+    target = torch.where((ids != ignored).any(1), ignored + 1, ignored)
+    return valid_rows(call.input, target, ignored, "host")
+
+
+def forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    ids: Tensor,
+    linear_bias: Tensor | None,
+    options: HeadOptions,
+    need_entropy: bool,
+    need_predictions: bool,
+) -> IdResults:
+    """With input's leading shape; no elements where a result is not needed."""
+    lead, count = input.shape[:-1], ids.size(-1)
+    ids = ids.reshape(lead.numel(), count)
+    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    call = _call(input, linear_weight, linear_bias, options)
+    chosen = None if need_predictions else _valid_rows(call, ids)
+    operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
+    total, dtype = call.input.size(0), row_dtype(input.dtype)
+    results = IdResults(
+        input.new_empty((total, count), dtype=dtype),
+        input.new_empty(total if need_entropy else 0, dtype=dtype),
+        input.new_empty(total, dtype=dtype),
+        input.new_empty(total if need_predictions else 0, dtype=torch.int64),
+        input.new_empty(total if need_predictions else 0, dtype=dtype),
+    )
+    for part, logits in _chunks(call, operand, False, True)[1]:
+        columns = _columns(logits, ids[part], call.linear_bias, options)
+        loss, lse, predictions, entropy = call.rows(
+            logits, columns.target, (None, None, None), False, need_predictions, need_entropy
+        )
+        is_valid = ids[part] != options.ignore_index
+        results.log_probs[part] = torch.where(is_valid, columns.log_probs(loss), 0)
+        results.lse[part] = lse
+        if need_entropy:
+            results.entropy[part] = entropy
+        if need_predictions:
+            z = _values(logits, predictions.unsqueeze(1), call.linear_bias, options)
+            results.predictions[part] = predictions
+            best = columns.log_probs(loss, z).squeeze(1)
+            results.best[part] = torch.where(columns.target != _IGNORED, best, 0)
+        del logits
+    if chosen is not None:
+        for values in results[:3]:
+            if values.numel():
+                chosen.restore_(values)
+    wanted = (True, need_entropy, True, need_predictions, need_predictions)
+    shapes = ((*lead, count), lead, lead, lead, lead)
+    return IdResults(
+        *(values.view(shape) if want else values for values, shape, want in zip(results, shapes, wanted, strict=True))
+    )
+
+
+def backward(
+    upstream: IdUpstream,
+    input: Tensor,
+    linear_weight: Tensor,
+    ids: Tensor,
+    linear_bias: Tensor | None,
+    options: HeadOptions,
+    needs: Needs,
+) -> Gradients:
+    """Gradients in the operands' dtypes."""
+    lead, dtype, features = input.shape[:-1], row_dtype(input.dtype), linear_weight.size(1)
+    ids = ids.reshape(lead.numel(), ids.size(-1))
+    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    call = _call(input, linear_weight, linear_bias, options)
+    grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)
+    grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
+    grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
+    grad_lse = None if grad_lse is None else grad_lse.reshape(-1)
+    chosen = _valid_rows(call, ids)
+    operand: Tensor | ValidRows = call.input
+    if chosen is not None:
+        operand, ids = chosen, chosen.gather(ids)
+        grad_ids, grad_entropy, grad_lse = (chosen.gather(grad) for grad in (grad_ids, grad_entropy, grad_lse))
+    plan, chunks = _chunks(call, operand, needs.linear_weight, False)
+    grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
+    word = alignment.word(call.input.size(0), call.linear_weight)
+    gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
+    parts = IdUpstream(grad_ids, grad_entropy, grad_lse)
+    for part, logits in chunks:
+        of_part = IdUpstream(*(None if grad is None else grad[part] for grad in parts))
+        lse = _to_gradient_(call, logits, ids[part], of_part)
+        gradients.add(logits, part, lse)
+        del logits
+    found = gradients.result()
+    if chosen is not None:
+        chosen.restore_(found.input)
+    if needs.input:
+        found = found._replace(input=found.input[:, :features].contiguous().view(input.shape))
+    else:
+        found = found._replace(input=input.new_empty(0))
+    if needs.linear_weight:
+        found = found._replace(linear_weight=found.linear_weight[:, :features].contiguous())
+    if linear_bias is not None:
+        found = found._replace(linear_bias=found.linear_bias.to(linear_bias.dtype))
+    return found
+
+
+def _to_gradient_(call: _Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) -> Tensor:
+    """Turns the logits of a chunk into their gradient; its lse."""
+    columns = _columns(logits, ids, call.linear_bias, call.options)
+    zero = columns.z.new_zeros(())
+    g = None if upstream.log_probs is None else torch.where(ids != call.options.ignore_index, upstream.log_probs, zero)
+    a = columns.z.new_zeros(logits.size(0)) if upstream.lse is None else upstream.lse
+    a = a if g is None else a - g.sum(1)
+    needs_entropy = upstream.entropy is not None
+    loss, lse, _, entropy = call.rows(
+        logits, columns.target, (zero.reshape(1), a, upstream.entropy), True, False, needs_entropy
+    )
+    if g is None:
+        return lse
+    log_p = columns.log_probs(loss)
+    p = log_p.exp()
+    sums = _sums_of_equal_ids(columns.ids, g)
+    value = p * (a.unsqueeze(1) + sums) - sums * torch.expm1(log_p)
+    if upstream.entropy is not None:
+        finite = log_p.masked_fill(log_p == -torch.inf, 0)
+        value = value - upstream.entropy.unsqueeze(1) * p * (finite + entropy.unsqueeze(1))
+    softcap, scale = call.options.softcap, call.options.logit_scale
+    value = value * (scale if softcap is None else scale * (1 - (columns.z / softcap).square()))
+    value = torch.where((columns.target != _IGNORED).unsqueeze(1), value, 0)
+    logits.scatter_(1, columns.ids, value.to(logits.dtype))
+    return lse
+
+
+def _sums_of_equal_ids(index: Tensor, values: Tensor) -> Tensor:
+    """(n, K): the sum of a row's values (n, K) that have the same index."""
+    rows, count = index.shape
+    if count == 1:
+        return values
+    step = max(_PAIRS // max(rows * count, 1), 1)
+    sums = [
+        torch.where(some.unsqueeze(2) == index.unsqueeze(1), values.unsqueeze(1), 0).sum(2)
+        for some in index.split(step, 1)
+    ]
+    return torch.cat(sums, 1)
+
+
+def top_k(
+    input: Tensor, linear_weight: Tensor, k: int, linear_bias: Tensor | None, options: HeadOptions
+) -> tuple[Tensor, Tensor]:
+    """(log_probs, indices) of the k largest, (..., k), in descending order."""
+    lead = input.shape[:-1]
+    call = _call(input, linear_weight, linear_bias, options)
+    total, classes = call.input.size(0), linear_weight.size(0)
+    log_probs = input.new_empty((total, k), dtype=row_dtype(input.dtype))
+    indices = input.new_empty((total, k), dtype=torch.int64)
+    step = max(_TOP_ELEMENTS // classes, 1)
+    for part, logits in _chunks(call, call.input, False, True)[1]:
+        for block, some in zip(indices[part].split(step), logits.split(step), strict=True):
+            block.copy_(_largest(some, k, call))
+        columns = _columns(logits, indices[part], call.linear_bias, options._replace(ignore_index=_IGNORED))
+        loss = call.rows(logits, columns.target, (None, None, None), False, False, False)[0]
+        log_probs[part] = columns.log_probs(loss)
+        del logits
+    return log_probs.view(*lead, k), indices.view(*lead, k)
+
+
+def _largest(logits: Tensor, k: int, call: _Call) -> Tensor:
+    """The indices of the k largest z of every row; softcap changes no order."""
+    if call.linear_bias is not None:
+        logits = logits.to(call.linear_bias.dtype) + call.linear_bias
+    return logits.topk(k, 1, largest=call.options.logit_scale >= 0)[1]
