@@ -58,6 +58,26 @@ DCS_INLINE Vector last_lane(Vector v) {
   return _mm512_permutexvar_pd(_mm512_set1_epi64(kMirrored ? 0 : 7), v);
 }
 
+// v moved `kBy` lanes up, `fill` moved in.
+template <int kBy>
+DCS_INLINE Vector move_up(Vector v, Vector fill) {
+  return _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(v), _mm512_castpd_si512(fill), 8 - kBy));
+}
+
+// The last kLag lanes, repeated from lane 0 on.
+template <int kLag>
+DCS_INLINE Vector repeat_last(Vector v) {
+  constexpr int kFrom = 8 - kLag;
+  return _mm512_permutexvar_pd(_mm512_setr_epi64(kFrom, kFrom + 1 % kLag, kFrom + 2 % kLag, kFrom + 3 % kLag,
+                                   kFrom + 4 % kLag, kFrom + 5 % kLag, kFrom + 6 % kLag, kFrom + 7 % kLag),
+      v);
+}
+
+DCS_INLINE Vector reversed(Vector v) { return _mm512_permutexvar_pd(_mm512_setr_epi64(7, 6, 5, 4, 3, 2, 1, 0), v); }
+
+// Whether a lane is infinite or NaN.
+DCS_INLINE bool has_special(Vector v) { return _mm512_fpclass_pd_mask(v, 0x99) != 0; }
+
 #elif defined(__AVX2__)
 
 using Vector = __m256d;
@@ -87,6 +107,26 @@ DCS_INLINE Vector last_lane(Vector v) {
   return _mm256_permute4x64_pd(v, kMirrored ? 0x00 : 0xff);
 }
 
+template <int kBy>
+DCS_INLINE Vector move_up(Vector v, Vector fill) {
+  constexpr int kLanes = kBy == 1 ? 0x90 : kBy == 2 ? 0x40 : 0x00;
+  return _mm256_blend_pd(_mm256_permute4x64_pd(v, kLanes), fill, (1 << kBy) - 1);
+}
+
+template <int kLag>
+DCS_INLINE Vector repeat_last(Vector v) {
+  constexpr int kFrom = 4 - kLag;
+  constexpr int kLanes = kFrom | (kFrom + 1 % kLag) << 2 | (kFrom + 2 % kLag) << 4 | (kFrom + 3 % kLag) << 6;
+  return _mm256_permute4x64_pd(v, kLanes);
+}
+
+DCS_INLINE Vector reversed(Vector v) { return _mm256_permute4x64_pd(v, 0x1b); }
+
+DCS_INLINE bool has_special(Vector v) {
+  const Vector size = _mm256_andnot_pd(_mm256_set1_pd(-0.0), v);
+  return _mm256_movemask_pd(_mm256_cmp_pd(size, _mm256_set1_pd(kLargest), _CMP_NLE_UQ)) != 0;
+}
+
 #else
 
 using Vector = __m128d;
@@ -113,6 +153,23 @@ DCS_INLINE Vector move_on(Vector v) {
 template <bool kMirrored>
 DCS_INLINE Vector last_lane(Vector v) {
   return kMirrored ? _mm_unpacklo_pd(v, v) : _mm_unpackhi_pd(v, v);
+}
+
+template <int kBy>
+DCS_INLINE Vector move_up(Vector v, Vector fill) {
+  return _mm_unpacklo_pd(fill, v);
+}
+
+template <int kLag>
+DCS_INLINE Vector repeat_last(Vector v) {
+  return _mm_unpackhi_pd(v, v);
+}
+
+DCS_INLINE Vector reversed(Vector v) { return _mm_shuffle_pd(v, v, 1); }
+
+DCS_INLINE bool has_special(Vector v) {
+  const Vector size = _mm_andnot_pd(_mm_set1_pd(-0.0), v);
+  return _mm_movemask_pd(_mm_cmpnle_pd(size, _mm_set1_pd(kLargest))) != 0;
 }
 
 #endif

@@ -26,9 +26,7 @@ DCS_INLINE bool keeps_powers(double gamma, double largest) {
 inline bool is_contiguous(const ScanProblem& problem) {
   return problem.input_strides.time == 1 && problem.output_strides.time == 1 &&
       (!problem.backward || problem.saved_strides.time == 1) && problem.gamma_kind != GammaKind::kStep &&
-      problem.reset == nullptr &&
-      (problem.dtype == ElementType::Float || problem.dtype == ElementType::Double ||
-          problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16);
+      problem.reset == nullptr && is_real(problem);
 }
 
 template <bool kMirrored>

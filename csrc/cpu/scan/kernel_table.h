@@ -4,6 +4,7 @@
 
 #include "scan/columns.h"
 #include "scan/contiguous.h"
+#include "scan/lagged.h"
 #include "scan/lanes.h"
 #include "scan/window.h"
 
@@ -20,6 +21,20 @@ DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
   }
 }
 
+// Shorter rows are scanned together, as one recurrence with a gate of 0 where they begin.
+constexpr int64_t kLongRow = 64;
+
+bool is_lagged(const ScanProblem& problem) {
+  if (!is_real(problem)) return false;
+  return !is_contiguous(problem) || problem.length < kLongRow || lag_of(problem) > 1;
+}
+
+int64_t together(const ScanProblem& problem) { return is_lagged(problem) ? lag_of(problem) : 1; }
+
+bool by_columns(const ScanProblem& problem) {
+  return problem.output_strides.inner == 1 && problem.inner >= (is_real(problem) ? kWidth : 4);
+}
+
 void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   with_types(problem, [&](auto type, auto gate, auto step) {
     scan_columns_any<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
@@ -28,6 +43,9 @@ void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t c
 }
 
 void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
+  if (is_lagged(problem))
+    return with_contiguous(
+        problem, [&](auto type) { lagged_rows<typename decltype(type)::type>(problem, begin, end); });
   if (is_contiguous(problem))
     return with_contiguous(
         problem, [&](auto type) { contiguous_rows<typename decltype(type)::type>(problem, begin, end); });
@@ -36,7 +54,12 @@ void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   });
 }
 
-void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
+void aggregate(
+    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
+  if (is_lagged(problem))
+    return with_contiguous(problem, [&](auto type) {
+      lagged_fold<typename decltype(type)::type>(problem, row, begin, end, chunks, stride);
+    });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   if (is_contiguous(problem))
     return with_contiguous(problem, [&](auto type) {
@@ -56,7 +79,12 @@ void carry(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, 
   });
 }
 
-void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
+void scan_chunks(
+    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
+  if (is_lagged(problem))
+    return with_contiguous(problem, [&](auto type) {
+      lagged_chunks<typename decltype(type)::type>(problem, row, begin, end, chunks, stride);
+    });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   if (is_contiguous(problem))
     return with_contiguous(problem, [&](auto type) {
@@ -95,6 +123,6 @@ void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end,
 }  // namespace
 
 extern const Kernels DCS_KERNELS = {
-    DCS_ISA, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
+    DCS_ISA, by_columns, together, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
 
 }  // namespace dcs::cpu

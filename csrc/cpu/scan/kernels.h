@@ -29,17 +29,23 @@ struct Chunk {
 struct Kernels {
   const char* name;
 
+  // Whether `columns` takes the problem; else `rows` does, and how many neighbouring rows must stay together.
+  bool (*by_columns)(const ScanProblem&);
+  int64_t (*together)(const ScanProblem&);
+
   // Whole columns [inner, inner + count) of one outer index; needs an output whose inner stride is 1.
   void (*columns)(const ScanProblem&, int64_t outer, int64_t inner, int64_t count);
   // Whole rows [begin, end).
   void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
 
-  // One row in chunks [begin, end), chunks[c - begin] describing chunk c: sums and products; then, over all in order,
-  // carries (`carry`: the row's value before the first of them, updated to the one after the last); then outputs and
-  // partials.
-  void (*aggregate)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);
+  // The rows that stay together with `row` in chunks [begin, end), chunks[c - begin] describing chunk c, the next row's
+  // `stride` further: sums and products; then, row by row and over all in order, carries (`carry`: the row's value
+  // before the first of them, updated to the one after the last); then outputs and partials.
+  void (*aggregate)(
+      const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
   void (*carry)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* carry);
-  void (*scan_chunks)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks);
+  void (*scan_chunks)(
+      const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
   // Adds a row's partials to `sum`, and writes the sum as gamma's gradient.
   void (*add_partials)(const ScanProblem&, int64_t begin, int64_t end, const Chunk* chunks, Value* sum);
   void (*store_partial)(const ScanProblem&, int64_t row, const Value* sum);

@@ -18,8 +18,6 @@ namespace {
 constexpr int64_t kFewRows = 32;
 // Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
 constexpr int64_t kChunksTogether = 256;
-// With fewer columns than this, rows abreast beat loops over columns.
-constexpr int64_t kFewColumns = 4;
 
 // Every CPU with AVX2 has F16C.
 const Kernels& kernels() {
@@ -44,8 +42,9 @@ void by_columns(const ScanProblem& problem) {
 }
 
 void by_rows(const ScanProblem& problem) {
-  share_out(problem.rows(), problem.rows() * problem.length,
-      [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
+  const int64_t together = kernels().together(problem);
+  share_out(problem.rows() / together, problem.rows() * problem.length,
+      [&](int64_t begin, int64_t end) { kernels().rows(problem, begin * together, end * together); });
 }
 
 // calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
@@ -64,23 +63,26 @@ void by_chunks(const ScanProblem& problem) {
   std::vector<Chunk> described(rows * together);
   std::vector<Value> carries(rows, Value{0, 0}), sums(rows, Value{0, 0});
   const Kernels& table = kernels();
+  const int64_t joined = table.together(problem), groups = rows / joined;
   for (int64_t first = 0; first < chunks; first += together) {
     const int64_t count = std::min(together, chunks - first), elements = rows * count * kChunk;
     // What the row's last chunk ends in, nobody asks.
     const int64_t summed = first + count == chunks ? count - 1 : count;
     if (summed > 0)
-      share_out(rows * summed, elements, [&](int64_t begin, int64_t end) {
-        for_each_row(begin, end, summed, [&](int64_t row, int64_t from, int64_t to) {
-          table.aggregate(problem, row, first + from, first + to, &described[row * together + from]);
+      share_out(groups * summed, elements, [&](int64_t begin, int64_t end) {
+        for_each_row(begin, end, summed, [&](int64_t group, int64_t from, int64_t to) {
+          const int64_t row = group * joined;
+          table.aggregate(problem, row, first + from, first + to, &described[row * together + from], together);
         });
       });
     for (int64_t row = 0; row < rows; ++row) {
       table.carry(problem, row, first, first + summed, &described[row * together], &carries[row]);
       if (summed < count) described[row * together + summed].carry = carries[row];
     }
-    share_out(rows * count, elements, [&](int64_t begin, int64_t end) {
-      for_each_row(begin, end, count, [&](int64_t row, int64_t from, int64_t to) {
-        table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from]);
+    share_out(groups * count, elements, [&](int64_t begin, int64_t end) {
+      for_each_row(begin, end, count, [&](int64_t group, int64_t from, int64_t to) {
+        const int64_t row = group * joined;
+        table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from], together);
       });
     });
     if (problem.backward && problem.gamma_kind != GammaKind::kStep)
@@ -111,9 +113,9 @@ void run(const ScanProblem& problem) {
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
+  if (kernels().by_columns(problem)) return by_columns(problem);
   if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare)
     return by_chunks(problem);
-  if (problem.output_strides.inner == 1 && problem.inner >= kFewColumns) return by_columns(problem);
   by_rows(problem);
 }
 

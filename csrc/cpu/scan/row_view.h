@@ -125,11 +125,20 @@ struct Type {
   using type = T;
 };
 
-// A constant as an argument, for generic lambdas.
+// Constants as arguments, for generic lambdas.
 template <bool kValue>
 struct Bool {
   static constexpr bool value = kValue;
 };
+template <int kValue>
+struct Number {
+  static constexpr int value = kValue;
+};
+
+inline bool is_real(const ScanProblem& problem) {
+  return problem.dtype == ElementType::Float || problem.dtype == ElementType::Double ||
+      problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16;
+}
 
 // Calls run(Type<element>, Type<gate>, Bool<one gate a step>) for the problem.
 template <typename Run>

@@ -1,0 +1,149 @@
+// Pieces of short rows and of few columns as doubles, in scan order and without gaps, whatever the operand's layout.
+#pragma once
+
+#include "scan/row_view.h"
+#include "common/simd.h"
+
+namespace dcs::cpu {
+namespace {
+
+constexpr int64_t kPiece = 512;  // elements: the operands of a piece stay in the first-level cache
+
+// Rows in groups of `lag` that lie side by side in memory: in a group, steps first and columns within a step, an
+// element's predecessor in time lies `lag` places back.
+struct Groups {
+  int64_t lag;
+  int64_t count;
+  int64_t size;     // elements of one
+  bool are_columns;  // a group is an outer index; else it is a row
+
+  explicit Groups(const ScanProblem& problem) {
+    are_columns = problem.inner > 1 && problem.inner < kWidth && problem.output_strides.inner == 1;
+    lag = are_columns ? problem.inner : 1;
+    count = problem.rows() / lag;
+    size = problem.length * lag;
+  }
+  DCS_INLINE int64_t outer(const ScanProblem& problem, int64_t group) const {
+    return are_columns || problem.inner == 1 ? group : group / problem.inner;
+  }
+  DCS_INLINE int64_t inner(const ScanProblem& problem, int64_t group) const {
+    return are_columns || problem.inner == 1 ? 0 : group % problem.inner;
+  }
+};
+
+// Steps [time, time + steps), counted in memory's order, of adjacent groups.
+struct Piece {
+  int64_t group, groups;
+  int64_t time, steps;
+};
+
+// run(offset, place, count, stride, apart) for the runs of an operand: elements from `offset` on, `stride` apart in
+// memory, belong `apart` from each other into the piece, from `place` on.
+template <typename Run>
+DCS_INLINE void for_each_run(
+    const ScanProblem& problem, const Groups& groups, const Strides& strides, const Piece& piece, const Run& run) {
+  const int64_t lag = groups.lag, of_group = piece.steps * lag;
+  const bool is_dense = (strides.time == lag || problem.length == 1) && (lag == 1 || strides.inner == 1);
+  const bool by_inner = !groups.are_columns && problem.inner > 1;
+  const bool is_packed = by_inner
+      ? strides.inner == groups.size && (problem.outer == 1 || strides.outer == groups.size * problem.inner)
+      : strides.outer == groups.size;
+  const int64_t together = is_dense && (piece.groups == 1 || is_packed) ? piece.groups : 1;
+  for (int64_t k = 0; k < piece.groups; k += together) {
+    const int64_t group = piece.group + k;
+    const int64_t from = groups.outer(problem, group) * strides.outer + groups.inner(problem, group) * strides.inner +
+        piece.time * strides.time;
+    if (is_dense) {
+      run(from, k * of_group, together * of_group, 1, 1);
+      continue;
+    }
+    for (int64_t c = 0; c < lag; ++c)
+      run(from + c * strides.inner, k * of_group + c, piece.steps, strides.time, lag);
+  }
+}
+
+// The piece's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
+template <typename T>
+const T* gathered(const ScanProblem& problem, const Groups& groups, const T* operand, const Strides& strides,
+    const Piece& piece, T* room) {
+  const int64_t all = piece.groups * piece.steps * groups.lag;
+  const T* found = room;
+  for_each_run(problem, groups, strides, piece,
+      [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
+        if (count == all && stride == 1) {
+          found = operand + offset;
+          return;
+        }
+        for (int64_t i = 0; i < count; ++i) room[place + i * apart] = operand[offset + i * stride];
+      });
+  return found;
+}
+
+// Where to write the piece's elements in memory's order: in place, or into `room`; `scatter` does the rest.
+template <typename T>
+T* target(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece,
+    T* room) {
+  const int64_t all = piece.groups * piece.steps * groups.lag;
+  T* found = room;
+  for_each_run(problem, groups, strides, piece,
+      [&](int64_t offset, int64_t, int64_t count, int64_t stride, int64_t) __attribute__((always_inline)) {
+        if (count == all && stride == 1) found = result + offset;
+      });
+  return found;
+}
+
+template <typename T>
+void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece,
+    const T* room) {
+  for_each_run(problem, groups, strides, piece,
+      [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
+        for (int64_t i = 0; i < count; ++i) result[offset + i * stride] = room[place + i * apart];
+      });
+}
+
+template <typename T>
+DCS_INLINE void widen(double* to, const T* from, int64_t count, bool reverse) {
+  int64_t i = 0;
+  if (reverse) {
+    for (; i + kWidth <= count; i += kWidth) store(to + i, reversed(load(from + (count - i - kWidth))));
+    for (; i < count; ++i) to[i] = Element<T>::load(from[count - 1 - i]);
+    return;
+  }
+  for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = Element<T>::load(from[i]);
+}
+
+template <typename T>
+DCS_INLINE void narrow(T* to, const double* from, int64_t count, bool reverse) {
+  int64_t i = 0;
+  if (reverse) {
+    for (; i + kWidth <= count; i += kWidth) store(to + (count - i - kWidth), reversed(load(from + i)));
+    for (; i < count; ++i) to[count - 1 - i] = Element<T>::store(from[i]);
+    return;
+  }
+  for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = Element<T>::store(from[i]);
+}
+
+DCS_INLINE void copy_flags(bool* to, const bool* from, int64_t count, bool reverse) {
+  if (!reverse) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) to[i] = from[count - 1 - i];
+}
+
+// Zeros where a flag is set; most are not.
+DCS_INLINE void zero_where(double* values, const bool* flags, int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, flags + i, sizeof eight);
+    if (eight == 0) continue;
+    for (int64_t j = i; j < i + 8; ++j) values[j] = flags[j] ? 0.0 : values[j];
+  }
+  for (; i < count; ++i) values[i] = flags[i] ? 0.0 : values[i];
+}
+
+}  // namespace
+}  // namespace dcs::cpu
