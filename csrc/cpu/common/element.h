@@ -132,6 +132,23 @@ struct Element<int64_t> {
   static DCS_INLINE int64_t store(uint64_t value) { return static_cast<int64_t>(value); }
 };
 
+template <typename T>
+struct IsReal {
+  static constexpr bool value = true;
+};
+template <>
+struct IsReal<ComplexFloat> {
+  static constexpr bool value = false;
+};
+template <>
+struct IsReal<Complex> {
+  static constexpr bool value = false;
+};
+template <>
+struct IsReal<int64_t> {
+  static constexpr bool value = false;
+};
+
 // a * b + c, fused by name where the instruction set has it and never left to the compiler's choice: a loop's vector
 // body and its tail, rows abreast and a row alone, all round alike.
 DCS_INLINE double multiply_add(double a, double b, double c) {

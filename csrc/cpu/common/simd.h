@@ -64,16 +64,24 @@ DCS_INLINE Vector move_up(Vector v, Vector fill) {
   return _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(v), _mm512_castpd_si512(fill), 8 - kBy));
 }
 
-// The last kLag lanes, repeated from lane 0 on.
-template <int kLag>
+// The last kLag lanes, repeated: lane 0 gets number kTurn of them, modulo kLag.
+template <int kLag, int kTurn = 0>
 DCS_INLINE Vector repeat_last(Vector v) {
   constexpr int kFrom = 8 - kLag;
-  return _mm512_permutexvar_pd(_mm512_setr_epi64(kFrom, kFrom + 1 % kLag, kFrom + 2 % kLag, kFrom + 3 % kLag,
-                                   kFrom + 4 % kLag, kFrom + 5 % kLag, kFrom + 6 % kLag, kFrom + 7 % kLag),
+  return _mm512_permutexvar_pd(
+      _mm512_setr_epi64(kFrom + kTurn % kLag, kFrom + (kTurn + 1) % kLag, kFrom + (kTurn + 2) % kLag,
+          kFrom + (kTurn + 3) % kLag, kFrom + (kTurn + 4) % kLag, kFrom + (kTurn + 5) % kLag,
+          kFrom + (kTurn + 6) % kLag, kFrom + (kTurn + 7) % kLag),
       v);
 }
 
 DCS_INLINE Vector reversed(Vector v) { return _mm512_permutexvar_pd(_mm512_setr_epi64(7, 6, 5, 4, 3, 2, 1, 0), v); }
+
+// a's lanes where a flag is set, else b's.
+DCS_INLINE Vector select(const bool* flags, Vector a, Vector b) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(flags));
+  return _mm512_mask_mov_pd(b, static_cast<__mmask8>(_mm_test_epi8_mask(bytes, bytes)), a);
+}
 
 // Whether a lane is infinite or NaN.
 DCS_INLINE bool has_special(Vector v) { return _mm512_fpclass_pd_mask(v, 0x99) != 0; }
@@ -113,14 +121,22 @@ DCS_INLINE Vector move_up(Vector v, Vector fill) {
   return _mm256_blend_pd(_mm256_permute4x64_pd(v, kLanes), fill, (1 << kBy) - 1);
 }
 
-template <int kLag>
+template <int kLag, int kTurn = 0>
 DCS_INLINE Vector repeat_last(Vector v) {
-  constexpr int kFrom = 4 - kLag;
-  constexpr int kLanes = kFrom | (kFrom + 1 % kLag) << 2 | (kFrom + 2 % kLag) << 4 | (kFrom + 3 % kLag) << 6;
+  constexpr unsigned kFrom = 4 - kLag;
+  constexpr unsigned kLanes = (kFrom + kTurn % kLag) | (kFrom + (kTurn + 1) % kLag) << 2 |
+      (kFrom + (kTurn + 2) % kLag) << 4 | (kFrom + (kTurn + 3) % kLag) << 6;
   return _mm256_permute4x64_pd(v, kLanes);
 }
 
 DCS_INLINE Vector reversed(Vector v) { return _mm256_permute4x64_pd(v, 0x1b); }
+
+DCS_INLINE Vector select(const bool* flags, Vector a, Vector b) {
+  int32_t bytes;
+  std::memcpy(&bytes, flags, sizeof bytes);
+  const __m256i lanes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+  return _mm256_blendv_pd(a, b, _mm256_castsi256_pd(_mm256_cmpeq_epi64(lanes, _mm256_setzero_si256())));
+}
 
 DCS_INLINE bool has_special(Vector v) {
   const Vector size = _mm256_andnot_pd(_mm256_set1_pd(-0.0), v);
@@ -160,12 +176,17 @@ DCS_INLINE Vector move_up(Vector v, Vector fill) {
   return _mm_unpacklo_pd(fill, v);
 }
 
-template <int kLag>
+template <int kLag, int kTurn = 0>
 DCS_INLINE Vector repeat_last(Vector v) {
   return _mm_unpackhi_pd(v, v);
 }
 
 DCS_INLINE Vector reversed(Vector v) { return _mm_shuffle_pd(v, v, 1); }
+
+DCS_INLINE Vector select(const bool* flags, Vector a, Vector b) {
+  const __m128d mask = _mm_castsi128_pd(_mm_set_epi64x(-int64_t{flags[1]}, -int64_t{flags[0]}));
+  return _mm_or_pd(_mm_and_pd(mask, a), _mm_andnot_pd(mask, b));
+}
 
 DCS_INLINE bool has_special(Vector v) {
   const Vector size = _mm_andnot_pd(_mm_set1_pd(-0.0), v);

@@ -1,8 +1,8 @@
-// Columns side by side in memory: every step is a loop over a block of them, which the compiler vectorises; carries
-// stay in the first-level cache.
+// Columns side by side in memory: every step is a loop over a block of them; carries stay in the first-level cache.
 #pragma once
 
 #include "scan/row_view.h"
+#include "common/simd.h"
 
 namespace dcs::cpu {
 namespace {
@@ -48,10 +48,10 @@ DCS_INLINE void step_gradients(const typename Element<T>::Sum* __restrict carrie
 template <typename T, typename Gate, bool kStep, bool kReset, bool kBackward>
 void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   using Sum = typename Element<T>::Sum;
-  Sum carries[kColumns], sums[kBackward ? kColumns : 1];
-  Gate gates[kColumns];
-  T gathered_input[kColumns], gathered_gates[kStep ? kColumns : 1], gathered_saved[kBackward ? kColumns : 1];
-  bool gathered_reset[kReset ? kColumns : 1], gathered_own[kReset ? kColumns : 1];
+  Sum carries[kMostColumns], sums[kBackward ? kMostColumns : 1];
+  Gate gates[kMostColumns];
+  T gathered_input[kMostColumns], gathered_gates[kStep ? kMostColumns : 1], gathered_saved[kBackward ? kMostColumns : 1];
+  bool gathered_reset[kReset ? kMostColumns : 1], gathered_own[kReset ? kMostColumns : 1];
   for (int64_t j = 0; j < count; ++j) {
     carries[j] = problem.shifted ? Sum{} : read_initial<T>(problem, outer, inner + j);
     if constexpr (!kStep) gates[j] = read_gate<Gate>(problem, outer, inner + j);
@@ -103,15 +103,140 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
     for (int64_t j = 0; j < count; ++j) write_partial<T>(problem, outer, inner + j, sums[j]);
 }
 
+// What a step reads and writes of the columns of a block; null where the problem has none.
+template <typename T>
+struct ColumnStep {
+  const T* input;
+  T* output;
+  const T* gates;
+  const bool* reset;      // of the gate's step
+  const bool* own_reset;  // of the step itself
+  const T* saved;         // of the step after it
+  T* grad_gamma;
+};
+
+// One step of real columns in vectors; the last vector overlaps the one before it if they do not divide `count`, and
+// has carries, gates and sums of its own. kBegins: the step's output is its input.
+template <typename T, bool kBegins, bool kStep, bool kReset, bool kBackward>
+DCS_INLINE void step_vectors(
+    const ColumnStep<T>& step, const double* row_gates, double* carries, double* sums, int64_t count) {
+  for (int64_t slot = 0; slot < count; slot += kWidth) {
+    const int64_t j = slot + kWidth <= count ? slot : count - kWidth;
+    const Vector x = load(step.input + j);
+    Vector y = x;
+    if constexpr (!kBegins) {
+      if constexpr (kStep) y = multiply_add(load(step.gates + j), load(carries + slot), x);
+      else y = multiply_add(load(row_gates + slot), load(carries + slot), x);
+      if constexpr (kReset) y = select(step.reset + j, x, y);
+    }
+    store(carries + slot, y);
+    store(step.output + j, y);
+    if constexpr (kBackward) {
+      const Vector saved = load(step.saved + j);
+      if constexpr (kStep) {
+        Vector term = multiply(y, saved);
+        if constexpr (kReset) term = select(step.own_reset + j, splat(0.0), term);
+        store(step.grad_gamma + j, term);
+      } else {
+        const Vector sum = load(sums + slot);
+        Vector next = multiply_add(y, saved, sum);
+        if constexpr (kReset) next = select(step.own_reset + j, sum, next);
+        store(sums + slot, next);
+      }
+    }
+  }
+}
+
+// Moves what the last vector needs into its slot.
+DCS_INLINE void fill_last_slot(double* values, int64_t count) {
+  const int64_t slot = count / kWidth * kWidth;
+  double last[kWidth];
+  for (int i = 0; i < kWidth; ++i) last[i] = values[count - kWidth + i];
+  if (slot < count)
+    for (int i = 0; i < kWidth; ++i) values[slot + i] = last[i];
+}
+
+template <typename T, bool kStep, bool kReset, bool kBackward>
+void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
+  constexpr int64_t kMost = kMostColumns + kWidestVector;
+  if (count < kWidth) __builtin_unreachable();
+  alignas(64) double carries[kMost];
+  alignas(64) double gates[kStep ? kWidth : kMost];
+  alignas(64) double sums[kBackward && !kStep ? kMost : kWidth];
+  alignas(64) double ends[kBackward ? kMost : kWidth];
+  T input[kMost], step_gates[kStep ? kMost : 1], saved[kBackward ? kMost : 1], terms[kBackward && kStep ? kMost : 1];
+  bool reset[kReset ? kMost : 1], own_reset[kReset && kBackward ? kMost : 1];
+  if (problem.shifted)
+    for (int64_t j = 0; j < count; ++j) carries[j] = 0;
+  else read_initials<T>(problem, outer, inner, count, carries);
+  fill_last_slot(carries, count);
+  if constexpr (!kStep) {
+    read_gates(problem, outer, inner, count, gates);
+    fill_last_slot(gates, count);
+  }
+  if constexpr (kBackward) read_initials<T>(problem, outer, inner, count, ends);
+  if constexpr (kBackward && !kStep)
+    for (int64_t j = 0; j < kMost; ++j) sums[j] = 0;
+
+  const int64_t shift = problem.shifted ? 1 : 0;
+  const auto row = [&](const auto* base, const Strides& strides, int64_t k, auto* room) {
+    return line(locate(problem, base, strides, outer, inner, k), strides.inner, count, room);
+  };
+  for (int64_t k = 0; k < problem.length; ++k) {
+    const bool begins = k == 0 && (problem.shifted || problem.initial == nullptr);
+    ColumnStep<T> step{};
+    step.input = row(static_cast<const T*>(problem.input), problem.input_strides, k, input);
+    step.output = locate(problem, static_cast<T*>(problem.output), problem.output_strides, outer, inner, k);
+    if (!begins) {
+      if constexpr (kStep)
+        step.gates = row(static_cast<const T*>(problem.gamma), problem.gamma_strides, k - shift, step_gates);
+      if constexpr (kReset) step.reset = row(problem.reset, problem.reset_strides, k - shift, reset);
+    }
+    const bool in_place = problem.grad_gamma_strides.inner == 1;
+    if constexpr (kBackward) {
+      if constexpr (kReset) step.own_reset = row(problem.reset, problem.reset_strides, k, own_reset);
+      if (k + 1 < problem.length) {
+        step.saved = row(static_cast<const T*>(problem.saved), problem.saved_strides, k + 1, saved);
+      } else {
+        for (int64_t j = 0; j < count; ++j) saved[j] = Element<T>::store(ends[j]);
+        step.saved = saved;
+      }
+      if constexpr (kStep) {
+        step.grad_gamma =
+            locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, k);
+        if (!in_place) step.grad_gamma = terms;
+      }
+    }
+    if (begins) step_vectors<T, true, kStep, kReset, kBackward>(step, gates, carries, sums, count);
+    else step_vectors<T, false, kStep, kReset, kBackward>(step, gates, carries, sums, count);
+    if constexpr (kBackward && kStep)
+      if (!in_place) {
+        T* to = locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, k);
+        for (int64_t j = 0; j < count; ++j) to[j * problem.grad_gamma_strides.inner] = terms[j];
+      }
+  }
+  if constexpr (kBackward && !kStep) {
+    const int64_t whole = count / kWidth * kWidth, beyond = whole + kWidth - count;
+    for (int64_t j = 0; j < count; ++j)
+      write_partial<T>(problem, outer, inner + j, sums[j < whole ? j : j + beyond]);
+  }
+}
+
+template <typename T, typename Gate, bool kStep, bool kReset, bool kBackward>
+void scan_some_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
+  if constexpr (IsReal<T>::value) return scan_vectors<T, kStep, kReset, kBackward>(problem, outer, inner, count);
+  else return scan_columns<T, Gate, kStep, kReset, kBackward>(problem, outer, inner, count);
+}
+
 template <typename T, typename Gate, bool kStep>
 void scan_columns_any(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   const bool reset = problem.reset != nullptr;
   if (problem.backward) {
-    if (reset) return scan_columns<T, Gate, kStep, true, true>(problem, outer, inner, count);
-    return scan_columns<T, Gate, kStep, false, true>(problem, outer, inner, count);
+    if (reset) return scan_some_columns<T, Gate, kStep, true, true>(problem, outer, inner, count);
+    return scan_some_columns<T, Gate, kStep, false, true>(problem, outer, inner, count);
   }
-  if (reset) return scan_columns<T, Gate, kStep, true, false>(problem, outer, inner, count);
-  return scan_columns<T, Gate, kStep, false, false>(problem, outer, inner, count);
+  if (reset) return scan_some_columns<T, Gate, kStep, true, false>(problem, outer, inner, count);
+  return scan_some_columns<T, Gate, kStep, false, false>(problem, outer, inner, count);
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ void aggregate(
     const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   if (is_lagged(problem))
     return with_contiguous(problem, [&](auto type) {
-      lagged_fold<typename decltype(type)::type>(problem, row, begin, end, chunks, stride);
+      lagged_chunks<typename decltype(type)::type, true, false>(problem, row, begin, end, chunks, stride);
     });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   if (is_contiguous(problem))
@@ -83,7 +83,7 @@ void scan_chunks(
     const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   if (is_lagged(problem))
     return with_contiguous(problem, [&](auto type) {
-      lagged_chunks<typename decltype(type)::type>(problem, row, begin, end, chunks, stride);
+      lagged_chunks<typename decltype(type)::type, false, true>(problem, row, begin, end, chunks, stride);
     });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
   if (is_contiguous(problem))
@@ -93,6 +93,12 @@ void scan_chunks(
   with_types(problem, [&](auto type, auto gate, auto step) {
     lane_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
         problem, outer, inner, begin, end, chunks);
+  });
+}
+
+void scan_and_aggregate(const ScanProblem& problem, int64_t row, int64_t chunk, Chunk* chunks) {
+  with_contiguous(problem, [&](auto type) {
+    lagged_chunks<typename decltype(type)::type, true, true>(problem, row, chunk, chunk + 1, chunks, 1);
   });
 }
 
@@ -123,6 +129,6 @@ void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end,
 }  // namespace
 
 extern const Kernels DCS_KERNELS = {
-    DCS_ISA, by_columns, together, columns, rows, aggregate, carry, scan_chunks, add_partials, store_partial, window};
+    DCS_ISA, by_columns, is_lagged, together, columns, rows, aggregate, carry, scan_chunks, scan_and_aggregate, add_partials, store_partial, window};
 
 }  // namespace dcs::cpu

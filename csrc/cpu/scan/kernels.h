@@ -10,7 +10,9 @@ namespace dcs::cpu {
 // Rows are numbered outer * problem.inner + inner. Steps and chunks are counted in scan order.
 
 constexpr int64_t kChunk = 4096;   // steps; fixed, so that bits do not depend on the number of threads
-constexpr int64_t kColumns = 512;  // columns that one call takes: their carries and gates stay in the first-level cache
+constexpr int64_t kWidestVector = 8;  // doubles, of all instruction sets
+constexpr int64_t kColumns = 512;     // columns of a block: their carries and gates stay in the first-level cache
+constexpr int64_t kMostColumns = kColumns + kWidestVector - 1;  // that one call takes
 
 // Room for one number of any kind.
 struct Value {
@@ -31,9 +33,10 @@ struct Kernels {
 
   // Whether `columns` takes the problem; else `rows` does, and how many neighbouring rows must stay together.
   bool (*by_columns)(const ScanProblem&);
+  bool (*takes_one_pass)(const ScanProblem&);
   int64_t (*together)(const ScanProblem&);
 
-  // Whole columns [inner, inner + count) of one outer index; needs an output whose inner stride is 1.
+  // Whole columns [inner, inner + count) of one outer index: a vector at least, kMostColumns at most.
   void (*columns)(const ScanProblem&, int64_t outer, int64_t inner, int64_t count);
   // Whole rows [begin, end).
   void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
@@ -46,6 +49,9 @@ struct Kernels {
   void (*carry)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* carry);
   void (*scan_chunks)(
       const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
+  // Both at once, for one chunk with its carry and the same bits: the rows' chunks lie next to each other. Where
+  // `takes_one_pass`.
+  void (*scan_and_aggregate)(const ScanProblem&, int64_t row, int64_t chunk, Chunk* chunks);
   // Adds a row's partials to `sum`, and writes the sum as gamma's gradient.
   void (*add_partials)(const ScanProblem&, int64_t begin, int64_t end, const Chunk* chunks, Value* sum);
   void (*store_partial)(const ScanProblem&, int64_t row, const Value* sum);

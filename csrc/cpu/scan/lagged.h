@@ -13,49 +13,93 @@ namespace {
 
 constexpr int kMostLag = kWidth > 2 ? kWidth - 1 : 1;
 
-// Scans `count` elements (padded to whole vectors) from `carries`, one a column; false if a value is not finite. With
-// kFold, `products` are those of the gates from the piece's beginning on, times `first_products`.
-template <int kLag, bool kFold>
-bool scan_lagged(const double* x, const double* gates, double* y, double* products, int64_t count, int levels,
-    const double* carries, const double* first_products) {
-  double lanes[kWidth];
-  for (int i = 0; i < kWidth; ++i) lanes[i] = carries[i % kLag];
-  Vector carry = load(lanes), product = splat(1.0);
-  if constexpr (kFold) {
-    for (int i = 0; i < kWidth; ++i) lanes[i] = first_products[i % kLag];
-    product = load(lanes);
-  }
-  const Vector zeros = splat(0.0), ones = splat(1.0);
-  bool special = false;
-  for (int64_t i = 0; i < count; i += kWidth) {
-    Vector v = load(x + i), g = load(gates + i);
+// A vector's scan from a carry of 0, and the products of its gates down to its beginning.
+template <int kLag>
+struct LocalScan {
+  Vector v, g;
+
+  DCS_INLINE LocalScan(const double* x, const double* gates, int levels) : v(load(x)), g(load(gates)) {
+    const Vector zeros = splat(0.0), ones = splat(1.0);
     if constexpr (kLag < kWidth) {
       v = multiply_add(g, move_up<kLag>(v, zeros), v);
       g = multiply(g, move_up<kLag>(g, ones));
     }
-    if constexpr (2 * kLag < kWidth) {
+    if constexpr (2 * kLag < kWidth)
       if (levels > 1) {
         v = multiply_add(g, move_up<2 * kLag>(v, zeros), v);
         g = multiply(g, move_up<2 * kLag>(g, ones));
       }
-    }
-    if constexpr (4 * kLag < kWidth) {
+    if constexpr (4 * kLag < kWidth)
       if (levels > 2) {
         v = multiply_add(g, move_up<4 * kLag>(v, zeros), v);
         g = multiply(g, move_up<4 * kLag>(g, ones));
       }
-    }
-    v = multiply_add(g, carry, v);
-    store(y + i, v);
-    special |= has_special(v);
-    carry = repeat_last<kLag>(v);
+  }
+};
+
+template <int kLag>
+DCS_INLINE Vector repeat(const double* columns) {
+  double lanes[kWidth];
+  for (int i = 0; i < kWidth; ++i) lanes[i] = columns[i % kLag];
+  return load(lanes);
+}
+
+// What a vector's lanes continue, and those of the vector after it.
+template <int kLag>
+struct LaggedCarry {
+  Vector near, far;
+
+  explicit DCS_INLINE LaggedCarry(const double* columns) {
+    double lanes[2 * kWidth];
+    for (int i = 0; i < 2 * kWidth; ++i) lanes[i] = columns[i % kLag];
+    near = load(lanes);
+    far = load(lanes + kWidth);
+  }
+  DCS_INLINE void follow(Vector last) {
+    near = repeat_last<kLag>(last);
+    far = repeat_last<kLag, kWidth>(last);
+  }
+  DCS_INLINE void write(double* columns) const {
+    double lanes[kWidth];
+    store(lanes, near);
+    for (int c = 0; c < kLag; ++c) columns[c] = lanes[c];
+  }
+};
+
+// What a piece or a chunk makes of its carry: sum + product * carry, column by column.
+struct Folded {
+  double sums[kMostLag], products[kMostLag];
+};
+
+// Scans `count` elements (padded to pairs of vectors) from `carries`, one a column; false if a value is not finite. The
+// carry takes one multiply-add for two vectors. With kFold, whose pieces are whole pairs, folds them onto `folded`, and
+// the values of its scan count too.
+template <int kLag, bool kFold>
+bool scan_lagged(
+    const double* x, const double* gates, double* y, int64_t count, int levels, const double* carries, Folded* folded) {
+  LaggedCarry<kLag> carry(carries), sum(kFold ? folded->sums : carries), product(kFold ? folded->products : carries);
+  const Vector zeros = splat(0.0);
+  Vector specials = zeros;  // a NaN once a value is infinite or NaN
+  for (int64_t i = 0; i < count; i += 2 * kWidth) {
+    const LocalScan<kLag> a(x + i, gates + i, levels);
+    LocalScan<kLag> b(x + i + kWidth, gates + i + kWidth, levels);
+    b.v = multiply_add(b.g, repeat_last<kLag>(a.v), b.v);
+    b.g = multiply(b.g, repeat_last<kLag>(a.g));
+    const Vector y_a = multiply_add(a.g, carry.near, a.v), y_b = multiply_add(b.g, carry.far, b.v);
+    carry.follow(y_b);
+    store(y + i, y_a);
+    store(y + i + kWidth, y_b);
+    specials = multiply_add(y_b, zeros, multiply_add(y_a, zeros, specials));
     if constexpr (kFold) {
-      const Vector q = multiply(g, product);
-      store(products + i, q);
-      product = repeat_last<kLag>(q);
+      sum.follow(multiply_add(b.g, sum.far, b.v));
+      product.follow(multiply(b.g, product.far));
     }
   }
-  return !special;
+  if constexpr (kFold) {
+    sum.write(folded->sums);
+    product.write(folded->products);
+  }
+  return !has_special(specials);
 }
 
 // call(lag as a constant).
@@ -76,7 +120,11 @@ struct LaggedScan {
   double carries[kMostLag], sums[kMostLag];
   double held_gates[kMostLag];  // of the step before the piece
   bool held_flags[kMostLag];
-  double x[kPiece + kWidth], y[kPiece + kWidth], gates[kPiece + 2 * kWidth], next[kPiece + 2 * kWidth];
+  alignas(64) double x[kPiece + 2 * kWidth];
+  alignas(64) double y[kPiece + 2 * kWidth];
+  alignas(64) double gates[kPiece + 3 * kWidth];
+  alignas(64) double next[kPiece + 2 * kWidth];
+  alignas(64) uint64_t masks[kPiece];  // of short rows: 0 where one begins, else all bits
   bool flags[kPiece + kWidth], flag_room[kPiece];
   T room[kPiece];
 
@@ -126,7 +174,7 @@ struct LaggedScan {
   void stage(const Piece& piece, int64_t count) {
     widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, piece, room), count,
         problem.reverse);
-    for (int i = 0; i < kWidth; ++i) x[count + i] = 0;
+    for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
     if (is_kept) return;
     for (int64_t c = 0; c < shift; ++c) gates[c] = held_gates[c];
     stage_gates(piece, count);
@@ -138,8 +186,11 @@ struct LaggedScan {
       for (int64_t c = 0; c < shift; ++c) held_flags[c] = flags[count + c];
     }
     for (int64_t c = 0; c < shift; ++c) held_gates[c] = gates[count + c];
-    if (begins) begin_rows(piece);
-    for (int i = 0; i < kWidth; ++i) gates[count + i] = 0;
+    if (begins) {
+      if (!starts_empty) begin_rows(piece);
+      cut_rows(count);
+    }
+    for (int i = 0; i < 2 * kWidth; ++i) gates[count + i] = 0;
   }
 
   // An initial value enters the first step's input; of a long row it is the carry.
@@ -147,10 +198,22 @@ struct LaggedScan {
     for (int64_t k = 0; k < piece.groups; ++k) {
       const int64_t at = k * groups.size;
       for (int64_t c = 0; c < lag; ++c) {
-        if (!starts_empty && !(problem.reset != nullptr && flags[at + c]))
-          x[at + c] = multiply_add(gates[at + c], initial(group_at(piece, k), c), x[at + c]);
-        gates[at + c] = 0;
+        const bool is_cut = problem.reset != nullptr && flags[at + c];
+        if (!is_cut) x[at + c] = multiply_add(gates[at + c], initial(group_at(piece, k), c), x[at + c]);
       }
+    }
+  }
+
+  DCS_INLINE void cut_rows(int64_t count) {
+    if (!is_short()) {
+      for (int64_t c = 0; c < lag; ++c) gates[c] = 0;
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      uint64_t bits;
+      std::memcpy(&bits, gates + i, sizeof bits);
+      bits &= masks[i];
+      std::memcpy(gates + i, &bits, sizeof bits);
     }
   }
 
@@ -158,17 +221,33 @@ struct LaggedScan {
     return (begins && i % groups.size < lag) || (problem.reset != nullptr && flags[i]);
   }
 
-  // Scans what is staged. kFold: `next` gets the products of gates.
+  DCS_INLINE bool are_finite(const double* values) const {
+    bool all = true;
+    for (int64_t c = 0; c < lag; ++c) all = all && is_finite(values[c]);
+    return all;
+  }
+
+  void step_by_step(int64_t count, const double* from, double* to) const {
+    for (int64_t i = 0; i < count; ++i)
+      to[i] = is_cut(i) ? x[i] : multiply_add(gates[i], i < lag ? from[i] : to[i - lag], x[i]);
+  }
+
+  // Scans what is staged.
   template <bool kFold>
-  void scan(int64_t count, const double* products) {
-    bool is_finite = true;
+  void scan(int64_t count, Folded* folded) {
+    bool all_finite = true;
+    Folded before{};
+    if constexpr (kFold) before = *folded;
     with_lag<1>(lag, [&](auto constant) {
-      is_finite = scan_lagged<decltype(constant)::value, kFold>(
-          x, gates, y, next, (count + kWidth - 1) / kWidth * kWidth, levels, carries, products);
+      all_finite = scan_lagged<decltype(constant)::value, kFold>(
+          x, gates, y, (count + 2 * kWidth - 1) / (2 * kWidth) * (2 * kWidth), levels, carries, folded);
     });
-    if (!is_finite)
-      for (int64_t i = 0; i < count; ++i)
-        y[i] = is_cut(i) ? x[i] : multiply_add(gates[i], i < lag ? carries[i] : y[i - lag], x[i]);
+    if constexpr (kFold)
+      if (!are_finite(folded->sums)) {
+        step_by_step(count, before.sums, next);
+        for (int64_t c = 0; c < lag; ++c) folded->sums[c] = next[count - lag + c];
+      }
+    if (!all_finite) step_by_step(count, carries, y);
     for (int64_t c = 0; c < lag; ++c) carries[c] = y[count - lag + c];
   }
 
@@ -219,6 +298,9 @@ struct LaggedScan {
     const int64_t most = kPiece / groups.size;
     const bool keeps = problem.gamma_kind == GammaKind::kNumber && problem.reset == nullptr && starts_empty;
     begins = true;
+    for (int64_t i = 0; i < most * groups.size; ++i) masks[i] = ~uint64_t{0};
+    for (int64_t k = 0; k < most; ++k)
+      for (int64_t c = 0; c < lag; ++c) masks[k * groups.size + c] = 0;
     for (int64_t group = begin; group < end; group += most) {
       const int64_t left = end - group;
       // In a reverse scan as in a forward one, pieces go up in memory.
@@ -232,30 +314,34 @@ struct LaggedScan {
     }
   }
 
-  // Steps [first, stop) of a group, in scan order. kFold: from `carries` to the last values, and the products of gates.
+  // Steps [first, stop) of a group, in scan order, from `carries` on, folded if asked for. No output in a fold alone.
   template <bool kFold>
-  void stretch(int64_t group, int64_t first, int64_t stop, double* products) {
-    const int64_t most = kPiece / lag;
-    if (shift > 0 && first > 0) {
-      const Piece before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
-      stage_gates(before, lag);
-      if (problem.reset != nullptr)
-        copy_flags(held_flags, gathered(problem, groups, problem.reset, problem.reset_strides, before, flag_room), lag,
-            problem.reverse);
-      for (int64_t c = 0; c < lag; ++c) held_gates[c] = held_flags[c] ? 0.0 : gates[shift + c];
-    }
+  void stretch(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
+    const int64_t most = kPiece / lag / (2 * kWidth) * (2 * kWidth);
+    if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {
       const int64_t steps = stop - step < most ? stop - step : most;
       const Piece piece{group, 1, problem.reverse ? problem.length - step - steps : step, steps};
       begins = step == 0 && starts_empty;
       if (step == 0 && !starts_empty)
         for (int64_t c = 0; c < lag; ++c) carries[c] = initial(group, c);
-      stage(piece, steps * lag);
-      scan<kFold>(steps * lag, products);
       if constexpr (kFold)
-        for (int64_t c = 0; c < lag; ++c) products[c] = next[(steps - 1) * lag + c];
-      else output(piece, steps * lag, step + steps == problem.length);
+        if (step == 0)
+          for (int64_t c = 0; c < lag; ++c) folded->sums[c] = carries[c];
+      stage(piece, steps * lag);
+      scan<kFold>(steps * lag, folded);
+      if (writes) output(piece, steps * lag, step + steps == problem.length);
     }
+  }
+
+  // The gates and flags of the step before `first`.
+  void hold_before(int64_t group, int64_t first) {
+    const Piece before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
+    stage_gates(before, lag);
+    if (problem.reset != nullptr)
+      copy_flags(held_flags, gathered(problem, groups, problem.reset, problem.reset_strides, before, flag_room), lag,
+          problem.reverse);
+    for (int64_t c = 0; c < lag; ++c) held_gates[c] = held_flags[c] ? 0.0 : gates[shift + c];
   }
 };
 
@@ -268,47 +354,39 @@ void lagged_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   if (scan.is_short()) return scan.short_rows(begin / scan.lag, end / scan.lag);
   for (int64_t group = begin / scan.lag; group < end / scan.lag; ++group) {
     for (int64_t c = 0; c < scan.lag; ++c) scan.carries[c] = scan.sums[c] = 0;
-    scan.template stretch<false>(group, 0, problem.length, nullptr);
+    scan.template stretch<false>(group, 0, problem.length, true, nullptr);
     if (problem.backward && problem.gamma_kind != GammaKind::kStep)
       for (int64_t c = 0; c < scan.lag; ++c) scan.write_sum(group, c, scan.sums[c]);
   }
 }
 
-// Chunks [begin, end) of the group that begins with `row`, column by column `stride` descriptions apart.
-template <typename T>
-void lagged_fold(
-    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
-  LaggedScan<T> scan(problem);
-  for (int64_t chunk = begin; chunk < end; ++chunk) {
-    double products[kMostLag];
-    for (int64_t c = 0; c < scan.lag; ++c) {
-      scan.carries[c] = 0;
-      products[c] = 1;
-    }
-    const int64_t first = chunk * kChunk;
-    scan.template stretch<true>(row / scan.lag, first, first + chunk_length(problem, chunk), products);
-    for (int64_t c = 0; c < scan.lag; ++c) {
-      Chunk& described = chunks[scan.column(c) * stride + chunk - begin];
-      keep(&described.sum, scan.carries[c]);
-      keep(&described.product, products[c]);
-      described.cut = chunk == 0;
-    }
-  }
-}
-
-template <typename T>
+// Chunks [begin, end) of the group that begins with `row`, column by column `stride` descriptions apart: their sums and
+// products (kFold), their outputs from their carries (kWrite), or both.
+template <typename T, bool kFold, bool kWrite>
 void lagged_chunks(
     const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   LaggedScan<T> scan(problem);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
+    const auto described = [&](int64_t c) -> Chunk& { return chunks[scan.column(c) * stride + chunk - begin]; };
+    Folded folded{};
     for (int64_t c = 0; c < scan.lag; ++c) {
       scan.sums[c] = 0;
-      if (chunk > 0) scan.carries[c] = chunks[scan.column(c) * stride + chunk - begin].carry.re;
+      scan.carries[c] = kWrite && chunk > 0 ? described(c).carry.re : 0;
+      folded.products[c] = 1;
     }
-    const int64_t first = chunk * kChunk;
-    scan.template stretch<false>(row / scan.lag, first, first + chunk_length(problem, chunk), nullptr);
-    for (int64_t c = 0; c < scan.lag; ++c)
-      keep(&chunks[scan.column(c) * stride + chunk - begin].partial, scan.sums[c]);
+    const int64_t first = chunk * kChunk, stop = first + chunk_length(problem, chunk);
+    // No one asks what the row's last chunk ends in, and it may be no whole pairs of vectors.
+    if (kFold && stop - first == kChunk)
+      scan.template stretch<true>(row / scan.lag, first, stop, kWrite, &folded);
+    else scan.template stretch<false>(row / scan.lag, first, stop, kWrite, nullptr);
+    for (int64_t c = 0; c < scan.lag; ++c) {
+      if constexpr (kFold) {
+        keep(&described(c).sum, folded.sums[c]);
+        keep(&described(c).product, folded.products[c]);
+        described(c).cut = chunk == 0;
+      }
+      if constexpr (kWrite) keep(&described(c).partial, scan.sums[c]);
+    }
   }
 }
 

@@ -32,11 +32,14 @@ void by_columns(const ScanProblem& problem) {
   const int64_t shares = 2 * torch::stable::get_num_threads();
   const int64_t wanted = (problem.rows() + shares - 1) / shares;
   const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
-  const int64_t blocks = (problem.inner + width - 1) / width;
+  // What is left beside whole blocks goes to the last one if it would be no vector.
+  const int64_t whole = problem.inner / width, rest = problem.inner - whole * width;
+  const int64_t blocks = whole == 0 || rest >= kWidestVector ? whole + 1 : whole;
   share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
-      kernels().columns(problem, block / blocks, inner, std::min(width, problem.inner - inner));
+      const bool is_last = block % blocks == blocks - 1;
+      kernels().columns(problem, block / blocks, inner, is_last ? problem.inner - inner : width);
     }
   });
 }
@@ -57,7 +60,29 @@ void for_each_row(int64_t begin, int64_t end, int64_t per_row, const Call& call)
   }
 }
 
+// by_chunks by one thread: each chunk is read once.
+void by_chunks_in_order(const ScanProblem& problem) {
+  const Kernels& table = kernels();
+  const int64_t chunks = (problem.length + kChunk - 1) / kChunk, joined = table.together(problem);
+  const bool has_sums = problem.backward && problem.gamma_kind != GammaKind::kStep;
+  std::vector<Chunk> described(joined);
+  for (int64_t row = 0; row < problem.rows(); row += joined) {
+    std::vector<Value> carries(joined, Value{0, 0}), sums(joined, Value{0, 0});
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (int64_t c = 0; c < joined; ++c) described[c].carry = carries[c];
+      table.scan_and_aggregate(problem, row, chunk, described.data());
+      for (int64_t c = 0; c < joined; ++c) {
+        if (chunk + 1 < chunks) table.carry(problem, row + c, chunk, chunk + 1, &described[c], &carries[c]);
+        if (has_sums) table.add_partials(problem, chunk, chunk + 1, &described[c], &sums[c]);
+      }
+    }
+    if (has_sums)
+      for (int64_t c = 0; c < joined; ++c) table.store_partial(problem, row + c, &sums[c]);
+  }
+}
+
 void by_chunks(const ScanProblem& problem) {
+  if (torch::stable::get_num_threads() == 1 && kernels().takes_one_pass(problem)) return by_chunks_in_order(problem);
   const int64_t rows = problem.rows(), chunks = (problem.length + kChunk - 1) / kChunk;
   const int64_t together = std::min(chunks, std::max<int64_t>(1, kChunksTogether / rows));
   std::vector<Chunk> described(rows * together);

@@ -104,12 +104,49 @@ struct Kept<One> {
   static DCS_INLINE One get(const Value&) { return {}; }
 };
 
+template <typename Pointer>
+struct Plain;
+template <typename T>
+struct Plain<const T*> {
+  using type = T;
+};
+
 // The value beyond the row's end in the forward scan's order: `initial`, or 0.
 template <typename T>
 DCS_INLINE typename Element<T>::Sum read_initial(const ScanProblem& problem, int64_t outer, int64_t inner) {
   if (problem.initial == nullptr) return typename Element<T>::Sum{};
   return Element<T>::load(static_cast<const T*>(
       problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
+}
+
+// What `count` columns from `inner` on read.
+template <typename T>
+inline void read_initials(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* values) {
+  if (problem.initial == nullptr) {
+    for (int64_t j = 0; j < count; ++j) values[j] = 0;
+    return;
+  }
+  const int64_t stride = problem.initial_strides.inner;
+  const T* initial = static_cast<const T*>(problem.initial) + outer * problem.initial_strides.outer + inner * stride;
+  for (int64_t j = 0; j < count; ++j) values[j] = Element<T>::load(initial[j * stride]);
+}
+
+inline void read_gates(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* gates) {
+  const int64_t stride = problem.gamma_strides.inner, offset = outer * problem.gamma_strides.outer + inner * stride;
+  const auto read = [&](auto* gamma) {
+    using From = typename Plain<decltype(gamma)>::type;
+    for (int64_t j = 0; j < count; ++j) gates[j] = Element<From>::load(gamma[offset + j * stride]);
+  };
+  if (problem.gamma_kind != GammaKind::kRow) {
+    for (int64_t j = 0; j < count; ++j) gates[j] = problem.gamma_value;
+    return;
+  }
+  switch (problem.gamma_dtype) {
+    case ElementType::Half: return read(static_cast<const Half*>(problem.gamma));
+    case ElementType::BFloat16: return read(static_cast<const BFloat16*>(problem.gamma));
+    case ElementType::Float: return read(static_cast<const float*>(problem.gamma));
+    default: return read(static_cast<const double*>(problem.gamma));
+  }
 }
 
 template <typename T>
