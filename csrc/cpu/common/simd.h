@@ -68,10 +68,9 @@ DCS_INLINE Vector move_up(Vector v, Vector fill) {
 template <int kLag, int kTurn = 0>
 DCS_INLINE Vector repeat_last(Vector v) {
   constexpr int kFrom = 8 - kLag;
-  return _mm512_permutexvar_pd(
-      _mm512_setr_epi64(kFrom + kTurn % kLag, kFrom + (kTurn + 1) % kLag, kFrom + (kTurn + 2) % kLag,
-          kFrom + (kTurn + 3) % kLag, kFrom + (kTurn + 4) % kLag, kFrom + (kTurn + 5) % kLag,
-          kFrom + (kTurn + 6) % kLag, kFrom + (kTurn + 7) % kLag),
+  return _mm512_permutexvar_pd(_mm512_setr_epi64(kFrom + kTurn % kLag, kFrom + (kTurn + 1) % kLag,
+                                   kFrom + (kTurn + 2) % kLag, kFrom + (kTurn + 3) % kLag, kFrom + (kTurn + 4) % kLag,
+                                   kFrom + (kTurn + 5) % kLag, kFrom + (kTurn + 6) % kLag, kFrom + (kTurn + 7) % kLag),
       v);
 }
 

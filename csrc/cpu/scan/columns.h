@@ -50,7 +50,8 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
   using Sum = typename Element<T>::Sum;
   Sum carries[kMostColumns], sums[kBackward ? kMostColumns : 1];
   Gate gates[kMostColumns];
-  T gathered_input[kMostColumns], gathered_gates[kStep ? kMostColumns : 1], gathered_saved[kBackward ? kMostColumns : 1];
+  T gathered_input[kMostColumns], gathered_gates[kStep ? kMostColumns : 1],
+      gathered_saved[kBackward ? kMostColumns : 1];
   bool gathered_reset[kReset ? kMostColumns : 1], gathered_own[kReset ? kMostColumns : 1];
   for (int64_t j = 0; j < count; ++j) {
     carries[j] = problem.shifted ? Sum{} : read_initial<T>(problem, outer, inner + j);
@@ -217,8 +218,7 @@ void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int6
   }
   if constexpr (kBackward && !kStep) {
     const int64_t whole = count / kWidth * kWidth, beyond = whole + kWidth - count;
-    for (int64_t j = 0; j < count; ++j)
-      write_partial<T>(problem, outer, inner + j, sums[j < whole ? j : j + beyond]);
+    for (int64_t j = 0; j < count; ++j) write_partial<T>(problem, outer, inner + j, sums[j < whole ? j : j + beyond]);
   }
 }
 

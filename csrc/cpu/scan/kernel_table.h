@@ -22,7 +22,7 @@ DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
 }
 
 // Shorter rows are scanned together, as one recurrence with a gate of 0 where they begin.
-constexpr int64_t kLongRow = 64;
+constexpr int64_t kLongRow = 8;
 
 bool is_lagged(const ScanProblem& problem) {
   if (!is_real(problem)) return false;
@@ -54,8 +54,7 @@ void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   });
 }
 
-void aggregate(
-    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
+void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   if (is_lagged(problem))
     return with_contiguous(problem, [&](auto type) {
       lagged_chunks<typename decltype(type)::type, true, false>(problem, row, begin, end, chunks, stride);
@@ -79,8 +78,7 @@ void carry(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, 
   });
 }
 
-void scan_chunks(
-    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
+void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   if (is_lagged(problem))
     return with_contiguous(problem, [&](auto type) {
       lagged_chunks<typename decltype(type)::type, false, true>(problem, row, begin, end, chunks, stride);
@@ -128,7 +126,7 @@ void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end,
 
 }  // namespace
 
-extern const Kernels DCS_KERNELS = {
-    DCS_ISA, by_columns, is_lagged, together, columns, rows, aggregate, carry, scan_chunks, scan_and_aggregate, add_partials, store_partial, window};
+extern const Kernels DCS_KERNELS = {DCS_ISA, by_columns, is_lagged, together, columns, rows, aggregate, carry,
+    scan_chunks, scan_and_aggregate, add_partials, store_partial, window};
 
 }  // namespace dcs::cpu

@@ -9,7 +9,7 @@ namespace dcs::cpu {
 
 // Rows are numbered outer * problem.inner + inner. Steps and chunks are counted in scan order.
 
-constexpr int64_t kChunk = 4096;   // steps; fixed, so that bits do not depend on the number of threads
+constexpr int64_t kChunk = 4096;      // steps; fixed, so that bits do not depend on the number of threads
 constexpr int64_t kWidestVector = 8;  // doubles, of all instruction sets
 constexpr int64_t kColumns = 512;     // columns of a block: their carries and gates stay in the first-level cache
 constexpr int64_t kMostColumns = kColumns + kWidestVector - 1;  // that one call takes
@@ -44,11 +44,9 @@ struct Kernels {
   // The rows that stay together with `row` in chunks [begin, end), chunks[c - begin] describing chunk c, the next row's
   // `stride` further: sums and products; then, row by row and over all in order, carries (`carry`: the row's value
   // before the first of them, updated to the one after the last); then outputs and partials.
-  void (*aggregate)(
-      const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
+  void (*aggregate)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
   void (*carry)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, Value* carry);
-  void (*scan_chunks)(
-      const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
+  void (*scan_chunks)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
   // Both at once, for one chunk with its carry and the same bits: the rows' chunks lie next to each other. Where
   // `takes_one_pass`.
   void (*scan_and_aggregate)(const ScanProblem&, int64_t row, int64_t chunk, Chunk* chunks);

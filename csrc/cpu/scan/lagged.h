@@ -129,7 +129,10 @@ struct LaggedScan {
   T room[kPiece];
 
   explicit LaggedScan(const ScanProblem& given)
-      : problem(given), groups(given), lag(groups.lag), shift(given.shifted ? groups.lag : 0),
+      : problem(given),
+        groups(given),
+        lag(groups.lag),
+        shift(given.shifted ? groups.lag : 0),
         starts_empty(given.shifted || given.initial == nullptr) {
     for (int64_t reach = 2; reach * lag < kWidth && reach < problem.length; reach *= 2) ++levels;
     for (int c = 0; c < kMostLag; ++c) {
@@ -163,6 +166,12 @@ struct LaggedScan {
     for (int64_t k = 0; k < piece.groups; ++k, to += of_group) {
       const int64_t group = group_at(piece, k);
       const int64_t outer = groups.outer(problem, group), inner = groups.inner(problem, group);
+      if (lag == 1) {
+        // Whole vectors: what they write beyond the row, the next row or the padding overwrites.
+        const Vector gate = splat(read_gate<double>(problem, outer, inner));
+        for (int64_t i = 0; i < of_group; i += kWidth) store(to + i, gate);
+        continue;
+      }
       for (int64_t c = 0; c < lag; ++c) {
         const double gate = read_gate<double>(problem, outer, inner + column(c));
         for (int64_t i = c; i < of_group; i += lag) to[i] = gate;
@@ -180,8 +189,8 @@ struct LaggedScan {
     stage_gates(piece, count);
     if (problem.reset != nullptr) {
       for (int64_t c = 0; c < shift; ++c) flags[c] = held_flags[c];
-      copy_flags(flags + shift, gathered(problem, groups, problem.reset, problem.reset_strides, piece, flag_room), count,
-          problem.reverse);
+      copy_flags(flags + shift, gathered(problem, groups, problem.reset, problem.reset_strides, piece, flag_room),
+          count, problem.reverse);
       zero_where(gates + shift, flags + shift, count);
       for (int64_t c = 0; c < shift; ++c) held_flags[c] = flags[count + c];
     }
@@ -345,8 +354,6 @@ struct LaggedScan {
   }
 };
 
-DCS_INLINE int64_t lag_of(const ScanProblem& problem) { return Groups(problem).lag; }
-
 // Whole rows [begin, end): whole groups.
 template <typename T>
 void lagged_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
@@ -363,8 +370,7 @@ void lagged_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
 // Chunks [begin, end) of the group that begins with `row`, column by column `stride` descriptions apart: their sums and
 // products (kFold), their outputs from their carries (kWrite), or both.
 template <typename T, bool kFold, bool kWrite>
-void lagged_chunks(
-    const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
+void lagged_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
   LaggedScan<T> scan(problem);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const auto described = [&](int64_t c) -> Chunk& { return chunks[scan.column(c) * stride + chunk - begin]; };
@@ -376,8 +382,7 @@ void lagged_chunks(
     }
     const int64_t first = chunk * kChunk, stop = first + chunk_length(problem, chunk);
     // No one asks what the row's last chunk ends in, and it may be no whole pairs of vectors.
-    if (kFold && stop - first == kChunk)
-      scan.template stretch<true>(row / scan.lag, first, stop, kWrite, &folded);
+    if (kFold && stop - first == kChunk) scan.template stretch<true>(row / scan.lag, first, stop, kWrite, &folded);
     else scan.template stretch<false>(row / scan.lag, first, stop, kWrite, nullptr);
     for (int64_t c = 0; c < scan.lag; ++c) {
       if constexpr (kFold) {

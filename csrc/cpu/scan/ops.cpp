@@ -25,6 +25,15 @@ const Kernels& kernels() {
   return chosen;
 }
 
+// share_out for scans: below 1e5 elements a scan takes less than waking a thread may.
+constexpr int64_t kLeastParallel = 100000;
+
+template <typename Run>
+void share_scan(int64_t count, int64_t elements, const Run& run) {
+  if (elements <= kLeastParallel) return run(int64_t{0}, count);
+  share_out(count, elements, run);
+}
+
 void by_columns(const ScanProblem& problem) {
   // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other:
   // with one, neighbouring threads would write to the cache line where their blocks meet at the same time in every step
@@ -35,7 +44,7 @@ void by_columns(const ScanProblem& problem) {
   // What is left beside whole blocks goes to the last one if it would be no vector.
   const int64_t whole = problem.inner / width, rest = problem.inner - whole * width;
   const int64_t blocks = whole == 0 || rest >= kWidestVector ? whole + 1 : whole;
-  share_out(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
+  share_scan(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
       const bool is_last = block % blocks == blocks - 1;
@@ -46,7 +55,7 @@ void by_columns(const ScanProblem& problem) {
 
 void by_rows(const ScanProblem& problem) {
   const int64_t together = kernels().together(problem);
-  share_out(problem.rows() / together, problem.rows() * problem.length,
+  share_scan(problem.rows() / together, problem.rows() * problem.length,
       [&](int64_t begin, int64_t end) { kernels().rows(problem, begin * together, end * together); });
 }
 
@@ -94,7 +103,7 @@ void by_chunks(const ScanProblem& problem) {
     // What the row's last chunk ends in, nobody asks.
     const int64_t summed = first + count == chunks ? count - 1 : count;
     if (summed > 0)
-      share_out(groups * summed, elements, [&](int64_t begin, int64_t end) {
+      share_scan(groups * summed, elements, [&](int64_t begin, int64_t end) {
         for_each_row(begin, end, summed, [&](int64_t group, int64_t from, int64_t to) {
           const int64_t row = group * joined;
           table.aggregate(problem, row, first + from, first + to, &described[row * together + from], together);
@@ -104,7 +113,7 @@ void by_chunks(const ScanProblem& problem) {
       table.carry(problem, row, first, first + summed, &described[row * together], &carries[row]);
       if (summed < count) described[row * together + summed].carry = carries[row];
     }
-    share_out(groups * count, elements, [&](int64_t begin, int64_t end) {
+    share_scan(groups * count, elements, [&](int64_t begin, int64_t end) {
       for_each_row(begin, end, count, [&](int64_t group, int64_t from, int64_t to) {
         const int64_t row = group * joined;
         table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from], together);
@@ -121,7 +130,7 @@ void by_chunks(const ScanProblem& problem) {
 void by_window(const ScanProblem& problem) {
   const int64_t elements = problem.length + (problem.initial != nullptr ? 1 : 0);
   const int64_t blocks = (elements + problem.window - 1) / problem.window;
-  share_out(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
+  share_scan(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<Value[]> scratch(new Value[problem.window]);
     for_each_row(begin, end, blocks,
         [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
@@ -139,7 +148,7 @@ void run(const ScanProblem& problem) {
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
   if (kernels().by_columns(problem)) return by_columns(problem);
-  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastShare)
+  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastParallel)
     return by_chunks(problem);
   by_rows(problem);
 }

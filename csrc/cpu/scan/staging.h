@@ -14,7 +14,7 @@ constexpr int64_t kPiece = 512;  // elements: the operands of a piece stay in th
 struct Groups {
   int64_t lag;
   int64_t count;
-  int64_t size;     // elements of one
+  int64_t size;      // elements of one
   bool are_columns;  // a group is an outer index; else it is a row
 
   explicit Groups(const ScanProblem& problem) {
@@ -30,6 +30,8 @@ struct Groups {
     return are_columns || problem.inner == 1 ? 0 : group % problem.inner;
   }
 };
+
+DCS_INLINE int64_t lag_of(const ScanProblem& problem) { return Groups(problem).lag; }
 
 // Steps [time, time + steps), counted in memory's order, of adjacent groups.
 struct Piece {
@@ -57,8 +59,7 @@ DCS_INLINE void for_each_run(
       run(from, k * of_group, together * of_group, 1, 1);
       continue;
     }
-    for (int64_t c = 0; c < lag; ++c)
-      run(from + c * strides.inner, k * of_group + c, piece.steps, strides.time, lag);
+    for (int64_t c = 0; c < lag; ++c) run(from + c * strides.inner, k * of_group + c, piece.steps, strides.time, lag);
   }
 }
 
@@ -81,8 +82,8 @@ const T* gathered(const ScanProblem& problem, const Groups& groups, const T* ope
 
 // Where to write the piece's elements in memory's order: in place, or into `room`; `scatter` does the rest.
 template <typename T>
-T* target(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece,
-    T* room) {
+T* target(
+    const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece, T* room) {
   const int64_t all = piece.groups * piece.steps * groups.lag;
   T* found = room;
   for_each_run(problem, groups, strides, piece,
