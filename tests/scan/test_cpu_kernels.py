@@ -284,6 +284,8 @@ THREAD_CASES: dict[str, Any] = {
     "rows abreast": ((300, 501), -1, {"reset": True}),
     "columns": ((200, 777), 0, {}),
     "few columns": ((30000, 5), 0, {}),
+    "short rows": ((60_001, 3), -1, {"reset": True}),
+    "three columns": ((70_001, 3), 0, {"reset": True}),
     "chunks": ((1, 200_003), -1, {}),
     "chunks abreast": ((2, 100_003), -1, {"reset": True}),
     "window": ((3, 50_000), -1, {"window": 777}),
@@ -322,7 +324,7 @@ def test_growing_gamma_makes_no_nan_of_zeros(gamma: float, reverse: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", ["number", "row", "step"])
-@pytest.mark.parametrize("shape", [(1, 9 * CHUNK), (3, 700)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 9 * CHUNK), (3, 700), (200, 40)], ids=str)
 def test_nan_reaches_what_it_should_and_nothing_else(shape: tuple[int, int], kind: str) -> None:
     x = make(shape, torch.float32)
     at, cut = shape[1] // 3, shape[1] // 2 + 11

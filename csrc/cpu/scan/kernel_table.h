@@ -26,6 +26,11 @@ constexpr int64_t kLongRow = 8;
 
 bool is_lagged(const ScanProblem& problem) {
   if (!is_real(problem)) return false;
+  // Chunks of a row abreast: float and double take few instructions there.
+  const bool is_wide = problem.dtype == ElementType::Float || problem.dtype == ElementType::Double;
+  if (is_wide && problem.reset == nullptr && lag_of(problem) == 1 && problem.length >= 2 * kChunk &&
+      !is_contiguous(problem))
+    return false;
   return !is_contiguous(problem) || problem.length < kLongRow || lag_of(problem) > 1;
 }
 
