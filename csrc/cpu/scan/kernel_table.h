@@ -21,17 +21,15 @@ DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
   }
 }
 
-// Shorter rows are scanned together, as one recurrence with a gate of 0 where they begin.
-constexpr int64_t kLongRow = 8;
+// Rows with gates or resets of steps are scanned together where they are shorter, as one recurrence with a gate of 0
+// where a row begins; longer ones abreast, in half the time.
+constexpr int64_t kShortRow = 8, kShortHalfRow = 16;
 
 bool is_lagged(const ScanProblem& problem) {
   if (!is_real(problem)) return false;
-  // Chunks of a row abreast: float and double take few instructions there.
-  const bool is_wide = problem.dtype == ElementType::Float || problem.dtype == ElementType::Double;
-  if (is_wide && problem.reset == nullptr && lag_of(problem) == 1 && problem.length >= 2 * kChunk &&
-      !is_contiguous(problem))
-    return false;
-  return !is_contiguous(problem) || problem.length < kLongRow || lag_of(problem) > 1;
+  if (lag_of(problem) > 1) return true;
+  const bool is_half = problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16;
+  return !is_contiguous(problem) && problem.length < (is_half ? kShortHalfRow : kShortRow);
 }
 
 int64_t together(const ScanProblem& problem) { return is_lagged(problem) ? lag_of(problem) : 1; }
