@@ -29,8 +29,9 @@ def instances() -> dict[str, tuple[Path, str, str]]:
     text = (CSRC / "CMakeLists.txt").read_text() if SOURCES else ""
     floating = "".join(re.findall(r"set\(floating (.*)\)", text))
     scalars = dict(re.findall(r'set\(scalar_(\w+) "?(.*?)"?\)', text))
+    folders = dict(re.findall(r"set\(folder_(\w+) (.*)\)", text))
     return {
-        f"{family}_{suffix}": (CSRC / "cuda" / family / "instance.cu.in", suffix, scalars[suffix])
+        f"{family}_{suffix}": (CSRC / "cuda" / folders.get(family, family) / "instance.cu.in", suffix, scalars[suffix])
         for family, suffixes in re.findall(r"set\(suffixes_(\w+) (.*)\)", text)
         for suffix in suffixes.replace("${floating}", floating).split()
     }
