@@ -134,6 +134,7 @@ class Distillation(torch.nn.Module):
         return (*rows, top, loss, linear_kl_div(x, student, x, self.teacher.weight, reduction="none", direction="jsd"))
 
 
+@pytest.mark.slow
 def test_aot_inductor_of_a_distillation(device: str, tmp_path: Path) -> None:
     model = Distillation()
     program = exported(model, device, ("x", "y"), True)

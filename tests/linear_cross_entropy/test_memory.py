@@ -92,7 +92,8 @@ def test_inference_memory() -> None:
             assert peak(run) <= (32 << 20) + SLACK < full_logits(rows, torch.float32) / 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+# Products of bfloat16 take a CPU half a minute here.
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
     """Forward and backward; the divergence's temporaries are its blocks of float32 values, some eight at a time."""
     rows = 6000

@@ -177,6 +177,7 @@ def run_survey(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_survey_on_the_cpu(tmp_path: Path, draw: ModuleType) -> None:
     output = tmp_path / "survey.json"
     done = run_survey("--seed", "5", "--count", "2", "--elements", "1e3", "1e4", "--output", str(output))
