@@ -40,11 +40,9 @@ class RowSizes {
  public:
   RowSizes(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
 
-  // Gammas beyond kMostRingGamma go step after step: powers of them could leave float64 where their sums cancel.
   bool takes() const {
-    const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
     const bool contiguous = p_.length == 1 || (p_.output_strides.time == 1 && p_.input_strides.time <= 1);
-    return p_.window == 0 && folds && contiguous;
+    return p_.window == 0 && powers_fold(p_) && contiguous;
   }
   int64_t count() const { return p_.rows() * p_.length; }
   // Elements of a warp's slice of so many vectors a lane, and bytes of all operands of an element.

@@ -9,6 +9,7 @@
 
 #include "dcs/scan/problem.h"
 #include "common/device.h"
+#include "scan/plan/planner.h"
 
 namespace dcs {
 
@@ -17,7 +18,6 @@ constexpr int kWalkThreads = 256, kMostColumnThreads = 384, kCarryThreads = 256;
 constexpr int kMostColumns = kCarryThreads / 2;  // of a tile whose carries are collected, by two lanes at least
 constexpr int kLeastSteps = 32;                  // of a walk that a block takes
 constexpr int kWordSlots = 8;                    // rounds whose totals other blocks can still read
-constexpr double kMostColumnGamma = 1.25;        // beyond, powers could leave float64 where their sums cancel
 
 constexpr int64_t kMostSteps = int64_t{1} << 30;
 
@@ -80,18 +80,8 @@ class ColumnTilesPlanner {
     double score = -1.0;
   };
 
-  int64_t bytes() const {
-    switch (p_.dtype) {
-      case ElementType::Half:
-      case ElementType::BFloat16: return 2;
-      case ElementType::Float: return 4;
-      case ElementType::ComplexDouble: return 16;
-      default: return 8;
-    }
-  }
-  int64_t wide_bytes() const {
-    return p_.dtype == ElementType::ComplexFloat || p_.dtype == ElementType::ComplexDouble ? 16 : 8;
-  }
+  int64_t bytes() const { return bytes_of(p_.dtype); }
+  int64_t wide_bytes() const { return wide_bytes_of(p_.dtype); }
   bool step() const { return p_.gamma_kind == GammaKind::kStep; }
   bool sums() const { return p_.backward && !step(); }
 
@@ -99,7 +89,7 @@ class ColumnTilesPlanner {
     if (p_.window > 0 || p_.inner < 2 || p_.length >= kMostSteps || p_.input_strides.inner != 1 ||
         p_.output_strides.inner != 1)
       return false;
-    return p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostColumnGamma;
+    return powers_fold(p_);
   }
 
   // Visits the operands with a value for every step: pointer, strides, bytes, place in a tile.

@@ -76,6 +76,11 @@ inline bool has_one_gamma(const ScanProblem& problem) {
       (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
 }
 
+// Whether pieces can be folded by powers of gamma: those of larger numbers could leave float64 where their sums cancel.
+inline bool powers_fold(const ScanProblem& problem) {
+  return problem.gamma_kind != GammaKind::kNumber || std::abs(problem.gamma_value) <= kMostRingGamma;
+}
+
 class Planner {
  public:
   Planner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
@@ -226,15 +231,12 @@ class Planner {
       plan.alone = fill(2 * device_.multiprocessors);
       const bool has_ring =
           device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
-      // It folds a tile's warps by doubling: powers beyond those of its first form could leave float64 where their sums
-      // cancel.
-      const bool folds = p_.gamma_kind != GammaKind::kNumber || std::abs(p_.gamma_value) <= kMostRingGamma;
       // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow
       // there (1056 rows of 20480 halves take 52 us, 27 in rings of single blocks). But a backward with one gamma does
       // not (256 rows of 65536 halves: 46 us, 39).
       const bool sums = p_.backward && !step;
       const bool streams_well = length % plan.tile_elements == 0 && !sums;
-      plan.ring = has_ring && folds && !(plan.alone && streams_well);
+      plan.ring = has_ring && powers_fold(p_) && !(plan.alone && streams_well);
       if (plan.ring) {
         if (sums) plan.alone = fill(device_.multiprocessors);
         plan.row_sums = plan.alone && sums;
