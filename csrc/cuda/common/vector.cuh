@@ -160,6 +160,12 @@ __device__ __forceinline__ void turn(Vector<T, kVec>& values, bool reverse) {
   }
 }
 
+// Flags, four bytes at a time, to bits in the order of memory.
+__device__ __forceinline__ uint32_t flag_bits(uint32_t bytes) {
+  const uint32_t ones = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;  // any byte but 0 is set
+  return ones * 0x01020408u >> 24 & 15u;
+}
+
 // Same for the reset flags, as bits in scan order.
 template <int kVec>
 __device__ __forceinline__ uint32_t load_flags(const bool* tile, int first, int low, int high, bool reverse) {

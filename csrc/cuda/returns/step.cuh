@@ -7,6 +7,7 @@
 
 #include "dcs/returns/problem.h"
 #include "common/element_types.cuh"
+#include "common/vector.cuh"
 
 namespace dcs {
 
@@ -123,12 +124,6 @@ template <typename Acc>
 __device__ __forceinline__ uint32_t left_out(bool has_own, const Rates<Acc>& rates, uint32_t drops, uint32_t cuts) {
   if (has_own) return drops;
   return drops | (rates.rest == Acc(0) ? ~cuts : 0u) | (rates.gamma == Acc(0) ? cuts : 0u);
-}
-
-// Flags, four bytes at a time, to bits in the order of memory.
-__device__ __forceinline__ uint32_t flag_bits(uint32_t bytes) {
-  const uint32_t ones = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;  // any byte but 0 is set
-  return ones * 0x01020408u >> 24 & 15u;
 }
 
 }  // namespace dcs

@@ -90,8 +90,7 @@ struct LanePasses {
         uint32_t words[kVec / 4];
         memcpy(words, &raw, kVec);
 #pragma unroll
-        for (int w = 0; w < kVec / 4; ++w)  // four bytes of 0 or 1 to four bits
-          some |= ((words[w] & 0x01010101u) * 0x01020408u >> 24 & 0xfu) << (4 * w);
+        for (int w = 0; w < kVec / 4; ++w) some |= flag_bits(words[w]) << (4 * w);
       } else {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) some |= (raw.get(i) ? 1u : 0u) << i;
