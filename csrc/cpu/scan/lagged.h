@@ -1,4 +1,4 @@
-// Short rows and few columns, and rows with a gate or a flag for every step: y[i] = x[i] + g[i] * y[i - lag] over the
+// Few columns, and short rows, those with a gate or a flag for every step: y[i] = x[i] + g[i] * y[i - lag] over the
 // elements as they follow each other in memory, with a gate of 0 where a row begins or a reset cuts. Within a vector,
 // log2(width / lag) steps of v += g * (v moved up by 2^k * lag lanes), g *= (g moved up) give the scan from a carry of
 // 0. Products of gates may overflow or underflow, and inf * 0 is NaN: a piece with a result that is not finite is run
