@@ -153,7 +153,7 @@ class Trial {
     params.stages = rows.stages;
     params.pieces = pieces.data;
     params.tag = 0x123456789abcdef0;
-    return emulation::launch(rows.blocks, 32 * (kFlatWarps + 1), rows.shared_bytes, true, c.seed, [&] {
+    return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, true, c.seed, [&] {
       if (p.reverse) long_rows_kernel<T, kStep, kBackward, true>(params);
       else long_rows_kernel<T, kStep, kBackward, false>(params);
     });

@@ -22,19 +22,30 @@ struct PieceWords {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) store_word(&words[i], i < kValues ? total[i] : gates[i - kValues], state);
   }
-  // Whether the piece is there; of `piece.gates` nothing is touched without `kGates`.
-  __device__ __forceinline__ bool read(Piece<Wide>& piece, uint64_t tag) const {
+  // Loads what `from` holds where `wanted`, without a branch.
+  __device__ __forceinline__ void load_if(bool wanted, const PieceWords& from) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) load_word_if(wanted, &from.words[i], words[i]);
+  }
+  // Whether the piece is in these words, which have been loaded; of `piece.gates` nothing is touched without `kGates`.
+  __device__ __forceinline__ bool get(Piece<Wide>& piece, uint64_t tag) const {
     uint64_t* const total = reinterpret_cast<uint64_t*>(&piece.total);
     uint64_t* const gates = reinterpret_cast<uint64_t*>(&piece.gates);
     bool there = true;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      const Word word = load_word(&words[i]);
-      (i < kValues ? total[i] : gates[i - kValues]) = word.value;
-      there = there && (word.state & ~uint64_t{1}) == tag;
-      piece.closed = word.state & 1;
+      (i < kValues ? total[i] : gates[i - kValues]) = words[i].value;
+      there = there && (words[i].state & ~uint64_t{1}) == tag;
+      piece.closed = words[i].state & 1;
     }
     return there;
+  }
+  // Whether the piece is there, in memory.
+  __device__ __forceinline__ bool read(Piece<Wide>& piece, uint64_t tag) const {
+    PieceWords loaded;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) loaded.words[i] = load_word(&words[i]);
+    return loaded.get(piece, tag);
   }
 };
 

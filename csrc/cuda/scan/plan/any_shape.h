@@ -89,15 +89,15 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   // As long a stretch a lane as leaves enough tiles on their way, and a tile for every block.
   for (const int vectors : {7, 5, 3, 1}) {
     plan.vectors = vectors;
-    plan.tile = kFlatWarps * sizes.slice(vectors);
-    plan.stages =
-        static_cast<int>(std::min<int64_t>(sizes.shared_room() / (plan.tile * sizes.element_bytes()), kLongStages));
+    plan.tile = kLongWarps * sizes.slice(vectors);
+    plan.stages = static_cast<int>(std::min<int64_t>(
+        (sizes.shared_room() - kLongSharedBytes) / (plan.tile * sizes.element_bytes()), kLongStages));
     if (plan.stages >= kWantedLongStages && sizes.count() >= plan.blocks * plan.tile) break;
   }
-  if (plan.stages < kFewestLongStages) return std::nullopt;
+  if (plan.stages < kFewestLongStages || p.length < sizes.slice(plan.vectors)) return std::nullopt;
   plan.tiles = ceil_div(sizes.count() + kFlatGrain, plan.tile);
   plan.blocks = std::min(plan.blocks, plan.tiles);
-  plan.shared_bytes = plan.stages * plan.tile * sizes.element_bytes();
+  plan.shared_bytes = kLongSharedBytes + plan.stages * plan.tile * sizes.element_bytes();
   const int64_t words = wide_bytes_of(p.dtype) / 8 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
   plan.workspace_bytes = plan.tiles * words * 16;
   plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;

@@ -27,6 +27,7 @@ struct FlatParams {
   bool one_gamma;         // of all rows
   // Operands whose rows lie one behind the other from an aligned address on. Others are read element by element.
   bool flat_input, flat_gates, flat_saved, flat_reset, flat_output, flat_gradient;
+  bool all_flat;  // of those that there are
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
   int stages;
   void* pieces;
@@ -37,13 +38,26 @@ struct FlatParams {
 struct FlatPlace {
   int64_t row, done;
 };
-__device__ __forceinline__ FlatPlace locate(const FlatParams& p, int64_t place) {
-  const int64_t length = p.problem.length, position = place - p.phase + p.lift * length;
+// So many whole rows and elements.
+__device__ __forceinline__ FlatPlace whole_rows(const FlatParams& p, int64_t elements) {
+  const int64_t length = p.problem.length;
   FlatPlace at;
-  at.row = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(position), p.inverse));
-  at.done = position - at.row * length;
+  at.row = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(elements), p.inverse));
+  at.done = elements - at.row * length;
   if (at.done >= length) at.done -= length, ++at.row;
+  return at;
+}
+__device__ __forceinline__ FlatPlace locate(const FlatParams& p, int64_t place) {
+  FlatPlace at = whole_rows(p, place - p.phase + p.lift * p.problem.length);
   at.row -= p.lift;
+  return at;
+}
+// What lies fewer than a row's elements from `at`, or `rows` more.
+__device__ __forceinline__ FlatPlace moved(const FlatParams& p, FlatPlace at, int64_t elements, int64_t rows = 0) {
+  at.row += rows;
+  at.done += elements;
+  if (at.done < 0) at.done += p.problem.length, --at.row;
+  else if (at.done >= p.problem.length) at.done -= p.problem.length, ++at.row;
   return at;
 }
 

@@ -57,6 +57,9 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
   params.flat_reset = is_flat(problem, problem.reset, problem.reset_strides);
   params.flat_output = is_flat(problem, problem.output, problem.output_strides);
   params.flat_gradient = is_flat(problem, problem.grad_gamma, problem.grad_gamma_strides);
+  const bool step = problem.gamma_kind == GammaKind::kStep;
+  params.all_flat = params.flat_input && params.flat_output && (!problem.reset || params.flat_reset) &&
+      (!step || params.flat_gates) && (!problem.backward || (params.flat_saved && (!step || params.flat_gradient)));
   return params;
 }
 
@@ -94,7 +97,7 @@ cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void
   params.tag = call_tag(workspace, shared.workspace_bytes, stream);
   const auto kernel =
       problem.reverse ? long_rows_kernel<T, kStep, kBackward, true> : long_rows_kernel<T, kStep, kBackward, false>;
-  return launch_flat_kernel(kernel, params, 32 * (kFlatWarps + 1), shared.blocks, shared.shared_bytes, true, stream);
+  return launch_flat_kernel(kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, true, stream);
 }
 
 template <typename T>

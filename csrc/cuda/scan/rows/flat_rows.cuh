@@ -47,11 +47,13 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   }
   __syncwarp();
   work.load(&full[warp]);
-  const typename Passes::Edges edges = passes.ask();
+  const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
+  const FlatPlace place = locate(p, work.first + lane * passes.own);
+  const typename Passes::Powers powers = passes.powers_of(place.row);
   mbarrier_wait(&full[warp], 0);
-  typename Passes::State at = passes.prepare(edges);
-  const Pass pass = passes.pass_of(at);
-  const Piece<Wide> piece = passes.total(at, pass);
+  const LaneCuts cuts = passes.find_cuts(place, edges.reset_before);
+  typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts));
+  const Piece<Wide> piece = passes.total(at, cuts, powers);
   if (lane == 31) pieces[warp] = piece;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);
@@ -63,13 +65,13 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     rows.end_row = (high - p.phase) / p.problem.length;
   }
   const LaneSums<Acc> sums =
-      passes.finish(at, pass, carry, [&](int64_t row, Acc sum) { rows.write(row, cast<Wide>(sum)); });
+      passes.finish(at, cuts, carry, [&](int64_t row, Acc sum) { rows.write(row, cast<Wide>(sum)); });
   work.store();
   if constexpr (kBackward && !kStep) {
     // The lanes' sums up to their own, as far back as the nearest start of a row.
     __shared__ Wide warp_sums[kFlatWarps];
     __shared__ bool warp_starts[kFlatWarps];
-    const bool starts = (at.starts & ((uint64_t{1} << passes.own) - 1)) != 0;
+    const bool starts = (cuts.starts & ((uint64_t{1} << passes.own) - 1)) != 0;
     const uint32_t all = __ballot_sync(0xffffffffu, starts), behind = all & (0xffffffffu >> (31 - lane));
     const int reach = behind ? lane - (31 - __clz(behind)) : lane;
     Wide sum = cast<Wide>(sums.tail);
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
       for (int w = 0; w < warp; ++w) into = warp_starts[w] ? warp_sums[w] : into + warp_sums[w];
       before = into + before;
     }
-    if (starts) rows.write(at.row, before + cast<Wide>(sums.head));
+    if (starts) rows.write(cuts.row, before + cast<Wide>(sums.head));
   }
   if (lane == 0) wait_for_stores_to_read();
 }

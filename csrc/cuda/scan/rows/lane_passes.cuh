@@ -13,18 +13,38 @@ namespace dcs {
 template <typename T>
 using LaneAcc = std::conditional_t<sizeof(T) == 2, float, typename Types<T>::Wide>;
 
-// What is known of a lane's elements before and after the first pass.
+enum class Pass { kPlain, kCut, kGeneral };  // no cut in the warp; cuts; those, with gammas or initial values of rows
+
+// What a lane has to ask of others' slices: before its tile has come, for memory answers late.
+template <typename T>
+struct LaneEdges {
+  T gate_before, saved_after;
+  bool reset_before;
+};
+
+// Where the recurrence starts anew in a lane.
+struct LaneCuts {
+  int64_t row;      // of the element before the first one
+  uint64_t starts;  // bits of elements, in the order of the scan: a row starts; one bit beyond the lane's own
+  uint64_t cuts;    // a row starts, or a reset
+  uint64_t resets;  // the reset flag of the element itself
+};
+
+// Powers of a row's gamma over 1, 2, 4, ... lanes, and over the lanes before this one.
+template <typename Wide>
+struct LanePowers {
+  Wide gamma, powers[6], weight;
+};
+
+// What the second pass wants of the first one.
 template <typename T>
 struct LaneState {
   using Wide = typename Types<T>::Wide;
-  int64_t row;          // of the element before the first one
-  uint64_t starts;      // bits of elements, in the order of the scan: a row starts; one bit beyond the lane's own
-  uint64_t cuts;        // a row starts, or a reset
-  uint64_t resets;      // the reset flag of the element itself
+  Pass pass;
+  bool enters;          // no cut lies in the warp's lanes before
+  Wide before, weight;  // their total, and what takes a carry over them
   Wide gamma;           // of the first element's row
-  Wide before, weight;  // the total of the warp's lanes before, and what takes a carry over them
-  bool enters;          // no cut lies there
-  T gate_before, saved_after;
+  LaneEdges<T> edges;   // the lane's own
 };
 
 // A row's part of gamma's gradient in a lane: before the first start, after the last.
@@ -33,14 +53,14 @@ struct LaneSums {
   Acc head, tail;
 };
 
-enum class Pass { kPlain, kCut, kGeneral };  // no cut in the warp; cuts; those, with gammas or initial values of rows
-
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 struct LanePasses {
   using Work = Slice<T, kStep, kBackward, kReverse>;
   using Acc = LaneAcc<T>;
   using Wide = typename Types<T>::Wide;
   using State = LaneState<T>;
+  using Edges = LaneEdges<T>;
+  using Powers = LanePowers<Wide>;
   using Element = T;
   static constexpr bool kBackwards = kReverse;
   using Chunk = Vector<T, Work::kVec>;
@@ -55,8 +75,28 @@ struct LanePasses {
     const int at = work.lane * p.vectors + k;
     return reinterpret_cast<Chunk*>(work.tensor(tensor))[kReverse ? 32 * p.vectors - 1 - at : at];
   }
-  __device__ __forceinline__ void read(int tensor, int k, Acc (&to)[kVec]) const {
-    unpack_in_order<kReverse>(chunk(tensor, k), to);
+  // Visits the lane's vectors of the first kCount tensors in the order of the scan, each of them read before the one
+  // ahead of it is worked on: shared memory answers late.
+  template <int kCount>
+  struct Chunks {
+    Chunk of[kCount];
+  };
+  template <int kCount>
+  __device__ __forceinline__ Chunks<kCount> read(int k) const {
+    Chunks<kCount> to;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to.of[i] = chunk(i, k);
+    return to;
+  }
+  template <int kCount, typename Visit>
+  __device__ __forceinline__ void each_vector(const Visit& visit) const {
+    Chunks<kCount> ahead = read<kCount>(0);
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      const Chunks<kCount> here = ahead;
+      if (k + 1 < p.vectors) ahead = read<kCount>(k + 1);
+      visit(k, here);
+    }
   }
   // The element so many of the scan's after the lane's first one, in the slice.
   __device__ __forceinline__ T element(int tensor, int offset) const {
@@ -64,9 +104,9 @@ struct LanePasses {
     return work.tensor(tensor)[kReverse ? work.elements() - 1 - at : at];
   }
   // The gates of a vector's steps; `last`: the one before, then the vector's last.
-  __device__ __forceinline__ void read_gates(int k, Acc& last, Acc (&to)[kVec]) const {
+  __device__ __forceinline__ void unpack_gates(const Chunk& raw, Acc& last, Acc (&to)[kVec]) const {
     Acc gates[kVec];
-    read(Work::kGatesAt, k, gates);
+    unpack_in_order<kReverse>(raw, gates);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const Acc own_gate = conj_if(p.problem.conjugate_gamma, gates[i]);
@@ -75,7 +115,7 @@ struct LanePasses {
     }
   }
   __device__ __forceinline__ Acc first_gate(const State& at) const {
-    return conj_if(p.problem.conjugate_gamma, cast<Acc>(at.gate_before));
+    return conj_if(p.problem.conjugate_gamma, cast<Acc>(at.edges.gate_before));
   }
 
   // The lane's reset flags as bits in the order of the scan.
@@ -100,27 +140,22 @@ struct LanePasses {
     return kReverse ? __brevll(bits) >> (64 - own) : bits;
   }
 
-  // What a lane has to ask of others' slices: before its tile has come, for memory answers late.
-  struct Edges {
-    T gate_before, saved_after;
-    bool reset_before;
-  };
-  __device__ __forceinline__ Edges ask() const {
+  // `before`, `after`: where the last element before the slice lies, and the first one behind it.
+  __device__ __forceinline__ Edges ask(const FlatPlace& before, const FlatPlace& after) const {
     Edges edges{};
     const ScanProblem& problem = p.problem;
     if (problem.shifted) {
-      const int64_t place = work.first - 1;
-      if constexpr (kStep) edges.gate_before = work.template beyond<T>(problem.gamma, problem.gamma_strides, place);
-      if (problem.reset) edges.reset_before = work.template beyond<bool>(problem.reset, problem.reset_strides, place);
+      if constexpr (kStep) edges.gate_before = work.template beyond<T>(problem.gamma, problem.gamma_strides, before);
+      if (problem.reset) edges.reset_before = work.template beyond<bool>(problem.reset, problem.reset_strides, before);
     }
     if constexpr (kBackward)
-      edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, work.first + work.elements());
+      edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, after);
     return edges;
   }
 
-  __device__ __forceinline__ State prepare(const Edges& edges) const {
-    State at;
-    const FlatPlace place = locate(p, work.first + work.lane * own);
+  // `place` is that of the lane's first element.
+  __device__ __forceinline__ LaneCuts find_cuts(const FlatPlace& place, bool reset_before) const {
+    LaneCuts at;
     at.row = place.row - (place.done == 0 ? 1 : 0);
     const int64_t next = place.done == 0 ? 0 : p.problem.length - place.done;
     at.starts = next < 64 ? p.starts << next : 0;
@@ -128,25 +163,32 @@ struct LanePasses {
     uint64_t resets = at.resets;
     if (p.problem.reset && p.problem.shifted) {
       const bool before = __shfl_up_sync(0xffffffffu, static_cast<int>(resets >> (own - 1) & 1), 1);
-      resets = resets << 1 | ((work.lane == 0 ? edges.reset_before : before) ? 1 : 0);
+      resets = resets << 1 | ((work.lane == 0 ? reset_before : before) ? 1 : 0);
     }
     at.cuts = (at.starts | resets) & ((uint64_t{1} << own) - 1);
-    at.gamma = cast<Wide>(1.0);
-    if constexpr (!kStep) at.gamma = gamma_of<kReverse, Wide>(p, place.row);
-    if constexpr (kStep) {
-      at.gate_before = edges.gate_before;
-      if (p.problem.shifted && work.lane > 0) at.gate_before = element(Work::kGatesAt, -1);
-    }
-    if constexpr (kBackward) at.saved_after = edges.saved_after;
     return at;
   }
 
-  __device__ __forceinline__ Pass pass_of(const State& at) const {
+  // Whether a row starts in the slice, or behind it where that matters; `place` is that of the slice's first element.
+  __device__ __forceinline__ bool has_start(const FlatPlace& place) const {
+    return place.done == 0 || place.done + work.elements() + (kBackward ? 1 : 0) > p.problem.length;
+  }
+
+  __device__ __forceinline__ Pass pass_of(const LaneCuts& at) const {
     const uint64_t own_and_next = (uint64_t{2} << own) - 1;
     const bool cut = at.cuts != 0 || (kBackward && (at.resets != 0 || (at.starts & own_and_next) != 0));
     if (!__any_sync(0xffffffffu, cut)) return Pass::kPlain;
     const bool rows_differ = (!kStep && !p.one_gamma) || (!kBackward && p.problem.initial);
     return rows_differ ? Pass::kGeneral : Pass::kCut;
+  }
+
+  __device__ __forceinline__ State prepare(const Edges& edges, Pass pass) const {
+    State at;
+    at.pass = pass;
+    at.edges = edges;
+    if constexpr (kStep)
+      if (p.problem.shifted && work.lane > 0) at.edges.gate_before = element(Work::kGatesAt, -1);
+    return at;
   }
 
   __device__ __forceinline__ Acc initial_of(int64_t row) const {
@@ -158,11 +200,11 @@ struct LanePasses {
   template <Pass kPass>
   struct Walk {
     const LanePasses& passes;
-    const State& at;
+    const LaneCuts& at;
     int64_t row;
     Acc gamma;
-    __device__ __forceinline__ Walk(const LanePasses& of, const State& state)
-        : passes(of), at(state), row(state.row), gamma(make(state.gamma)) {}
+    __device__ __forceinline__ Walk(const LanePasses& of, const LaneCuts& places, Wide first_gamma)
+        : passes(of), at(places), row(places.row), gamma(make(first_gamma)) {}
     static __device__ __forceinline__ Acc make(Wide gamma) {
       if constexpr (std::is_same_v<Acc, float>) return make_gate<float, true>(gamma).value;
       else return cast<Acc>(gamma);
@@ -194,15 +236,15 @@ struct LanePasses {
 
   // The lane's piece from nothing; of its gates the product where there is one a step.
   template <Pass kPass>
-  __device__ __forceinline__ Piece<Wide> total_in(const State& at) const {
-    Walk<kPass> walk(*this, at);
+  __device__ __forceinline__ Piece<Wide> total_in(const State& at, const LaneCuts& places) const {
+    Walk<kPass> walk(*this, places, at.gamma);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
-#pragma unroll 1
-    for (int k = 0; k < p.vectors; ++k) {
+    constexpr int kCount = kStep ? 2 : 1;
+    each_vector<kCount>([&](int k, const Chunks<kCount>& raw) {
       Acc values[kVec], factors[kVec] = {};
-      read(0, k, values);
-      if constexpr (kStep) read_gates(k, last, factors);
+      unpack_in_order<kReverse>(raw.of[0], values);
+      if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       walk.set_vector(k);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -211,68 +253,75 @@ struct LanePasses {
         if constexpr (kStep)
           product = kComplex ? clamped_mul(product, cast<Wide>(factor)) : product * cast<Wide>(factor);
       }
-    }
+    });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
-      if (at.cuts == 0 && !in_range) product = careful_product(at);
+      if (places.cuts == 0 && !in_range) product = careful_product(at);
     }
-    return {cast<Wide>(y), product, at.cuts != 0};
+    return {cast<Wide>(y), product, kPass != Pass::kPlain && places.cuts != 0};
   }
   // The product that neither leaves the range of double nor vanishes but for a gate of 0.
-  __device__ __noinline__ Wide careful_product(const State& at) const {
+  __device__ __forceinline__ Wide careful_product(const State& at) const {
     Wide product = cast<Wide>(1.0);
     Acc last = first_gate(at);
 #pragma unroll 1
     for (int k = 0; k < p.vectors; ++k) {
       Acc factors[kVec];
-      read_gates(k, last, factors);
+      unpack_gates(chunk(Work::kGatesAt, k), last, factors);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) product = power_mul(product, cast<Wide>(factors[i]));
     }
     return product;
   }
 
-  __device__ __forceinline__ void lane_powers(Wide gamma, Wide (&powers)[6]) const {
-    if constexpr (std::is_same_v<Wide, double>) {
-      if (p.problem.gamma_kind == GammaKind::kNumber) {
+  __device__ __forceinline__ Powers powers_of(int64_t row) const {
+    Powers of;
+    of.gamma = cast<Wide>(1.0);
+    if constexpr (!kStep) {
+      of.gamma = gamma_of<kReverse, Wide>(p, row);
+      bool known = false;
+      if constexpr (std::is_same_v<Wide, double>) {
+        known = p.problem.gamma_kind == GammaKind::kNumber;
 #pragma unroll
-        for (int j = 0; j < 6; ++j) powers[j] = p.lane_powers[j];
-        return;
+        for (int j = 0; j < 6; ++j) of.powers[j] = p.lane_powers[j];
       }
-    }
-    powers[0] = whole_power(gamma, own);
+      if (!known) {
+        of.powers[0] = whole_power(of.gamma, own);
 #pragma unroll
-    for (int j = 1; j < 6; ++j) powers[j] = power_mul(powers[j - 1], powers[j - 1]);
+        for (int j = 1; j < 6; ++j) of.powers[j] = power_mul(of.powers[j - 1], of.powers[j - 1]);
+      }
+      of.weight = cast<Wide>(1.0);
+#pragma unroll
+      for (int j = 0; j < 5; ++j)
+        if (work.lane >> j & 1) of.weight = power_mul(of.weight, of.powers[j]);
+    }
+    return of;
   }
 
   // The lane's piece, and from those of the lanes before what a carry into the warp becomes; the warp's piece in lane
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
-  __device__ __forceinline__ Piece<Wide> total(State& at, Pass pass) const {
-    Piece<Wide> piece = pass == Pass::kPlain ? total_in<Pass::kPlain>(at)
-        : pass == Pass::kCut                 ? total_in<Pass::kCut>(at)
-                                             : total_in<Pass::kGeneral>(at);
+  __device__ __forceinline__ Piece<Wide> total(State& at, const LaneCuts& places, const Powers& of) const {
+    at.gamma = of.gamma;
+    Piece<Wide> piece = at.pass == Pass::kPlain ? total_in<Pass::kPlain>(at, places)
+        : at.pass == Pass::kCut                 ? total_in<Pass::kCut>(at, places)
+                                                : total_in<Pass::kGeneral>(at, places);
     const int lane = work.lane;
     const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
     const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
     const int reach = behind ? lane - (31 - __clz(behind)) : lane;
-    Wide powers[6];  // of gamma over 1, 2, 4, ... lanes
-    if constexpr (!kStep) lane_powers(at.gamma, powers);
-    at.weight = cast<Wide>(1.0);
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
       const Wide other = shuffle_up(piece.total, d);
-      if (reach >= d) piece.total = fold(piece.total, kStep ? piece.gates : powers[j], other);
+      if (reach >= d) piece.total = fold(piece.total, kStep ? piece.gates : of.powers[j], other);
       if constexpr (kStep) {
         const Wide gates = shuffle_up(piece.gates, d);
         if (reach >= d) piece.gates = clamped_mul(piece.gates, gates);
-      } else {
-        if (lane & d) at.weight = power_mul(at.weight, powers[j]);
       }
     }
-    if constexpr (!kStep) piece.gates = powers[5];
+    if constexpr (!kStep) piece.gates = of.powers[5];
     at.before = shuffle_up(piece.total, 1);
-    if constexpr (kStep) at.weight = shuffle_up(piece.gates, 1);
+    at.weight = kStep ? shuffle_up(piece.gates, 1) : of.weight;
     if (lane == 0) {
       at.before = cast<Wide>(0.0);
       at.weight = cast<Wide>(1.0);
@@ -285,25 +334,26 @@ struct LanePasses {
   // The results from the carry into the warp, in place of the input; backward the gradient of the gates in place of
   // them, or its sums of rows. `end_row` is called with every row that starts and ends in the lane, and its sum.
   template <typename EndRow>
-  __device__ __forceinline__ LaneSums<Acc> finish(const State& at, Pass pass, Wide carry, const EndRow& end_row) const {
+  __device__ __forceinline__ LaneSums<Acc> finish(
+      const State& at, const LaneCuts& places, Wide carry, const EndRow& end_row) const {
     const Acc y = cast<Acc>(at.enters ? fold(at.before, at.weight, carry) : at.before);
-    if (pass == Pass::kPlain) return finish_in<Pass::kPlain>(at, y, end_row);
-    if (pass == Pass::kCut) return finish_in<Pass::kCut>(at, y, end_row);
-    return finish_in<Pass::kGeneral>(at, y, end_row);
+    if (at.pass == Pass::kPlain) return finish_in<Pass::kPlain>(at, places, y, end_row);
+    if (at.pass == Pass::kCut) return finish_in<Pass::kCut>(at, places, y, end_row);
+    return finish_in<Pass::kGeneral>(at, places, y, end_row);
   }
 
   template <Pass kPass, typename EndRow>
-  __device__ __forceinline__ LaneSums<Acc> finish_in(const State& at, Acc y, const EndRow& end_row) const {
-    Walk<kPass> walk(*this, at);
+  __device__ __forceinline__ LaneSums<Acc> finish_in(
+      const State& at, const LaneCuts& places, Acc y, const EndRow& end_row) const {
+    Walk<kPass> walk(*this, places, at.gamma);
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
-    int64_t row = at.row;
-#pragma unroll 1
-    for (int k = 0; k < p.vectors; ++k) {
+    int64_t row = places.row;
+    each_vector<Work::kTensors>([&](int k, const Chunks<Work::kTensors>& raw) {
       Acc values[kVec], factors[kVec] = {};
-      read(0, k, values);
-      if constexpr (kStep) read_gates(k, last, factors);
+      unpack_in_order<kReverse>(raw.of[0], values);
+      if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       walk.set_vector(k);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -317,9 +367,9 @@ struct LanePasses {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after a row's last step comes `initial`.
         Acc rounded[kVec], saved[kVec], terms[kVec];
         unpack_in_order<kReverse>(result, rounded);
-        read(Work::kSavedAt, k, saved);
+        unpack_in_order<kReverse>(raw.of[Work::kSavedAt], saved);
         const bool at_end = k + 1 == p.vectors && work.lane == 31;
-        const Acc following = cast<Acc>(at_end ? at.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
+        const Acc following = cast<Acc>(at_end ? at.edges.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           Acc other = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
@@ -342,7 +392,7 @@ struct LanePasses {
         }
         if constexpr (kStep) chunk(Work::kGatesAt, k) = pack_in_order<kReverse, T>(terms);
       }
-    }
+    });
     return sums;
   }
 };

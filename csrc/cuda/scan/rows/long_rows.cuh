@@ -14,11 +14,12 @@ namespace dcs {
 
 constexpr int kLongTurns = kLongAhead + 2;  // of what its warps leave each other
 
+// Before the tiles.
 template <typename Wide>
 struct LongShared {
-  uint64_t full[kLongStages][kFlatWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
-  Piece<Wide> totals[kLongTurns][kFlatWarps];
-  Wide carries[kLongTurns][kFlatWarps];
+  Piece<Wide> totals[kLongTurns][kLongWarps];
+  Wide carries[kLongTurns][kLongWarps];
+  uint64_t full[kLongStages][kLongWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
 };
 
 // The scan over pieces of the lanes up to each.
@@ -64,6 +65,7 @@ struct CarryWarp {
   __device__ __forceinline__ Piece<Wide> collect(int64_t tile, uint32_t window) {
     const Words* const nearest = static_cast<const Words*>(p.pieces) + (tile - 1 - lane);
     Piece<Wide> pieces[kLongReads];
+    Words words[kLongReads]{};
     uint32_t missing = 0;
 #pragma unroll
     for (int j = 0; j < kLongReads; ++j) {
@@ -72,8 +74,10 @@ struct CarryWarp {
     }
     while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
 #pragma unroll
+      for (int j = 0; j < kLongReads; ++j) words[j].load_if(missing >> j & 1, nearest[-32 * j]);
+#pragma unroll
       for (int j = 0; j < kLongReads; ++j)
-        if ((missing >> j & 1) && nearest[-32 * j].read(pieces[j], p.tag)) missing &= ~(1u << j);
+        if ((missing >> j & 1) && words[j].get(pieces[j], p.tag)) missing &= ~(1u << j);
     }
     // Nothing from before the nearest closed tile comes through.
     bool closed = false;
@@ -125,9 +129,9 @@ struct CarryWarp {
         const int turn = round % kLongTurns;
         const int64_t tile = blockIdx.x + static_cast<int64_t>(round) * gridDim.x;
         mbarrier_wait(&shared.totals_ready[turn], round / kLongTurns & 1);
-        Piece<Wide> piece = lane < kFlatWarps ? shared.totals[turn][lane] : identity<Wide>();
-        fold_pieces_up<kFlatWarps>(piece, lane);
-        if (lane == kFlatWarps - 1 && tile + 1 < p.tiles)
+        Piece<Wide> piece = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>();
+        fold_pieces_up<kLongWarps>(piece, lane);
+        if (lane == kLongWarps - 1 && tile + 1 < p.tiles)
           const_cast<Words*>(static_cast<const Words*>(p.pieces))[tile].publish(piece, p.tag);
         last.total = shuffle_up(piece.total, 1);
         last.gates = shuffle_up(piece.gates, 1);
@@ -147,7 +151,7 @@ struct CarryWarp {
       } else {
         carry = cast<Wide>(0.0);
       }
-      if (lane < kFlatWarps) {
+      if (lane < kLongWarps) {
         shared.carries[turn][lane] = after(entering, carry);
         mbarrier_arrive(&shared.carries_ready[turn]);
       }
@@ -158,7 +162,7 @@ struct CarryWarp {
 // A slice's part of gamma's gradient, as the partial of its number among those of a row: a slice has at most one start.
 template <typename Passes>
 __device__ __forceinline__ void store_slice_sums(
-    const Passes& passes, const typename Passes::State& at, const LaneSums<typename Passes::Acc>& sums) {
+    const Passes& passes, const LaneCuts& at, const LaneSums<typename Passes::Acc>& sums) {
   using Wide = typename Passes::Wide;
   using Stored = typename Types<typename Passes::Element>::Acc;
   const FlatParams& p = passes.p;
@@ -187,81 +191,102 @@ __device__ __forceinline__ void store_slice_sums(
   if (all) store(row + 1, tail, ends_last);
 }
 
+// A warp's slices, one a round.
+struct SliceCursor {
+  int64_t first;    // place
+  FlatPlace place;  // of the same
+  int stage;
+  uint32_t parity;
+
+  // To the next round's, so many places and rows on.
+  __device__ __forceinline__ void advance(const FlatParams& p, int64_t places, const FlatPlace& rows) {
+    first += places;
+    place = moved(p, place, rows.done, rows.row);
+    if (++stage == p.stages) stage = 0, parity ^= 1;
+  }
+};
+
 template <typename T, bool kStep, bool kBackward, bool kReverse>
-__global__ void __launch_bounds__(32 * (kFlatWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
+__global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
   using Work = Slice<T, kStep, kBackward, kReverse>;
   using Passes = LanePasses<T, kStep, kBackward, kReverse>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
   extern __shared__ __align__(128) unsigned char flat_shared[];
-  __shared__ LongShared<Wide> shared;
+  static_assert(sizeof(LongShared<Wide>) <= kLongSharedBytes);
+  LongShared<Wide>& shared = *reinterpret_cast<LongShared<Wide>*>(flat_shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kLongStages * kFlatWarps; ++i) mbarrier_init(&shared.full[0][0] + i, kLoadArrivals);
+    for (int i = 0; i < kLongStages * kLongWarps; ++i) mbarrier_init(&shared.full[0][0] + i, kLoadArrivals);
     for (int i = 0; i < kLongTurns; ++i) {
-      mbarrier_init(&shared.totals_ready[i], kFlatWarps);
-      mbarrier_init(&shared.carries_ready[i], kFlatWarps);
+      mbarrier_init(&shared.totals_ready[i], kLongWarps);
+      mbarrier_init(&shared.carries_ready[i], kLongWarps);
     }
     mbarrier_fence_init();
   }
   __syncthreads();
-  if (warp == kFlatWarps) {
+  if (warp == kLongWarps) {
     CarryWarp<T, kStep, kReverse>{p, shared}.run(rounds);
     return;
   }
 
-  const int stages = p.stages, in_flight = stages - kLongAhead - 1, slice_bytes = Work::bytes_of(p);
-  const auto work_of = [&](int round, int stage) {
-    const int64_t low = (blockIdx.x + static_cast<int64_t>(round) * gridDim.x) * p.tile;
-    return Work{p, low + static_cast<int64_t>(warp) * Work::elements_of(p), low > p.phase ? low : p.phase,
-        min(low + p.tile, p.count + p.phase), flat_shared + (stage * kFlatWarps + warp) * slice_bytes};
+  // A block's tiles lie equally far apart. Rows are longer than slices, of which the tensor's ends alone cut off a part.
+  const int64_t apart = gridDim.x * p.tile, first = blockIdx.x * p.tile + warp * Work::elements_of(p);
+  const FlatPlace rows_apart = whole_rows(p, apart);
+  SliceCursor loaded{first, {}, 0, 0}, now{first, locate(p, first), 0, 0}, old = now;
+  const auto work_of = [&](const SliceCursor& at) {
+    return Work{p, at.first, p.phase, p.count + p.phase,
+        flat_shared + kLongSharedBytes + (at.stage * kLongWarps + warp) * Work::bytes_of(p)};
   };
-  const auto next = [&](int stage) { return stage + 1 == stages ? 0 : stage + 1; };
-  int load_stage = 0, load_round = 0;
+  int requested = 0;
   const auto request = [&] {
-    if (load_round < rounds) work_of(load_round, load_stage).load(&shared.full[load_stage][warp]);
-    ++load_round;
-    load_stage = next(load_stage);
+    if (requested < rounds) work_of(loaded).load(&shared.full[loaded.stage][warp]);
+    ++requested;
+    loaded.advance(p, apart, rows_apart);
   };
-  for (int i = 0; i < in_flight; ++i) request();
-  struct Prepared {
-    typename Passes::State at;
-    Pass pass;
-  } states[kLongAhead + 1];
-  int stage = 0, old_stage = 0;
-  uint32_t phase = 0;
+  for (int i = 0; i < p.stages - kLongAhead - 1; ++i) request();
+  typename Passes::Powers powers = Passes{work_of(now)}.powers_of(0);
+  typename Passes::State states[kLongAhead + 1];
 #pragma unroll 1
   for (int round = 0; round < rounds + kLongAhead; ++round) {
     if (round < rounds) {
-      const Work work = work_of(round, stage);
+      const Work work = work_of(now);
       const Passes passes{work};
-      const typename Passes::Edges edges = passes.ask();
-      mbarrier_wait(&shared.full[stage][warp], phase);
-      Prepared& now = states[kLongAhead];
-      now.at = passes.prepare(edges);
-      now.pass = passes.pass_of(now.at);
-      const Piece<Wide> piece = passes.total(now.at, now.pass);
+      const FlatPlace lane_place = moved(p, now.place, lane * passes.own);
+      const typename Passes::Edges edges = passes.ask(moved(p, now.place, -1), moved(p, now.place, work.elements()));
+      if (!p.one_gamma) powers = passes.powers_of(lane_place.row);
+      mbarrier_wait(&shared.full[now.stage][warp], now.parity);
+      LaneCuts cuts{now.place.row, 0, 0, 0};
+      Pass pass = Pass::kPlain;
+      if (p.problem.reset || passes.has_start(now.place)) {
+        cuts = passes.find_cuts(lane_place, edges.reset_before);
+        pass = passes.pass_of(cuts);
+      }
+      states[kLongAhead] = passes.prepare(edges, pass);
+      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, powers);
       if (lane == 31) {
         shared.totals[round % kLongTurns][warp] = piece;
         mbarrier_arrive(&shared.totals_ready[round % kLongTurns]);
       }
-      stage = next(stage);
-      if (stage == 0) phase ^= 1;
+      now.advance(p, apart, rows_apart);
     }
     if (lane == 0) wait_for_stores_to_read();
     __syncwarp();
     request();
     if (round >= kLongAhead) {
-      const int old = round - kLongAhead, turn = old % kLongTurns;
-      const Work work = work_of(old, old_stage);
+      const int turn = (round - kLongAhead) % kLongTurns;
+      const Work work = work_of(old);
       const Passes passes{work};
-      mbarrier_wait(&shared.carries_ready[turn], old / kLongTurns & 1);
-      const LaneSums<Acc> sums =
-          passes.finish(states[0].at, states[0].pass, shared.carries[turn][warp], [](int64_t, Acc) {});
+      const typename Passes::State& at = states[0];
+      LaneCuts cuts{old.place.row, 0, 0, 0};
+      if (at.pass != Pass::kPlain)
+        cuts = passes.find_cuts(moved(p, old.place, lane * passes.own), at.edges.reset_before);
+      mbarrier_wait(&shared.carries_ready[turn], (round - kLongAhead) / kLongTurns & 1);
+      const LaneSums<Acc> sums = passes.finish(at, cuts, shared.carries[turn][warp], [](int64_t, Acc) {});
       work.store();
-      if constexpr (kBackward && !kStep) store_slice_sums(passes, states[0].at, sums);
-      old_stage = next(old_stage);
+      if constexpr (kBackward && !kStep) store_slice_sums(passes, cuts, sums);
+      old.advance(p, apart, rows_apart);
     }
 #pragma unroll
     for (int i = 0; i < kLongAhead; ++i) states[i] = states[i + 1];

@@ -96,8 +96,35 @@ struct Slice {
 #endif
   }
 
+  // The same of a slice that lies in the tensor, and what is flat.
+  template <typename E>
+  __device__ __forceinline__ void load_whole(E* to, const void* pointer, uint64_t* barrier) const {
+    const E* const from = static_cast<const E*>(pointer) + memory_begin();
+#if DCS_HAS_BULK_COPIES
+    bulk_load(to, from, elements() * static_cast<int>(sizeof(E)), barrier);
+#else
+    constexpr int kWhole = 16 / sizeof(E);
+    for (int i = lane * kWhole; i < elements(); i += 32 * kWhole) copy_async(to + i, from + i);
+#endif
+  }
+  __device__ __forceinline__ void load_all_whole(uint64_t* barrier) const {
+    const ScanProblem& problem = p.problem;
+#if DCS_HAS_BULK_COPIES
+    if (lane != 0) return;
+    mbarrier_arrive_expect_tx(barrier, bytes_of(p));
+#endif
+    load_whole(tensor(0), problem.input, barrier);
+    if constexpr (kStep) load_whole(tensor(kGatesAt), problem.gamma, barrier);
+    if constexpr (kBackward) load_whole(tensor(kSavedAt), problem.saved, barrier);
+    if (problem.reset) load_whole(flags(), problem.reset, barrier);
+#if !DCS_HAS_BULK_COPIES
+    mbarrier_arrive_after_copies(barrier);
+#endif
+  }
+
   // All operands from whole grains around what the tile has of the slice; a last one in part where the tensor ends.
   __device__ __forceinline__ void load(uint64_t* barrier) const {
+    if (p.all_flat && first >= p.phase && first + elements() <= high) return load_all_whole(barrier);
     Range range = owned();
     range.begin = range.begin / kFlatGrain * kFlatGrain;
     range.end = max(range.begin, min((range.end + kFlatGrain - 1) / kFlatGrain * kFlatGrain, p.count));
@@ -143,10 +170,29 @@ struct Slice {
 #endif
   }
 
+  __device__ __forceinline__ void store_whole(const T* from, void* pointer) const {
+    T* const to = static_cast<T*>(pointer) + memory_begin();
+#if DCS_HAS_BULK_COPIES
+    bulk_store(to, from, elements() * static_cast<int>(sizeof(T)));
+#else
+    for (int i = lane * kVec; i < elements(); i += 32 * kVec)
+      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+#endif
+  }
+  __device__ __forceinline__ void store_all_whole() const {
+#if DCS_HAS_BULK_COPIES
+    if (lane != 0) return;
+#endif
+    store_whole(tensor(0), p.problem.output);
+    if constexpr (kStep && kBackward) store_whole(tensor(kGatesAt), p.problem.grad_gamma);
+    commit_stores();
+  }
+
   // What the tile has of the slice, once all lanes have written it.
   __device__ __forceinline__ void store() const {
     show_to_bulk_stores();
     __syncwarp();
+    if (p.all_flat && first >= low && first + elements() <= high) return store_all_whole();
     const Range range = owned();
     if (range.begin >= range.end) return;
     const ScanProblem& problem = p.problem;
@@ -156,12 +202,10 @@ struct Slice {
     if (lane == 0) commit_stores();
   }
 
-  // An element of an operand at a place outside the slice, or 0 where there is none.
+  // An element of an operand outside the slice, or 0 where there is none.
   template <typename E>
-  __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, int64_t place) const {
-    const int64_t position = place - p.phase;
-    if (position < 0 || position >= p.count) return E{};
-    const FlatPlace at = locate(p, place);
+  __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, const FlatPlace& at) const {
+    if (at.row < 0 || at.row >= p.rows) return E{};
     const int64_t step = kReverse ? p.problem.length - 1 - at.done : at.done;
     return static_cast<const E*>(
         pointer)[row_offset(memory_row<kReverse>(p, at.row), p.problem.inner, strides) + step * strides.time];
