@@ -92,7 +92,7 @@ constexpr int kFlatBlocks = 4;
 // Of those that blocks share (rows/long_rows.cuh): tiles whose totals a block knows before it finishes one, tiles in
 // its shared memory, words of other blocks that a lane reads.
 #ifndef LW
-#define LW 12
+#define LW 11
 #endif
 constexpr int kLongWarps = LW, kLongSharedBytes = 6 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kWantedLongStages = 5, kLongStages = 8;

@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   work.load(&full[warp]);
   const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
   const FlatPlace place = locate(p, work.first + lane * passes.own);
-  const typename Passes::Powers powers = passes.powers_of(place.row);
+  const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, place.row);
   mbarrier_wait(&full[warp], 0);
   const LaneCuts cuts = passes.find_cuts(place, edges.reset_before);
-  typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts));
-  const Piece<Wide> piece = passes.total(at, cuts, powers);
+  typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts), gamma);
+  const Piece<Wide> piece = passes.total(at, cuts, [&] { return passes.powers_of(gamma); });
   if (lane == 31) pieces[warp] = piece;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);

@@ -33,7 +33,7 @@ struct LaneCuts {
 // Powers of a row's gamma over 1, 2, 4, ... lanes, and over the lanes before this one.
 template <typename Wide>
 struct LanePowers {
-  Wide gamma, powers[6], weight;
+  Wide powers[6], weight;
 };
 
 // What the second pass wants of the first one.
@@ -182,9 +182,10 @@ struct LanePasses {
     return rows_differ ? Pass::kGeneral : Pass::kCut;
   }
 
-  __device__ __forceinline__ State prepare(const Edges& edges, Pass pass) const {
+  __device__ __forceinline__ State prepare(const Edges& edges, Pass pass, Wide gamma) const {
     State at;
     at.pass = pass;
+    at.gamma = gamma;
     at.edges = edges;
     if constexpr (kStep)
       if (p.problem.shifted && work.lane > 0) at.edges.gate_before = element(Work::kGatesAt, -1);
@@ -274,11 +275,9 @@ struct LanePasses {
     return product;
   }
 
-  __device__ __forceinline__ Powers powers_of(int64_t row) const {
+  __device__ __forceinline__ Powers powers_of(Wide gamma) const {
     Powers of;
-    of.gamma = cast<Wide>(1.0);
     if constexpr (!kStep) {
-      of.gamma = gamma_of<kReverse, Wide>(p, row);
       bool known = false;
       if constexpr (std::is_same_v<Wide, double>) {
         known = p.problem.gamma_kind == GammaKind::kNumber;
@@ -286,7 +285,7 @@ struct LanePasses {
         for (int j = 0; j < 6; ++j) of.powers[j] = p.lane_powers[j];
       }
       if (!known) {
-        of.powers[0] = whole_power(of.gamma, own);
+        of.powers[0] = whole_power(gamma, own);
 #pragma unroll
         for (int j = 1; j < 6; ++j) of.powers[j] = power_mul(of.powers[j - 1], of.powers[j - 1]);
       }
@@ -300,12 +299,13 @@ struct LanePasses {
 
   // The lane's piece, and from those of the lanes before what a carry into the warp becomes; the warp's piece in lane
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
-  __device__ __forceinline__ Piece<Wide> total(State& at, const LaneCuts& places, const Powers& of) const {
-    at.gamma = of.gamma;
+  template <typename MakePowers>
+  __device__ __forceinline__ Piece<Wide> total(State& at, const LaneCuts& places, const MakePowers& make_powers) const {
     Piece<Wide> piece = at.pass == Pass::kPlain ? total_in<Pass::kPlain>(at, places)
         : at.pass == Pass::kCut                 ? total_in<Pass::kCut>(at, places)
                                                 : total_in<Pass::kGeneral>(at, places);
     const int lane = work.lane;
+    const Powers of = make_powers();
     const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
     const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
     const int reach = behind ? lane - (31 - __clz(behind)) : lane;

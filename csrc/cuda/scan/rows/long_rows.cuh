@@ -246,7 +246,9 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
     loaded.advance(p, apart, rows_apart);
   };
   for (int i = 0; i < p.stages - kLongAhead - 1; ++i) request();
-  typename Passes::Powers powers = Passes{work_of(now)}.powers_of(0);
+  const auto gamma_at = [&](int64_t row) { return kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, row); };
+  Wide gamma = gamma_at(0);
+  typename Passes::Powers powers = Passes{work_of(now)}.powers_of(gamma);
   typename Passes::State states[kLongAhead + 1];
 #pragma unroll 1
   for (int round = 0; round < rounds + kLongAhead; ++round) {
@@ -255,7 +257,10 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       const Passes passes{work};
       const FlatPlace lane_place = moved(p, now.place, lane * passes.own);
       const typename Passes::Edges edges = passes.ask(moved(p, now.place, -1), moved(p, now.place, work.elements()));
-      if (!p.one_gamma) powers = passes.powers_of(lane_place.row);
+      if (!kStep && !p.one_gamma) {
+        gamma = gamma_at(lane_place.row);
+        powers = passes.powers_of(gamma);
+      }
       mbarrier_wait(&shared.full[now.stage][warp], now.parity);
       LaneCuts cuts{now.place.row, 0, 0, 0};
       Pass pass = Pass::kPlain;
@@ -263,8 +268,8 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
         cuts = passes.find_cuts(lane_place, edges.reset_before);
         pass = passes.pass_of(cuts);
       }
-      states[kLongAhead] = passes.prepare(edges, pass);
-      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, powers);
+      states[kLongAhead] = passes.prepare(edges, pass, gamma);
+      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, [&] { return powers; });
       if (lane == 31) {
         shared.totals[round % kLongTurns][warp] = piece;
         mbarrier_arrive(&shared.totals_ready[round % kLongTurns]);
