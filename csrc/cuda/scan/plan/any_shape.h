@@ -69,7 +69,11 @@ inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const Devi
   plan.tile = rows * p.length;
   plan.tiles = ceil_div(p.rows(), rows);
   // Lanes with few elements where a tile is small.
+#ifdef LF
+  for (const int vectors : {LF}) {
+#else
   for (const int vectors : {1, 3, 5, 7}) {
+#endif
     plan.vectors = vectors;
     const int warps = vectors < kFlatTileVectors ? kFlatTileWarps : kFlatWarps;
     if (plan.tile + room <= warps * sizes.slice(vectors)) break;
@@ -87,7 +91,11 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   LongRowsPlan plan{};
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
   // As long a stretch a lane as leaves enough tiles on their way, and a tile for every block.
+#ifdef LV
+  for (const int vectors : {LV}) {
+#else
   for (const int vectors : {7, 5, 3, 1}) {
+#endif
     plan.vectors = vectors;
     plan.tile = kLongWarps * sizes.slice(vectors);
     plan.stages = static_cast<int>(std::min<int64_t>(

@@ -91,10 +91,14 @@ constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileW
 constexpr int kFlatBlocks = 4;
 // Of those that blocks share (rows/long_rows.cuh): tiles whose totals a block knows before it finishes one, tiles in
 // its shared memory, words of other blocks that a lane reads.
+#ifndef LU
+#define LU 7
+#endif
+constexpr int kUnrolledVectors = LU;
 #ifndef LW
 #define LW 11
 #endif
-constexpr int kLongWarps = LW, kLongSharedBytes = 6 << 10;
+constexpr int kLongWarps = LW, kLongSharedBytes = 4 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kWantedLongStages = 5, kLongStages = 8;
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 

@@ -88,15 +88,27 @@ struct LanePasses {
     for (int i = 0; i < kCount; ++i) to.of[i] = chunk(i, k);
     return to;
   }
-  template <int kCount, typename Visit>
+  template <int kCount, int kVectors, typename Visit>
   __device__ __forceinline__ void each_vector(const Visit& visit) const {
+    const int count = kVectors ? kVectors : p.vectors;
     Chunks<kCount> ahead = read<kCount>(0);
-#pragma unroll 1
-    for (int k = 0; k < p.vectors; ++k) {
+#pragma unroll(kVectors ? kVectors : 1)
+    for (int k = 0; k < count; ++k) {
       const Chunks<kCount> here = ahead;
-      if (k + 1 < p.vectors) ahead = read<kCount>(k + 1);
+      if (k + 1 < count) ahead = read<kCount>(k + 1);
       visit(k, here);
     }
+  }
+  // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0.
+  template <typename Visit>
+  __device__ __forceinline__ auto choose(Pass pass, const Visit& visit) const {
+    using Loop = std::integral_constant<int, 0>;
+    using Unrolled = std::integral_constant<int, kUnrolledVectors>;
+    using Plain = std::integral_constant<Pass, Pass::kPlain>;
+    using Cut = std::integral_constant<Pass, Pass::kCut>;
+    if (pass == Pass::kGeneral) return visit(std::integral_constant<Pass, Pass::kGeneral>{}, Loop{});
+    if (p.vectors == kUnrolledVectors) return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+    return pass == Pass::kPlain ? visit(Plain{}, Loop{}) : visit(Cut{}, Loop{});
   }
   // The element so many of the scan's after the lane's first one, in the slice.
   __device__ __forceinline__ T element(int tensor, int offset) const {
@@ -236,13 +248,13 @@ struct LanePasses {
   };
 
   // The lane's piece from nothing; of its gates the product where there is one a step.
-  template <Pass kPass>
+  template <Pass kPass, int kVectors>
   __device__ __forceinline__ Piece<Wide> total_in(const State& at, const LaneCuts& places) const {
     Walk<kPass> walk(*this, places, at.gamma);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
     constexpr int kCount = kStep ? 2 : 1;
-    each_vector<kCount>([&](int k, const Chunks<kCount>& raw) {
+    each_vector<kCount, kVectors>([&](int k, const Chunks<kCount>& raw) {
       Acc values[kVec], factors[kVec] = {};
       unpack_in_order<kReverse>(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
@@ -301,9 +313,8 @@ struct LanePasses {
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
   template <typename MakePowers>
   __device__ __forceinline__ Piece<Wide> total(State& at, const LaneCuts& places, const MakePowers& make_powers) const {
-    Piece<Wide> piece = at.pass == Pass::kPlain ? total_in<Pass::kPlain>(at, places)
-        : at.pass == Pass::kCut                 ? total_in<Pass::kCut>(at, places)
-                                                : total_in<Pass::kGeneral>(at, places);
+    Piece<Wide> piece = choose(at.pass,
+        [&](auto pass, auto vectors) { return total_in<decltype(pass)::value, decltype(vectors)::value>(at, places); });
     const int lane = work.lane;
     const Powers of = make_powers();
     const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
@@ -337,12 +348,12 @@ struct LanePasses {
   __device__ __forceinline__ LaneSums<Acc> finish(
       const State& at, const LaneCuts& places, Wide carry, const EndRow& end_row) const {
     const Acc y = cast<Acc>(at.enters ? fold(at.before, at.weight, carry) : at.before);
-    if (at.pass == Pass::kPlain) return finish_in<Pass::kPlain>(at, places, y, end_row);
-    if (at.pass == Pass::kCut) return finish_in<Pass::kCut>(at, places, y, end_row);
-    return finish_in<Pass::kGeneral>(at, places, y, end_row);
+    return choose(at.pass, [&](auto pass, auto vectors) {
+      return finish_in<decltype(pass)::value, decltype(vectors)::value>(at, places, y, end_row);
+    });
   }
 
-  template <Pass kPass, typename EndRow>
+  template <Pass kPass, int kVectors, typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish_in(
       const State& at, const LaneCuts& places, Acc y, const EndRow& end_row) const {
     Walk<kPass> walk(*this, places, at.gamma);
@@ -350,7 +361,7 @@ struct LanePasses {
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
     int64_t row = places.row;
-    each_vector<Work::kTensors>([&](int k, const Chunks<Work::kTensors>& raw) {
+    each_vector<Work::kTensors, kVectors>([&](int k, const Chunks<Work::kTensors>& raw) {
       Acc values[kVec], factors[kVec] = {};
       unpack_in_order<kReverse>(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
