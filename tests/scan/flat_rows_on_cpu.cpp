@@ -24,6 +24,7 @@ struct Case {
   double gamma;
   bool reset, initial, padded, reverse, backward, by_long_rows, two_levels, broadcast;
   int multiprocessors;
+  int64_t unit;  // of padded rows: where they begin is a multiple of it
   unsigned seed;
 };
 
@@ -31,7 +32,7 @@ struct Case {
 template <typename T>
 class Memory {
  public:
-  Memory(int64_t count, int64_t offset = 0) : bytes_(static_cast<size_t>(count + 16) * sizeof(T) + 64) {
+  Memory(int64_t count, int64_t offset = 0) : bytes_(static_cast<size_t>(count + 32) * sizeof(T) + 64) {
     data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16) + offset;
   }
   T* data;
@@ -48,8 +49,8 @@ class Trial {
   explicit Trial(const Case& of)
       : c(of),
         random(of.seed),
-        pitch(c.padded ? c.length + 1 + static_cast<int64_t>(random() % 7) : c.length),
-        x(c.rows * pitch, c.padded ? static_cast<int64_t>(random() % 3) : 0),
+        pitch(c.padded ? c.length + c.unit * (1 + static_cast<int64_t>(random() % 7)) : c.length),
+        x(c.rows * pitch, c.padded ? c.unit * static_cast<int64_t>(random() % 3) : 0),
         gates(size()),
         saved(size()),
         y(size()),
@@ -174,10 +175,10 @@ class Trial {
   }
   bool complain(const char* what, int64_t row, int64_t step, double found, double wanted) const {
     printf(
-        "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, padded %d, "
+        "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, padded %d by %ld, "
         "reverse %d, backward %d, long %d, levels %d, broadcast %d, multiprocessors %d, seed %u\n",
         what, row, step, found, wanted, c.rows, c.length, sizeof(T), static_cast<int>(c.kind), c.gamma, c.reset,
-        c.initial, c.padded, c.reverse, c.backward, c.by_long_rows, c.two_levels, c.broadcast, c.multiprocessors,
+        c.initial, c.padded, c.unit, c.reverse, c.backward, c.by_long_rows, c.two_levels, c.broadcast, c.multiprocessors,
         c.seed);
     return false;
   }
@@ -239,6 +240,8 @@ Case draw(std::mt19937& random) {
   c.reset = one_in(3);
   c.initial = one_in(3);
   c.padded = one_in(4);
+  c.unit = int64_t{1} << random() % 4;
+  if (c.padded && one_in(2)) c.length = (c.length + c.unit - 1) / c.unit * c.unit;
   c.reverse = one_in(2);
   c.backward = one_in(2);
   c.two_levels = c.rows % 2 == 0 && one_in(3);

@@ -5,7 +5,7 @@
 
 namespace dcs {
 
-// kBytes bytes, 4 or 16, both addresses aligned to them; of the source `valid` bytes are read and the rest becomes 0.
+// kBytes bytes, 4, 8 or 16, both addresses aligned to them; of the source `valid` bytes are read and the rest becomes 0.
 // `kWholeLines`: L2 fetches the whole line of memory, whose other half another block wants.
 template <int kBytes, bool kWholeLines = false>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int valid) {
@@ -15,7 +15,9 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int valid
         : "memory");
   else if constexpr (kBytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(address), "l"(from), "r"(valid), "n"(kBytes)
+        : "memory");
 }
 // 16 bytes, all of which are there.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {

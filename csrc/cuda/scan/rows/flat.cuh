@@ -25,8 +25,11 @@ struct FlatParams {
   int vectors;            // of a lane; odd, so that the lanes' lie in different banks
   double lane_powers[6];  // of a number gamma over 1, 2, 4, ... lanes
   bool one_gamma;         // of all rows
-  // Operands whose rows lie one behind the other from an aligned address on. Others are read element by element.
-  bool flat_input, flat_gates, flat_saved, flat_reset, flat_output, flat_gradient;
+  // Of each operand the elements that are copied as one, or 0 where it is flat: all rows one behind the other from an
+  // aligned address on.
+  struct Units {
+    int input, gates, saved, reset, output, gradient;
+  } units;
   bool all_flat;  // of those that there are
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
   int stages;

@@ -28,9 +28,21 @@ inline double bounded_power(double base, int64_t exponent) {
   return power;
 }
 
-inline bool is_flat(const ScanProblem& p, const void* pointer, const Strides& strides) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && (p.length == 1 || strides.time == 1) &&
-      (p.inner == 1 || strides.inner == p.length) && (p.outer == 1 || strides.outer == p.inner * p.length);
+// FlatParams::Units of an operand with elements of so many bytes.
+inline int unit_of(const ScanProblem& p, const void* pointer, const Strides& strides, int bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const bool is_contiguous = p.length == 1 || strides.time == 1;
+  if (address % 16 == 0 && is_contiguous && (p.inner == 1 || strides.inner == p.length) &&
+      (p.outer == 1 || strides.outer == p.inner * p.length))
+    return 0;
+  for (const int unit : {16 / bytes, 8 / bytes, 4 / bytes}) {
+    const auto fits = [&](int64_t rows, int64_t stride) { return rows == 1 || stride % unit == 0; };
+    if (unit <= 1) break;
+    if (is_contiguous && address % (unit * bytes) == 0 && p.length % unit == 0 && fits(p.inner, strides.inner) &&
+        fits(p.outer, strides.outer))
+      return unit;
+  }
+  return 1;
 }
 
 template <typename T, typename Plan>
@@ -51,15 +63,18 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
       params.lane_powers[j] =
           bounded_power(problem.gamma_value, (int64_t{plan.vectors} * (16 / static_cast<int>(sizeof(T)))) << j);
   params.one_gamma = has_one_gamma(problem);
-  params.flat_input = is_flat(problem, problem.input, problem.input_strides);
-  params.flat_gates = is_flat(problem, problem.gamma, problem.gamma_strides);
-  params.flat_saved = is_flat(problem, problem.saved, problem.saved_strides);
-  params.flat_reset = is_flat(problem, problem.reset, problem.reset_strides);
-  params.flat_output = is_flat(problem, problem.output, problem.output_strides);
-  params.flat_gradient = is_flat(problem, problem.grad_gamma, problem.grad_gamma_strides);
+  const auto unit = [&](bool is_used, const void* pointer, const Strides& strides, int bytes) {
+    return is_used ? unit_of(problem, pointer, strides, bytes) : 0;
+  };
   const bool step = problem.gamma_kind == GammaKind::kStep;
-  params.all_flat = params.flat_input && params.flat_output && (!problem.reset || params.flat_reset) &&
-      (!step || params.flat_gates) && (!problem.backward || (params.flat_saved && (!step || params.flat_gradient)));
+  FlatParams::Units& units = params.units;
+  units.input = unit(true, problem.input, problem.input_strides, sizeof(T));
+  units.gates = unit(step, problem.gamma, problem.gamma_strides, sizeof(T));
+  units.saved = unit(problem.backward, problem.saved, problem.saved_strides, sizeof(T));
+  units.reset = unit(problem.reset, problem.reset, problem.reset_strides, 1);
+  units.output = unit(true, problem.output, problem.output_strides, sizeof(T));
+  units.gradient = unit(step && problem.backward, problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
+  params.all_flat = !(units.input || units.gates || units.saved || units.reset || units.output || units.gradient);
   return params;
 }
 

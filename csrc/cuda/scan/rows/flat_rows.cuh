@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
       flat_shared + warp * Work::bytes_of(p)};
   const Passes passes{work};
   if (lane == 0) {
-    mbarrier_init(&full[warp], kLoadArrivals);
+    mbarrier_init(&full[warp], load_arrivals(p));
     mbarrier_fence_init();
   }
   __syncwarp();

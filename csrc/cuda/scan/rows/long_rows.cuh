@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kLongStages * kLongWarps; ++i) mbarrier_init(&shared.full[0][0] + i, kLoadArrivals);
+    for (int i = 0; i < kLongStages * kLongWarps; ++i) mbarrier_init(&shared.full[0][0] + i, load_arrivals(p));
     for (int i = 0; i < kLongTurns; ++i) {
       mbarrier_init(&shared.totals_ready[i], kLongWarps);
       mbarrier_init(&shared.carries_ready[i], kLongWarps);

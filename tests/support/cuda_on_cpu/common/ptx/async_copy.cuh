@@ -3,6 +3,8 @@
 
 #include <cstdlib>
 
+#include "common/ptx/mbarrier.cuh"
+
 namespace dcs {
 
 template <int kBytes, bool kWholeLines = false>
@@ -32,6 +34,18 @@ void wait_for_copies() {
     }
     groups.pop_front();
   }
+}
+// The copies happen later, as those that the barrier waits for.
+inline void mbarrier_arrive_after_copies(uint64_t* barrier) {
+  auto& groups = emulation::current().now->groups;
+  for (const std::vector<emulation::Copy>& group : groups)
+    for (const emulation::Copy& copy : group) {
+      if (!copy.from || copy.bytes == 0) continue;
+      emulation::barrier_at(barrier).bytes_and_phase += 2 * copy.bytes;
+      emulation::current().loads.push_back({copy.to, copy.from, copy.bytes, barrier});
+    }
+  groups.clear();
+  mbarrier_arrive(barrier);
 }
 
 }  // namespace dcs
