@@ -60,101 +60,149 @@ struct CarryWarp {
     blocks_power = whole_power(tile_power, gridDim.x);
   }
 
-  // The totals of the tiles before this one in its row, the last `window` of them at most, folded in an order of its
-  // own; whether a carry from before them enters.
-  __device__ __forceinline__ Piece<Wide> collect(int64_t tile, uint32_t window) {
-    const Words* const nearest = static_cast<const Words*>(p.pieces) + (tile - 1 - lane);
-    Piece<Wide> pieces[kLongReads];
-    Words words[kLongReads]{};
-    uint32_t missing = 0;
+  // The tiles before one in its row that a carry is collected from: no more than there are blocks, for the block itself
+  // knows what entered its tile before.
+  struct Window {
+    int count, each;  // of tiles, of a lane's
+    bool from_own;
+  };
+  __device__ __forceinline__ Window window_of(const FlatPlace& place) const {
+    Window window;
+    const int64_t whole = gridDim.x * p.tile;
+    const auto tile = static_cast<uint32_t>(p.tile);
+    window.from_own = place.done > whole;
+    window.count = window.from_own ? gridDim.x : (static_cast<uint32_t>(place.done) + tile - 1) / tile;
+    if (place.row < 0) window.count = 0;  // the first tile, from before the first row on
+    window.each = (window.count + 31) / 32;
+    return window;
+  }
+  // The tile of a lane's piece, counted back from the nearest one: with products of gates, lanes take neighbors.
+  __device__ __forceinline__ int distance(const Window& window, int j) const {
+    if (kStep) return j < window.each ? lane * window.each + j : 32 * kLongReads;
+    return lane + 32 * j;
+  }
+  // All that is missing in one trip.
+  __device__ __forceinline__ void ask(
+      int64_t tile, const Window& window, uint32_t missing, Words (&words)[kLongReads]) const {
+    const Words* const nearest = static_cast<const Words*>(p.pieces) + (tile - 1);
 #pragma unroll
-    for (int j = 0; j < kLongReads; ++j) {
-      pieces[j] = identity<Wide>();
-      if (lane + 32 * j < window) missing |= 1u << j;
-    }
-    while (__any_sync(0xffffffffu, missing != 0)) {  // all that is missing in one trip
-#pragma unroll
-      for (int j = 0; j < kLongReads; ++j) words[j].load_if(missing >> j & 1, nearest[-32 * j]);
-#pragma unroll
-      for (int j = 0; j < kLongReads; ++j)
-        if ((missing >> j & 1) && words[j].get(pieces[j], p.tag)) missing &= ~(1u << j);
-    }
-    // Nothing from before the nearest closed tile comes through.
-    bool closed = false;
-#pragma unroll
-    for (int j = 0; j < kLongReads; ++j) {
-      const uint32_t at = __ballot_sync(0xffffffffu, lane + 32 * j < window && pieces[j].closed);
-      if (at) window = 32 * j + __ffs(at), closed = true;
-    }
+    for (int j = 0; j < kLongReads; ++j) words[j].load_if(missing >> j & 1, *(nearest - distance(window, j)));
+  }
+
+  // Pieces of lanes, the first lane's the nearest, folded into the first lane's.
+  template <typename Times>
+  __device__ __forceinline__ Piece<Wide> fold_window(
+      const Piece<Wide> (&pieces)[kLongReads], const Window& window, const Times& times) const {
     Piece<Wide> sum = identity<Wide>();
-    if constexpr (kStep) {
+    bool is_first = true;
 #pragma unroll
-      for (int j = kLongReads - 1; j >= 0; --j) {
-        Piece<Wide> group = pieces[j];
-        if (lane + 32 * j >= window) group = identity<Wide>();
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-          const Wide farther =
-              move_parts(group.total, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
-          const Wide gates = move_parts(group.gates, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
-          if (lane + d < 32 && lane + d + 32 * j < window) {
-            group.total = fold(group.total, group.gates, farther);
-            group.gates = clamped_mul(group.gates, gates);
-          }
-        }
-        if (32 * j < window) {
-          const bool first = 32 * (j + 1) >= window;
-          sum.total = first ? group.total : fold(group.total, group.gates, sum.total);
-          sum.gates = first ? group.gates : clamped_mul(group.gates, sum.gates);
-        }
-      }
-      sum.total = shuffle(sum.total, 0);
-      sum.gates = shuffle(sum.gates, 0);
-    } else {
-#pragma unroll
-      for (int j = kLongReads - 1; j >= 0; --j)
-        if (lane + 32 * j < window) sum.total = fold(pieces[j].total, far_power, sum.total);
-      sum.total = warp_sum(fold(cast<Wide>(0.0), lane_weight, sum.total));
-      sum.gates = blocks_power;
+    for (int j = kLongReads - 1; j >= 0; --j) {
+      if (distance(window, j) >= window.count) continue;
+      sum.total = is_first ? pieces[j].total : fold(pieces[j].total, pieces[j].gates, sum.total);
+      sum.gates = is_first ? pieces[j].gates : times(pieces[j].gates, sum.gates);
+      is_first = false;
     }
-    sum.closed = closed;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const Wide farther = move_parts(sum.total, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
+      const Wide gates = move_parts(sum.gates, [&](auto part) { return __shfl_down_sync(0xffffffffu, part, d); });
+      if (lane + d < 32 && distance(window, 0) + d * window.each < window.count) {
+        sum.total = fold(sum.total, sum.gates, farther);
+        sum.gates = times(sum.gates, gates);
+      }
+    }
     return sum;
   }
 
-  __device__ __forceinline__ void run(int rounds) {
-    Piece<Wide> last = identity<Wide>();  // of the round before: the fold of the warps before the lane's
-    for (int round = 0; round <= rounds; ++round) {
-      const Piece<Wide> entering = last;
-      if (round < rounds) {
-        const int turn = round % kLongTurns;
-        const int64_t tile = blockIdx.x + static_cast<int64_t>(round) * gridDim.x;
-        mbarrier_wait(&shared.totals_ready[turn], round / kLongTurns & 1);
-        Piece<Wide> piece = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>();
-        fold_pieces_up<kLongWarps>(piece, lane);
-        if (lane == kLongWarps - 1 && tile + 1 < p.tiles)
-          const_cast<Words*>(static_cast<const Words*>(p.pieces))[tile].publish(piece, p.tag);
-        last.total = shuffle_up(piece.total, 1);
-        last.gates = shuffle_up(piece.gates, 1);
-        last.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), 1);
-        if (lane == 0) last = identity<Wide>();
+  // The totals of a window, folded in an order of its own; closed where no carry from before them enters.
+  __device__ __forceinline__ Piece<Wide> collect(
+      int64_t tile, Window window, uint32_t missing, Words (&words)[kLongReads]) const {
+    Piece<Wide> pieces[kLongReads];
+#pragma unroll
+    for (int j = 0; j < kLongReads; ++j) pieces[j] = identity<Wide>();
+    while (true) {
+#pragma unroll
+      for (int j = 0; j < kLongReads; ++j)
+        if ((missing >> j & 1) && words[j].get(pieces[j], p.tag)) missing &= ~(1u << j);
+      if (!__any_sync(0xffffffffu, missing != 0)) break;
+      ask(tile, window, missing, words);
+    }
+    // Nothing from before the nearest closed tile comes through.
+    int nearest = window.count;
+#pragma unroll
+    for (int j = 0; j < kLongReads; ++j)
+      if (pieces[j].closed) nearest = min(nearest, distance(window, j));
+    nearest = -__reduce_max_sync(0xffffffffu, -nearest);
+    Piece<Wide> sum = identity<Wide>();
+    sum.closed = nearest < window.count;
+    if (sum.closed) window.count = nearest + 1;
+    if constexpr (kStep) {
+      bool small = false;
+      if constexpr (std::is_same_v<Wide, double>) {
+        small = true;
+#pragma unroll
+        for (int j = 0; j < kLongReads; ++j) small = small && fabs(pieces[j].gates) <= 1.0;
       }
-      if (round == 0) continue;
-      const int turn = (round - 1) % kLongTurns;
-      const int64_t tile = blockIdx.x + static_cast<int64_t>(round - 1) * gridDim.x;
-      const FlatPlace place = locate(p, tile * p.tile);
-      const int64_t tiles_before = tile == 0 ? 0 : (place.done + p.tile - 1) / p.tile;
-      const bool from_own = tiles_before > gridDim.x;
-      if (tiles_before > 0) {
+      const Piece<Wide> folded = __all_sync(0xffffffffu, small)
+          ? fold_window(pieces, window, [](Wide a, Wide b) { return a * b; })
+          : fold_window(pieces, window, [](Wide a, Wide b) { return clamped_mul(a, b); });
+      sum.total = shuffle(folded.total, 0);
+      sum.gates = shuffle(folded.gates, 0);
+    } else {
+#pragma unroll
+      for (int j = kLongReads - 1; j >= 0; --j)
+        if (distance(window, j) < window.count) sum.total = fold(pieces[j].total, far_power, sum.total);
+      sum.total = warp_sum(fold(cast<Wide>(0.0), lane_weight, sum.total));
+      sum.gates = blocks_power;
+    }
+    return sum;
+  }
+
+  // The fold of the warps before the lane's in a tile, which is published.
+  __device__ __forceinline__ Piece<Wide> publish(int round, int64_t tile) const {
+    const int turn = round % kLongTurns;
+    mbarrier_wait(&shared.totals_ready[turn], round / kLongTurns & 1);
+    Piece<Wide> piece = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>(), before = identity<Wide>();
+    fold_pieces_up<kLongWarps>(piece, lane);
+    if (lane == kLongWarps - 1 && tile + 1 < p.tiles)
+      const_cast<Words*>(static_cast<const Words*>(p.pieces))[tile].publish(piece, p.tag);
+    before.total = shuffle_up(piece.total, 1);
+    before.gates = shuffle_up(piece.gates, 1);
+    before.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), 1);
+    return lane == 0 ? identity<Wide>() : before;
+  }
+
+  __device__ __forceinline__ void run(int rounds) {
+    const FlatPlace rows_apart = whole_rows(p, gridDim.x * p.tile);
+    int64_t tile = blockIdx.x;
+    FlatPlace place = locate(p, tile * p.tile);
+    set_row(place.row);
+    Piece<Wide> entering = publish(0, tile);
+    for (int round = 0; round < rounds; ++round) {
+      // What is there already comes while the next tile's total does.
+      const Window window = window_of(place);
+      Words words[kLongReads]{};
+      uint32_t missing = 0;
+#pragma unroll
+      for (int j = 0; j < kLongReads; ++j)
+        if (distance(window, j) < window.count) missing |= 1u << j;
+      ask(tile, window, missing, words);
+      Piece<Wide> next = identity<Wide>();
+      if (round + 1 < rounds) next = publish(round + 1, tile + gridDim.x);
+      if (window.count > 0) {
         set_row(place.row);
-        const Piece<Wide> sum = collect(tile, static_cast<uint32_t>(from_own ? gridDim.x : tiles_before));
-        carry = from_own && !sum.closed ? fold(sum.total, sum.gates, carry) : sum.total;
+        const Piece<Wide> sum = collect(tile, window, missing, words);
+        carry = window.from_own && !sum.closed ? fold(sum.total, sum.gates, carry) : sum.total;
       } else {
         carry = cast<Wide>(0.0);
       }
       if (lane < kLongWarps) {
-        shared.carries[turn][lane] = after(entering, carry);
-        mbarrier_arrive(&shared.carries_ready[turn]);
+        shared.carries[round % kLongTurns][lane] = after(entering, carry);
+        mbarrier_arrive(&shared.carries_ready[round % kLongTurns]);
       }
+      entering = next;
+      tile += gridDim.x;
+      place = moved(p, place, rows_apart.done, rows_apart.row);
     }
   }
 };
@@ -217,14 +265,13 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   LongShared<Wide>& shared = *reinterpret_cast<LongShared<Wide>*>(flat_shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kLongStages * kLongWarps; ++i) mbarrier_init(&shared.full[0][0] + i, load_arrivals(p));
-    for (int i = 0; i < kLongTurns; ++i) {
-      mbarrier_init(&shared.totals_ready[i], kLongWarps);
-      mbarrier_init(&shared.carries_ready[i], kLongWarps);
-    }
-    mbarrier_fence_init();
+  for (int i = threadIdx.x; i < kLongStages * kLongWarps; i += blockDim.x)
+    mbarrier_init(&shared.full[0][0] + i, load_arrivals(p));
+  if (threadIdx.x < kLongTurns) {
+    mbarrier_init(&shared.totals_ready[threadIdx.x], kLongWarps);
+    mbarrier_init(&shared.carries_ready[threadIdx.x], kLongWarps);
   }
+  mbarrier_fence_init();
   __syncthreads();
   if (warp == kLongWarps) {
     CarryWarp<T, kStep, kReverse>{p, shared}.run(rounds);
