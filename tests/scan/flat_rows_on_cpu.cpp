@@ -178,8 +178,8 @@ class Trial {
         "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, padded %d by %ld, "
         "reverse %d, backward %d, long %d, levels %d, broadcast %d, multiprocessors %d, seed %u\n",
         what, row, step, found, wanted, c.rows, c.length, sizeof(T), static_cast<int>(c.kind), c.gamma, c.reset,
-        c.initial, c.padded, c.unit, c.reverse, c.backward, c.by_long_rows, c.two_levels, c.broadcast, c.multiprocessors,
-        c.seed);
+        c.initial, c.padded, c.unit, c.reverse, c.backward, c.by_long_rows, c.two_levels, c.broadcast,
+        c.multiprocessors, c.seed);
     return false;
   }
 

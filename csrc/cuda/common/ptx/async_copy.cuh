@@ -5,8 +5,8 @@
 
 namespace dcs {
 
-// kBytes bytes, 4, 8 or 16, both addresses aligned to them; of the source `valid` bytes are read and the rest becomes 0.
-// `kWholeLines`: L2 fetches the whole line of memory, whose other half another block wants.
+// kBytes bytes, 4, 8 or 16, both addresses aligned to them; of the source `valid` bytes are read and the rest becomes
+// 0. `kWholeLines`: L2 fetches the whole line of memory, whose other half another block wants.
 template <int kBytes, bool kWholeLines = false>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int valid) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

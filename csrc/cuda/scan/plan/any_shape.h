@@ -47,10 +47,8 @@ class RowSizes {
   int64_t count() const { return p_.rows() * p_.length; }
   // Elements of a warp's slice of so many vectors a lane, and bytes of all operands of an element.
   int64_t slice(int vectors) const { return 32 * vectors * (16 / bytes_of(p_.dtype)); }
-  int64_t element_bytes() const {
-    const int tensors = 1 + (p_.gamma_kind == GammaKind::kStep ? 1 : 0) + (p_.backward ? 1 : 0);
-    return tensors * bytes_of(p_.dtype) + (p_.reset ? 1 : 0);
-  }
+  int tensors() const { return 1 + (p_.gamma_kind == GammaKind::kStep ? 1 : 0) + (p_.backward ? 1 : 0); }
+  int64_t element_bytes() const { return tensors() * bytes_of(p_.dtype) + (p_.reset ? 1 : 0); }
   int64_t shared_room() const { return device_.shared_bytes - kStaticBytes; }
 
  private:
@@ -69,11 +67,7 @@ inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const Devi
   plan.tile = rows * p.length;
   plan.tiles = ceil_div(p.rows(), rows);
   // Lanes with few elements where a tile is small.
-#ifdef LF
-  for (const int vectors : {LF}) {
-#else
-  for (const int vectors : {1, 3, 5, 7}) {
-#endif
+  for (const int vectors : {1, 3, sizes.tensors() == 1 ? kFlatVectors : kFlatTileVectors, kFlatVectors}) {
     plan.vectors = vectors;
     const int warps = vectors < kFlatTileVectors ? kFlatTileWarps : kFlatWarps;
     if (plan.tile + room <= warps * sizes.slice(vectors)) break;
@@ -90,20 +84,17 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   if (!sizes.takes()) return std::nullopt;
   LongRowsPlan plan{};
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
-  // As long a stretch a lane as leaves enough tiles on their way, and a tile for every block.
-#ifdef LV
-  for (const int vectors : {LV}) {
-#else
-  for (const int vectors : {7, 5, 3, 1}) {
-#endif
+  // As long a stretch a lane as leaves enough tiles on their way, and no longer than gives every block one tile.
+  for (const int vectors : {1, 3, 5, 7}) {
+    const int64_t tile = kLongWarps * sizes.slice(vectors),
+                  stages = (sizes.shared_room() - kLongSharedBytes) / (tile * sizes.element_bytes());
+    if (stages < kFewestLongStages || (plan.tiles > 0 && plan.tiles <= plan.blocks)) break;
     plan.vectors = vectors;
-    plan.tile = kLongWarps * sizes.slice(vectors);
-    plan.stages = static_cast<int>(std::min<int64_t>(
-        (sizes.shared_room() - kLongSharedBytes) / (plan.tile * sizes.element_bytes()), kLongStages));
-    if (plan.stages >= kWantedLongStages && sizes.count() >= plan.blocks * plan.tile) break;
+    plan.tile = tile;
+    plan.tiles = ceil_div(sizes.count() + kFlatGrain, tile);
+    plan.stages = static_cast<int>(std::min<int64_t>(stages, kLongStages));
   }
-  if (plan.stages < kFewestLongStages || p.length < sizes.slice(plan.vectors)) return std::nullopt;
-  plan.tiles = ceil_div(sizes.count() + kFlatGrain, plan.tile);
+  if (plan.tiles == 0 || p.length < sizes.slice(plan.vectors)) return std::nullopt;
   plan.blocks = std::min(plan.blocks, plan.tiles);
   plan.shared_bytes = kLongSharedBytes + plan.stages * plan.tile * sizes.element_bytes();
   const int64_t words = wide_bytes_of(p.dtype) / 8 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);

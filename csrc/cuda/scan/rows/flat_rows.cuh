@@ -29,8 +29,8 @@ struct RowSums {
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     flat_rows_kernel(const __grid_constant__ FlatParams p) {
-  using Work = Slice<T, kStep, kBackward, kReverse>;
-  using Passes = LanePasses<T, kStep, kBackward, kReverse>;
+  using Work = Slice<T, kStep, kBackward, kReverse, false>;
+  using Passes = LanePasses<T, kStep, kBackward, kReverse, false>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
   extern __shared__ __align__(128) unsigned char flat_shared[];

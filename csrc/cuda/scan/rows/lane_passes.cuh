@@ -53,9 +53,9 @@ struct LaneSums {
   Acc head, tail;
 };
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kApart>
 struct LanePasses {
-  using Work = Slice<T, kStep, kBackward, kReverse>;
+  using Work = Slice<T, kStep, kBackward, kReverse, kApart>;
   using Acc = LaneAcc<T>;
   using Wide = typename Types<T>::Wide;
   using State = LaneState<T>;
@@ -102,12 +102,13 @@ struct LanePasses {
   // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0.
   template <typename Visit>
   __device__ __forceinline__ auto choose(Pass pass, const Visit& visit) const {
+    constexpr int kUnrolled = unrolled_vectors(Work::kTensors);
     using Loop = std::integral_constant<int, 0>;
-    using Unrolled = std::integral_constant<int, kUnrolledVectors>;
+    using Unrolled = std::integral_constant<int, kUnrolled>;
     using Plain = std::integral_constant<Pass, Pass::kPlain>;
     using Cut = std::integral_constant<Pass, Pass::kCut>;
     if (pass == Pass::kGeneral) return visit(std::integral_constant<Pass, Pass::kGeneral>{}, Loop{});
-    if (p.vectors == kUnrolledVectors) return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+    if (p.vectors == kUnrolled) return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
     return pass == Pass::kPlain ? visit(Plain{}, Loop{}) : visit(Cut{}, Loop{});
   }
   // The element so many of the scan's after the lane's first one, in the slice.
@@ -160,8 +161,7 @@ struct LanePasses {
       if constexpr (kStep) edges.gate_before = work.template beyond<T>(problem.gamma, problem.gamma_strides, before);
       if (problem.reset) edges.reset_before = work.template beyond<bool>(problem.reset, problem.reset_strides, before);
     }
-    if constexpr (kBackward)
-      edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, after);
+    if constexpr (kBackward) edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, after);
     return edges;
   }
 

@@ -256,8 +256,8 @@ struct SliceCursor {
 
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
-  using Work = Slice<T, kStep, kBackward, kReverse>;
-  using Passes = LanePasses<T, kStep, kBackward, kReverse>;
+  using Work = Slice<T, kStep, kBackward, kReverse, true>;
+  using Passes = LanePasses<T, kStep, kBackward, kReverse, true>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
   extern __shared__ __align__(128) unsigned char flat_shared[];
@@ -278,7 +278,8 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
     return;
   }
 
-  // A block's tiles lie equally far apart. Rows are longer than slices, of which the tensor's ends alone cut off a part.
+  // A block's tiles lie equally far apart. Rows are longer than slices, of which the tensor's ends alone cut off a
+  // part.
   const int64_t apart = gridDim.x * p.tile, first = blockIdx.x * p.tile + warp * Work::elements_of(p);
   const FlatPlace rows_apart = whole_rows(p, apart);
   SliceCursor loaded{first, {}, 0, 0}, now{first, locate(p, first), 0, 0}, old = now;

@@ -19,7 +19,9 @@ __device__ __forceinline__ int load_arrivals(const FlatParams& p) {
 #endif
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+// `kApart`: what is not a whole slice of flat operands is copied by functions that are called, for a loop over slices
+// that has no registers for them.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kApart>
 struct Slice {
   static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
@@ -76,7 +78,8 @@ struct Slice {
   };
   // What is too small for asynchronous copies: many loads are on their way before the first one is waited for.
   template <typename E>
-  __device__ __forceinline__ void load_elements(E* here, const E* from, const Strides& strides, const Range& range) const {
+  __device__ __forceinline__ void load_elements(
+      E* here, const E* from, const Strides& strides, const Range& range) const {
     constexpr int kTogether = 16;
     for (Walk walk(*this, range, strides, 1); walk.at < range.end;) {
       const int64_t at = walk.at;
@@ -155,7 +158,12 @@ struct Slice {
 
   // All operands from whole grains around what the tile has of the slice; a last one in part where the tensor ends.
   __device__ __forceinline__ void load(uint64_t* barrier) const {
-    if (p.all_flat && first >= p.phase && first + elements() <= high) return load_all_whole(barrier);
+    if (p.all_flat && first >= p.phase && first + elements() <= high) load_all_whole(barrier);
+    else if constexpr (kApart) load_parts(*this, barrier);
+    else load_range(barrier);
+  }
+  static __device__ __noinline__ void load_parts(const Slice slice, uint64_t* barrier) { slice.load_range(barrier); }
+  __device__ __forceinline__ void load_range(uint64_t* barrier) const {
     Range range = owned();
     range.begin = range.begin / kFlatGrain * kFlatGrain;
     range.end = max(range.begin, min((range.end + kFlatGrain - 1) / kFlatGrain * kFlatGrain, p.count));
@@ -228,7 +236,12 @@ struct Slice {
   __device__ __forceinline__ void store() const {
     show_to_bulk_stores();
     __syncwarp();
-    if (p.all_flat && first >= low && first + elements() <= high) return store_all_whole();
+    if (p.all_flat && first >= low && first + elements() <= high) store_all_whole();
+    else if constexpr (kApart) store_parts(*this);
+    else store_range();
+  }
+  static __device__ __noinline__ void store_parts(const Slice slice) { slice.store_range(); }
+  __device__ __forceinline__ void store_range() const {
     const Range range = owned();
     if (range.begin >= range.end) return;
     const ScanProblem& problem = p.problem;
