@@ -67,7 +67,7 @@ inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const Devi
   plan.tile = rows * p.length;
   plan.tiles = ceil_div(p.rows(), rows);
   // Lanes with few elements where a tile is small.
-  for (const int vectors : {1, 3, sizes.tensors() == 1 ? kFlatVectors : kFlatTileVectors, kFlatVectors}) {
+  for (const int vectors : {1, 3, 5, 7}) {
     plan.vectors = vectors;
     const int warps = vectors < kFlatTileVectors ? kFlatTileWarps : kFlatWarps;
     if (plan.tile + room <= warps * sizes.slice(vectors)) break;

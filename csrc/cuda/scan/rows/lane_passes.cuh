@@ -4,58 +4,14 @@
 #pragma once
 
 #include "common/vector.cuh"
-#include "scan/carry/segment.cuh"
+#include "scan/rows/lane_state.cuh"
 #include "scan/rows/slice.cuh"
 
 namespace dcs {
 
-// A lane's recurrence: float data in double, half precision in float, as the carries of others.
-template <typename T>
-using LaneAcc = std::conditional_t<sizeof(T) == 2, float, typename Types<T>::Wide>;
-
-enum class Pass { kPlain, kCut, kGeneral };  // no cut in the warp; cuts; those, with gammas or initial values of rows
-
-// What a lane has to ask of others' slices: before its tile has come, for memory answers late.
-template <typename T>
-struct LaneEdges {
-  T gate_before, saved_after;
-  bool reset_before;
-};
-
-// Where the recurrence starts anew in a lane.
-struct LaneCuts {
-  int64_t row;      // of the element before the first one
-  uint64_t starts;  // bits of elements, in the order of the scan: a row starts; one bit beyond the lane's own
-  uint64_t cuts;    // a row starts, or a reset
-  uint64_t resets;  // the reset flag of the element itself
-};
-
-// Powers of a row's gamma over 1, 2, 4, ... lanes, and over the lanes before this one.
-template <typename Wide>
-struct LanePowers {
-  Wide powers[6], weight;
-};
-
-// What the second pass wants of the first one.
-template <typename T>
-struct LaneState {
-  using Wide = typename Types<T>::Wide;
-  Pass pass;
-  bool enters;          // no cut lies in the warp's lanes before
-  Wide before, weight;  // their total, and what takes a carry over them
-  Wide gamma;           // of the first element's row
-  LaneEdges<T> edges;   // the lane's own
-};
-
-// A row's part of gamma's gradient in a lane: before the first start, after the last.
-template <typename Acc>
-struct LaneSums {
-  Acc head, tail;
-};
-
-template <typename T, bool kStep, bool kBackward, bool kReverse, bool kApart>
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
 struct LanePasses {
-  using Work = Slice<T, kStep, kBackward, kReverse, kApart>;
+  using Work = Slice<T, kStep, kBackward, kReverse, kLong>;
   using Acc = LaneAcc<T>;
   using Wide = typename Types<T>::Wide;
   using State = LaneState<T>;
@@ -102,13 +58,13 @@ struct LanePasses {
   // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0.
   template <typename Visit>
   __device__ __forceinline__ auto choose(Pass pass, const Visit& visit) const {
-    constexpr int kUnrolled = unrolled_vectors(Work::kTensors);
     using Loop = std::integral_constant<int, 0>;
-    using Unrolled = std::integral_constant<int, kUnrolled>;
+    using Unrolled = std::integral_constant<int, Work::kUnrolled>;
     using Plain = std::integral_constant<Pass, Pass::kPlain>;
     using Cut = std::integral_constant<Pass, Pass::kCut>;
     if (pass == Pass::kGeneral) return visit(std::integral_constant<Pass, Pass::kGeneral>{}, Loop{});
-    if (p.vectors == kUnrolled) return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+    if (p.vectors == Work::kUnrolled)
+      return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
     return pass == Pass::kPlain ? visit(Plain{}, Loop{}) : visit(Cut{}, Loop{});
   }
   // The element so many of the scan's after the lane's first one, in the slice.

@@ -19,12 +19,14 @@ __device__ __forceinline__ int load_arrivals(const FlatParams& p) {
 #endif
 }
 
-// `kApart`: what is not a whole slice of flat operands is copied by functions that are called, for a loop over slices
-// that has no registers for them.
-template <typename T, bool kStep, bool kBackward, bool kReverse, bool kApart>
+// `kLong`: of long_rows_kernel, whose loop has no registers left for slices in part or operands that are not flat:
+// these are copied by functions that it calls.
+template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
 struct Slice {
   static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
+  static constexpr int kUnrolled =
+      kLong ? long_vectors(kTensors) : kFlatTileVectors;  // vectors that passes are made for
 
   const FlatParams& p;
   int64_t first;      // place
@@ -159,7 +161,7 @@ struct Slice {
   // All operands from whole grains around what the tile has of the slice; a last one in part where the tensor ends.
   __device__ __forceinline__ void load(uint64_t* barrier) const {
     if (p.all_flat && first >= p.phase && first + elements() <= high) load_all_whole(barrier);
-    else if constexpr (kApart) load_parts(*this, barrier);
+    else if constexpr (kLong) load_parts(*this, barrier);
     else load_range(barrier);
   }
   static __device__ __noinline__ void load_parts(const Slice slice, uint64_t* barrier) { slice.load_range(barrier); }
@@ -237,7 +239,7 @@ struct Slice {
     show_to_bulk_stores();
     __syncwarp();
     if (p.all_flat && first >= low && first + elements() <= high) store_all_whole();
-    else if constexpr (kApart) store_parts(*this);
+    else if constexpr (kLong) store_parts(*this);
     else store_range();
   }
   static __device__ __noinline__ void store_parts(const Slice slice) { slice.store_range(); }
