@@ -27,12 +27,11 @@ def test_flat_rows(flat_rows: Path, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiled_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).with_name("tiled_columns_on_cpu.cpp")
-    return cuda_emulation.build(source, tmp_path_factory.mktemp("emulated"))
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("columns_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_tiled_columns(tiled_columns: Path, seed: int) -> None:
-    found = subprocess.run([str(tiled_columns), "40", str(seed)], capture_output=True, text=True, timeout=600)
+def test_columns(columns: Path, seed: int) -> None:
+    found = subprocess.run([str(columns), "40", str(seed)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout

@@ -46,15 +46,15 @@ RowsLauncher* rows_launcher(ElementType dtype) {
   }
 }
 
-TiledColumnsLauncher* columns_launcher(ElementType dtype) {
+ColumnsLauncher* columns_launcher(ElementType dtype) {
   switch (dtype) {
-    case ElementType::Float: return launch_tiled_columns_float;
-    case ElementType::Half: return launch_tiled_columns_half;
-    case ElementType::BFloat16: return launch_tiled_columns_bfloat16;
-    case ElementType::Double: return launch_tiled_columns_double;
-    case ElementType::ComplexFloat: return launch_tiled_columns_complex_float;
-    case ElementType::ComplexDouble: return launch_tiled_columns_complex_double;
-    default: return launch_tiled_columns_int64;
+    case ElementType::Float: return launch_columns_float;
+    case ElementType::Half: return launch_columns_half;
+    case ElementType::BFloat16: return launch_columns_bfloat16;
+    case ElementType::Double: return launch_columns_double;
+    case ElementType::ComplexFloat: return launch_columns_complex_float;
+    case ElementType::ComplexDouble: return launch_columns_complex_double;
+    default: return launch_columns_int64;
   }
 }
 
@@ -66,17 +66,10 @@ void run_plan(const ScanProblem& problem, const KernelPlan& plan, const Tensor& 
         torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
     memory = workspace.mutable_data_ptr();
   }
-  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) {
-    cudaError_t error = columns_launcher(problem.dtype)(problem, *columns, memory, stream);
-    if (error == cudaErrorCooperativeLaunchTooLarge) {  // a green context may not have room for all of its blocks
-      launcher(problem.dtype)(
-          problem, Planner(problem, limits_of(input.get_device_index())).plan_apart(), nullptr, stream);
-      error = cudaGetLastError();
-    }
-    check(error, "launching the kernel");
-    return;
-  }
-  check(rows_launcher(problem.dtype)(problem, plan, memory, stream), "launching the kernel");
+  const ColumnsPlan* const columns = std::get_if<ColumnsPlan>(&plan);
+  check(columns ? columns_launcher(problem.dtype)(problem, *columns, memory, stream)
+                : rows_launcher(problem.dtype)(problem, plan, memory, stream),
+      "launching the kernel");
 }
 #endif
 

@@ -1,273 +1,183 @@
-// How the totals of a tile's parts become what enters them: within the tile, and from block to block by way of global
-// memory.
+// What enters each part of a tile of columns: from the totals of the parts before it, by way of shared memory, and of
+// the tiles before, by way of global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
+// scan with decoupled look-back", NVIDIA NVR-2016-002). Tiles are in groups of kFan, and these in groups of kFan again.
+// A tile's carry is folded from what entered its group of groups, the groups before its own there, and the tiles before
+// it in its group, always in this order. Blocks begin in the order of their tiles, and a tile's total needs its own
+// elements only, so every total that is waited for will come.
 #pragma once
 
-#include "common/ptx/mbarrier.cuh"
 #include "scan/carry/piece_words.cuh"
-#include "scan/columns/tile_layout.cuh"
+#include "scan/columns/columns_params.cuh"
 
 namespace dcs {
 
-constexpr int kMostTurns = 4;
-
-// A tile's parts, part by part and column by column: their totals, then what enters them.
-template <typename Wide>
-struct TileTotals {
-  Wide* values;
-  Wide* gates;  // products of gates; null where one gamma makes them
-  uint8_t* closed;
-};
-
 template <typename Wide, bool kStep>
-__device__ __forceinline__ TileTotals<Wide> totals_of(const ColumnTiles& t, unsigned char* shared, int turn) {
-  const int items = t.parts * t.span, turns = t.ahead + 1;
-  Wide* const values = reinterpret_cast<Wide*>(shared + t.state_at);
-  Wide* const gates = values + turns * items;
-  uint8_t* const closed = reinterpret_cast<uint8_t*>(values + (kStep ? 2 : 1) * turns * items);
-  return {values + turn * items, kStep ? gates + turn * items : nullptr, closed + turn * items};
-}
-
-struct TileBarriers {
-  uint64_t totals[kMostTurns], carries[kMostTurns];
+struct CarryExchange {
+  static constexpr int kGates = kStep ? 1 : 0, kPowers = kStep ? 0 : 1;
+  // Of the parts, then of the parts before them; of the tiles before in the group and the groups before in theirs.
+  Wide totals[kColumnThreads], gates[kColumnThreads * kGates + 1];
+  bool closed[kColumnThreads];
+  Wide near_totals[2][kFan - 1][kSpan], near_gates[2][kFan - 1][kSpan * kGates + 1];
+  bool near_closed[2][kFan - 1][kSpan];
+  Wide carries[kSpan];  // into the tile
+  // Powers that take a carry over the parts before; over a tile, a group, the tiles and groups before.
+  Wide over_parts[kColumnThreads * kPowers + 1], over_near[3][kSpan * kPowers + 1];
 };
 
-// The warps that collect carries, kCarryThreads threads: a team of lanes has a column, each lane some of its parts. A
-// tile's total is published as soon as it is known. What enters a tile is folded from what entered the block's group of
-// tiles one round before, the totals of all groups since then, and those of the tiles before in the same group, always
-// in this order. Words are reused after kWordSlots rounds: who publishes a round knows that all blocks published four
-// rounds before, which each does after it has collected what entered its tile of the round before last.
-template <typename T, bool kStep>
+// A thread's part in it: `gamma` is that of its column.
+template <typename Wide, bool kStep>
 struct TileCarries {
-  using Wide = typename Types<T>::Wide;
   using Words = PieceWords<Wide, kStep>;
+  enum Over { kTile, kGroup, kNear };
 
-  const TileLayout& layout;
-  const ScanProblem& p;
-  const ColumnTiles& t;
-  unsigned char* shared;
-  TileBarriers& barriers;
-  int column, lane, team, each;  // parts of a lane
-  uint32_t first_word, apart;    // the column's, and from one tile's to the next one's
+  const ColumnsParams& params;
+  const ColumnsPlan& t = params.plan;
+  CarryExchange<Wide, kStep>& shared;
+  int64_t tile, walk;
+  int part, column, width;       // columns of the block
+  int before, groups_before;     // tiles before in the group, groups before in theirs
+  Wide power = cast<Wide>(1.0);  // over a part, without gates of steps
 
-  Wide part_power, chunk_power, group_power, last_power;
-  Wide into_group, into_next;    // what entered the group's tiles of the round before; a walk's next tile, of one block
-  Piece<Wide> before[2], whole;  // the tile's parts before the lane's own; all
-
-  __device__ __forceinline__ TileCarries(const TileLayout& given, unsigned char* memory, TileBarriers& of_block)
-      : layout(given), p(given.p), t(given.t), shared(memory), barriers(of_block) {
-    const int thread = threadIdx.x - t.threads;
-    team = t.team;
-    column = thread / team;
-    lane = thread % team;
-    each = (t.parts + team - 1) / team;
-    apart = static_cast<uint32_t>(t.walks) * t.span;
-    first_word = static_cast<uint32_t>(layout.first_walk) * t.span + column;
-    part_power = chunk_power = group_power = last_power = cast<Wide>(1.0);
-    into_group = into_next = cast<Wide>(0.0);
-    before[0] = before[1] = whole = identity<Wide>();
+  __device__ __forceinline__ TileCarries(const ColumnsParams& given, CarryExchange<Wide, kStep>& memory,
+      int64_t of_tile, int64_t of_walk, int of_part, int of_column, int columns, Wide gamma)
+      : params(given), shared(memory), tile(of_tile), walk(of_walk), part(of_part), column(of_column), width(columns) {
+    before = static_cast<int>(tile % kFan);
+    groups_before = static_cast<int>(tile / kFan % kFan);
+    if constexpr (!kStep) {
+      power = part_power(gamma);
+      shared.over_parts[threadIdx.x] = whole_power(power, static_cast<unsigned>(part));
+      if (part > 0) return;
+      const Wide over_tile = whole_power(power, static_cast<unsigned>(t.parts));
+      shared.over_near[kTile][column] = over_tile;
+      shared.over_near[kGroup][column] = power_of<kFan>(over_tile);
+      shared.over_near[kNear][column] = whole_power(over_tile, static_cast<unsigned>(groups_before * kFan + before));
+    }
   }
 
-  __device__ __forceinline__ void run() {
-    const int rounds = layout.rounds, late = t.peers > 1 && t.ahead > 0 ? 1 : 0;
-    TileCursor added, collected;
-    for (int round = 0; round < rounds + late; ++round) {
-      before[0] = before[1];
-      if (round < rounds) {
-        const TilePlace at = layout.place_of(added);
-        added.advance(t);
-        if (at.starts) set_powers(at);
-        add_up(at);
-        if (t.peers > 1) publish(at);
-      }
-      if (!late) before[0] = before[1];
-      if (round < late) continue;
-      collect(layout.place_of(collected));
-      collected.advance(t);
+  // From the part's piece what enters it. `initial` enters the walk.
+  __device__ __forceinline__ Wide exchange(const Piece<Wide>& piece, Wide initial) const {
+    put(threadIdx.x, piece);
+    __syncthreads();
+    const bool folds = part == 0 && column < width;
+    Piece<Wide> own = identity<Wide>();
+    if (folds) own = fold_parts();
+    if (t.tiles > 1) {
+      if (folds && tile + 1 < t.tiles && before + 1 < kFan) word_of(0, tile)->publish(own, params.tag);
+      if (part < kFan && column < width) collect();
+      __syncthreads();
     }
+    if (folds) shared.carries[column] = t.tiles > 1 ? carry_after(own, initial) : initial;
+    __syncthreads();
+    if (part >= t.parts) return cast<Wide>(0.0);
+    Wide over_parts = cast<Wide>(1.0);
+    if constexpr (!kStep) over_parts = shared.over_parts[threadIdx.x];
+    return after(get(threadIdx.x, over_parts), shared.carries[column]);
+  }
+
+  // The parts' sums, in their order, in the first part.
+  __device__ __forceinline__ Wide add_sums(Wide sum) const {
+    __syncthreads();
+    shared.totals[threadIdx.x] = sum;
+    __syncthreads();
+    if (part == 0)
+      for (int q = 1; q < t.parts; ++q) sum = sum + shared.totals[q * t.span + column];
+    return sum;
   }
 
  private:
-  __device__ __forceinline__ void set_powers(const TilePlace& at) {
-    if constexpr (!kStep) {
-      Wide gamma = cast<Wide>(p.gamma_value);
-      if (p.gamma_kind == GammaKind::kRow && column < at.width)
-        gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype,
-            at.outer * p.gamma_strides.outer + (at.column + column) * p.gamma_strides.inner, p.conjugate_gamma);
-      part_power = whole_power(gamma, t.part_steps);
-      if (t.peers == 1) return;
-      chunk_power = whole_power(part_power, t.parts);
-      group_power = whole_power(chunk_power, t.group);
-      last_power = whole_power(chunk_power, t.peers - (t.groups - 1) * t.group);
+  __device__ __forceinline__ Wide part_power(Wide gamma) const {
+    if constexpr (std::is_same_v<Wide, double>) {
+      if (params.problem.gamma_kind == GammaKind::kNumber) return t.part_power;
     }
+    return whole_power(gamma, static_cast<unsigned>(t.part_steps));
+  }
+  __device__ __forceinline__ Wide over(Over what) const {
+    if constexpr (kStep) return cast<Wide>(1.0);
+    else return shared.over_near[what][column];
   }
 
+  // Of pieces one after the other; where powers take carries over them, without the product.
   static __device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>& first, const Piece<Wide>& then) {
-    return {after(then, first.total), power_mul(first.gates, then.gates), first.closed || then.closed};
+    return {after(then, first.total), kStep ? power_mul(first.gates, then.gates) : first.gates,
+        first.closed || then.closed};
   }
-  __device__ __forceinline__ Piece<Wide> part_of(const TileTotals<Wide>& totals, int part) const {
-    const int item = part * t.span + column;
-    Piece<Wide> piece{totals.values[item], part_power, totals.closed[item] != 0};
-    if constexpr (kStep) piece.gates = totals.gates[item];
-    return piece;
+  __device__ __forceinline__ void put(int item, const Piece<Wide>& piece) const {
+    shared.totals[item] = piece.total;
+    if constexpr (kStep) shared.gates[item] = piece.gates;
+    shared.closed[item] = piece.closed;
   }
-  __device__ __forceinline__ Piece<Wide> from_lane(const Piece<Wide>& piece, int source) const {
-    const auto moved = [&](Wide value) {
-      return move_parts(value, [&](auto number) { return __shfl_sync(0xffffffffu, number, source); });
-    };
-    return {
-        moved(piece.total), moved(piece.gates), __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), source) != 0};
+  __device__ __forceinline__ Piece<Wide> get(int item, Wide over_it) const {
+    if constexpr (kStep) over_it = shared.gates[item];
+    return {shared.totals[item], over_it, shared.closed[item]};
+  }
+  __device__ __forceinline__ Piece<Wide> near(int level, int q, Wide over_it) const {
+    if constexpr (kStep) over_it = shared.near_gates[level][q][column];
+    return {shared.near_totals[level][q][column], over_it, shared.near_closed[level][q][column]};
   }
 
-  // The pieces of the team's lanes up to each one's own, of which there are `count`, `each` of a lane.
-  __device__ __forceinline__ Piece<Wide> up_to_own(Piece<Wide> own, int each, int count) const {
-    const int warp_lane = threadIdx.x % 32;
-    for (int d = 1; d < team; d *= 2) {
-      const Piece<Wide> other = from_lane(own, max(warp_lane - d, 0));
-      const bool is_empty = (lane - d + 1) * each >= count;
-      if (lane >= d) own = is_empty ? other : joined(other, own);
+  // The tile's piece; before each part is left what is before it in the tile.
+  __device__ __forceinline__ Piece<Wide> fold_parts() const {
+    Piece<Wide> own = identity<Wide>();
+    for (int q = 0; q < t.parts; ++q) {
+      const int item = q * t.span + column;
+      const Piece<Wide> piece = get(item, power);
+      put(item, own);
+      own = joined(own, piece);
     }
+    if constexpr (!kStep) own.gates = over(kTile);
     return own;
   }
 
-  // The tile's total, and of each lane's parts what is before them.
-  __device__ __forceinline__ void add_up(const TilePlace& at) {
-    const int warp_lane = threadIdx.x % 32;
-    mbarrier_wait(&barriers.totals[at.turn], at.parity);
-    const TileTotals<Wide> totals = totals_of<Wide, kStep>(t, shared, at.turn);
-    Piece<Wide> own = identity<Wide>();
-    for (int q = 0; q < each; ++q) {
-      const int part = lane * each + q;
-      if (part >= t.parts || column >= at.width) break;
-      const Piece<Wide> piece = part_of(totals, part);
-      own = q == 0 ? piece : joined(own, piece);
-    }
-    own = up_to_own(own, each, t.parts);
-    before[1] = from_lane(own, max(warp_lane - 1, 0));
-    whole = from_lane(own, warp_lane - lane + team - 1);
+  // Of tiles, of groups, of groups of groups.
+  __device__ __forceinline__ Words* word_of(int level, int64_t number) const {
+    const int64_t at = level == 0 ? number : level == 1 ? t.tiles + number : t.tiles + t.groups + number;
+    return static_cast<Words*>(params.workspace) + (at * t.walks + walk) * t.span + column;
   }
 
-  // The words of tile `which` of a round, then of its groups.
-  __device__ __forceinline__ Words* words_of(int round, int which) const {
-    const uint32_t slot = static_cast<uint32_t>(round % kWordSlots) * (t.peers + t.groups) + which;
-    return static_cast<Words*>(layout.params.words) + first_word + slot * apart;
-  }
-  __device__ __forceinline__ uint64_t tag_of(int round) const {
-    return layout.params.tag + 2 * static_cast<uint64_t>(round);
-  }
-  struct Source {
-    const Words* words;
-    uint64_t tag;
-    Wide power;
-  };
-  // `count` pieces as one, folded in order. The team's lanes share them, and ask for several before they wait.
-  template <typename From>
-  __device__ __forceinline__ Piece<Wide> read(bool exists, int count, const From& from) const {
-    constexpr int kTogether = Words::kWords > 2 ? 2 : Words::kWords > 1 ? 4 : 6;
-    const int each = (count + team - 1) / team, first = lane * each, end = exists ? min(first + each, count) : 0;
-    Piece<Wide> own = identity<Wide>();
-#pragma unroll 1
-    for (int base = first; base < end; base += kTogether) {
-      Words words[kTogether];
+  // What the tile needs of other tiles and of groups, a word of each for every part: to shared memory.
+  __device__ __forceinline__ void collect() const {
+    const int64_t group = tile / kFan, above = group / kFan;
+    const bool wants_tile = part < before, wants_group = part < groups_before;
+    const Words* const of_tile = word_of(0, group * kFan + (wants_tile ? part : 0));
+    const Words* const of_group = word_of(1, above * kFan + (wants_group ? part : 0));
+    Words words[2]{};
+    Piece<Wide> pieces[2]{identity<Wide>(), identity<Wide>()};
+    bool all = false;
+    while (!all) {
+      words[0].load_if(wants_tile, *of_tile);
+      words[1].load_if(wants_group, *of_group);
+      const bool has_tile = words[0].get(pieces[0], params.tag), has_group = words[1].get(pieces[1], params.tag);
+      all = (has_tile || !wants_tile) && (has_group || !wants_group);
+    }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const Source source = from(base + i);
-#pragma unroll
-        for (int k = 0; k < Words::kWords; ++k) {
-          words[i].words[k] = {0, 0};
-          load_word_if(base + i < end, &source.words->words[k], words[i].words[k]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (base + i >= end) break;
-        const Source source = from(base + i);
-        Piece<Wide> piece{cast<Wide>(0.0), source.power, false};
-        if (!is_piece(words[i], source.tag, piece))
-          while (!source.words->read(piece, source.tag)) {
-          }
-        own = base + i == first ? piece : joined(own, piece);
-      }
+    for (int level = 0; level < 2; ++level) {
+      if (!(level == 0 ? wants_tile : wants_group)) continue;
+      const Piece<Wide>& piece = pieces[level];
+      shared.near_totals[level][part][column] = piece.total;
+      if constexpr (kStep) shared.near_gates[level][part][column] = piece.gates;
+      shared.near_closed[level][part][column] = piece.closed;
     }
-    __syncwarp();
-    return from_lane(up_to_own(own, each, count), threadIdx.x % 32 - lane + team - 1);
-  }
-  // PieceWords::read of words that have been loaded.
-  static __device__ __forceinline__ bool is_piece(const Words& loaded, uint64_t tag, Piece<Wide>& piece) {
-    uint64_t* const total = reinterpret_cast<uint64_t*>(&piece.total);
-    uint64_t* const gates = reinterpret_cast<uint64_t*>(&piece.gates);
-    bool there = true;
-#pragma unroll
-    for (int k = 0; k < Words::kWords; ++k) {
-      (k < Words::kValues ? total[k] : gates[k - Words::kValues]) = loaded.words[k].value;
-      there = there && (loaded.words[k].state & ~uint64_t{1}) == tag;
-    }
-    piece.closed = loaded.words[0].state & 1;
-    return there;
   }
 
-  __device__ __forceinline__ void publish(const TilePlace& at) const {
-    const bool exists = column < at.width;
-    const int group = layout.rank / t.group, place = layout.rank - group * t.group;
-    const bool ends_group = place + 1 == t.group || layout.rank + 1 == t.peers;
-    const uint64_t tag = tag_of(at.round);
-    if (!ends_group) {
-      if (exists && lane == 0) words_of(at.round, layout.rank)->publish(whole, tag);
-      return;
+  // What enters the tile, from its own piece and what was collected. All but a step is done before it is known what
+  // enters its group of groups.
+  __device__ __forceinline__ Wide carry_after(const Piece<Wide>& own, Wide initial) const {
+    const int64_t group = tile / kFan, above = group / kFan;
+    const bool ends_group = before + 1 == kFan && tile + 1 < t.tiles,
+               ends_above = ends_group && groups_before + 1 == kFan;
+    Piece<Wide> in_group = identity<Wide>(), in_above = identity<Wide>();
+    for (int q = 0; q < before; ++q) in_group = joined(in_group, near(0, q, over(kTile)));
+    if (ends_group && !ends_above) word_of(1, group)->publish(joined(in_group, own), params.tag);
+    for (int q = 0; q < groups_before; ++q) in_above = joined(in_above, near(1, q, over(kGroup)));
+    if constexpr (!kStep) in_group.gates = whole_power(over(kTile), static_cast<unsigned>(before));
+    Piece<Wide> all = joined(in_above, in_group);
+    if constexpr (!kStep) all.gates = over(kNear);
+    Piece<Wide> entered{initial, cast<Wide>(1.0), true};
+    while (above > 0 && !word_of(2, above - 1)->read(entered, params.tag)) {
     }
-    Piece<Wide> all = whole;
-    if (place > 0) {
-      const auto source = [&](int i) { return Source{words_of(at.round, group * t.group + i), tag, chunk_power}; };
-      all = joined(read(exists, place, source), whole);
-    }
-    if (exists && lane == 0) words_of(at.round, t.peers + group)->publish(all, tag);
-  }
-
-  __device__ __forceinline__ Wide initial_of(const TilePlace& at) const {
-    if (!p.initial || p.backward || column >= at.width) return cast<Wide>(0.0);
-    return cast<Wide>(cast<typename Types<T>::Acc>(static_cast<const T*>(
-        p.initial)[at.outer * p.initial_strides.outer + (at.column + column) * p.initial_strides.inner]));
-  }
-
-  // What enters the tile.
-  __device__ __forceinline__ Wide into(const TilePlace& at) {
-    if (t.peers == 1) {
-      const Wide carry = at.starts ? initial_of(at) : into_next;
-      into_next = after(whole, carry);
-      return carry;
-    }
-    const bool exists = column < at.width;
-    const int group = layout.rank / t.group, place = layout.rank - group * t.group;
-    if (at.starts) into_group = initial_of(at);
-    const int first = at.starts ? 0 : group;  // the next group to fold, of this round or of the one before
-    const auto of_groups = [&](int i) {
-      int which = first + i, round = at.round - (at.starts ? 0 : 1);
-      if (which >= t.groups) which -= t.groups, ++round;
-      const Wide power = which + 1 == t.groups ? last_power : group_power;
-      return Source{words_of(round, t.peers + which), tag_of(round), power};
-    };
-    const int groups = at.starts ? group : t.groups;
-    if (groups > 0) into_group = after(read(exists, groups, of_groups), into_group);
-    if (place == 0) return into_group;
-    const auto of_tiles = [&](int i) {
-      return Source{words_of(at.round, group * t.group + i), tag_of(at.round), chunk_power};
-    };
-    return after(read(exists, place, of_tiles), into_group);
-  }
-
-  // Leaves what enters each part where its total was.
-  __device__ __forceinline__ void collect(const TilePlace& at) {
-    const TileTotals<Wide> totals = totals_of<Wide, kStep>(t, shared, at.turn);
-    Wide carry = into(at);
-    if (lane > 0) carry = after(before[0], carry);
-    for (int q = 0; q < each; ++q) {
-      const int part = lane * each + q;
-      if (part >= t.parts || column >= at.width) break;
-      const Piece<Wide> piece = part_of(totals, part);
-      totals.values[part * t.span + column] = carry;
-      carry = after(piece, carry);
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&barriers.carries[at.turn]);
+    const Wide carry = after(all, entered.total);
+    if (ends_above) word_of(2, above)->publish({after(own, carry), cast<Wide>(1.0), true}, params.tag);
+    return carry;
   }
 };
 

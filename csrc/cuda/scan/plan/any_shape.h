@@ -13,12 +13,12 @@
 
 #include "common/device.h"
 #include "dcs/scan/problem.h"
-#include "scan/plan/column_tiles.h"
+#include "scan/plan/columns.h"
 #include "scan/plan/planner.h"
 
 namespace dcs {
 
-enum class Kernel { kFlatRows, kLongRows, kTiledColumns };
+enum class Kernel { kFlatRows, kLongRows, kColumns };
 
 // A block takes whole rows (rows/flat_rows.cuh).
 struct FlatRowsPlan {
@@ -33,7 +33,7 @@ struct LongRowsPlan {
   int64_t shared_bytes, workspace_bytes;
   int64_t partials;  // of a row's part of gamma's gradient
 };
-using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan, ColumnTiles>;  // in the order of Kernel
+using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan, ColumnsPlan>;  // in the order of Kernel
 
 // What the plans of contiguous time have in common.
 class RowSizes {
@@ -103,10 +103,10 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   return plan;
 }
 
-// Columns that lie side by side (columns/tiled_columns.cuh).
-inline std::optional<KernelPlan> plan_tiled_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const ColumnTiles tiles = ColumnTilesPlanner(p, device.multiprocessors, device.shared_bytes - kStaticBytes).plan();
-  return tiles.taken ? std::optional<KernelPlan>(tiles) : std::nullopt;
+// Everything else (columns/walk_columns.cuh, columns/held_columns.cuh).
+inline std::optional<KernelPlan> plan_columns(const ScanProblem& p, const DeviceLimits& device) {
+  if (p.window > 0) return std::nullopt;
+  return ColumnsPlanner(p, device.multiprocessors).plan();
 }
 
 struct Candidate {
@@ -117,7 +117,7 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {Kernel::kFlatRows, "flat_rows", plan_flat_rows},
     {Kernel::kLongRows, "long_rows", plan_long_rows},
-    {Kernel::kTiledColumns, "tiled_columns", plan_tiled_columns},
+    {Kernel::kColumns, "columns", plan_columns},
 };
 
 inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, const DeviceLimits& device) {
@@ -127,12 +127,12 @@ inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, cons
 }
 
 inline int64_t workspace_bytes(const KernelPlan& plan) {
-  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->workspace_bytes;
+  if (const ColumnsPlan* const columns = std::get_if<ColumnsPlan>(&plan)) return columns->workspace_bytes;
   const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
   return rows ? rows->workspace_bytes : 0;
 }
 inline int64_t partials(const KernelPlan& plan) {
-  if (const ColumnTiles* const columns = std::get_if<ColumnTiles>(&plan)) return columns->peers;
+  if (const ColumnsPlan* const columns = std::get_if<ColumnsPlan>(&plan)) return columns->tiles;
   const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
   return rows ? rows->partials : 1;
 }
