@@ -55,7 +55,7 @@ __device__ __forceinline__ FlatPlace locate(const FlatParams& p, int64_t place) 
   at.row -= p.lift;
   return at;
 }
-// What lies fewer than a row's elements from `at`, or `rows` more.
+// So many rows and fewer than a row's elements on, or as many elements back.
 __device__ __forceinline__ FlatPlace moved(const FlatParams& p, FlatPlace at, int64_t elements, int64_t rows = 0) {
   at.row += rows;
   at.done += elements;

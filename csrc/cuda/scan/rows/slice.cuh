@@ -1,6 +1,7 @@
 // A warp's slice of a tile of the flat sequence (flat.cuh): neighboring places, `vectors` vectors of 16 bytes a lane,
 // in shared memory in the order of memory: the input's elements, then the gates', the saved output's and the reset
-// flags. Whole vectors come and go by copies that nobody waits for; what is unaligned goes element by element.
+// flags. A whole slice comes and goes by one copy an operand, rows that are not flat by units that all of them are
+// aligned to (FlatParams::Units); nobody waits for these copies. The rest goes element by element.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -9,8 +10,8 @@
 
 namespace dcs {
 
-// Arrivals at the barrier that a slice's copies complete: of the lane that asks for the bulk copies, and of all lanes
-// where each copies on its own.
+// Arrivals at the barrier that a slice's copies complete: of the lane that asks for bulk copies, and of all lanes where
+// each copies on its own.
 __device__ __forceinline__ int load_arrivals(const FlatParams& p) {
 #if DCS_HAS_BULK_COPIES
   return p.all_flat ? 1 : 33;
@@ -25,8 +26,8 @@ template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
 struct Slice {
   static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
-  static constexpr int kUnrolled =
-      kLong ? long_vectors(kTensors) : kFlatTileVectors;  // vectors that passes are made for
+  // Vectors of a lane that the passes are unrolled for.
+  static constexpr int kUnrolled = kLong ? long_vectors(kTensors) : kFlatTileVectors;
 
   const FlatParams& p;
   int64_t first;      // place
@@ -132,7 +133,7 @@ struct Slice {
 #endif
   }
 
-  // The same of a slice that lies in the tensor, and what is flat.
+  // The same of a slice that lies in the tensor, where all operands are flat.
   template <typename E>
   __device__ __forceinline__ void load_whole(E* to, const void* pointer, uint64_t* barrier) const {
     const E* const from = static_cast<const E*>(pointer) + memory_begin();
