@@ -247,6 +247,13 @@ Case draw(std::mt19937& random) {
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   c.broadcast = one_in(4);
   c.multiprocessors = c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;
+  if (c.by_long_rows && one_in(12)) {  // more tiles before one than a warp has lanes
+    c.length = 44000;
+    c.rows = 1;
+    c.two_levels = false;
+    c.multiprocessors = 64;
+    c.gamma = std::min(c.gamma, 1.0);  // within the range of float
+  }
   c.seed = random();
   return c;
 }

@@ -89,9 +89,10 @@ constexpr int kHeldPercent = 85;     // of as many rounds as there are, that row
 constexpr int kFlatGrain = 16;
 constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileWarps = 4;
 constexpr int kFlatBlocks = 4;
-// Of those that blocks share (rows/long_rows.cuh): tiles whose totals a block knows before it finishes one, tiles in
-// its shared memory, words of other blocks that a lane reads.
-constexpr int kLongWarps = 11, kLongSharedBytes = 4 << 10;  // one more warp passes carries on
+// Of those that blocks share (rows/long_rows.cuh): warps of a block beside the one that passes carries on (twelve in
+// all leave a thread 168 registers), bytes that they leave each other; tiles whose totals a block knows before it
+// finishes one, tiles in its shared memory, words of other blocks that a lane reads.
+constexpr int kLongWarps = 11, kLongSharedBytes = 4 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kLongStages = 8;
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
