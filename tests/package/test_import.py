@@ -52,6 +52,7 @@ def test_public_names() -> None:
         "linear_cross_entropy",
         "linear_kl_div",
         "linear_log_probs",
+        "linear_policy_loss",
         "linear_top_k",
         "log_bmm",
         "max_bmm",

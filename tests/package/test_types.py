@@ -53,6 +53,12 @@ assert_type(log_probs(x, w, t), Two)
 assert_type(log_probs(x, w, t, need_entropy=False, softcap=30.0), Tensor)
 assert_type(log_probs(x, w, t, return_lse=True), Tensor | tuple[Tensor, ...])
 assert_type(torch_dcs_ops.linear_top_k(x, w, 2), Two)
+policy = torch_dcs_ops.linear_policy_loss
+assert_type(policy(x, w, t, lambda log_probs, entropy, a, b: a * log_probs, x, 2.0, softcap=30.0), Tensor)
+assert_type(policy(x, w, t, lambda log_probs, entropy: log_probs, return_statistics=True), tuple[Tensor, ...])
+assert_type(policy(x, w, t, torch.sub, return_statistics=flag), Tensor | tuple[Tensor, ...])
+policy(x, w, t, lambda log_probs, entropy: 1.0)  # error
+policy(x, w, t, torch.sub, advantages=x)  # error
 assert_type(torch_dcs_ops.linear_kl_div(x, w, x, w, direction="jsd", beta=0.1, teacher_softcap=30.0), Tensor)
 assert_type(torch_dcs_ops.log_bmm(x, w.t()), Tensor)
 assert_type(torch_dcs_ops.max_bmm(x, w.t()), Two)

@@ -9,6 +9,7 @@ from .scan.discounted_cumsum import discounted_cumsum, discounted_cumsum_left, d
 from .linear_cross_entropy.loss import linear_cross_entropy
 from .linear_cross_entropy.log_probs import linear_log_probs
 from .linear_cross_entropy.kl_div import linear_kl_div
+from .linear_cross_entropy.policy_loss import linear_policy_loss
 from .linear_cross_entropy.top_k import linear_top_k
 from .log_bmm.log_bmm import log_bmm
 from .log_bmm.max_bmm import max_bmm
@@ -23,6 +24,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_kl_div",
     "linear_log_probs",
+    "linear_policy_loss",
     "linear_top_k",
     "log_bmm",
     "max_bmm",

@@ -27,7 +27,7 @@ _OPTIONS = len(HeadOptions._fields)
 Results = tuple[Tensor, ...]
 
 
-def _checked(
+def checked(
     op: str,
     input: Tensor,
     linear_weight: Tensor,
@@ -60,7 +60,7 @@ def _full(
     need_predictions: bool = False,
     **keywords: Any,
 ) -> Results:
-    options = _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    options = checked(_OP, input, linear_weight, linear_bias, **keywords)
     check_ids(_OP, target, input)
     ids, is_single = _ids(input, target)
     with torch._C._AutoDispatchBelowAutograd():
@@ -80,7 +80,7 @@ def _full_fake(
     need_predictions: bool = False,
     **keywords: Any,
 ) -> Results:
-    _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    checked(_OP, input, linear_weight, linear_bias, **keywords)
     check_ids(_OP, target, input)
     lead, dtype = input.shape[:-1], row_dtype(input.dtype)
     return (
@@ -109,7 +109,7 @@ def _full_autograd(
             _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias, **needs,
             **keywords,
         )  # fmt: skip
-    options = _checked(_OP, input, linear_weight, linear_bias, **keywords)
+    options = checked(_OP, input, linear_weight, linear_bias, **keywords)
     check_ids(_OP, target, input)
     if not in_forward_mode():
         return apply(IdsFunction, keyset, input, linear_weight, linear_bias, target, options, needs)
@@ -247,7 +247,7 @@ def _check_backward(
     linear_bias: Tensor | None,
     options: HeadOptions,
 ) -> None:
-    _checked(_OP, input, linear_weight, linear_bias, **options._asdict())
+    checked(_OP, input, linear_weight, linear_bias, **options._asdict())
     check_ids(_OP, ids, input)
     if ids.dim() != input.dim():
         fail(_OP, f"target must have a dimension of ids for the gradient, got the shape {tuple(ids.shape)}")
@@ -291,7 +291,7 @@ def _split(args: tuple[Any, ...]) -> tuple[IdUpstream, tuple[Any, ...], HeadOpti
 def _check_top_k(
     input: Tensor, linear_weight: Tensor, k: int, linear_bias: Tensor | None, keywords: dict[str, Any]
 ) -> HeadOptions:
-    options = _checked(_TOP, input, linear_weight, linear_bias, **keywords)
+    options = checked(_TOP, input, linear_weight, linear_bias, **keywords)
     if known(k < 1) or known(k > linear_weight.size(0)):
         fail(_TOP, f"k must be in [1, {linear_weight.size(0)}], the number of classes, got {k}")
     return options

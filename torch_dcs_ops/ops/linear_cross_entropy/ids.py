@@ -8,7 +8,7 @@ id k. The columns of the ids are formed apart, in the rows' dtype: there p - 1 i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from .gradients import ExactGradients, Gradients
 from .plan import Plan, make_plan
 from .valid_rows import ValidRows, valid_rows
 
-_IGNORED = -100  # a target of the row op
+IGNORED = -100  # a target of the row op
 _PAIRS = 1 << 22  # of ids at a time
 _TOP_ELEMENTS = 1 << 23  # of logits whose largest are looked for at a time
 
@@ -53,7 +53,7 @@ class _Columns(NamedTuple):
 
     ids: Tensor  # (n, K)
     z: Tensor  # (n, K) in the rows' dtype, scaled and bounded
-    target: Tensor  # (n,): the reference, or _IGNORED
+    target: Tensor  # (n,): the reference, or IGNORED
     top: Tensor  # (n, 1): z of the reference
 
     def log_probs(self, loss: Tensor, z: Tensor | None = None) -> Tensor:
@@ -78,11 +78,11 @@ def _columns(logits: Tensor, ids: Tensor, linear_bias: Tensor | None, options: H
     z = _values(logits, index, linear_bias, options)
     place = z.masked_fill(~valid, -torch.inf).argmax(1, keepdim=True)
     reference, top = index.gather(1, place), z.gather(1, place)
-    target = torch.where(valid.any(1), reference.squeeze(1), _IGNORED)
+    target = torch.where(valid.any(1), reference.squeeze(1), IGNORED)
     return _Columns(torch.where(valid, index, reference), torch.where(valid, z, top), target, top)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """The operands of one call, flat."""
 
     input: Tensor
@@ -90,25 +90,25 @@ class _Call(NamedTuple):
     linear_bias: Tensor | None
     options: HeadOptions
 
-    def rows(self, logits: Tensor, target: Tensor, upstream: tuple[Tensor | None, ...], *flags: bool) -> list[Tensor]:
-        """The row op for a chunk: (loss, lse, predictions, entropy)."""
+    def rows(self, logits: Tensor, target: Tensor, upstream: tuple[Tensor | None, ...], *rest: Any) -> list[Tensor]:
+        """The row op for a chunk, with its arguments from `gradient` on: (loss, lse, predictions, entropy)."""
         softcap, logit_scale = self.options.softcap or 0.0, self.options.logit_scale
-        numbers = (_IGNORED, 0.0, softcap, logit_scale, 0.0)
+        numbers = (IGNORED, 0.0, softcap, logit_scale, 0.0)
         results: list[Tensor] = list(
-            _registry.cross_entropy_rows_(logits, target, self.linear_bias, None, *upstream, *numbers, *flags)
+            _registry.cross_entropy_rows_(logits, target, self.linear_bias, None, *upstream, *numbers, *rest)
         )
         return results
 
 
-def _call(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> _Call:
+def make_call(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> Call:
     rows, features = input.shape[:-1].numel(), linear_weight.size(1)
     operands = alignment.operands(input.reshape(rows, features), linear_weight)
     bias = None if linear_bias is None else linear_bias.to(row_dtype(input.dtype)).contiguous()
-    return _Call(*operands, bias, options)
+    return Call(*operands, bias, options)
 
 
-def _chunks(
-    call: _Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool
+def chunks_of(
+    call: Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool
 ) -> tuple[Plan, Iterator[tuple[slice, Tensor]]]:
     """The plan, and the rows of one chunk after another with their logits, which lie in the same memory."""
     (classes, features), dtype = call.linear_weight.shape, call.input.dtype
@@ -126,7 +126,7 @@ def _chunks(
     return plan, chunks()
 
 
-def _valid_rows(call: _Call, ids: Tensor) -> ValidRows | None:
+def _valid_rows(call: Call, ids: Tensor) -> ValidRows | None:
     """Where rows of ignored ids are left out; the others first."""
     if call.input.device.type != "cpu":
         return None
@@ -149,7 +149,7 @@ def forward(
     lead, count = input.shape[:-1], ids.size(-1)
     ids = ids.reshape(lead.numel(), count)
     check_target_range(ids, options.ignore_index, linear_weight.size(0))
-    call = _call(input, linear_weight, linear_bias, options)
+    call = make_call(input, linear_weight, linear_bias, options)
     chosen = None if need_predictions else _valid_rows(call, ids)
     operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
     total, dtype = call.input.size(0), row_dtype(input.dtype)
@@ -160,13 +160,11 @@ def forward(
         input.new_empty(total if need_predictions else 0, dtype=torch.int64),
         input.new_empty(total if need_predictions else 0, dtype=dtype),
     )
-    for part, logits in _chunks(call, operand, False, True)[1]:
-        columns = _columns(logits, ids[part], call.linear_bias, options)
-        loss, lse, predictions, entropy = call.rows(
-            logits, columns.target, (None, None, None), False, need_predictions, need_entropy
+    for part, logits in chunks_of(call, operand, False, True)[1]:
+        columns, log_probs, (loss, lse, predictions, entropy) = statistics(
+            call, logits, ids[part], need_predictions, need_entropy
         )
-        is_valid = ids[part] != options.ignore_index
-        results.log_probs[part] = torch.where(is_valid, columns.log_probs(loss), 0)
+        results.log_probs[part] = log_probs
         results.lse[part] = lse
         if need_entropy:
             results.entropy[part] = entropy
@@ -174,7 +172,7 @@ def forward(
             z = _values(logits, predictions.unsqueeze(1), call.linear_bias, options)
             results.predictions[part] = predictions
             best = columns.log_probs(loss, z).squeeze(1)
-            results.best[part] = torch.where(columns.target != _IGNORED, best, 0)
+            results.best[part] = torch.where(columns.target != IGNORED, best, 0)
         del logits
     if chosen is not None:
         for values in results[:3]:
@@ -187,6 +185,16 @@ def forward(
     )
 
 
+def statistics(
+    call: Call, logits: Tensor, ids: Tensor, need_predictions: bool, need_entropy: bool
+) -> tuple[_Columns, Tensor, list[Tensor]]:
+    """The ids' columns, their log-probabilities (n, K), and the row op's results."""
+    columns = _columns(logits, ids, call.linear_bias, call.options)
+    rows = call.rows(logits, columns.target, (None, None, None), False, need_predictions, need_entropy)
+    is_valid = ids != call.options.ignore_index
+    return columns, torch.where(is_valid, columns.log_probs(rows[0]), 0), rows
+
+
 def backward(
     upstream: IdUpstream,
     input: Tensor,
@@ -197,10 +205,10 @@ def backward(
     needs: Needs,
 ) -> Gradients:
     """Gradients in the operands' dtypes."""
-    lead, dtype, features = input.shape[:-1], row_dtype(input.dtype), linear_weight.size(1)
+    lead, dtype = input.shape[:-1], row_dtype(input.dtype)
     ids = ids.reshape(lead.numel(), ids.size(-1))
     check_target_range(ids, options.ignore_index, linear_weight.size(0))
-    call = _call(input, linear_weight, linear_bias, options)
+    call = make_call(input, linear_weight, linear_bias, options)
     grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
     grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
@@ -210,17 +218,29 @@ def backward(
     if chosen is not None:
         operand, ids = chosen, chosen.gather(ids)
         grad_ids, grad_entropy, grad_lse = (chosen.gather(grad) for grad in (grad_ids, grad_entropy, grad_lse))
-    plan, chunks = _chunks(call, operand, needs.linear_weight, False)
+    plan, chunks = chunks_of(call, operand, needs.linear_weight, False)
     grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
     word = alignment.word(call.input.size(0), call.linear_weight)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
     parts = IdUpstream(grad_ids, grad_entropy, grad_lse)
     for part, logits in chunks:
         of_part = IdUpstream(*(None if grad is None else grad[part] for grad in parts))
-        lse = _to_gradient_(call, logits, ids[part], of_part)
+        lse = to_gradient_(call, logits, ids[part], of_part)
         gradients.add(logits, part, lse)
         del logits
-    found = gradients.result()
+    return finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
+
+
+def finished(
+    found: Gradients,
+    chosen: ValidRows | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    needs: Needs,
+) -> Gradients:
+    """The gradients of all rows in the operands' shapes and dtypes, of those of the chosen ones."""
+    features = linear_weight.size(1)
     if chosen is not None:
         chosen.restore_(found.input)
     if needs.input:
@@ -234,7 +254,7 @@ def backward(
     return found
 
 
-def _to_gradient_(call: _Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) -> Tensor:
+def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) -> Tensor:
     """Turns the logits of a chunk into their gradient; its lse."""
     columns = _columns(logits, ids, call.linear_bias, call.options)
     zero = columns.z.new_zeros(())
@@ -256,7 +276,7 @@ def _to_gradient_(call: _Call, logits: Tensor, ids: Tensor, upstream: IdUpstream
         value = value - upstream.entropy.unsqueeze(1) * p * (finite + entropy.unsqueeze(1))
     softcap, scale = call.options.softcap, call.options.logit_scale
     value = value * (scale if softcap is None else scale * (1 - (columns.z / softcap).square()))
-    value = torch.where((columns.target != _IGNORED).unsqueeze(1), value, 0)
+    value = torch.where((columns.target != IGNORED).unsqueeze(1), value, 0)
     logits.scatter_(1, columns.ids, value.to(logits.dtype))
     return lse
 
@@ -279,22 +299,22 @@ def top_k(
 ) -> tuple[Tensor, Tensor]:
     """(log_probs, indices) of the k largest, (..., k), in descending order."""
     lead = input.shape[:-1]
-    call = _call(input, linear_weight, linear_bias, options)
+    call = make_call(input, linear_weight, linear_bias, options)
     total, classes = call.input.size(0), linear_weight.size(0)
     log_probs = input.new_empty((total, k), dtype=row_dtype(input.dtype))
     indices = input.new_empty((total, k), dtype=torch.int64)
     step = max(_TOP_ELEMENTS // classes, 1)
-    for part, logits in _chunks(call, call.input, False, True)[1]:
+    for part, logits in chunks_of(call, call.input, False, True)[1]:
         for block, some in zip(indices[part].split(step), logits.split(step), strict=True):
             block.copy_(_largest(some, k, call))
-        columns = _columns(logits, indices[part], call.linear_bias, options._replace(ignore_index=_IGNORED))
+        columns = _columns(logits, indices[part], call.linear_bias, options._replace(ignore_index=IGNORED))
         loss = call.rows(logits, columns.target, (None, None, None), False, False, False)[0]
         log_probs[part] = columns.log_probs(loss)
         del logits
     return log_probs.view(*lead, k), indices.view(*lead, k)
 
 
-def _largest(logits: Tensor, k: int, call: _Call) -> Tensor:
+def _largest(logits: Tensor, k: int, call: Call) -> Tensor:
     """The indices of the k largest z of every row; softcap changes no order."""
     if call.linear_bias is not None:
         logits = logits.to(call.linear_bias.dtype) + call.linear_bias

@@ -1,0 +1,149 @@
+"""A loss of rows by chunks: their logits, their statistics, the caller's loss and its gradient, the logits' gradient.
+
+The statistics of a chunk are leaves of a small graph of autograd, whose gradients are all that the logits' gradient
+needs. So the gradients of input and linear_weight form in the pass that has the logits: three products, none of them
+twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...reference.linear_cross_entropy.log_probs import HeadOptions
+from ...reference.linear_cross_entropy.loss import Needs
+from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
+from . import alignment, ids
+from .gradients import ExactGradients, Gradients
+from .ids import IGNORED, Call, IdUpstream
+from .row_losses import RowGradients, RowLoss, Statistics, check_rows_do_not_mix, gradients_of_rows
+from .valid_rows import ValidRows, compacts, valid_rows
+
+
+class Wanted(NamedTuple):
+    """What the result of a call is made of."""
+
+    is_mean: bool
+    entropy: bool
+    statistics: bool  # of every row
+    needs: Needs
+    needs_args: tuple[bool, ...]
+
+
+class Results(NamedTuple):
+    """The reduced loss, the statistics of every row, flat, and the gradients of the loss; None: 0."""
+
+    loss: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+    gradients: Gradients
+    args: list[Tensor | None]
+
+
+def forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    options: HeadOptions,
+    of: RowLoss,
+    wanted: Wanted,
+) -> Results:
+    """target (...), or (..., K)."""
+    needs, total, dtype = wanted.needs, input.shape[:-1].numel(), row_dtype(input.dtype)
+    is_single = target.dim() < input.dim()
+    target = target.reshape(total, 1 if is_single else target.size(-1))
+    check_target_range(target, options.ignore_index, linear_weight.size(0))
+    target = torch.where(target == options.ignore_index, IGNORED, target)
+    valid = (target != IGNORED).any(1)
+    divisor = valid.sum().to(dtype) if wanted.is_mean else torch.ones((), dtype=dtype, device=input.device)
+    rows = _Rows(total, target.size(1), of, wanted, input)
+    call = ids.make_call(input, linear_weight, linear_bias, options._replace(ignore_index=IGNORED))
+    chosen = _chosen(call, valid)
+    operand: Tensor | ValidRows = call.input if chosen is None else chosen
+    if chosen is not None:
+        target, valid, of = chosen.gather(target), chosen.gather(valid), of._replace(args=of.select(chosen.gather))
+    plan, chunks = ids.chunks_of(call, operand, needs.linear_weight, not any(needs))
+    grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
+    word = alignment.word(call.input.size(0), call.linear_weight)
+    gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
+    for part, logits in chunks:
+        ids_of_part, args = target[part], of.part(part)
+        log_probs, entropy = _statistics(call, logits, ids_of_part, wanted.entropy)
+        statistics = Statistics(log_probs.squeeze(1) if is_single else log_probs, entropy)
+        if part.start == 0:
+            check_rows_do_not_mix(of, statistics, args)
+        found = gradients_of_rows(
+            of, statistics, args, valid[part], divisor.reciprocal(), (any(needs), *wanted.needs_args)
+        )
+        rows.put(part, log_probs, entropy, found)
+        if any(needs):
+            # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
+            places = gradients.places(part) if ids_of_part.size(1) == 1 else ()
+            gradients.add(logits, part, _to_gradient_(call, logits, ids_of_part, found, places))
+        del logits
+    rows.restore(chosen)
+    of_operands = ids.finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
+    return Results(rows.loss.sum() / divisor, rows.log_probs, rows.entropy, of_operands, rows.args)
+
+
+def _chosen(call: Call, valid: Tensor) -> ValidRows | None:
+    """Where rows of ignored ids are left out; the others first."""
+    marked = torch.where(valid, IGNORED + 1, IGNORED)
+    where = compacts(call.input, call.linear_weight, marked, False)
+    return None if where is None else valid_rows(call.input, marked, IGNORED, where)
+
+
+def _statistics(call: Call, logits: Tensor, target: Tensor, need_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities (n, K), and the entropy (n,) if it is needed."""
+    if target.size(1) == 1:
+        found = call.rows(logits, target.squeeze(1), (None, None, None), False, False, need_entropy)
+        log_probs = (0 - found[0]).unsqueeze(1)
+    else:
+        _, log_probs, found = ids.statistics(call, logits, target, False, need_entropy)
+    return log_probs, found[3] if need_entropy else None
+
+
+def _to_gradient_(call: Call, logits: Tensor, target: Tensor, found: RowGradients, places: tuple[Any, ...]) -> Tensor:
+    """Turns the logits of a chunk into their gradient; its lse."""
+    entropy = None if found.entropy is None else found.entropy.contiguous()
+    if target.size(1) > 1:
+        return ids.to_gradient_(call, logits, target, IdUpstream(found.log_probs, entropy, None))
+    of_loss = logits.new_zeros(1, dtype=row_dtype(logits.dtype))
+    if found.log_probs is not None:
+        of_loss = -found.log_probs.reshape(-1)
+    return call.rows(logits, target.squeeze(1), (of_loss, None, entropy), True, False, False, *places)[1]
+
+
+class _Rows:
+    """What is kept of every row."""
+
+    def __init__(self, total: int, count: int, of: RowLoss, wanted: Wanted, input: Tensor) -> None:
+        dtype = row_dtype(input.dtype)
+        self.of_rows = of.of_rows
+        self.loss = input.new_empty(total, dtype=dtype)
+        self.log_probs = input.new_empty((total, count) if wanted.statistics else 0, dtype=dtype)
+        self.entropy = input.new_empty(total if wanted.statistics and wanted.entropy else 0, dtype=dtype)
+        self.args = [
+            torch.zeros_like(arg) if need else None for arg, need in zip(of.args, wanted.needs_args, strict=True)
+        ]
+
+    def put(self, part: slice, log_probs: Tensor, entropy: Tensor | None, found: RowGradients) -> None:
+        self.loss[part] = found.loss
+        if self.log_probs.numel():
+            self.log_probs[part] = log_probs
+        if entropy is not None and self.entropy.numel():
+            self.entropy[part] = entropy
+        for whole, gradient, is_of_rows in zip(self.args, found.args, self.of_rows, strict=True):
+            if whole is not None and gradient is not None:
+                whole[part if is_of_rows else ...] += gradient
+
+    def restore(self, chosen: ValidRows | None) -> None:
+        if chosen is None:
+            return
+        of_rows = [values for values, is_of_rows in zip(self.args, self.of_rows, strict=True) if is_of_rows]
+        for values in (self.loss, self.log_probs, self.entropy, *of_rows):
+            if values is not None and values.numel():
+                chosen.restore_(values)

@@ -1,0 +1,204 @@
+"""A loss of rows that a caller writes in plain PyTorch: its arguments, its gradients, and what it may not do."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._common.validate import check_device, check_layouts, dtype_name, fail, known
+
+_OP = "linear_policy_loss"
+_FOR_ALL_ROWS = (int, float, torch.SymInt, torch.SymFloat, type(None))
+_PROBED_ROWS = 4
+_PROBE_TOLERANCE = 1e-3  # of the largest value: another number of rows may take another instruction
+_probed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Statistics(NamedTuple):
+    """What a loss sees of some rows' logits, in the rows' dtype: log-probabilities (n,) or (n, K), entropy (n,)."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+class RowLoss(NamedTuple):
+    """`loss_fn` with its arguments: tensors of N rows where `of_rows` says so, else what is for all rows."""
+
+    loss_fn: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    of_rows: tuple[bool, ...]
+
+    def select(self, choose: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        """The arguments of some rows."""
+        return tuple(
+            choose(arg) if is_of_rows else arg for arg, is_of_rows in zip(self.args, self.of_rows, strict=True)
+        )
+
+    def part(self, part: slice) -> tuple[Any, ...]:
+        return self.select(lambda arg: arg[part])
+
+    def __call__(self, statistics: Statistics, args: tuple[Any, ...]) -> Tensor:
+        """The loss of every row (n,), in their dtype."""
+        loss = self.loss_fn(*statistics, *args)
+        count = statistics.log_probs.size(0)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"{_OP}: loss_fn must return a tensor, got {type(loss).__name__}")
+        if loss.dim() != 1 or known(loss.size(0) != count):
+            raise ValueError(f"{_OP}: loss_fn must return a loss for every row, of the shape ({count},), got "
+                             f"{tuple(loss.shape)}")  # fmt: skip
+        if not loss.is_floating_point():
+            fail(_OP, f"loss_fn must return a floating-point tensor, got {dtype_name(loss.dtype)}")
+        return loss.to(statistics.log_probs.dtype)
+
+
+def row_loss(loss_fn: Callable[..., Tensor], row_args: tuple[Any, ...], input: Tensor) -> RowLoss:
+    """With arguments of rows (..., *) flat, (N, *); in the leading dimensions a size of 1 is for all."""
+    if not callable(loss_fn):
+        raise TypeError(f"{_OP}: loss_fn must be a function of (log_probs, entropy, *row_args), got "
+                        f"{type(loss_fn).__name__}")  # fmt: skip
+    args, of_rows = [], []
+    for index, arg in enumerate(row_args):
+        name = f"row_args[{index}]"
+        if not isinstance(arg, (Tensor, *_FOR_ALL_ROWS)):
+            raise TypeError(f"{_OP}: {name} must be a tensor, a number or None, got {type(arg).__name__}")
+        args.append(_flat_rows(name, arg, input) if isinstance(arg, Tensor) and arg.dim() else arg)
+        of_rows.append(isinstance(arg, Tensor) and arg.dim() > 0)
+    return RowLoss(loss_fn, tuple(args), tuple(of_rows))
+
+
+def _flat_rows(name: str, arg: Tensor, input: Tensor) -> Tensor:
+    check_layouts(_OP, **{name: arg})
+    check_device(_OP, name, arg, "input", input)
+    lead = input.shape[:-1]
+    count = len(lead)
+    sizes = arg.shape[:count]
+    if len(sizes) < count or any(known(a != b) and known(a != 1) for a, b in zip(sizes, lead, strict=True)):
+        raise ValueError(f"{_OP}: {name} must have input's leading shape {tuple(lead)}, or 1 in it, and any dimensions "
+                         f"behind it, got {tuple(arg.shape)}")  # fmt: skip
+    return flat(arg.expand(*lead, *arg.shape[count:]), count)
+
+
+def flat(tensor: Tensor, dims: int) -> Tensor:
+    """The first `dims` dimensions as one."""
+    return tensor.flatten(0, dims - 1) if dims else tensor.unsqueeze(0)
+
+
+class RowGradients(NamedTuple):
+    """The losses of some rows (n,), and the gradients of their sum, times a factor; None: 0."""
+
+    loss: Tensor
+    log_probs: Tensor | None
+    entropy: Tensor | None
+    args: list[Tensor | None]
+
+
+def gradients_of_rows(
+    of: RowLoss, statistics: Statistics, args: tuple[Any, ...], valid: Tensor, factor: Tensor, needs: tuple[bool, ...]
+) -> RowGradients:
+    """`needs`: of the statistics, then of each argument. What is in rows that are not valid changes nothing."""
+    with torch.enable_grad():
+        log_probs, entropy = statistics
+        leaves = [_leaf(value, needs[0]) for value in (log_probs, entropy)]
+        args = tuple(_leaf(arg, need) for arg, need in zip(args, needs[1:], strict=True))
+        rows = of(Statistics(leaves[0], leaves[1]), args)
+        found: list[Tensor | None] = [None] * (2 + len(args))
+        wanted = [index for index, value in enumerate((*leaves, *args)) if _requires_grad(value)]
+        if rows.requires_grad:
+            _check_sources(rows, [(*leaves, *args)[index] for index in wanted])
+            total = torch.where(valid, rows, 0).sum()
+            every = torch.autograd.grad(total, [(*leaves, *args)[i] for i in wanted], factor, allow_unused=True)
+            for index, gradient in zip(wanted, every, strict=True):
+                found[index] = gradient
+    of_args = [
+        _masked(gradient, valid) if is_of_rows else gradient
+        for gradient, is_of_rows in zip(found[2:], of.of_rows, strict=True)
+    ]
+    return RowGradients(torch.where(valid, rows.detach(), 0), found[0], found[1], of_args)
+
+
+def _leaf(value: Any, need: bool) -> Any:
+    return value.detach().requires_grad_(need) if isinstance(value, Tensor) else value
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _masked(gradient: Tensor | None, valid: Tensor) -> Tensor | None:
+    if gradient is None:
+        return None
+    return torch.where(valid.view(-1, *(1,) * (gradient.dim() - 1)), gradient, 0)
+
+
+def _check_sources(rows: Tensor, leaves: list[Tensor]) -> None:
+    """Refuses a loss with a tensor in its closure whose gradient would be lost."""
+    ours = {id(leaf) for leaf in leaves}
+    seen, todo = set(), [rows.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None) if node.name().endswith("AccumulateGrad") else None
+        if variable is not None and id(variable) not in ours:
+            fail(_OP, "loss_fn must have tensors that require a gradient from row_args, got one of the shape "
+                      f"{tuple(variable.shape)} by another way")  # fmt: skip
+        todo.extend(parent for parent, _ in node.next_functions)
+
+
+def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> None:
+    """Refuses a loss whose value or gradient at a row is another one beside other rows.
+
+    A few rows are looked at, once for every function, as on a GPU the answer has to be waited for; again where their
+    gradients are 0, which says nothing.
+    """
+    count = statistics.log_probs.size(0)
+    if count < 2 or torch.is_inference_mode_enabled() or _is_probed(of.loss_fn) or _is_captured(statistics.log_probs):
+        return
+    step = (count - 1) // (_PROBED_ROWS - 1) or 1
+    few = slice(0, (_PROBED_ROWS - 1) * step + 1, step)
+    together = _values_and_gradients(of, statistics, args, few, 1)
+    ones = [slice(place, place + 1) for place in range(*few.indices(count))]
+    apart = torch.cat([_values_and_gradients(of, statistics, args, one, 1 + i) for i, one in enumerate(ones)])
+    largest = torch.maximum(together.abs(), apart.abs()).nan_to_num(posinf=0.0).amax(0)
+    near = (together - apart).abs() <= _PROBE_TOLERANCE * largest
+    if not bool((near | (together == apart) | (together.isnan() & apart.isnan())).all()):
+        fail(_OP, "loss_fn must give the loss of a row from that row alone, as it is called for some rows at a time, "
+                  "got a loss that changes with the other rows")  # fmt: skip
+    if bool((apart[:, 1:] != 0).any(1).sum() >= 2):
+        with contextlib.suppress(TypeError):
+            _probed.add(of.loss_fn)
+
+
+def _values_and_gradients(
+    of: RowLoss, statistics: Statistics, args: tuple[Any, ...], part: slice, first: int
+) -> Tensor:
+    """(n, ·): the loss of some rows and their statistics' gradients, of losses weighted by their place."""
+    with torch.enable_grad():
+        leaves = [value[part].contiguous().detach().requires_grad_() for value in statistics if value is not None]
+        of_part = of._replace(args=args).part(part)
+        rows = of(
+            Statistics(leaves[0], leaves[1] if len(leaves) > 1 else None), tuple(_leaf(a, False) for a in of_part)
+        )
+        weights = torch.arange(first, first + rows.size(0), dtype=rows.dtype, device=rows.device)
+        found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if rows.requires_grad:
+            found = torch.autograd.grad((rows * weights).sum(), leaves, allow_unused=True)
+    gradients = [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+    return torch.cat([value.detach().reshape(rows.size(0), -1) for value in (rows, *gradients)], 1)
+
+
+def _is_probed(loss_fn: Callable[..., Tensor]) -> bool:
+    try:
+        return loss_fn in _probed
+    except TypeError:  # not hashable
+        return False
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
