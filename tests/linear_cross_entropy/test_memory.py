@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs, linear_top_k
+from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs, linear_policy_loss, linear_top_k
 
 from linear_cross_entropy.oracle import leaf, make, oracle
 
@@ -107,6 +107,8 @@ def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
         lambda: linear_log_probs(x, w, ids, memory_budget=BUDGET, return_argmax_log_prob=True)[0].sum().backward(),
         lambda: linear_top_k(x, w, 4, memory_budget=BUDGET)[0].sum().backward(),
         lambda: linear_kl_div(x, w, teacher_x, teacher_w, direction="jsd", memory_budget=BUDGET).backward(),
+        lambda: linear_policy_loss(x, w, ids, lambda p, e: p.sum(1) - e, memory_budget=BUDGET).backward(),
+        lambda: linear_policy_loss(x, w, y, torch.sub, memory_budget=BUDGET).backward(),
     ):
         assert peak(run) <= limit
 

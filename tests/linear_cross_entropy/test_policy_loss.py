@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, func
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_dcs_ops import linear_policy_loss
@@ -237,6 +239,58 @@ def test_compiled(device: str, count: int | None, fresh_compiler: None) -> None:
     assert recorder.ops[0] == [
         "dcs._linear_cross_entropy_forward.default" if count is None else "dcs.linear_log_probs.full"
     ]
+
+
+def test_exported_and_traced(device: str) -> None:
+    """Traced on tensors without values; what is exported holds the operator, whose backward makes the logits again."""
+    problem = make(dtype=torch.float32, device=device)
+    leaves, advantages = [leaf(t) for t in problem[:2]], problem.input[..., 0]
+
+    class Loss(torch.nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return linear_policy_loss(x, w, problem.target, policy, advantages)
+
+    def gradients(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(Loss()(x, w), (x, w))
+
+    for strict in (True, False):
+        program = torch.export.export(Loss(), tuple(leaves), strict=strict)
+        assert "dcs.linear_log_probs" in str(program.graph)
+        torch.testing.assert_close(program.module()(*leaves), Loss()(*leaves))
+    graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    torch.testing.assert_close(graph(*leaves), gradients(*leaves))
+    meta = [t.to("meta") for t in (*leaves, problem.target)]
+    assert linear_policy_loss(*meta, policy, advantages.to("meta")).shape == ()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed(device: str, reentrant: bool) -> None:
+    """The forward that runs within the backward, and saved tensors that may be unpacked once."""
+    problem = make(dtype=torch.float32, device=device)
+    leaves = [leaf(t) for t in problem[:2]]
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return linear_policy_loss(x, w, problem.target, policy, problem.input[..., 0])
+
+    for run in (f, lambda *args: checkpoint(f, *args, use_reentrant=reentrant)):
+        run(*leaves).backward()
+    wanted = torch.autograd.grad(f(*leaves), leaves)
+    torch.testing.assert_close([t.grad for t in leaves], [2 * g for g in wanted])
+
+
+def test_backward_twice(device: str) -> None:
+    """The gradients are scaled in place only where nobody can see them again; a batch of upstream gradients is one."""
+    problem = make(device=device)
+    leaves = [leaf(t) for t in problem[:2]]
+    loss = linear_policy_loss(*leaves, problem.target, policy, problem.input[..., 0])
+    wanted = torch.autograd.grad(loss, leaves, retain_graph=True)
+    factors = torch.tensor([2.0, -1.0], dtype=torch.float64, device=device)
+    batch = torch.autograd.grad(loss, leaves, factors, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(batch, tuple(torch.stack([2 * g, -g]) for g in wanted))
+    for _ in range(2):
+        (3 * loss).backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close([t.grad for t in leaves], [7 * g for g in wanted])
 
 
 def test_autocast(device: str) -> None:

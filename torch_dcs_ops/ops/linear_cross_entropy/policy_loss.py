@@ -262,8 +262,8 @@ class PolicyFunction(Node):
         count = len(ctx.others)
         if grad_loss is None:
             return (None,) * (_BEFORE_ARGS + count)
-        *operands, target = ctx.saved_tensors[:4]
-        rest = ctx.saved_tensors[4:]
+        input, linear_weight, linear_bias, target, *rest = ctx.saved_tensors
+        operands = [input, linear_weight, linear_bias]
         args = [other if t is None else t for t, other in zip(rest[:count], ctx.others, strict=True)]
         every_need = (*ctx.needs, *ctx.needs_args)
         if torch.is_grad_enabled():
