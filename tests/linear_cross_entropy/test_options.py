@@ -146,6 +146,27 @@ def test_every_row_ignored(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(gradient, torch.zeros_like(operand))
 
 
+@pytest.mark.parametrize("weight", [[0.0, 0.0], [0.0, 1.0], [1.0, -1.0], [torch.nan, 1.0]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_class_weights_that_sum_to_0(device: str, dtype: torch.dtype, weight: list[float]) -> None:
+    """nan where F.cross_entropy has it: not in an ignored row of input's gradient."""
+    problem = make((4,), classes=2, dtype=dtype, device=device, ignored=0.0)
+    target = torch.tensor([0, -100, 0 if weight[1] == 1 else 1, -100], device=device)
+    x, w, weights = (
+        leaf(problem.input),
+        leaf(problem.linear_weight),
+        torch.tensor(weight, device=device).to(problem.weight),
+    )
+    losses = (
+        linear_cross_entropy(x, w, target, weight=weights),
+        functional.cross_entropy(functional.linear(x, w).to(weights), target, weights),
+    )
+    for results in zip(*([loss, *gradients(loss, x, w)] for loss in losses), strict=True):
+        assert torch.equal(results[0].isfinite(), results[1].isfinite())
+        assert torch.equal(results[0].isnan(), results[1].isnan())
+    assert not bool(losses[0].isfinite())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_zero_if_empty(device: str, dtype: torch.dtype) -> None:
     """0 with gradients of 0 over no valid target; what it was over some."""

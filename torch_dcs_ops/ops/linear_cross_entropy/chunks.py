@@ -57,13 +57,12 @@ def forward(
     grad_loss, grad_scale = scale, input.new_empty(0, dtype=row_dtype(input.dtype))
     if late:
         grad_loss = boost = half_boost(linear_weight, target, weight, options)
-        # No valid row: the sums are 0, and stay so as in F.cross_entropy.
         if scale is None:
             grad_scale = boost.reciprocal()
-        elif weight is None:
-            grad_scale = (scale / boost).nan_to_num_(posinf=1.0)
         else:
-            grad_scale = torch.where((target != options.ignore_index).any(), scale / boost, 1)
+            # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
+            is_finite = scale.isfinite()
+            grad_loss, grad_scale = torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,
         Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype,
