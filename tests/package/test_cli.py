@@ -44,7 +44,14 @@ def test_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.parametrize(
     ("part", "option"),
-    [("ppo", "--task"), ("reinforce", "--updates"), ("language-model", "--steps"), ("crf-tagger", "--steps")],
+    [
+        ("ppo", "--task"),
+        ("reinforce", "--updates"),
+        ("language-model", "--steps"),
+        ("crf-tagger", "--steps"),
+        ("grpo", "--steps"),
+        ("distil", "--steps"),
+    ],
 )
 def test_demo_passes_the_options_of_a_part_on(part: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     if any(importlib.util.find_spec(name) is None for name in commands._DEMO_NEEDS):
@@ -76,7 +83,7 @@ def test_demo_refuses_options_of_no_part(
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ())
     with pytest.raises(SystemExit, match="2"):
         cli.main(["demo", *arguments])
-    assert "{ppo,reinforce,language-model,crf-tagger}" in capsys.readouterr().err
+    assert "{ppo,reinforce,language-model,crf-tagger,grpo,distil}" in capsys.readouterr().err
 
 
 def test_bench_outside_a_checkout(

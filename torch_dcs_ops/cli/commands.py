@@ -27,9 +27,11 @@ _DEMO_PARTS = {
     "reinforce": "reinforce_cartpole",
     "language-model": "language_model",
     "crf-tagger": "crf_tagger",
+    "grpo": "grpo",
+    "distil": "distil",
 }
-# Runs by its name only: PPO solves CartPole within 131072 steps, REINFORCE falls short of that after 819200.
-_DEMO_ALONE = ("reinforce",)
+# Run by their names only. PPO solves CartPole within 131072 steps, REINFORCE falls short of that after 819200.
+_DEMO_ALONE = ("reinforce", "grpo", "distil")
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -42,12 +44,13 @@ def demo(arguments: Sequence[str]) -> int:
         return 1
     if arguments and arguments[0] in _DEMO_PARTS:
         return _run_example(arguments[0], arguments[1:])
+    parts = f"{{{','.join(_DEMO_PARTS)}}}"
     parser = argparse.ArgumentParser(
         prog="python -m torch_dcs_ops demo",
-        usage="%(prog)s [-h] [--seed SEED] | {ppo,reinforce,language-model,crf-tagger} [options of the part]",
+        usage=f"%(prog)s [-h] [--seed SEED] | {parts} [options of the part]",
         description="Train PPO on CartPole-v1, then a language model and a CRF on the Python standard library.",
-        epilog="reinforce, REINFORCE on CartPole-v1, runs only by its name. `demo ppo --help` and so on list the "
-        "options of a part.",
+        epilog="reinforce, REINFORCE on CartPole-v1, grpo, sums of digits learned from rewards, and distil, a language "
+        "model from a larger one, run only by their names. `demo ppo --help` and so on list the options of a part.",
     )
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args(arguments).seed
