@@ -20,7 +20,11 @@ def surrogate(
     """Some of everything: several ids, both statistics, arguments of several dimensions, one for all rows, a number."""
     log_probs = log_probs if log_probs.dim() == 1 else (log_probs * table[:, : log_probs.size(1)]).sum(1) / 4
     ratio = (log_probs - 0.1 * old).exp()
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) + table[:, 0].square() * log_probs
+    loss = (
+        -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        + table[:, 0].square() * log_probs
+        + 0.1 * beta * old
+    )
     return loss if entropy is None else loss - beta * scale * entropy * old.cos()
 
 

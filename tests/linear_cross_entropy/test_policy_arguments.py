@@ -92,6 +92,7 @@ MIXING: dict[str, Any] = {
     "a ratio of sequences, 1 everywhere": lambda log_probs, entropy, a: (
         a * (log_probs - log_probs.detach()).mean().exp()
     ),
+    "a ratio of sequences alone": lambda log_probs, entropy, a: 0 * a + (log_probs - log_probs.detach()).mean().exp(),
     "pairs": lambda log_probs, entropy, a: a * log_probs + log_probs.flip(0),
     "a sum over time": lambda log_probs, entropy, a: a * log_probs.cumsum(0),
     "the number of rows": lambda log_probs, entropy, a: a * log_probs / log_probs.numel(),

@@ -125,8 +125,8 @@ def test_precision(device: str, dtype: torch.dtype, count: int | None) -> None:
 
 @pytest.mark.parametrize("count", [None, 2])
 @pytest.mark.parametrize("way", ["run with the others", "left out on the device"])
-def test_ignored_rows_on_gpus(device: str, way: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with the others, or left out by products that leave theirs unset, here NaN."""
+def test_ignored_rows_on_gpus(way: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA does, on a CPU: run with the others, or left out by products that leave theirs unset, here NaN."""
     grouped_mm = functional.grouped_mm
 
     def with_nan(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
@@ -141,9 +141,36 @@ def test_ignored_rows_on_gpus(device: str, way: str, count: int | None, monkeypa
     monkeypatch.setattr(policy_chunks, "compacts", lambda *_: where)
     monkeypatch.setattr(functional, "grouped_mm", with_nan)
     monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: True)
-    problem = make((40,), 8, 16, torch.float32, device, ignored=0.5)
+    problem = make((40,), 8, 16, torch.float32, ignored=0.5)
     for options in ({}, {"softcap": 2.5, "logit_scale": -0.7}, {"need_entropy": False}):
         check_errors(problem, ids_of(problem, count), torch.float32, **options)
+    if where is None:  # grouped_mm has no float64
+        problem = make(ignored=0.5)
+        check(problem, ids_of(problem, count), arguments("random"), memory_budget=300)
+
+
+def test_float16_with_a_scaled_loss(device: str) -> None:
+    """As by a GradScaler: gradients of a mean are below float16's range until they are multiplied."""
+    problem = make((1000,), 8, 2000, torch.float16, device)
+    exact_leaves, leaves = ([leaf(t.to(dtype)) for t in problem[:2]] for dtype in (torch.float64, torch.float16))
+    advantages = problem.input[:, 0].float()
+
+    def plainly(x: Tensor, w: Tensor) -> Tensor:
+        log_p = (x @ w.t()).to(torch.promote_types(x.dtype, torch.float32)).log_softmax(-1)
+        valid = problem.target >= 0
+        log_probs = log_p.gather(1, problem.target.clamp(min=0).unsqueeze(1)).squeeze(1)
+        rows = policy(log_probs, -(log_p.exp() * log_p).sum(1), advantages)
+        return torch.where(valid, rows, 0).sum() / valid.sum()
+
+    exact = torch.autograd.grad(plainly(*exact_leaves), exact_leaves)
+    losses = linear_policy_loss(*leaves, problem.target, policy, advantages), plainly(*leaves)
+    scale = 2.0**13
+    errors = [
+        [relative_error(g.double() / scale, e) for g, e in zip(found, exact, strict=True)]
+        for found in (torch.autograd.grad(scale * loss, leaves) for loss in losses)
+    ]
+    for got, eager in zip(*errors, strict=True):
+        assert got <= 1.2 * eager
 
 
 def products(run: Callable[[], Any], x: Tensor, w: Tensor) -> float:

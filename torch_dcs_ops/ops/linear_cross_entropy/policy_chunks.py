@@ -108,13 +108,12 @@ def _statistics(call: Call, logits: Tensor, target: Tensor, need_entropy: bool) 
 
 def _to_gradient_(call: Call, logits: Tensor, target: Tensor, found: RowGradients, places: tuple[Any, ...]) -> Tensor:
     """Turns the logits of a chunk into their gradient; its lse."""
-    entropy = None if found.entropy is None else found.entropy.contiguous()
     if target.size(1) > 1:
-        return ids.to_gradient_(call, logits, target, IdUpstream(found.log_probs, entropy, None))
+        return ids.to_gradient_(call, logits, target, IdUpstream(found.log_probs, found.entropy, None))
     of_loss = logits.new_zeros(1, dtype=row_dtype(logits.dtype))
     if found.log_probs is not None:
         of_loss = -found.log_probs.reshape(-1)
-    return call.rows(logits, target.squeeze(1), (of_loss, None, entropy), True, False, False, *places)[1]
+    return call.rows(logits, target.squeeze(1), (of_loss, None, found.entropy), True, False, False, *places)[1]
 
 
 class _Rows:

@@ -114,11 +114,11 @@ def gradients_of_rows(
             every = torch.autograd.grad(total, [(*leaves, *args)[i] for i in wanted], factor, allow_unused=True)
             for index, gradient in zip(wanted, every, strict=True):
                 found[index] = gradient
-    of_args = [
+    masked = [
         _masked(gradient, valid) if is_of_rows else gradient
-        for gradient, is_of_rows in zip(found[2:], of.of_rows, strict=True)
+        for gradient, is_of_rows in zip(found, (True, True, *of.of_rows), strict=True)
     ]
-    return RowGradients(torch.where(valid, rows.detach(), 0), found[0], found[1], of_args)
+    return RowGradients(torch.where(valid, rows.detach(), 0), masked[0], masked[1], masked[2:])
 
 
 def _leaf(value: Any, need: bool) -> Any:
