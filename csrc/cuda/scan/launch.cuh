@@ -9,7 +9,7 @@
 #include "scan/columns/block_columns.cuh"
 #include "scan/columns/split_columns.cuh"
 #include "scan/long_rows/launch.cuh"
-#include "scan/plan/planner.h"
+#include "scan/plan/kernels.h"
 #include "scan/long_rows/few_rows_gated.cuh"
 #include "scan/rows/tile_rows.cuh"
 #include "scan/rows/packed_rows.cuh"
@@ -20,16 +20,15 @@
 
 namespace dcs {
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec, Direction kDirection>
-void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, Direction kDirection>
+void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(T);
   using Acc = typename Types<T>::Acc;
   RowsParams params{};
   params.problem = problem;
   params.tiles = plan.tiles;
   params.rows = problem.rows();
   params.packed_rows = plan.packed_rows;
-  params.statuses = workspace;
-  params.groups = plan.groups;
   params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
   params.padded = ceil_div(params.length, kVec) * kVec;
   params.one_gamma = has_one_gamma(problem);
@@ -55,13 +54,10 @@ void launch_rows_in(const ScanProblem& problem, const Plan& plan, void* workspac
   kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts, int kVec>
-void launch_rows(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  if constexpr (kCuts == Cuts::kGeneral)
-    launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kEither>(problem, plan, workspace, stream);
-  else if (problem.reverse)
-    launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kRight>(problem, plan, workspace, stream);
-  else launch_rows_in<T, kStep, kBackward, kCuts, kVec, Direction::kLeft>(problem, plan, workspace, stream);
+template <typename T, bool kStep, bool kBackward, Cuts kCuts>
+void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, Direction::kRight>(problem, plan, stream);
+  else launch_rows_in<T, kStep, kBackward, kCuts, Direction::kLeft>(problem, plan, stream);
 }
 
 template <typename T, bool kBackward>
@@ -85,7 +81,7 @@ void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
 }
 
 template <typename T, bool kBackward>
-void launch_whole_rows(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+void launch_whole_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
   const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec),
       static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
@@ -112,14 +108,14 @@ void launch_dependent_clusters(Kernel kernel, const Params& params, int64_t clus
 
 // The most clusters that a kernel for a row of so many is made for.
 template <typename Launch>
-void for_reread_clusters(const Plan& plan, const Launch& launch) {
+void for_reread_clusters(const AlignedPlan& plan, const Launch& launch) {
   if (plan.reread == 1) launch(std::integral_constant<int, 1>());
   else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
   else launch(std::integral_constant<int, kRereadClusters>());
 }
 
 template <typename T>
-void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+void launch_reread(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   RereadParams params{};
   params.input = problem.input;
   params.output = problem.output;
@@ -138,7 +134,7 @@ void launch_reread(const ScanProblem& problem, const Plan& plan, cudaStream_t st
 }
 
 template <typename T>
-void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+void launch_reread_steps(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const RereadStepsParams params{problem.input, problem.gamma, problem.output, problem.input_strides,
       problem.gamma_strides, problem.output_strides, problem.inner, static_cast<int>(problem.length), plan.reread};
   for_reread_clusters(plan, [&](auto most) {
@@ -148,7 +144,7 @@ void launch_reread_steps(const ScanProblem& problem, const Plan& plan, cudaStrea
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+void launch_walk(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
   const auto launch_over = [&](auto columns) {
     constexpr int kStageBytes = kTensors * kWalkCount * 32 * columns() * static_cast<int>(sizeof(T));
@@ -166,7 +162,7 @@ void launch_walk(const ScanProblem& problem, const Plan& plan, cudaStream_t stre
 }
 
 template <typename T, bool kBackward>
-void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+void launch_few_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns), plan.in_turn};
   const auto kernel_of = [&](auto whole_block) {
     return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()>
@@ -179,18 +175,17 @@ void launch_few_columns(const ScanProblem& problem, const Plan& plan, cudaStream
   kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
 }
 
-template <typename T, bool kStep, bool kBackward, bool kPlain>
-void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t stream) {
+template <typename T, bool kStep, bool kBackward>
+void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const auto launch_over = [&](auto columns, auto lanes, auto count) {
     const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
-    columns_kernel<T, kStep, kBackward, kPlain, columns(), lanes(), count()>
+    columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>
         <<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
-  constexpr bool kLong =
-      sizeof(T) <= 4 && kPlain && !kBackward;  // where longer stretches are worth a kernel of their own
+  constexpr bool kLong = !kBackward;  // where longer stretches are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
@@ -211,24 +206,27 @@ void launch_columns(const ScanProblem& problem, const Plan& plan, cudaStream_t s
 }
 
 template <typename T>
-void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_direct_window(const ScanProblem& problem, cudaStream_t stream) {
+  const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows() * problem.length, 256), 1 << 20);
+  window_direct_kernel<T><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(problem);
+}
+
+template <typename T>
+void launch_composed_window(
+    const ScanProblem& problem, const ComposedWindowPlan& plan, void* workspace, cudaStream_t stream) {
   using Wide = typename Types<T>::Wide;
   const auto blocks = [](int64_t count) {
     return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20));
   };
-  if (plan.path == Path::kWindowDirect) {
-    window_direct_kernel<T><<<blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
-    return;
-  }
   const int64_t length = problem.length + (problem.initial ? 1 : 0);
-  const int64_t capacity = plan.window_rows * length;
+  const int64_t capacity = plan.rows * length;
   Pieces<Wide> buffers[4];
   Wide* wides = static_cast<Wide*>(workspace);
   bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
   for (int i = 0; i < 4; ++i)
     buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
-  for (int64_t row = 0; row < problem.rows(); row += plan.window_rows) {
-    const int64_t rows = std::min(plan.window_rows, problem.rows() - row);
+  for (int64_t row = 0; row < problem.rows(); row += plan.rows) {
+    const int64_t rows = std::min(plan.rows, problem.rows() - row);
     const unsigned grid = blocks(rows * length);
     Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
     window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
@@ -253,118 +251,75 @@ void launch_window(const ScanProblem& problem, const Plan& plan, void* workspace
   }
 }
 
-// The row kernels that look for few cuts exist for storage types of up to four bytes, in vectors; the general one
-// serves all.
+template <typename T>
+void launch_thread_rows(const ScanProblem& problem, cudaStream_t stream) {
+  const Gate<float> gate = split_gamma(problem.gamma_value);
+  const int rows = static_cast<int>(problem.rows());
+  const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
+  kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(static_cast<const T*>(problem.input),
+      static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
+      static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
+}
+
 template <typename T, bool kStep, bool kBackward>
-void launch_as(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  constexpr int kFull = 16 / sizeof(T);
-  if (plan.path == Path::kColumns) {
-    const bool plain = !problem.reset && !problem.initial;
-    if constexpr (sizeof(T) <= 4) {
-      // No plan has it for two tensors of floats.
-      if constexpr (sizeof(T) == 2 || !kStep || kBackward) {
-        if (plan.walk) {
-          launch_walk<T, kStep, kBackward>(problem, plan, stream);
-          return;
-        }
-      }
-      if constexpr (!kStep && (!kBackward || sizeof(T) == 2)) {
-        if (plan.few) {
-          launch_few_columns<T, kBackward>(problem, plan, stream);
-          return;
-        }
-      }
-      if (plain) {
-        launch_columns<T, kStep, kBackward, true>(problem, plan, stream);
-        return;
-      }
-    }
-    launch_columns<T, kStep, kBackward, false>(problem, plan, stream);
-  } else if (plan.vec == 1) {
-    launch_rows<T, kStep, kBackward, Cuts::kGeneral, 1>(problem, plan, workspace, stream);
-  } else {
-    if constexpr (sizeof(T) <= 4) {
-      if (!problem.reset && !problem.initial) {
-        if constexpr (!kBackward) {
-          if (plan.reread) {
-            if constexpr (kStep) launch_reread_steps<T>(problem, plan, stream);
-            else launch_reread<T>(problem, plan, stream);
-            return;
-          }
-        }
-        if constexpr (sizeof(T) == 2 && !kStep) {
-          if (plan.held) {
-            launch_held<T, kBackward>(problem, plan, workspace, stream);
-            return;
-          }
-        }
-        if (plan.ring) {
-          launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream);
-          return;
-        }
-        if (plan.stream) {
-          launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream);
-          return;
-        }
-        if constexpr (!kStep) {
-          if (plan.whole_chunks > 0) {
-            launch_whole_rows<T, kBackward>(problem, plan, stream);
-            return;
-          }
-        }
-        if (!plan.packed_rows) {
-          launch_rows<T, kStep, kBackward, Cuts::kPlain, kFull>(problem, plan, workspace, stream);
-          return;
-        }
-        if (problem.length % kFull == 0) {
-          if constexpr (!kStep) {
-            if (plan.short_rows) {
-              launch_short_rows<T, kBackward>(problem, stream);
-              return;
-            }
-            if (!has_one_gamma(problem)) {
-              launch_rows<T, kStep, kBackward, Cuts::kPackedEach, kFull>(problem, plan, workspace, stream);
-              return;
-            }
-          }
-          launch_rows<T, kStep, kBackward, Cuts::kPacked, kFull>(problem, plan, workspace, stream);
-          return;
-        }
-      }
-    }
-    launch_rows<T, kStep, kBackward, Cuts::kGeneral, kFull>(problem, plan, workspace, stream);
+void launch_tile_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  if (!plan.packed_rows) return launch_rows<T, kStep, kBackward, Cuts::kPlain>(problem, plan, stream);
+  if constexpr (!kStep) {
+    if (!has_one_gamma(problem)) return launch_rows<T, kStep, kBackward, Cuts::kPackedEach>(problem, plan, stream);
+  }
+  launch_rows<T, kStep, kBackward, Cuts::kPacked>(problem, plan, stream);
+}
+
+// The kernels that no plan has for all gates, or only forward, are compiled for those alone.
+template <typename T, bool kStep, bool kBackward>
+void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+  constexpr bool kHalf = sizeof(T) == 2;
+  switch (plan.kernel) {
+    case AlignedKernel::kThreadRows:
+      if constexpr (!kBackward) launch_thread_rows<T>(problem, stream);
+      break;
+    case AlignedKernel::kPackedRows:
+      if constexpr (!kStep) launch_short_rows<T, kBackward>(problem, stream);
+      break;
+    case AlignedKernel::kWarpRows:
+      if constexpr (!kStep) launch_whole_rows<T, kBackward>(problem, plan, stream);
+      break;
+    case AlignedKernel::kTileRows: launch_tile_rows<T, kStep, kBackward>(problem, plan, stream); break;
+    case AlignedKernel::kFewRows:
+      if constexpr (!kBackward && kStep) launch_reread_steps<T>(problem, plan, stream);
+      else if constexpr (!kBackward) launch_reread<T>(problem, plan, stream);
+      break;
+    case AlignedKernel::kResidentRows:
+      if constexpr (kHalf && !kStep) launch_held<T, kBackward>(problem, plan, workspace, stream);
+      break;
+    case AlignedKernel::kBulkStream: launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream); break;
+    case AlignedKernel::kAsyncStream: launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream); break;
+    case AlignedKernel::kWarpColumns:
+      if constexpr (kHalf || !kStep || kBackward) launch_walk<T, kStep, kBackward>(problem, plan, stream);
+      break;
+    case AlignedKernel::kSplitColumns:
+      if constexpr (!kStep && (!kBackward || kHalf)) launch_few_columns<T, kBackward>(problem, plan, stream);
+      break;
+    case AlignedKernel::kBlockColumns: launch_block_columns<T, kStep, kBackward>(problem, plan, stream); break;
   }
 }
 
 template <typename T>
-void launch_scan(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
-  if (plan.path == Path::kWindowDirect || plan.path == Path::kWindowComposed) {
-    launch_window<T>(problem, plan, workspace, stream);
-    return;
-  }
-  if constexpr (sizeof(T) <= 4) {
-    if (plan.path == Path::kTiny) {
-      const Gate<float> gate = split_gamma(problem.gamma_value);
-      const int rows = static_cast<int>(problem.rows());
-      const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
-      kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(static_cast<const T*>(problem.input),
-          static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
-          static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
-      return;
-    }
-  }
-  if constexpr (std::is_same_v<T, int64_t>) {
-    launch_as<T, false, false>(problem, plan, workspace, stream);
-  } else {
-    const bool step = problem.gamma_kind == GammaKind::kStep;
-    if (problem.backward) {
-      if (step) launch_as<T, true, true>(problem, plan, workspace, stream);
-      else launch_as<T, false, true>(problem, plan, workspace, stream);
-    } else {
-      if (step) launch_as<T, true, false>(problem, plan, workspace, stream);
-      else launch_as<T, false, false>(problem, plan, workspace, stream);
-    }
-  }
+void launch_aligned_of(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+  const bool step = problem.gamma_kind == GammaKind::kStep;
+  if (problem.backward && step) launch_aligned<T, true, true>(problem, plan, workspace, stream);
+  else if (problem.backward) launch_aligned<T, false, true>(problem, plan, workspace, stream);
+  else if (step) launch_aligned<T, true, false>(problem, plan, workspace, stream);
+  else launch_aligned<T, false, false>(problem, plan, workspace, stream);
+}
+
+template <typename T>
+cudaError_t launch_scan(const ScanProblem& problem, const KernelPlan& plan, void* workspace, cudaStream_t stream) {
+  if (std::holds_alternative<DirectWindowPlan>(plan)) launch_direct_window<T>(problem, stream);
+  else if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan))
+    launch_composed_window<T>(problem, *window, workspace, stream);
+  else if constexpr (sizeof(T) <= 4) launch_aligned_of<T>(problem, std::get<AlignedPlan>(plan), workspace, stream);
+  return cudaGetLastError();
 }
 
 }  // namespace dcs

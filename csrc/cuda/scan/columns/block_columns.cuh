@@ -4,7 +4,7 @@
 // layout the row kernel does not take.
 #pragma once
 
-#include "scan/plan/planner.h"
+#include "scan/plan/aligned.h"
 #include "scan/carry/segment.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
@@ -17,7 +17,7 @@ constexpr int kSteps = sizeof(T) > 8 ? 4
     : sizeof(T) > 4 || kStep         ? 8
                                      : 16;
 
-// Stretches of a block at most (plan/planner.h, plan_columns): what shared memory has room for; of pairs, what makes
+// Stretches of a block at most (plan/aligned.h, plan_columns): what shared memory has room for; of pairs, what makes
 // enough blocks.
 template <typename T, int kColumns, int kLanes, bool kFew>
 constexpr int kMaxStretches = kLanes < 32 ? 32
@@ -27,16 +27,17 @@ constexpr int kMaxStretches = kLanes < 32 ? 32
 
 // kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one;
 // kCount steps a thread. kPlain: no resets and no initial values.
-template <typename T, bool kStep, bool kBackward, bool kPlain, int kColumns, int kLanes, int kCount>
-__global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, kPlain && !kBackward>,
+template <typename T, bool kStep, bool kBackward, int kColumns, int kLanes, int kCount>
+__global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kBackward>,
     kColumns == 1 || kLanes < 32    ? 1
-        : !kPlain || kBackward      ? 3
+        : kBackward                 ? 3
         : kCount > kSteps<T, kStep> ? 4
                                     : 8) columns_kernel(const __grid_constant__ ScanProblem p) {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Word = Vector<T, kColumns>;
-  constexpr int kWarps = kMaxStretches < T, kColumns, kLanes, kPlain && !kBackward > ;
+  constexpr bool kPlain = true;
+  constexpr int kWarps = kMaxStretches<T, kColumns, kLanes, !kBackward>;
   // What follows calls the lanes of a stretch a warp.
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;

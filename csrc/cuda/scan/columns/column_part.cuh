@@ -3,7 +3,8 @@
 #pragma once
 
 #include "common/vector.cuh"
-#include "scan/columns/columns_params.cuh"
+#include "common/element_types.cuh"
+#include "dcs/scan/problem.h"
 
 namespace dcs {
 

@@ -2,14 +2,15 @@
 #pragma once
 
 #include "common/element_types.cuh"
+#include "dcs/scan/problem.h"
 #include "scan/plan/columns.h"
 
 namespace dcs {
 
-struct ColumnsParams {
+struct HeldColumnsParams {
   ScanProblem problem;
-  ColumnsPlan plan;
-  void* workspace;  // words that blocks leave each other
+  HeldColumnsPlan plan;
+  void* workspace;  // words that blocks leave each other (carry/piece_words.cuh)
   uint64_t tag;
 };
 

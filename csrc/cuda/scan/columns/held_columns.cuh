@@ -18,11 +18,12 @@ struct HeldColumns {
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
   using Values = ColumnValues<T, kStep, kBackward, 1>;
   static constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>, kSums = kBackward && !kStep;
-  static constexpr int kSteps = held_steps(sizeof(T), kStep, kBackward), kBatch = kSteps < 4 ? kSteps : 4;
+  static constexpr int kSteps = held_steps(sizeof(T), kStep, kBackward),
+                       kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
   static constexpr int kSize = sizeof(T);
 
   const ScanProblem& p;
-  const ColumnsPlan& t;
+  const HeldColumnsPlan& t;
   int64_t tile, walk, first_step;  // of the walk's tiles; in the order of the scan
   ColumnPlace at;
   int part, column, width, count;  // column of the block's `width`; steps
@@ -31,7 +32,7 @@ struct HeldColumns {
   T x[kSteps], gates[kStep ? kSteps : 1], saved[kBackward ? kSteps : 1];
   uint32_t cuts = 0, drops = 0;  // a bit a step
 
-  __device__ __forceinline__ explicit HeldColumns(const ColumnsParams& params) : p(params.problem), t(params.plan) {
+  __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
     tile = blockIdx.x / t.walks;
     walk = blockIdx.x - tile * t.walks;
     const int64_t outer = t.spans == 1 ? walk : walk / t.spans, first = (walk - outer * t.spans) * t.span;
@@ -171,7 +172,7 @@ struct HeldColumns {
 
 template <typename T, bool kStep, bool kBackward>
 __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
-    held_columns_kernel(const __grid_constant__ ColumnsParams params) {
+    held_columns_kernel(const __grid_constant__ HeldColumnsParams params) {
   using Held = HeldColumns<T, kStep, kBackward>;
   using Wide = typename Held::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];

@@ -30,15 +30,15 @@ struct TileCarries {
   using Words = PieceWords<Wide, kStep>;
   enum Over { kTile, kGroup, kNear };
 
-  const ColumnsParams& params;
-  const ColumnsPlan& t = params.plan;
+  const HeldColumnsParams& params;
+  const HeldColumnsPlan& t = params.plan;
   CarryExchange<Wide, kStep>& shared;
   int64_t tile, walk;
   int part, column, width;       // columns of the block
   int before, groups_before;     // tiles before in the group, groups before in theirs
   Wide power = cast<Wide>(1.0);  // over a part, without gates of steps
 
-  __device__ __forceinline__ TileCarries(const ColumnsParams& given, CarryExchange<Wide, kStep>& memory,
+  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given, CarryExchange<Wide, kStep>& memory,
       int64_t of_tile, int64_t of_walk, int of_part, int of_column, int columns, Wide gamma)
       : params(given), shared(memory), tile(of_tile), walk(of_walk), part(of_part), column(of_column), width(columns) {
     before = static_cast<int>(tile % kFan);

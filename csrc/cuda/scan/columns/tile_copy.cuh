@@ -8,12 +8,13 @@
 namespace dcs {
 
 struct TileCopy {
-  const ColumnsParams& params;
+  const HeldColumnsParams& params;
   unsigned char* shared;
   int64_t first;  // element of the tile's memory
   int64_t count;  // elements
 
-  __device__ __forceinline__ TileCopy(const ColumnsParams& given, unsigned char* memory, int64_t tile, int64_t outer)
+  __device__ __forceinline__ TileCopy(
+      const HeldColumnsParams& given, unsigned char* memory, int64_t tile, int64_t outer)
       : params(given), shared(memory) {
     const ScanProblem& p = given.problem;
     const int64_t rows = int64_t{given.plan.parts} * given.plan.part_steps, begin = tile * rows,

@@ -3,16 +3,16 @@
 #pragma once
 
 #include "scan/columns/column_part.cuh"
+#include "scan/plan/tuning.h"
 
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ColumnsParams params) {
+__global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
   using Part = ColumnPart<T, kStep, kBackward, kUnit>;
   using Values = ColumnValues<T, kStep, kBackward, kUnit>;
   using Wide = typename Part::Wide;
   using Sum = typename Part::Sum;
-  const ScanProblem& p = params.problem;
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   ColumnPlace at;
   at.outer = p.outer == 1 ? 0 : cell / cells;

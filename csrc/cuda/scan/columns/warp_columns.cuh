@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStageBytes = kTensors * kCount * kRowBytes;
   constexpr int kGatesAt = kCount * kRowBytes, kSavedAt = (kTensors - 1) * kCount * kRowBytes;
   static_assert(kPieces <= 32 && kCount % kEvery == 0);
-  // Halves are carried in float, for as many steps as that is good for (plan/planner.h). Floats walk a stretch in float
+  // Halves are carried in float, for as many steps as that is good for (plan/aligned.h). Floats walk a stretch in float
   // from a carry in double where one gamma serves all of it, and in double with a gamma a step: conversions take four
   // times as long as the rest, which gammas to be read leave time for.
   constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep,

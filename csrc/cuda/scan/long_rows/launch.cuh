@@ -10,7 +10,7 @@
 
 #include "scan/carry/call_tag.h"
 #include "scan/long_rows/resident.cuh"
-#include "scan/plan/planner.h"
+#include "scan/plan/aligned.h"
 #include "scan/long_rows/bulk_stream.cuh"
 #include "scan/long_rows/async_stream.cuh"
 
@@ -30,7 +30,7 @@ unsigned resident_blocks(Kernel kernel, int threads, int shared) {
 }
 
 template <typename T>
-StreamParams stream_params(const ScanProblem& problem, const Plan& plan, void* workspace) {
+StreamParams stream_params(const ScanProblem& problem, const AlignedPlan& plan, void* workspace) {
   constexpr int kVec = 16 / sizeof(T);
   StreamParams params{};
   params.problem = problem;
@@ -77,7 +77,7 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
 }
 
 template <typename T, bool kStep, bool kBackward, bool kReverse>
-void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_stream_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
   const auto launch = [&](auto alone) {
     launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads,
@@ -88,14 +88,14 @@ void launch_stream_in(const ScanProblem& problem, const Plan& plan, void* worksp
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_stream(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_stream(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   if (problem.reverse) launch_stream_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
   else launch_stream_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
 }
 
 // The streaming kernel of devices with bulk copies.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows>
-void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_ring_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep, kWholeRows);
   using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
@@ -118,7 +118,7 @@ void launch_ring_in(const ScanProblem& problem, const Plan& plan, void* workspac
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_ring(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   const auto launch = [&](auto whole_rows) {
     if (problem.reverse) launch_ring_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
     else launch_ring_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
@@ -133,7 +133,7 @@ void launch_ring(const ScanProblem& problem, const Plan& plan, void* workspace, 
 }
 
 template <typename T, bool kBackward>
-void launch_held(const ScanProblem& problem, const Plan& plan, void* workspace, cudaStream_t stream) {
+void launch_held(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   StreamParams params = stream_params<T>(problem, plan, workspace);
   mark_statuses(params, stream);
   const auto kernel = problem.reverse ? held_kernel<T, kBackward, true> : held_kernel<T, kBackward, false>;

@@ -55,7 +55,7 @@ constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whol
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (long_rows/gated_lookback.cuh)
 constexpr int64_t kFewStepBytes = int64_t{128}
     << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
-constexpr double kMostRingGamma = 1.25;
+constexpr double kMostFoldedGamma = 1.25;
 constexpr int kMostRingBlocks = 160;    // a lane reads five totals
 constexpr int kRingStaticBytes = 1152;  // beside them, at most
 
@@ -97,5 +97,23 @@ constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kLongStages = 
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
+
+// Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
+constexpr int kColumnThreads = 256;           // of a block
+constexpr int kWalkCells = 192;               // a multiprocessor, from which on threads walk alone
+constexpr int64_t kFewSteps = 16;             // that a thread walks in any case
+constexpr int kHeldWords = 32;                // of four bytes that a thread holds
+constexpr int kHeldBatch = 4;                 // of its steps at once
+constexpr int kSpan = 32;                     // columns of a block that holds its tile, at most
+constexpr int kFan = kColumnThreads / kSpan;  // tiles of a group: a word for each part
+constexpr int kMostFlatBytes = 64 << 10;      // of a tile in shared memory
+
+// Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
+constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
+  const int tensors = (step ? 2 : 1) + (backward ? 1 : 0),
+            words = cell_bytes < 4 ? 1 : static_cast<int>(cell_bytes / 4);
+  return kHeldWords / (words * (tensors == 3 ? 4 : tensors));
+}
+constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
 
 }  // namespace dcs

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "scan/carry/call_tag.h"
-#include "scan/plan/any_shape.h"
+#include "scan/plan/kernels.h"
 #include "scan/plan/powers.h"
 #include "scan/rows/flat_rows.cuh"
 #include "scan/rows/long_rows.cuh"

@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan/planner.h, is_tiny)
+constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan/aligned.h, is_tiny)
 
 template <typename T, bool kStep>
 __global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ gates, T* __restrict__ output,

@@ -1,7 +1,7 @@
 // Where a tile of the row kernel (tile_rows.cuh) and a thread's vectors in it lie, and where the carry is cut.
 #pragma once
 
-#include "scan/plan/planner.h"
+#include "scan/plan/aligned.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
@@ -35,7 +35,7 @@ enum class Cuts {
 // instructions.
 enum class Direction { kLeft, kRight, kEither };
 
-// Vectors of a thread (plan/planner.h, warp_elements). The registers they take bound how many blocks are in flight.
+// Vectors of a thread (plan/aligned.h, warp_elements). The registers they take bound how many blocks are in flight.
 template <typename T>
 constexpr int kChunksOf = sizeof(T) > 8 ? 2 : 4;
 

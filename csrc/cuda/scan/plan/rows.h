@@ -1,24 +1,13 @@
-// Which kernel takes a problem of any shape, and in what pieces: an ordered list of candidates, of which the first one
-// that takes the problem is launched. Host code without CUDA or torch types.
-//
-// Built with DCS_CUDA_ANY_SHAPE=ON (csrc/CMakeLists.txt): these kernels are to take the place of those that planner.h
-// chooses among once they have been measured beside them.
+// Into what pieces scans of contiguous time are cut. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <optional>
-#include <variant>
 
-#include "common/device.h"
-#include "dcs/scan/problem.h"
-#include "scan/plan/columns.h"
-#include "scan/plan/planner.h"
+#include "scan/plan/traits.h"
 
 namespace dcs {
-
-enum class Kernel { kFlatRows, kLongRows, kColumns };
 
 // A block takes whole rows (rows/flat_rows.cuh).
 struct FlatRowsPlan {
@@ -33,7 +22,6 @@ struct LongRowsPlan {
   int64_t shared_bytes, workspace_bytes;
   int64_t partials;  // of a row's part of gamma's gradient
 };
-using KernelPlan = std::variant<FlatRowsPlan, LongRowsPlan, ColumnsPlan>;  // in the order of Kernel
 
 // What the plans of contiguous time have in common.
 class RowSizes {
@@ -42,13 +30,12 @@ class RowSizes {
 
   bool takes() const {
     const bool contiguous = p_.length == 1 || (p_.output_strides.time == 1 && p_.input_strides.time <= 1);
-    return p_.window == 0 && powers_fold(p_) && contiguous;
+    return !is_windowed(p_) && powers_fold(p_) && contiguous;
   }
   int64_t count() const { return p_.rows() * p_.length; }
   // Elements of a warp's slice of so many vectors a lane, and bytes of all operands of an element.
   int64_t slice(int vectors) const { return 32 * vectors * (16 / bytes_of(p_.dtype)); }
-  int tensors() const { return 1 + (p_.gamma_kind == GammaKind::kStep ? 1 : 0) + (p_.backward ? 1 : 0); }
-  int64_t element_bytes() const { return tensors() * bytes_of(p_.dtype) + (p_.reset ? 1 : 0); }
+  int64_t element_bytes() const { return tensors_of(p_) * bytes_of(p_.dtype) + (p_.reset ? 1 : 0); }
   int64_t shared_room() const { return device_.shared_bytes - kStaticBytes; }
 
  private:
@@ -57,7 +44,7 @@ class RowSizes {
 };
 
 // Rows of which one fits into a block, whatever its length and alignment.
-inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const DeviceLimits& device) {
+inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   const int64_t room = kFlatGrain;  // before a tile's first row; one element behind its last
   if (!sizes.takes() || p.length + room > kFlatWarps * sizes.slice(kFlatVectors)) return std::nullopt;
@@ -79,7 +66,7 @@ inline std::optional<KernelPlan> plan_flat_rows(const ScanProblem& p, const Devi
 }
 
 // Longer rows.
-inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
+inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   if (!sizes.takes()) return std::nullopt;
   LongRowsPlan plan{};
@@ -101,40 +88,6 @@ inline std::optional<KernelPlan> plan_long_rows(const ScanProblem& p, const Devi
   plan.workspace_bytes = plan.tiles * words * 16;
   plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;
   return plan;
-}
-
-// Everything else (columns/walk_columns.cuh, columns/held_columns.cuh).
-inline std::optional<KernelPlan> plan_columns(const ScanProblem& p, const DeviceLimits& device) {
-  if (p.window > 0) return std::nullopt;
-  return ColumnsPlanner(p, device.multiprocessors).plan();
-}
-
-struct Candidate {
-  Kernel kernel;
-  const char* name;
-  std::optional<KernelPlan> (*plan)(const ScanProblem&, const DeviceLimits&);
-};
-constexpr Candidate kCandidates[] = {
-    {Kernel::kFlatRows, "flat_rows", plan_flat_rows},
-    {Kernel::kLongRows, "long_rows", plan_long_rows},
-    {Kernel::kColumns, "columns", plan_columns},
-};
-
-inline std::optional<KernelPlan> plan_any_shape(const ScanProblem& problem, const DeviceLimits& device) {
-  for (const Candidate& candidate : kCandidates)
-    if (const std::optional<KernelPlan> plan = candidate.plan(problem, device)) return plan;
-  return std::nullopt;
-}
-
-inline int64_t workspace_bytes(const KernelPlan& plan) {
-  if (const ColumnsPlan* const columns = std::get_if<ColumnsPlan>(&plan)) return columns->workspace_bytes;
-  const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
-  return rows ? rows->workspace_bytes : 0;
-}
-inline int64_t partials(const KernelPlan& plan) {
-  if (const ColumnsPlan* const columns = std::get_if<ColumnsPlan>(&plan)) return columns->tiles;
-  const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan);
-  return rows ? rows->partials : 1;
 }
 
 }  // namespace dcs

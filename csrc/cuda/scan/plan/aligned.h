@@ -1,0 +1,334 @@
+// Scans of aligned operands without resets and initial values, of elements of up to four bytes: which of their kernels
+// takes one, and in what pieces. They are made for what a GPU does best, and faster there than those for any shape
+// (rows.h, columns.h). Host code without CUDA or torch types.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+
+#include "scan/plan/traits.h"
+
+namespace dcs {
+
+enum class AlignedKernel {
+  kThreadRows,    // rows/thread_rows.cuh
+  kPackedRows,    // rows/packed_rows.cuh
+  kWarpRows,      // rows/warp_rows.cuh
+  kTileRows,      // rows/tile_rows.cuh
+  kFewRows,       // long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh
+  kResidentRows,  // long_rows/resident.cuh
+  kBulkStream,    // long_rows/bulk_stream.cuh
+  kAsyncStream,   // long_rows/async_stream.cuh
+  kWarpColumns,   // columns/warp_columns.cuh
+  kSplitColumns,  // columns/split_columns.cuh
+  kBlockColumns,  // columns/block_columns.cuh
+};
+
+struct AlignedPlan {
+  AlignedKernel kernel = AlignedKernel::kTileRows;
+  int vec = 1;                  // elements of a vector
+  int warps = 1;                // of a block
+  int columns = 1;              // a lane's neighboring columns
+  bool long_stretches = false;  // of block columns: twice the steps a thread
+  int64_t tile_elements = 0;
+  int64_t tiles = 1;
+  int64_t packed_rows = 0;  // of a tile
+  bool cluster = false;     // the tiles of a row are the blocks of a cluster
+  bool alone = false;       // of a stream: a block takes whole rows
+  int64_t workspace_bytes = 0;
+  int64_t zeroed_bytes = 0;  // of the workspace, at its start
+  int whole_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
+  bool in_turn = false;      // of split columns: enough blocks that their requests delay each other
+  bool half_warps = false;   // of block columns: pairs of columns, half a warp a stretch of time
+  int reread = 0;            // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
+                             // long_rows/few_rows_gated.cuh)
+  int most_shared = 0;       // bytes that one block can have
+  bool row_sums = false;     // gamma's gradient is summed over whole rows
+  int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
+
+  bool is_stream() const { return kernel == AlignedKernel::kBulkStream || kernel == AlignedKernel::kAsyncStream; }
+  bool needs_room() const { return cluster || reread > 0 || (is_stream() && !alone); }  // for blocks that run together
+  int64_t partials() const {
+    return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
+  }  // of a row's part of gamma's gradient
+};
+
+class AlignedPlanner {
+ public:
+  AlignedPlanner(const ScanProblem& problem, const DeviceLimits& device) : p_(problem), device_(device) {}
+
+  std::optional<AlignedPlan> plan() const {
+    const bool infinite = p_.gamma_kind == GammaKind::kNumber && std::isinf(p_.gamma_value);
+    if (is_windowed(p_) || bytes_of(p_.dtype) > 4 || p_.reset || p_.initial || p_.length == 1 || infinite)
+      return std::nullopt;
+    AlignedPlan plan;
+    plan.most_shared = device_.shared_bytes;
+    const bool taken = time_is_contiguous() ? plan_rows(plan) : plan_columns(plan);
+    return taken ? std::optional<AlignedPlan>(plan) : std::nullopt;
+  }
+
+ private:
+  bool time_is_contiguous() const {
+    return all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.time == 1; });
+  }
+
+  // Whether all rows of every operand lie one behind the other.
+  bool rows_are_contiguous() const {
+    return all_operands(p_, [this](const void*, const Strides& s, int64_t) {
+      return (p_.inner == 1 || s.inner == p_.length) && (p_.outer == 1 || s.outer == p_.inner * p_.length);
+    });
+  }
+
+  // Vectors of 16 bytes need aligned rows.
+  bool rows_are_aligned(int64_t vec, bool one_stretch) const {
+    return all_operands(p_, [&](const void* pointer, const Strides& s, int64_t) {
+      if (reinterpret_cast<uintptr_t>(pointer) % 16) return false;
+      return one_stretch || ((p_.inner == 1 || s.inner % vec == 0) && (p_.outer == 1 || s.outer % vec == 0));
+    });
+  }
+
+  bool plan_rows(AlignedPlan& plan) const {
+    const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
+    const int full = static_cast<int>(16 / bytes);
+    const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
+    if (is_tiny()) {
+      plan.kernel = AlignedKernel::kThreadRows;
+      return true;
+    }
+    if (contiguous && rows > 1 && length < warp_elements(bytes, full)) {
+      if (!rows_are_aligned(full, true) || length % full) return false;
+      plan.vec = full;
+      const int64_t stretch = warp_elements(bytes, plan.vec);
+      plan.warps = kPackedWarps;
+      while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
+      const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
+      plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
+      while (plan.packed_rows == 0) {  // a warp holds fewer rows than whole vectors need
+        plan.warps *= 2;
+        plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
+        if (plan.warps > kTileWarps) return false;
+      }
+      plan.tile_elements = stretch * plan.warps;
+      // As long as rows leave no more than a quarter of a warp's lanes idle.
+      const int64_t span = length / full;
+      plan.whole_chunks = whole_chunks(false);
+      if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
+      else if (span <= 32 && 32 / span * span >= 24 && !step) plan.kernel = AlignedKernel::kPackedRows;
+      return true;
+    }
+    // A short strided row would leave most of its warp idle.
+    if (length < 64 || !rows_are_aligned(full, rows == 1)) return false;
+    plan.vec = full;
+    const int64_t stretch = warp_elements(bytes, plan.vec);
+    if (length <= stretch * kTileWarps) {
+      plan.warps = static_cast<int>(ceil_div(length, stretch));
+      plan.tile_elements = stretch * plan.warps;
+      plan.whole_chunks = whole_chunks(true);
+      if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
+      return true;
+    }
+    // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the
+    // stream does not.
+    const bool few = rows * device_.cluster <= device_.multiprocessors;
+    if (few && plan_reread(plan)) return true;
+    const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
+    const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
+    if (few && length <= cluster_tile * device_.cluster) {
+      plan.cluster = true;
+      plan.warps = kTileWarps * (twice ? 2 : 1);
+      plan.tile_elements = cluster_tile;
+      plan.tiles = ceil_div(length, cluster_tile);
+      return counted(plan);
+    }
+    return plan_stream(plan) && counted(plan);
+  }
+
+  bool plan_stream(AlignedPlan& plan) const {
+    const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    const int tensors = tensors_of(p_);
+    if (kStreamBytes > device_.shared_bytes) return false;
+    plan.kernel = AlignedKernel::kAsyncStream;
+    plan.warps = kTileWarps;
+    plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec;
+    // Rows in nearly full waves of blocks need no block to wait for another.
+    const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
+    plan.alone = fill(2 * device_.multiprocessors);
+    const bool has_ring =
+        device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
+    // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow
+    // there (1056 rows of 20480 halves take 52 us, 27 in rings of single blocks). But a backward with one gamma does
+    // not (256 rows of 65536 halves: 46 us, 39).
+    const bool sums = p_.backward && !step;
+    const bool streams_well = length % plan.tile_elements == 0 && !sums;
+    if (has_ring && powers_fold(p_) && !(plan.alone && streams_well)) {
+      plan.kernel = AlignedKernel::kBulkStream;
+      if (sums) plan.alone = fill(device_.multiprocessors);
+      plan.row_sums = plan.alone && sums;
+      if (!plan.alone && plan_held(plan)) return true;
+      const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
+      plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
+    }
+    const bool ring = plan.kernel == AlignedKernel::kBulkStream;
+    plan.tiles = ceil_div(length, plan.tile_elements);
+    if (!plan.alone) plan.workspace_bytes = (!step ? 16 : ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
+    if (!ring) plan.zeroed_bytes = plan.workspace_bytes;
+    else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks * (step ? 2 : 1);
+    return true;
+  }
+
+  // The partial sums of gamma's gradient were counted before it had an address.
+  bool counted(const AlignedPlan& plan) const {
+    return !p_.backward || !p_.grad_gamma || p_.gamma_kind == GammaKind::kStep || plan.partials() <= p_.partials;
+  }
+
+  // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few
+  // as can be.
+  bool plan_held(AlignedPlan& plan) const {
+    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec)
+      return false;
+    const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
+    const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
+    if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
+    int64_t rounds = 1;
+    while (rounds <= kHeldRounds && parts * ceil_div(rows, rounds) > most) ++rounds;
+    if (rounds > kHeldRounds || 100 * rows * vectors < kHeldPercent * rounds * most * kHeldPart) return false;
+    plan.held = static_cast<int>(rounds);
+    plan.kernel = AlignedKernel::kResidentRows;
+    plan.tiles = parts;
+    plan.tile_elements = kHeldPart * plan.vec;
+    plan.workspace_bytes = 16 * (rows * parts + kMostRingBlocks);
+    return true;
+  }
+
+  // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose
+  // powers could leave float where their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which
+  // stay with a cluster a row.
+  bool plan_reread(AlignedPlan& plan) const {
+    const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
+    const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
+    if (device_.cluster < kMaxCluster || !(number || steps) || p_.backward) return false;
+    const int64_t vectors = ceil_div(p_.length, plan.vec),
+                  most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
+    // As few clusters as can be, for each has to read what lies before it.
+    const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);
+    if (clusters > most) return false;
+    plan.reread = static_cast<int>(clusters);
+    plan.kernel = AlignedKernel::kFewRows;
+    plan.warps = static_cast<int>(ceil_div(vectors, clusters * kMaxCluster * 32));
+    return true;
+  }
+
+  // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
+  int whole_chunks(bool block) const {
+    const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
+    if (p_.length % full || p_.gamma_kind == GammaKind::kStep || vectors <= 32) return 0;
+    const int64_t chunks = ceil_div(vectors, 32);
+    if (chunks <= 4 && p_.rows() > 1) return 10 * vectors >= 7 * 32 * chunks ? static_cast<int>(chunks) : 0;
+    return block && bytes == 2 ? kBlockChunks : 0;
+  }
+
+  // A thread can take a whole row: rows of up to eight vectors, and no more of them than a few blocks hold.
+  bool is_tiny() const {
+    const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
+    const bool gamma = p_.gamma_kind == GammaKind::kNumber || (p_.gamma_kind == GammaKind::kStep && !p_.shifted);
+    return row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma && !p_.backward &&
+        rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+  }
+
+  // Whether a row of columns can be copied in pieces of 16 bytes.
+  bool has_wide_columns() const {
+    const int64_t bytes = bytes_of(p_.dtype), vec = 16 / bytes;
+    return p_.inner % vec == 0 && all_operands(p_, [vec](const void* pointer, const Strides& s, int64_t) {
+      return s.time % vec == 0 && s.outer % vec == 0 && s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    });
+  }
+
+  // Groups of so many columns, 0 where more than an eighth of their lanes would be idle.
+  int64_t column_groups(int64_t columns) const {
+    const int64_t across = ceil_div(p_.inner, columns);
+    return 8 * p_.inner >= 7 * across * columns ? p_.outer * across : 0;
+  }
+
+  // Columns of 16 bytes: leaves the plan as it is where no kernel takes them.
+  bool plan_wide_columns(AlignedPlan& plan) const {
+    if (!has_wide_columns()) return false;
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep;
+    // Two tensors of floats are as fast with blocks of pairs.
+    if ((bytes == 4 || p_.length <= kLongestFloatWalk) && !(bytes == 4 && step && !p_.backward)) {
+      for (const int lane_bytes : {8, 4}) {
+        // A warp for each of a multiprocessor's four schedulers, or nearly.
+        if (2 * column_groups(32 * lane_bytes / bytes) < 7 * device_.multiprocessors) continue;
+        plan.kernel = AlignedKernel::kWarpColumns;
+        plan.columns = static_cast<int>(lane_bytes / bytes);
+        return true;
+      }
+    }
+    const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
+    if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
+    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches),
+                  warps = ceil_div(stretches * bytes, 4);
+    if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
+      return false;
+    plan.kernel = AlignedKernel::kSplitColumns;
+    plan.in_turn = 2 * column_groups(kFewColumns) >= device_.multiprocessors;
+    plan.warps = static_cast<int>(warps);
+    return true;
+  }
+
+  bool plan_columns(AlignedPlan& plan) const { return plan_wide_columns(plan) || plan_block_columns(plan); }
+
+  // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
+  bool plan_block_columns(AlignedPlan& plan) const {
+    const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
+    if (p_.inner < 2 || p_.length <= kFewSteps || !contiguous || !powers_fold(p_)) return false;
+    plan.kernel = AlignedKernel::kBlockColumns;
+    const int64_t bytes = bytes_of(p_.dtype);
+    const bool step = p_.gamma_kind == GammaKind::kStep, forward = !p_.backward;
+    // Pairs of columns halve the blocks: only where enough are left.
+    const bool can_pair = (bytes == 2 || forward) && columns_pair(bytes);
+    const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
+    plan.columns = pairs ? 2 : 1;
+    int64_t steps = step ? 8 : 16;
+    if (can_pair && !pairs && forward && step && bytes == 2 && p_.length >= 256) {
+      // Few columns of halves, where a warp would read 64 bytes of each tensor at a time. As many stretches of time as
+      // lanes can scan.
+      plan.columns = 2;
+      plan.half_warps = true;
+      plan.warps = 8;
+      steps = kHalfWarpSteps;
+      while (plan.warps < 32 && plan.warps * steps < p_.length) plan.warps *= 2;
+    } else {
+      // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in
+      // as few rounds as they can; many: enough for the block to hide its own latency.
+      const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
+      const int64_t wanted = pairs                ? (forward ? kPairWarps : 2 * kPairWarps)
+          : blocks >= 4 * device_.multiprocessors ? 8
+                                                  : 32;
+      // Few steps of halves are better shared out among more blocks.
+      plan.long_stretches = forward && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
+      if (plan.long_stretches) steps *= 2;
+      plan.warps = 1;  // a power of two: lanes scan the warps' totals
+      while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
+    }
+    const int64_t blocks = ceil_div(p_.rows(), (plan.half_warps ? 16 : 32) * plan.columns);
+    return blocks >= device_.multiprocessors || p_.length <= plan.warps * steps;
+  }
+
+  // Two neighboring columns make a word.
+  bool columns_pair(int64_t bytes) const {
+    return p_.inner % 2 == 0 && all_operands(p_, [bytes](const void* pointer, const Strides& s, int64_t) {
+      return s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % (2 * bytes) == 0 && s.time % 2 == 0 &&
+          s.outer % 2 == 0;
+    });
+  }
+
+  const ScanProblem& p_;
+  DeviceLimits device_;
+};
+
+}  // namespace dcs

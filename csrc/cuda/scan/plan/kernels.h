@@ -1,0 +1,92 @@
+// Which kernel takes a scan, and in what pieces: an ordered list of candidates, of which the first one that takes the
+// problem is launched. Host code without CUDA or torch types.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <variant>
+
+#include "scan/plan/aligned.h"
+#include "scan/plan/columns.h"
+#include "scan/plan/rows.h"
+#include "scan/plan/windows.h"
+
+namespace dcs {
+
+enum class Kernel { kDirectWindow, kComposedWindow, kAligned, kFlatRows, kLongRows, kWalkColumns, kHeldColumns };
+// In the order of Kernel.
+using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, FlatRowsPlan, LongRowsPlan,
+    WalkColumnsPlan, HeldColumnsPlan>;
+
+inline Kernel kernel_of(const KernelPlan& plan) { return static_cast<Kernel>(plan.index()); }
+
+inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
+  return AlignedPlanner(problem, device).plan();
+}
+
+template <auto kPlan>
+std::optional<KernelPlan> plan_by(const ScanProblem& problem, const DeviceLimits& device) {
+  if (const auto plan = kPlan(problem, device)) return KernelPlan(*plan);
+  return std::nullopt;
+}
+
+struct Candidate {
+  const char* name;
+  const char* takes;
+  std::optional<KernelPlan> (*plan)(const ScanProblem&, const DeviceLimits&);
+};
+constexpr Candidate kCandidates[] = {
+    {"direct_window", "windows of at most 64 steps", plan_by<plan_direct_window>},
+    {"composed_window", "longer windows", plan_by<plan_composed_window>},
+    {"aligned", "aligned operands of at most four bytes an element, no resets or initial values",
+        plan_by<plan_aligned>},
+    {"flat_rows", "contiguous rows that fit into a block", plan_by<plan_flat_rows>},
+    {"long_rows", "longer contiguous rows", plan_by<plan_long_rows>},
+    {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
+    {"held_columns", "fewer columns", plan_by<plan_held_columns>},
+    {"walk_columns", "everything else", plan_by<plan_any_columns>},
+};
+
+// Of a row's part of gamma's gradient.
+inline int64_t partials(const KernelPlan& plan) {
+  if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->partials();
+  if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->partials;
+  const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan);
+  return columns ? columns->tiles : 1;
+}
+
+inline int64_t workspace_bytes(const KernelPlan& plan) {
+  if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan)) return window->workspace_bytes;
+  if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->workspace_bytes;
+  if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->workspace_bytes;
+  const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan);
+  return columns ? columns->workspace_bytes : 0;
+}
+
+inline int64_t zeroed_bytes(const KernelPlan& plan) {
+  const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan);
+  return aligned ? aligned->zeroed_bytes : 0;
+}
+// Its blocks wait for each other.
+inline bool runs_together(const KernelPlan& plan) {
+  const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan);
+  return std::holds_alternative<LongRowsPlan>(plan) || (aligned && aligned->needs_room());
+}
+
+struct ScanPlan {
+  const Candidate* candidate;
+  KernelPlan plan;
+};
+
+inline ScanPlan plan_scan(const ScanProblem& problem, const DeviceLimits& device) {
+  // The partial sums of gamma's gradient are counted before it has an address.
+  const bool counted = problem.backward && problem.grad_gamma && problem.gamma_kind != GammaKind::kStep;
+  for (const Candidate& candidate : kCandidates) {
+    const std::optional<KernelPlan> plan = candidate.plan(problem, device);
+    if (plan && !(counted && partials(*plan) > problem.partials)) return {&candidate, *plan};
+  }
+  return {std::end(kCandidates) - 1, *plan_by<plan_any_columns>(problem, device)};
+}
+
+}  // namespace dcs

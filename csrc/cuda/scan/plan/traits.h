@@ -1,0 +1,65 @@
+// What the plans of scans ask of a problem and its device. Host code without CUDA or torch types.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/device.h"
+#include "dcs/scan/problem.h"
+#include "scan/plan/tuning.h"
+
+namespace dcs {
+
+inline int64_t bytes_of(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Half:
+    case ElementType::BFloat16: return 2;
+    case ElementType::Float: return 4;
+    case ElementType::ComplexDouble: return 16;
+    default: return 8;
+  }
+}
+
+inline int64_t wide_bytes_of(ElementType dtype) {
+  return dtype == ElementType::ComplexFloat || dtype == ElementType::ComplexDouble ? 16 : 8;
+}
+
+struct DeviceLimits {
+  int multiprocessors;
+  int shared_bytes;  // that one block can have
+  int cluster;       // blocks that a cluster can have; 0: there are none
+};
+
+// All rows have the same gamma, or one for each step.
+inline bool has_one_gamma(const ScanProblem& problem) {
+  return problem.gamma_kind != GammaKind::kRow ||
+      (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
+}
+
+// Whether pieces can be folded by powers of gamma: those of larger numbers could leave float64 where their sums cancel.
+inline bool powers_fold(const ScanProblem& problem) {
+  return problem.gamma_kind != GammaKind::kNumber || std::abs(problem.gamma_value) <= kMostFoldedGamma;
+}
+
+// A window that does not reach beyond a row's first step, or its initial value, is none.
+inline bool is_windowed(const ScanProblem& p) {
+  return p.window > 0 && p.window < p.length + (p.initial && !p.backward ? 1 : 0);
+}
+
+// Tensors that are read with a value for every step, without the flags.
+inline int tensors_of(const ScanProblem& problem) {
+  return 1 + (problem.gamma_kind == GammaKind::kStep ? 1 : 0) + (problem.backward ? 1 : 0);
+}
+
+// Visits the operands with a value for every step: pointer, strides, bytes of an element. True where `test` is for all.
+template <typename Test>
+bool all_operands(const ScanProblem& p, const Test& test) {
+  const int64_t bytes = bytes_of(p.dtype);
+  const bool step = p.gamma_kind == GammaKind::kStep;
+  return test(p.input, p.input_strides, bytes) && test(p.output, p.output_strides, bytes) &&
+      (!step || test(p.gamma, p.gamma_strides, bytes)) && (!p.reset || test(p.reset, p.reset_strides, int64_t{1})) &&
+      (!p.backward || test(p.saved, p.saved_strides, bytes)) &&
+      (!(p.backward && step) || test(p.grad_gamma, p.grad_gamma_strides, bytes));
+}
+
+}  // namespace dcs
