@@ -4,6 +4,7 @@
 #include "emulation.h"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
+#include "scan/plan/kernels.h"
 
 using namespace dcs;
 
@@ -106,20 +107,22 @@ class Trial {
   // False where something is wrong.
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
-    const ColumnsPlan plan = ColumnsPlanner(p, c.multiprocessors).plan();
-    p.partials = sums ? plan.tiles + c.seed % 2 : 1;
+    const DeviceLimits device{c.multiprocessors, 227 << 10, 16};
+    walk = plan_walk_columns(p, device);
+    if (!walk) held = plan_held_columns(p, device);
+    p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
       p.grad_gamma = partial_sums.data();
       p.grad_gamma_strides = {c.inner * p.partials, 0, p.partials};
     }
     const bool is_done = c.kind == GammaKind::kStep
-        ? (c.backward ? launch<true, true>(plan) : launch<true, false>(plan))
-        : (c.backward ? launch<false, true>(plan) : launch<false, false>(plan));
+        ? (c.backward ? launch<true, true>() : launch<true, false>())
+        : (c.backward ? launch<false, true>() : launch<false, false>());
     bool is_right = is_done && y.spoiled(c) == 0;
-    if (!is_right) complain(is_done ? "memory beside y" : "the end", 0, 0, 0, 0.0, 0.0, plan);
+    if (!is_right) complain(is_done ? "memory beside y" : "the end", 0, 0, 0, 0.0, 0.0);
     for (int64_t o = 0; o < c.outer; ++o)
-      for (int64_t i = 0; i < c.inner && is_right; ++i) is_right = check(o, i, plan);
+      for (int64_t i = 0; i < c.inner && is_right; ++i) is_right = check(o, i);
     return is_right;
   }
 
@@ -149,15 +152,18 @@ class Trial {
   }
 
   template <bool kStep, bool kBackward>
-  bool launch(const ColumnsPlan& plan) {
-    std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16) + 1, Word{7, 7});
-    const ColumnsParams params{p, plan, words.data(), 0x123456789abcdef0};
-    return emulation::launch(plan.blocks, kColumnThreads, plan.shared_bytes, plan.tiles > 1, c.seed, [&] {
-      if (plan.form == ColumnsForm::kHeld) return held_columns_kernel<T, kStep, kBackward>(params);
+  bool launch() {
+    if (held) {
+      std::vector<Word> words(static_cast<size_t>(held->workspace_bytes / 16) + 1, Word{7, 7});
+      const HeldColumnsParams params{p, *held, words.data(), 0x123456789abcdef0};
+      return emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed,
+          [&] { held_columns_kernel<T, kStep, kBackward>(params); });
+    }
+    return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
-        if (plan.pairs) return walk_columns_kernel<T, kStep, kBackward, 2>(params);
+        if (walk->pairs) return walk_columns_kernel<T, kStep, kBackward, 2>(p);
       }
-      walk_columns_kernel<T, kStep, kBackward, 1>(params);
+      walk_columns_kernel<T, kStep, kBackward, 1>(p);
     });
   }
 
@@ -173,18 +179,18 @@ class Trial {
     return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);
   }
   bool complain(
-      const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted, const ColumnsPlan& plan) const {
+      const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
-    printf("shifted %d, backward %d, seed %u; form %d, pairs %d, flat %d, span %d, parts %d of %d steps, tiles %ld\n",
-        c.shifted, c.backward, c.seed, static_cast<int>(plan.form), plan.pairs, plan.flat, plan.span, plan.parts,
-        plan.part_steps, plan.tiles);
+    printf("shifted %d, backward %d, seed %u; held %d, flat %d, span %d, parts %d of %d steps, tiles %ld\n", c.shifted,
+        c.backward, c.seed, held.has_value(), held && held->flat, held ? held->span : 0, held ? held->parts : 0,
+        held ? held->part_steps : 0, held ? held->tiles : 0);
     return false;
   }
 
   // One column.
-  bool check(int64_t o, int64_t i, const ColumnsPlan& plan) const {
+  bool check(int64_t o, int64_t i) const {
     double state = 0.0, sum = 0.0, magnitude = 1e-3, largest = 1.0;
     for (int64_t n = 0; n < c.length; ++n) {
       const int64_t t = c.reverse ? c.length - 1 - n : n, before = c.reverse ? t + 1 : t - 1, after = 2 * t - before;
@@ -195,7 +201,7 @@ class Trial {
       const double value = widened(x.at(o, t, i)), found = widened(y.at(o, t, i));
       state = cut ? value : value + gate(o, from, i) * state;
       largest = std::max(largest, std::abs(state));
-      if (!is_near(found, state, largest)) return complain("y", o, t, i, found, state, plan);
+      if (!is_near(found, state, largest)) return complain("y", o, t, i, found, state);
       if (!c.backward) continue;
       const double next = n + 1 < c.length ? widened(saved.at(o, after, i)) : started(o, i);
       const double term = c.reset && resets.at(o, t, i) ? 0.0 : state * next;
@@ -203,14 +209,14 @@ class Trial {
       magnitude += std::abs(term);
       if (c.kind != GammaKind::kStep) continue;
       const double of_gate = widened(gate_gradient.at(o, t, i));
-      if (!is_near(of_gate, term, 2.0 * largest)) return complain("the gates' gradient", o, t, i, of_gate, term, plan);
+      if (!is_near(of_gate, term, 2.0 * largest)) return complain("the gates' gradient", o, t, i, of_gate, term);
     }
     if (!c.backward || c.kind == GammaKind::kStep) return true;
     double found = 0.0;
     for (int64_t j = 0; j < p.partials; ++j)
       found += static_cast<double>(partial_sums[static_cast<size_t>((o * c.inner + i) * p.partials + j)]);
     const double eps = sizeof(T) == 8 ? 1e-11 : 1e-5;
-    return std::abs(found - sum) <= eps * magnitude || complain("gamma's gradient", o, 0, i, found, sum, plan);
+    return std::abs(found - sum) <= eps * magnitude || complain("gamma's gradient", o, 0, i, found, sum);
   }
 
   const Case c;
@@ -221,6 +227,8 @@ class Trial {
   std::vector<float> row_gammas;
   std::vector<Stored> partial_sums;
   ScanProblem p{};
+  std::optional<WalkColumnsPlan> walk;
+  std::optional<HeldColumnsPlan> held;
 };
 
 Case draw(std::mt19937& random) {

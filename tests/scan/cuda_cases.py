@@ -99,19 +99,24 @@ def _rows() -> list[Problem]:
                 Problem("short_rows_kernel", (1000, 8 * full), dtype, backward=backward),
                 Problem("whole_rows_kernel", (300, 64 * full), dtype, backward=backward),
                 Problem("rows_kernel", (40, 33 * full), dtype, backward=backward),
-                Problem("rows_kernel", (7, 20_001), dtype, reset=True, initial=True, backward=backward),
+                Problem("long_rows_kernel", (7, 20_001), dtype, reset=True, initial=True, backward=backward),
+                Problem("long_rows_kernel", (3, 600_003), dtype, backward=backward),
+                Problem("flat_rows_kernel", (40, 3001), dtype, reset=True, initial=True, backward=backward),
+                Problem("flat_rows_kernel", (3000, 13), dtype, backward=backward),
             ]
         problems += [
             Problem("rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
             Problem("rows_kernel", (50, 4000), dtype, "step", backward=True),
             Problem("rows_kernel", (2, 40_008), dtype, "row", backward=True),
-            Problem("rows_kernel", (7, 20_000), dtype, "step", reset=True, backward=True),
+            Problem("long_rows_kernel", (7, 20_000), dtype, "step", reset=True, backward=True),
+            Problem("flat_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
     problems.append(Problem("whole_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):
         for gamma in (0.99, "row", "step"):
-            problems.append(Problem("rows_kernel", (3, 9000), dtype, gamma, reset=True, backward=True))
+            problems.append(Problem("long_rows_kernel", (3, 9000), dtype, gamma, reset=True, backward=True))
+            problems.append(Problem("flat_rows_kernel", (30, 1000), dtype, gamma, initial=True, backward=True))
     return problems
 
 
@@ -129,13 +134,20 @@ def _columns() -> list[Problem]:
             Problem("few_columns_kernel", (200, 96), dtype),
             Problem("few_columns_kernel", (300, 96), dtype),
             Problem("columns_kernel", (200, 16_902), dtype, "step"),
-            Problem("columns_kernel", (300, 64), dtype, "step", backward=True),
-            Problem("columns_kernel", (2000, 33), dtype, backward=True),
-            Problem("columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("columns_kernel", (300, 64), dtype, "step"),
+            Problem("columns_kernel", (250, 64), dtype, "step", backward=True),
+            Problem("held_columns_kernel", (2000, 33), dtype, backward=True),
+            Problem("held_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("held_columns_kernel", (30_000, 40), dtype),
+            Problem("held_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            Problem("walk_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
+            Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
         ]
     problems += [Problem("few_columns_kernel", (steps, 96), BFLOAT, backward=True) for steps in (100, 2100)]
     problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
-    problems += [Problem("columns_kernel", (300, 40), dtype, "step", backward=True) for dtype in (DOUBLE, COMPLEX)]
+    for dtype in (DOUBLE, COMPLEX):
+        problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
+        problems.append(Problem("walk_columns_kernel", (20, 30_000), dtype, "row", backward=True))
     return [replace(problem, dim=0) for problem in problems]
 
 

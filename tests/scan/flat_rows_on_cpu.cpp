@@ -77,7 +77,7 @@ class Trial {
   // False where something is wrong.
   bool run() {
     const DeviceLimits device{c.multiprocessors, 227 << 10, 16};
-    const auto plan = c.by_long_rows ? plan_long_rows(p, device) : plan_any_shape(p, device);
+    const auto plan = c.by_long_rows ? plan_by<plan_long_rows>(p, device) : plan_rows(device);
     if (!plan) return true;
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&*plan)) {
@@ -96,6 +96,10 @@ class Trial {
   }
 
  private:
+  std::optional<KernelPlan> plan_rows(const DeviceLimits& device) const {
+    const auto plan = plan_by<plan_flat_rows>(p, device);
+    return plan ? plan : plan_by<plan_long_rows>(p, device);
+  }
   int64_t size() const { return c.rows * c.length; }
   int64_t inner() const { return c.two_levels ? 2 : 1; }
 
