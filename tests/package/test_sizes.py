@@ -19,7 +19,6 @@ CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 LONG_FILES = (
     "csrc/cuda/scan/long_rows/async_stream.cuh",
     "csrc/cuda/scan/long_rows/bulk_stream.cuh",
-    "csrc/cuda/scan/plan/planner.h",
 )
 # Functions with more parameters than PARAMETERS, other than @triton.jit ones, whose arguments are a kernel's.
 SIGNATURES = {

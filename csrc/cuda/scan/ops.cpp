@@ -1,7 +1,9 @@
 // The scan ops on CUDA.
 #include "dcs/scan/ops.h"
 #include "common/host.h"
+#include "scan/columns/launch.h"
 #include "scan/launch.h"
+#include "scan/rows/launch.h"
 #include "scan/gamma_gradient.h"
 
 namespace dcs {
