@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_dcs_ops import linear_policy_loss
+from torch_dcs_ops import linear_log_probs, linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks, row_losses
 
 from linear_cross_entropy.oracle import leaf, make
@@ -36,6 +36,57 @@ def test_a_learned_temperature(device: str) -> None:
     got = linear_policy_loss(*problem[:2], *args, linear_bias=problem.linear_bias, logit_scale=scale)
     wanted = plain(policy, *problem[:2], problem.linear_bias, args[0], args[2], logit_scale=scale)
     torch.testing.assert_close(torch.autograd.grad(got, scale), torch.autograd.grad(wanted, scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("of_args", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_gradients_of_arguments_of_other_dtypes(device: str, of_args: torch.dtype, dtype: torch.dtype) -> None:
+    """And of other strides. Sums over chunks of what is for all rows do not round to the argument's dtype."""
+    problem = make((500,), dtype=dtype, device=device)
+    with torch.device(device):
+        table, beta = leaf(torch.randn(4, 500, dtype=of_args).t()), leaf(torch.ones((), dtype=of_args))
+    assert not table.is_contiguous()
+
+    def loss(log_probs: Tensor, _: Tensor, table: Tensor, beta: Tensor) -> Tensor:
+        return log_probs * (table.sum(1) + beta)
+
+    operands = leaf(problem.input), problem.linear_weight
+    got = linear_policy_loss(*operands, problem.target, loss, table, beta, reduction="sum", memory_budget=400)
+    wanted = plain(loss, *operands, None, problem.target, table, beta, reduction="sum")
+    gradients = [torch.autograd.grad(2 * value, (table, beta)) for value in (got, wanted)]
+    assert [g.dtype for g in gradients[0]] == [of_args, of_args]
+    narrower = max((of_args, dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    torch.testing.assert_close(gradients[0][0].to(narrower), gradients[1][0].to(narrower))
+    of_beta = 2 * plain(lambda log_probs, _: log_probs, *operands, None, problem.target, reduction="sum").detach()
+    torch.testing.assert_close(gradients[0][1].to(narrower), of_beta.to(narrower))
+
+
+def test_arguments_of_inference_mode(device: str) -> None:
+    problem = make(device=device)
+    x = leaf(problem.input)
+    with torch.inference_mode():
+        old, beta = problem.input[..., 0] * 2, problem.input.sum()
+
+    def ratio(log_probs: Tensor, _: Tensor, old: Tensor, beta: Tensor) -> Tensor:
+        return (log_probs - old).exp() - beta
+
+    got = linear_policy_loss(x, *problem[1:3], ratio, old, beta)
+    wanted = linear_policy_loss(x, *problem[1:3], ratio, old.clone(), beta.clone())
+    results = [torch.autograd.grad(loss, x, create_graph=True) for loss in (got, wanted)]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    results = [torch.autograd.grad(grad.square().sum(), x) for (grad,) in results]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_without_a_gradient_has_none(device: str, reduction: str) -> None:
+    problem = make(device=device)
+    loss = linear_policy_loss(
+        leaf(problem.input), *problem[1:3], lambda log_probs, _: 2 * log_probs.detach(), reduction=reduction
+    )
+    assert not loss.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        loss.sum().backward()
 
 
 def test_strides(device: str) -> None:
@@ -121,6 +172,49 @@ def test_a_loss_that_mixes_rows_is_refused(device: str, name: str, reduction: st
             )  # fmt: skip
 
 
+def _normal_ratios(log_probs: Tensor, _: Tensor, old: Tensor) -> Tensor:
+    ratio = (log_probs - old).exp()
+    return -ratio / ratio.mean().detach()
+
+
+def _normal_weights(log_probs: Tensor, _: Tensor, weights: Tensor) -> Tensor:
+    return log_probs * weights / weights.mean()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("fn", [_normal_ratios, _normal_weights])
+def test_rows_that_mix_where_they_differ(device: str, fn: Any, reduction: str) -> None:
+    """The first call of a policy with its own log-probabilities, or of one sequence, gives no other value."""
+    problem = make((ROWS,), device=device, ignored=0.0)
+    x, of_row = leaf(problem.input), torch.ones_like(problem.input[:, 0])
+    if fn is _normal_ratios:
+        of_row = linear_log_probs(*problem[:3], need_entropy=False).detach()
+    with pytest.raises(RuntimeError, match="loss_fn must give the loss of a row from that row alone"):
+        linear_policy_loss(x, problem.linear_weight, problem.target, fn, of_row, reduction=reduction)
+
+
+def test_rows_that_mix_in_chunks_of_one(device: str) -> None:
+    problem = make((ROWS,), device=device, ignored=0.0)
+    for need_entropy in (True, False):
+        with pytest.raises(RuntimeError, match="loss_fn must give the loss of a row from that row alone"):
+            linear_policy_loss(
+                leaf(problem.input), *problem[1:3], lambda log_probs, _: log_probs - log_probs.mean(), memory_budget=1,
+                need_entropy=need_entropy,
+            )  # fmt: skip
+
+
+def test_a_loss_may_check_its_arguments(device: str) -> None:
+    problem = make((ROWS,), device=device, ignored=0.0)
+
+    def loss(log_probs: Tensor, _: Tensor, mask: Tensor) -> Tensor:
+        assert bool(((mask == 0) | (mask == 1)).all())
+        return mask * log_probs
+
+    mask = torch.ones_like(problem.input[:, 0])
+    assert linear_policy_loss(leaf(problem.input), *problem[1:3], loss, mask).requires_grad
+    assert loss in row_losses._probed
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", APART)
 def test_a_loss_of_single_rows_is_taken(device: str, name: str, dtype: torch.dtype) -> None:
@@ -142,11 +236,23 @@ def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
         sizes.append(log_probs.numel())
         return -advantages * log_probs
 
-    for advantages, wanted in ((0.0, [4, 1, 1, 1, 1, 12]), (1.0, [4, 1, 1, 1, 1, 12]), (1.0, [12])):
+    looked_at = [4, 1, 1, 1, 1, 4, 1, 1, 1, 1, 12]
+    for advantages, wanted in ((0.0, looked_at), (1.0, looked_at), (1.0, [12])):
         sizes.clear()
         linear_policy_loss(leaf(problem.input), *problem[1:3], loss, torch.full_like(problem.input[:, 0], advantages))
         assert sizes == wanted
     assert loss in row_losses._probed
+
+    class Trainer:
+        def loss(self, log_probs: Tensor, _: Tensor) -> Tensor:
+            sizes.append(log_probs.numel())
+            return -log_probs
+
+    trainers = Trainer(), Trainer()
+    for trainer, wanted in ((trainers[0], looked_at), (trainers[0], [12]), (trainers[1], looked_at)):
+        sizes.clear()
+        linear_policy_loss(leaf(problem.input), *problem[1:3], trainer.loss)
+        assert sizes == wanted
 
 
 def test_a_gradient_that_would_be_lost_is_refused(device: str) -> None:
@@ -157,6 +263,9 @@ def test_a_gradient_that_would_be_lost_is_refused(device: str) -> None:
         RuntimeError, match=re.escape("tensors that require a gradient from row_args, got one of the shape ()")
     ):
         linear_policy_loss(x, w, target, lambda log_probs, _: log_probs * scale.exp())
+    whole = leaf(torch.ones(ROWS, dtype=torch.float64, device=device))
+    with pytest.raises(RuntimeError, match=re.escape("got one of the shape (12,) by another way")):
+        linear_policy_loss(x, w, target.clamp(min=0), lambda p, _: whole if p.numel() == ROWS else p.detach())
     got = linear_policy_loss(x, w, target, lambda log_probs, _, scale: log_probs * scale.exp(), scale)
     wanted = linear_policy_loss(x, w, target, lambda log_probs, _: log_probs * scale.exp(), reduction="none").sum()
     counted = (target != -100).sum()
@@ -189,9 +298,14 @@ RESULT = "loss_fn must return a loss for every row, of the shape (4,), got "
         ({"linear_weight": W[:, :3]}, (), RuntimeError, "linear_weight must have the shape (V, D) with D = 4"),
         ({"linear_weight": 1}, (), TypeError, "linear_weight must be a tensor, got int"),
         ({"softcap": -1.0}, (), RuntimeError, "softcap must be a positive number or None, got -1.0"),
+        ({"loss_fn": lambda p, e: p.view(2, 3)}, (), RuntimeError, "loss_fn must take some rows at a time, got"),
+        ({"ignore_index": 1.5}, (), TypeError, "ignore_index must be an integer or None, got float"),
+        ({"need_entropy": "a"}, (), TypeError, "need_entropy must be a bool, got str"),
+        ({"zero_if_empty": "yes"}, (), TypeError, "zero_if_empty must be a bool, got str"),
+        ({"return_statistics": "x"}, (), TypeError, "return_statistics must be a bool, got str"),
         ({"softcap": "a"}, (), TypeError, "softcap must be a number or None, got str"),
     ],
-    ids=range(18),
+    ids=range(23),
 )  # fmt: skip
 def test_sentences(changes: Any, args: Any, error: type[Exception], sentence: str, reduction: str) -> None:
     call = {"input": X, "linear_weight": W, "target": T, "loss_fn": lambda log_probs, *_: log_probs, **changes}
@@ -201,6 +315,9 @@ def test_sentences(changes: Any, args: Any, error: type[Exception], sentence: st
 
 
 def test_other_sentences() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)
+    with pytest.raises(RuntimeError, match=re.escape("row_args[0] must be a dense tensor, got a nested one")):
+        linear_policy_loss(X, W, T, policy, nested)
     with pytest.raises(ValueError, match='linear_policy_loss: reduction must be "none", "mean" or "sum", got "batch"'):
         linear_policy_loss(X, W, T, policy, reduction="batch")
     with pytest.raises(IndexError, match=r"target must be in \[0, 4\]"):

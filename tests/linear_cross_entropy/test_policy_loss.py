@@ -90,6 +90,22 @@ def test_nan_in_an_ignored_row(device: str, left_out: bool, count: int | None, m
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_arguments_of_ignored_rows_have_no_gradient(device: str, reduction: str, dtype: torch.dtype) -> None:
+    """Of those that loss_fn sees as well, where its derivative is no number."""
+    problem = make(dtype=dtype, device=device)
+    valid = problem.target != -100
+    assert not valid.all()
+    weights = leaf(torch.where(valid, 0.5, torch.nan))
+    loss = linear_policy_loss(
+        leaf(problem.input), *problem[1:3], lambda log_probs, _, a: log_probs * a.log(), weights, reduction=reduction
+    )
+    (grad,) = torch.autograd.grad(loss.sum(), weights)
+    torch.testing.assert_close(grad != 0, valid)
+    assert bool(grad.isfinite().all())
+
+
 def check_errors(problem: Problem, ids: Tensor, dtype: torch.dtype, **options: Any) -> None:
     """Of the gradients not more than torch makes on float32 logits that were rounded to the dtype; of the loss no more
     than that rounding. No rounding of what chunks add to weight's gradient.

@@ -16,6 +16,7 @@ Scale = float | Tensor
 
 _INTEGERS = (int, torch.SymInt, numbers.Integral)
 _NUMBERS = (*_INTEGERS, float, torch.SymFloat, numbers.Real)
+_BOOLS = (*_INTEGERS, torch.SymBool)  # a schema takes 0 and 1 for a bool
 _NONE = type(None)
 # What a keyword takes, in types and in words.
 _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -24,8 +25,9 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "softcap": ((*_NUMBERS, _NONE), "a number or None"),
     "logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "z_loss": (_NUMBERS, "a number"),
-    "need_entropy": ((bool, torch.SymBool), "a bool"),
-    "zero_if_empty": ((bool, torch.SymBool), "a bool"),
+    "need_entropy": (_BOOLS, "a bool"),
+    "return_statistics": (_BOOLS, "a bool"),
+    "zero_if_empty": (_BOOLS, "a bool"),
     "direction": ((str,), "a string"),
     "beta": (_NUMBERS, "a number"),
     "temperature": (_NUMBERS, "a number"),

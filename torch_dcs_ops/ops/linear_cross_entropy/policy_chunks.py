@@ -18,7 +18,7 @@ from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment, ids
 from .gradients import ExactGradients, Gradients
 from .ids import IGNORED, Call, IdUpstream
-from .row_losses import RowGradients, RowLoss, Statistics, check_rows_do_not_mix, gradients_of_rows
+from .row_losses import PROBED_ROWS, RowGradients, RowLoss, Statistics, check_rows_do_not_mix, gradients_of_rows
 from .valid_rows import ValidRows, compacts, valid_rows
 
 
@@ -40,6 +40,7 @@ class Results(NamedTuple):
     entropy: Tensor
     gradients: Gradients
     args: list[Tensor | None]
+    is_constant: bool
 
 
 def forward(
@@ -69,12 +70,15 @@ def forward(
     grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
     word = alignment.word(call.input.size(0), call.linear_weight)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
+    first: list[Statistics] = []
     for part, logits in chunks:
         ids_of_part, args = target[part], of.part(part)
         log_probs, entropy = _statistics(call, logits, ids_of_part, wanted.entropy)
         statistics = Statistics(log_probs.squeeze(1) if is_single else log_probs, entropy)
-        if part.start == 0:
-            check_rows_do_not_mix(of, statistics, args)
+        if part.start < PROBED_ROWS:
+            first.append(statistics)
+            if part.stop >= min(PROBED_ROWS, operand.size(0)):
+                check_rows_do_not_mix(of, _joined(first), of.part(slice(part.stop)))
         found = gradients_of_rows(
             of, statistics, args, valid[part], divisor.reciprocal(), (any(needs), *wanted.needs_args)
         )
@@ -86,7 +90,8 @@ def forward(
         del logits
     rows.restore(chosen)
     of_operands = ids.finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
-    return Results(rows.loss.sum() / divisor, rows.log_probs, rows.entropy, of_operands, rows.args)
+    loss = rows.loss.sum() / divisor
+    return Results(loss, rows.log_probs, rows.entropy, of_operands, rows.args, bool(rows.is_constant))
 
 
 def _chosen(call: Call, valid: Tensor) -> ValidRows | None:
@@ -104,6 +109,14 @@ def _statistics(call: Call, logits: Tensor, target: Tensor, need_entropy: bool) 
     else:
         _, log_probs, found = ids.statistics(call, logits, target, False, need_entropy)
     return log_probs, found[3] if need_entropy else None
+
+
+def _joined(parts: list[Statistics]) -> Statistics:
+    """The statistics of chunks, of which the first ones may have a row each."""
+    if len(parts) == 1:
+        return parts[0]
+    entropies = [part.entropy for part in parts if part.entropy is not None]
+    return Statistics(torch.cat([part.log_probs for part in parts]), torch.cat(entropies) if entropies else None)
 
 
 def _to_gradient_(call: Call, logits: Tensor, target: Tensor, found: RowGradients, places: tuple[Any, ...]) -> Tensor:
@@ -125,12 +138,16 @@ class _Rows:
         self.loss = input.new_empty(total, dtype=dtype)
         self.log_probs = input.new_empty((total, count) if wanted.statistics else 0, dtype=dtype)
         self.entropy = input.new_empty(total if wanted.statistics and wanted.entropy else 0, dtype=dtype)
+        # An argument that is for all rows is summed over chunks, which its own dtype may be too narrow for.
         self.args = [
-            torch.zeros_like(arg) if need else None for arg, need in zip(of.args, wanted.needs_args, strict=True)
+            torch.zeros(arg.shape, dtype=torch.promote_types(arg.dtype, dtype), device=arg.device) if need else None
+            for arg, need in zip(of.args, wanted.needs_args, strict=True)
         ]
+        self.is_constant: bool | None = None  # None: of no chunk yet
 
     def put(self, part: slice, log_probs: Tensor, entropy: Tensor | None, found: RowGradients) -> None:
         self.loss[part] = found.loss
+        self.is_constant = found.is_constant and self.is_constant is not False
         if self.log_probs.numel():
             self.log_probs[part] = log_probs
         if entropy is not None and self.entropy.numel():

@@ -18,7 +18,7 @@ from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from .._common import autocast
 from .._common.autograd import Node, any_requires_grad, apply, in_forward_mode
 from . import policy_chunks as driver
-from .arguments import apply_scale, check_argument_types
+from .arguments import apply_scale, check_argument_types, check_keyword_types
 from .id_ops import checked
 from .log_probs import linear_log_probs
 from .policy_chunks import Wanted
@@ -99,7 +99,7 @@ def linear_policy_loss(
         linear_weight: (V, D), input's dtype.
         target: the tokens, int64 (...), or (..., K) for K of them a row.
         loss_fn: takes log_probs (n,), or (n, K), and entropy (n,) of n rows, float32 (float64 for float64 input), and
-            their part of every row_args; returns a loss for each, (n,).
+            their part of every row_args; returns a loss for each, (n,). Without random numbers or changes in place.
         row_args: tensors of input's leading shape, 1 in it where all are the same, and any dimensions behind it, of
             which loss_fn has (n, ...). 0-D tensors, numbers and None are for all rows. Those that require a gradient
             get one; a tensor that does must not come to loss_fn in another way.
@@ -135,12 +135,13 @@ def linear_policy_loss(
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f'{_OP}: reduction must be "none", "mean" or "sum", got "{reduction}"')
+    wanted = _Result(reduction, zero_if_empty, need_entropy, return_statistics)
     input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
     options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget)
     if not torch.compiler.is_compiling():  # There it is linear_log_probs that checks.
+        check_keyword_types(_OP, {**wanted._asdict(), "ignore_index": ignore_index})
         _check(input, linear_weight, linear_bias, target, options)
     of = row_loss(loss_fn, row_args, input)
-    wanted = _Result(reduction, zero_if_empty, need_entropy, return_statistics)
     operands = (input, linear_weight, linear_bias, target)
     is_plain = _is_plain((*operands, *of.args))
     if is_plain and reduction != "none" and any_requires_grad(*operands, *of.args):
@@ -206,7 +207,11 @@ def _composed(
     is_valid = target != options.ignore_index
     if target.dim() == input.dim():
         is_valid = is_valid.any(-1)
-    loss = torch.where(flat(is_valid, dims), of(statistics, of.args), 0)
+    args = tuple(
+        _differentiable_where(flat(is_valid, dims), arg) if is_of_rows and (arg.requires_grad or not may_probe) else arg
+        for arg, is_of_rows in zip(of.args, of.of_rows, strict=True)
+    )
+    loss = torch.where(flat(is_valid, dims), of(statistics, args), 0)
     if wanted.reduction == "none":
         loss = loss.reshape(input.shape[:-1])
     elif wanted.reduction == "sum":
@@ -214,6 +219,13 @@ def _composed(
     else:
         loss = _mean(loss.sum() / is_valid.sum(), target, options, wanted)
     return loss, *(values.detach() for values in rows)
+
+
+def _differentiable_where(valid: Tensor, arg: Tensor) -> Tensor:
+    """arg, whose gradient in other rows is 0, whatever loss_fn makes of what is there."""
+    if not (arg.is_floating_point() or arg.is_complex()):
+        return arg
+    return torch.where(valid.view(-1, *(1,) * (arg.dim() - 1)), arg, arg.detach())
 
 
 def _mean(mean: Tensor, target: Tensor, options: HeadOptions, wanted: _Result) -> Tensor:
@@ -246,15 +258,19 @@ class PolicyFunction(Node):
         ctx.options, ctx.of, ctx.wanted = options, of, wanted
         ctx.needs, ctx.needs_args = needs, needs_args
         ctx.private = buffers_may_be_private()
-        ctx.others = [None if isinstance(arg, Tensor) else arg for arg in args]
-        tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
+        # Autograd saves no tensor of inference mode: old log-probabilities may come from there.
+        is_saved = [isinstance(arg, Tensor) and not arg.is_inference() for arg in args]
+        ctx.others = [None if saved else arg for arg, saved in zip(args, is_saved, strict=True)]
+        tensors = [arg if saved else None for arg, saved in zip(args, is_saved, strict=True)]
         ctx.save_for_backward(input, linear_weight, linear_bias, target, *tensors, *found.gradients, *found.args)
+        fixed = [loss] if found.is_constant else []
         if not wanted.return_statistics:
+            ctx.mark_non_differentiable(*fixed)
             return (loss,)
         rows = [found.log_probs.view(target.shape)]
         if wanted.need_entropy:
             rows.append(found.entropy.view(input.shape[:-1]))
-        ctx.mark_non_differentiable(*rows)
+        ctx.mark_non_differentiable(*rows, *fixed)
         return loss, *rows
 
     @staticmethod
@@ -272,7 +288,12 @@ class PolicyFunction(Node):
             may_overwrite = ctx.private and graph_is_being_freed()
             found = [
                 scaled(gradient, grad_loss, of.dtype, may_overwrite) if need else None
-                for of, gradient, need in zip((*operands, *args), rest[count:], every_need, strict=True)
+                for of, gradient, need in zip(operands, rest[count : count + 3], ctx.needs, strict=True)
+            ]
+            # These are in float32 at least, where a 0-D factor loses nothing.
+            found += [
+                (gradient * grad_loss).to(of.dtype) if need else None
+                for of, gradient, need in zip(args, rest[count + 3 :], ctx.needs_args, strict=True)
             ]
         return (*found[:3], None, None, None, None, *found[3:])
 

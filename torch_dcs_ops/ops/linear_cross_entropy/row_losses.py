@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._common.validate import check_device, check_layouts, dtype_name, fail, known
+from .._common.validate import check_dense, check_device, dtype_name, fail, known
 
 _OP = "linear_policy_loss"
-_FOR_ALL_ROWS = (int, float, torch.SymInt, torch.SymFloat, type(None))
-_PROBED_ROWS = 4
+_FOR_ALL_ROWS = (int, float, torch.SymInt, torch.SymFloat, numbers.Real, type(None))
+PROBED_ROWS = 4
 _PROBE_TOLERANCE = 1e-3  # of the largest value: another number of rows may take another instruction
+_SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the probed rows' statistics
+_FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
 _probed: weakref.WeakSet[Any] = weakref.WeakSet()
+_probed_methods: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
 
 class Statistics(NamedTuple):
@@ -72,7 +77,7 @@ def row_loss(loss_fn: Callable[..., Tensor], row_args: tuple[Any, ...], input: T
 
 
 def _flat_rows(name: str, arg: Tensor, input: Tensor) -> Tensor:
-    check_layouts(_OP, **{name: arg})
+    check_dense(_OP, **{name: arg})
     check_device(_OP, name, arg, "input", input)
     lead = input.shape[:-1]
     count = len(lead)
@@ -92,6 +97,7 @@ class RowGradients(NamedTuple):
     """The losses of some rows (n,), and the gradients of their sum, times a factor; None: 0."""
 
     loss: Tensor
+    is_constant: bool  # without a gradient at all
     log_probs: Tensor | None
     entropy: Tensor | None
     args: list[Tensor | None]
@@ -109,8 +115,8 @@ def gradients_of_rows(
         found: list[Tensor | None] = [None] * (2 + len(args))
         wanted = [index for index, value in enumerate((*leaves, *args)) if _requires_grad(value)]
         if rows.requires_grad:
-            _check_sources(rows, [(*leaves, *args)[index] for index in wanted])
             total = torch.where(valid, rows, 0).sum()
+            _check_sources(total, [(*leaves, *args)[index] for index in wanted])
             every = torch.autograd.grad(total, [(*leaves, *args)[i] for i in wanted], factor, allow_unused=True)
             for index, gradient in zip(wanted, every, strict=True):
                 found[index] = gradient
@@ -118,7 +124,7 @@ def gradients_of_rows(
         _masked(gradient, valid) if is_of_rows else gradient
         for gradient, is_of_rows in zip(found, (True, True, *of.of_rows), strict=True)
     ]
-    return RowGradients(torch.where(valid, rows.detach(), 0), masked[0], masked[1], masked[2:])
+    return RowGradients(torch.where(valid, rows.detach(), 0), not rows.requires_grad, masked[0], masked[1], masked[2:])
 
 
 def _leaf(value: Any, need: bool) -> Any:
@@ -135,10 +141,10 @@ def _masked(gradient: Tensor | None, valid: Tensor) -> Tensor | None:
     return torch.where(valid.view(-1, *(1,) * (gradient.dim() - 1)), gradient, 0)
 
 
-def _check_sources(rows: Tensor, leaves: list[Tensor]) -> None:
+def _check_sources(total: Tensor, leaves: list[Tensor]) -> None:
     """Refuses a loss with a tensor in its closure whose gradient would be lost."""
     ours = {id(leaf) for leaf in leaves}
-    seen, todo = set(), [rows.grad_fn]
+    seen, todo = set(), [total.grad_fn]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -155,24 +161,81 @@ def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, 
     """Refuses a loss whose value or gradient at a row is another one beside other rows.
 
     A few rows are looked at, once for every function, as on a GPU the answer has to be waited for; again where their
-    gradients are 0, which says nothing.
+    gradients are 0, which says nothing. They are looked at with other values too: beside equal rows, as the ratios of
+    a policy to itself or the weights of one sequence are, a mean over rows is a row's own value.
     """
     count = statistics.log_probs.size(0)
     if count < 2 or torch.is_inference_mode_enabled() or _is_probed(of.loss_fn) or _is_captured(statistics.log_probs):
         return
-    step = (count - 1) // (_PROBED_ROWS - 1) or 1
-    few = slice(0, (_PROBED_ROWS - 1) * step + 1, step)
-    together = _values_and_gradients(of, statistics, args, few, 1)
-    ones = [slice(place, place + 1) for place in range(*few.indices(count))]
-    apart = torch.cat([_values_and_gradients(of, statistics, args, one, 1 + i) for i, one in enumerate(ones)])
+    step = (count - 1) // (PROBED_ROWS - 1) or 1
+    few = slice(0, (PROBED_ROWS - 1) * step + 1, step)
+    log_probs, entropy = statistics
+    statistics = Statistics(log_probs[few].detach(), None if entropy is None else entropy[few].detach())
+    # Contiguous, as one row is: strides may take another instruction.
+    args = of._replace(args=args).select(lambda arg: arg[few].detach().contiguous())
+    try:
+        apart = _check_apart(of, statistics, args)
+    except RuntimeError as error:
+        if str(error).startswith(_OP):
+            raise
+        raise RuntimeError(f"{_OP}: loss_fn must take some rows at a time, got an error for {len(statistics.log_probs)}"
+                           f" of them or for one: {error}") from error  # fmt: skip
+    others = _other_values(of, statistics, args)
+    with contextlib.suppress(_Refused):
+        _check_apart(of._replace(loss_fn=_refusing(of.loss_fn)), *others)
+    if bool((apart[:, 1:] != 0).any(1).sum() >= 2):
+        with contextlib.suppress(TypeError):
+            functions, function = _place_of(of.loss_fn)
+            functions.add(function)
+
+
+def _check_apart(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> Tensor:
+    """What every row gives alone, if they do not give something else together."""
+    count = statistics.log_probs.size(0)
+    together = _values_and_gradients(of, statistics, args, slice(0, count), 1)
+    apart = torch.cat([
+        _values_and_gradients(of, statistics, args, slice(place, place + 1), 1 + place) for place in range(count)
+    ])  # fmt: skip
     largest = torch.maximum(together.abs(), apart.abs()).nan_to_num(posinf=0.0).amax(0)
     near = (together - apart).abs() <= _PROBE_TOLERANCE * largest
     if not bool((near | (together == apart) | (together.isnan() & apart.isnan())).all()):
         fail(_OP, "loss_fn must give the loss of a row from that row alone, as it is called for some rows at a time, "
-                  "got a loss that changes with the other rows")  # fmt: skip
-    if bool((apart[:, 1:] != 0).any(1).sum() >= 2):
-        with contextlib.suppress(TypeError):
-            _probed.add(of.loss_fn)
+                  "got a loss that changes with the other rows, or from one call to the next")  # fmt: skip
+    return apart
+
+
+def _other_values(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> tuple[Statistics, tuple[Any, ...]]:
+    """Rows of which no two are equal, in what is floating-point and not 0."""
+
+    def column(values: tuple[float, ...], like: Tensor) -> Tensor:
+        column = torch.tensor(values[: like.size(0)], dtype=like.dtype, device=like.device)
+        return column.view(-1, *(1,) * (like.dim() - 1))
+
+    log_probs, entropy = statistics
+    statistics = Statistics(
+        log_probs - column(_SHIFTS, log_probs), None if entropy is None else entropy + column(_SHIFTS, entropy)
+    )
+    others = [
+        arg * column(_FACTORS[place % 4 :] + _FACTORS[: place % 4], arg)
+        if is_of_rows and arg.is_floating_point()
+        else arg
+        for place, (arg, is_of_rows) in enumerate(zip(args, of.of_rows, strict=True))
+    ]
+    return statistics, tuple(others)
+
+
+class _Refused(Exception):
+    """By loss_fn itself, which may check what it is given."""
+
+
+def _refusing(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def refusing(*args: Any) -> Tensor:
+        try:
+            return loss_fn(*args)
+        except Exception as error:
+            raise _Refused from error
+
+    return refusing
 
 
 def _values_and_gradients(
@@ -193,9 +256,17 @@ def _values_and_gradients(
     return torch.cat([value.detach().reshape(rows.size(0), -1) for value in (rows, *gradients)], 1)
 
 
+def _place_of(loss_fn: Callable[..., Tensor]) -> tuple[weakref.WeakSet[Any], Any]:
+    """Where it is noted that it has been looked at. A method is another object whenever it is asked for."""
+    if isinstance(loss_fn, MethodType):
+        return _probed_methods.setdefault(loss_fn.__self__, weakref.WeakSet()), loss_fn.__func__
+    return _probed, loss_fn
+
+
 def _is_probed(loss_fn: Callable[..., Tensor]) -> bool:
     try:
-        return loss_fn in _probed
+        functions, function = _place_of(loss_fn)
+        return function in functions
     except TypeError:  # not hashable
         return False
 
