@@ -193,6 +193,19 @@ def test_rows_that_mix_where_they_differ(device: str, fn: Any, reduction: str) -
         linear_policy_loss(x, problem.linear_weight, problem.target, fn, of_row, reduction=reduction)
 
 
+def test_rows_of_nan_say_nothing(device: str) -> None:
+    """Those that are ignored may hold it, and be the ones that are looked at."""
+    problem = make((ROWS,), device=device, ignored=0.0)
+    weights = problem.input[:, 0].abs()
+
+    def loss(log_probs: Tensor, _: Tensor, weights: Tensor) -> Tensor:
+        return log_probs * weights / weights.mean()
+
+    linear_policy_loss(leaf(problem.input), *problem[1:3], loss, weights * torch.nan)
+    with pytest.raises(RuntimeError, match="loss_fn must give the loss of a row from that row alone"):
+        linear_policy_loss(leaf(problem.input), *problem[1:3], loss, weights)
+
+
 def test_rows_that_mix_in_chunks_of_one(device: str) -> None:
     problem = make((ROWS,), device=device, ignored=0.0)
     for need_entropy in (True, False):

@@ -161,8 +161,8 @@ def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, 
     """Refuses a loss whose value or gradient at a row is another one beside other rows.
 
     A few rows are looked at, once for every function, as on a GPU the answer has to be waited for; again where their
-    gradients are 0, which says nothing. They are looked at with other values too: beside equal rows, as the ratios of
-    a policy to itself or the weights of one sequence are, a mean over rows is a row's own value.
+    gradients are 0 or nan, which says nothing. They are looked at with other values too: beside equal rows, as the
+    ratios of a policy to itself or the weights of one sequence are, a mean over rows is a row's own value.
     """
     count = statistics.log_probs.size(0)
     if count < 2 or torch.is_inference_mode_enabled() or _is_probed(of.loss_fn) or _is_captured(statistics.log_probs):
@@ -183,7 +183,7 @@ def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, 
     others = _other_values(of, statistics, args)
     with contextlib.suppress(_Refused):
         _check_apart(of._replace(loss_fn=_refusing(of.loss_fn)), *others)
-    if bool((apart[:, 1:] != 0).any(1).sum() >= 2):
+    if bool(((apart[:, 1:] != 0) & apart[:, 1:].isfinite()).any(1).sum() >= 2):
         with contextlib.suppress(TypeError):
             functions, function = _place_of(of.loss_fn)
             functions.add(function)
