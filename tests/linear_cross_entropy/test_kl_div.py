@@ -125,7 +125,7 @@ def test_derivatives(device: str, direction: str) -> None:
         return call((*operands, heads.target), direction=direction, reduction="none", softcap=4.0, beta=0.3)
 
     assert gradcheck(f, leaves, check_forward_ad=True)
-    assert gradgradcheck(f, leaves)
+    assert gradgradcheck(f, leaves, fast_mode=True)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kl_div
