@@ -75,7 +75,6 @@ CSRC = {
     "cuda/common": ("include/dcs",),
     "cuda/common/ptx": ("cuda/common",),
     "cuda/scan/carry": ("cuda/common", "cuda/common/ptx"),
-    "cuda/scan/plan": ("include/dcs/scan", "cuda/common"),
 }
 for _family in ("scan", "returns", "cross_entropy", "log_bmm", "softmax"):
     CSRC[f"cpu/{_family}"] = ("cpu/common", "include/dcs", f"include/dcs/{_family}")
@@ -83,8 +82,8 @@ for _family in ("scan", "returns", "cross_entropy", "log_bmm", "softmax"):
 CSRC["cuda/returns"] += ("cuda/scan/carry",)
 _SCAN_KERNELS = tuple(f"cuda/scan/{name}" for name in ("rows", "long_rows", "columns"))
 for _name in _SCAN_KERNELS:
-    CSRC[_name] = (*CSRC["cuda/scan"], "cuda/scan/carry", "cuda/scan/plan")
-CSRC["cuda/scan"] += (*_SCAN_KERNELS, "cuda/scan/carry", "cuda/scan/plan")
+    CSRC[_name] = (*CSRC["cuda/scan"], "cuda/scan/carry")
+CSRC["cuda/scan"] += (*_SCAN_KERNELS, "cuda/scan/carry")
 
 
 class Arrow(NamedTuple):

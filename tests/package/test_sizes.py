@@ -15,7 +15,7 @@ LINES, FUNCTION_LINES, PARAMETERS = 400, 100, 12
 PYTHON = ("torch_dcs_ops", "triton_kernels", "tests", "benchmarks", "examples")
 CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
-# The scan's CUDA kernels and their planner are to be replaced as a whole.
+# The scan's CUDA kernels are to be replaced as a whole.
 LONG_FILES = (
     "csrc/cuda/scan/long_rows/async_stream.cuh",
     "csrc/cuda/scan/long_rows/bulk_stream.cuh",

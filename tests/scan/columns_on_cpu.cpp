@@ -4,7 +4,7 @@
 #include "emulation.h"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
-#include "scan/plan/kernels.h"
+#include "dcs/scan/plan/kernels.h"
 
 using namespace dcs;
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace dcs {
+#include "dcs/limits.h"
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+namespace dcs {
 
 struct Device {
   int multiprocessors = 108;
@@ -17,8 +17,6 @@ struct Device {
   int cluster =
       1;  // blocks that a cluster can have: 1 where the device has none, or the kernels were compiled for none
 };
-
-constexpr int kStaticBytes = 3 << 10;  // of shared memory in any kernel, at most
 
 // Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again
 // costs less than a launch. Asked for is all of the `most` that a block can have, so that another thread takes nothing

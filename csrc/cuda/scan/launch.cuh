@@ -9,7 +9,7 @@
 #include "scan/columns/block_columns.cuh"
 #include "scan/columns/split_columns.cuh"
 #include "scan/long_rows/launch.cuh"
-#include "scan/plan/kernels.h"
+#include "dcs/scan/plan/kernels.h"
 #include "scan/long_rows/few_rows_gated.cuh"
 #include "scan/rows/tile_rows.cuh"
 #include "scan/rows/packed_rows.cuh"

@@ -4,7 +4,7 @@
 // layout the row kernel does not take.
 #pragma once
 
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 #include "scan/carry/segment.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"

@@ -1,10 +1,11 @@
 // Launches the kernels of columns of any number and alignment.
 #pragma once
 
+#include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
-#include "scan/plan/kernels.h"
+#include "dcs/scan/plan/kernels.h"
 
 namespace dcs {
 

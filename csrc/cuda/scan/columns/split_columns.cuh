@@ -12,7 +12,7 @@
 
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/named_barrier.cuh"
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "scan/columns/column_part.cuh"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

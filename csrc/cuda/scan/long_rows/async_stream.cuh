@@ -17,7 +17,7 @@
 #include "scan/carry/segment.cuh"
 #include "scan/carry/tile_status.cuh"
 #include "scan/long_rows/params.cuh"
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 
 namespace dcs {
 

@@ -6,7 +6,7 @@
 #include "common/row_offset.cuh"
 #include "scan/long_rows/params.cuh"
 #include "common/element_types.cuh"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

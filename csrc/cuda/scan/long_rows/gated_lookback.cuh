@@ -6,7 +6,7 @@
 #include "scan/long_rows/params.cuh"
 #include "scan/carry/tile_status.cuh"
 #include "common/element_types.cuh"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

@@ -8,9 +8,10 @@
 #include <atomic>
 #include <type_traits>
 
+#include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/long_rows/resident.cuh"
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 #include "scan/long_rows/bulk_stream.cuh"
 #include "scan/long_rows/async_stream.cuh"
 

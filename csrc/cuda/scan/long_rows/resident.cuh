@@ -12,7 +12,7 @@
 #include "common/ptx/bulk_copy.cuh"
 #include "scan/long_rows/bulk_stream_carries.cuh"
 #include "common/vector.cuh"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

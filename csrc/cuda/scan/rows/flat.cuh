@@ -9,7 +9,7 @@
 #include "common/element_types.cuh"
 #include "common/row_offset.cuh"
 #include "dcs/scan/problem.h"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/device.h"
 #include "scan/carry/call_tag.h"
-#include "scan/plan/kernels.h"
-#include "scan/plan/powers.h"
+#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/plan/powers.h"
 #include "scan/rows/flat_rows.cuh"
 #include "scan/rows/long_rows.cuh"
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "scan/plan/kernels.h"
+#include "dcs/scan/plan/kernels.h"
 
 namespace dcs {
 

@@ -4,7 +4,7 @@
 // halves here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
 #pragma once
 
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

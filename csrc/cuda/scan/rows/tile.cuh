@@ -1,7 +1,7 @@
 // Where a tile of the row kernel (tile_rows.cuh) and a thread's vectors in it lie, and where the carry is cut.
 #pragma once
 
-#include "scan/plan/aligned.h"
+#include "dcs/scan/plan/aligned.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

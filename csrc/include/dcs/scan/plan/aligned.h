@@ -9,7 +9,7 @@
 #include <numeric>
 #include <optional>
 
-#include "scan/plan/traits.h"
+#include "dcs/scan/plan/traits.h"
 
 namespace dcs {
 

@@ -7,10 +7,10 @@
 #include <optional>
 #include <variant>
 
-#include "scan/plan/aligned.h"
-#include "scan/plan/columns.h"
-#include "scan/plan/rows.h"
-#include "scan/plan/windows.h"
+#include "dcs/scan/plan/aligned.h"
+#include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/rows.h"
+#include "dcs/scan/plan/windows.h"
 
 namespace dcs {
 

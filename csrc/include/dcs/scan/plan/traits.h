@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/device.h"
+#include "dcs/limits.h"
 #include "dcs/scan/problem.h"
-#include "scan/plan/tuning.h"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

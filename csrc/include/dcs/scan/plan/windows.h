@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "scan/plan/traits.h"
+#include "dcs/scan/plan/traits.h"
 
 namespace dcs {
 

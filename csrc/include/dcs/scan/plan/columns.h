@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "scan/plan/traits.h"
-#include "scan/plan/powers.h"
+#include "dcs/scan/plan/traits.h"
+#include "dcs/scan/plan/powers.h"
 
 namespace dcs {
 
