@@ -35,6 +35,10 @@ _SCHEMAS = (
     # gamma of every step, none for a 0-D gamma, else input's without `dim`.
     "_scan_gradients(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
     "Tensor? initial, Tensor? reset) -> (Tensor, Tensor)",
+    # Which CUDA kernel a scan of contiguous operands takes, as JSON (csrc/include/dcs/scan/plan/describe.h). gamma:
+    # "number", "row" or "step". window 0: none. The last three are the GPU's limits; cluster 0: it has none.
+    "scan_plan(int[] shape, ScalarType dtype, int dim, str gamma, bool reset, bool initial, bool reverse, int window, "
+    "int multiprocessors, int shared_bytes, int cluster) -> str",
     f"linear_cross_entropy{_LINEAR_CROSS_ENTROPY} -> Tensor",
     # (loss, lse, predictions)
     f"linear_cross_entropy.aux{_LINEAR_CROSS_ENTROPY} -> (Tensor, Tensor, Tensor)",
@@ -137,6 +141,7 @@ discounted_cumsum_number = torch.ops.dcs.discounted_cumsum.default
 cumsum = torch.ops.dcs.cumsum.default
 scan = torch.ops.dcs._scan.default
 scan_gradients = torch.ops.dcs._scan_gradients.default
+scan_plan = torch.ops.dcs.scan_plan.default
 linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
 linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default

@@ -53,7 +53,8 @@ PYTHON = {
         *("_info", "_native", "_registry", "_version", "compile", "nn", "ops", "returns"),
         *("ops/linear_cross_entropy", "ops/log_bmm", "ops/softmax"),  # the packages that its functions are named after
     ),
-    "cli": ("__init__",),
+    "_plan": ("_native", "_registry"),
+    "cli": ("__init__", "_plan"),
     "__main__": ("cli",),
 }
 TRITON = {

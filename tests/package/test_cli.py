@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_dcs_ops import cli
+from torch_dcs_ops import _native, _plan, cli
 from torch_dcs_ops.cli import commands
 
 from support.subprocesses import environment
@@ -27,6 +27,38 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["kernels"]) == {"cpu", "cuda"}
+
+
+needs_library = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled library makes the plan")
+
+
+@needs_library
+def test_info_of_a_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_plan, "current_limits", lambda: _plan.H200)
+    assert cli.main(["info", "--plan", "1000000x7", "float32", "--dim", "-2"]) == 0
+    assert "\n> held_columns " in capsys.readouterr().out
+    arguments = ["info", "--plan", "4096x4096", "float16", "--gamma", "step", "--reset", "--initial", "--reverse"]
+    assert cli.main([*arguments, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kernel"] == "flat_rows"
+    assert cli.main(["info", "--plan", "4096x4096", "float16", "--window", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == "direct_window"
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--plan", "4096by4096", "float32"], "SHAPE must be sizes such as 4096x4096, got '4096by4096'"),
+        (["--plan", "4x4", "float32", "--dim", "5"], "dim must be in [-2, 1] for a 2-D input, got 5"),
+        (["--plan", "4x4", "float32", "--gamma", "all"], "invalid choice: 'all'"),
+        (["--reset"], "--plan SHAPE DTYPE is missing"),
+    ],
+)
+def test_info_refuses_a_plan(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["info", *arguments])
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["info", "--fast"]])

@@ -16,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{info,demo,bench}")
     info = subparsers.add_parser("info", help="versions, the kernels in use and why, what is missing and how to get it")
     info.add_argument("--json", action="store_true", help="print one JSON object instead")
+    _add_plan(info)
     # demo and bench have options of their own; -h reaches them too.
     for name, text in (
         ("demo", "train PPO on CartPole-v1, a language model and a CRF tagger; one part alone: see `demo --help`"),
@@ -29,4 +30,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return commands.bench(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return commands.info(as_json=options.json)
+    chosen = {name: value for name in _PLAN_OPTIONS if (value := getattr(options, name)) is not None}
+    if options.plan is None:
+        if chosen:
+            info.error(f"--{next(iter(chosen))} says what --plan is asked for: --plan SHAPE DTYPE is missing")
+        return commands.info(as_json=options.json)
+    try:
+        return commands.plan(*options.plan, as_json=options.json, **chosen)
+    except ValueError as error:
+        info.error(str(error))
+
+
+_PLAN_OPTIONS = ("dim", "gamma", "reset", "initial", "reverse", "window")
+
+
+def _add_plan(info: argparse.ArgumentParser) -> None:
+    group = info.add_argument_group(
+        "plan",
+        "which CUDA kernel a discounted scan of a contiguous tensor takes, in what pieces, and why: on the current "
+        "GPU, or on an H200 where there is none",
+    )
+    group.add_argument("--plan", nargs=2, metavar=("SHAPE", "DTYPE"), help="such as 4096x4096 float32")
+    group.add_argument("--dim", type=int, help="along which it is scanned; default -1")
+    group.add_argument("--gamma", choices=("number", "row", "step"), help="default number, of at most 1")
+    for name, text in (
+        ("reset", "with resets"),
+        ("initial", "with initial values"),
+        ("reverse", "from the last step back"),
+    ):
+        group.add_argument(f"--{name}", action="store_true", default=None, help=text)
+    group.add_argument("--window", type=int, help="of so many steps")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def info(*, as_json: bool) -> int:
@@ -18,6 +19,15 @@ def info(*, as_json: bool) -> int:
 
     facts = torch_dcs_ops.info()
     print(json.dumps(facts, indent=2, default=str) if as_json else facts)
+    return 0
+
+
+def plan(shape: str, dtype: str, *, as_json: bool, **options: Any) -> int:
+    """Print which CUDA kernel a scan takes; ValueError: a sentence about an argument."""
+    from torch_dcs_ops import _plan
+
+    facts = _plan.scan_plan(shape, dtype, **options)
+    print(json.dumps(facts, indent=2) if as_json else facts)
     return 0
 
 

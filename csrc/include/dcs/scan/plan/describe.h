@@ -1,0 +1,108 @@
+// A plan in words, as JSON. Host code without CUDA or torch types.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+#include "dcs/scan/plan/kernels.h"
+
+namespace dcs {
+
+inline const char* name_of(AlignedKernel kernel) {
+  switch (kernel) {
+    case AlignedKernel::kThreadRows: return "thread_rows";
+    case AlignedKernel::kPackedRows: return "packed_rows";
+    case AlignedKernel::kWarpRows: return "warp_rows";
+    case AlignedKernel::kTileRows: return "tile_rows";
+    case AlignedKernel::kFewRows: return "few_rows";
+    case AlignedKernel::kResidentRows: return "resident_rows";
+    case AlignedKernel::kBulkStream: return "bulk_stream";
+    case AlignedKernel::kAsyncStream: return "async_stream";
+    case AlignedKernel::kWarpColumns: return "warp_columns";
+    case AlignedKernel::kSplitColumns: return "split_columns";
+    case AlignedKernel::kBlockColumns: return "block_columns";
+  }
+  return "unknown";
+}
+
+// An object of numbers, words, truths and other objects. Texts are written as they are: no quotes in them.
+class JsonObject {
+ public:
+  template <typename Value>
+  JsonObject& add(const char* key, const Value& value) {
+    return raw(key, json(value));
+  }
+  // Left out where it says nothing.
+  template <typename Value>
+  JsonObject& add_set(const char* key, Value value) {
+    return value ? add(key, value) : *this;
+  }
+  JsonObject& raw(const char* key, const std::string& value) {
+    text_ += (text_.empty() ? "\"" : ", \"") + std::string(key) + "\": " + value;
+    return *this;
+  }
+  std::string text() const { return "{" + text_ + "}"; }
+
+ private:
+  static std::string json(const char* value) { return "\"" + std::string(value) + "\""; }
+  static std::string json(bool value) { return value ? "true" : "false"; }
+  static std::string json(const JsonObject& value) { return value.text(); }
+  template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+  static std::string json(Integer value) {
+    return std::to_string(value);
+  }
+
+  std::string text_;
+};
+
+inline void describe_pieces(const DirectWindowPlan&, JsonObject&) {}
+inline void describe_pieces(const ComposedWindowPlan& plan, JsonObject& pieces) { pieces.add("rows", plan.rows); }
+inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
+  pieces.add("vec", plan.vec).add("warps", plan.warps).add("tiles", plan.tiles);
+  pieces.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
+  pieces.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_stretches", plan.long_stretches);
+  pieces.add_set("cluster", plan.cluster).add_set("alone", plan.alone).add_set("whole_chunks", plan.whole_chunks);
+  pieces.add_set("in_turn", plan.in_turn).add_set("half_warps", plan.half_warps).add_set("reread", plan.reread);
+  pieces.add_set("held", plan.held);
+}
+inline void describe_pieces(const FlatRowsPlan& plan, JsonObject& pieces) {
+  pieces.add("vectors", plan.vectors).add("warps", plan.warps).add("tile", plan.tile).add("tiles", plan.tiles);
+  pieces.add("shared_bytes", plan.shared_bytes);
+}
+inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
+  pieces.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);
+  pieces.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
+}
+inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
+  pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
+}
+inline void describe_pieces(const HeldColumnsPlan& plan, JsonObject& pieces) {
+  pieces.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans).add("parts", plan.parts);
+  pieces.add("part_steps", plan.part_steps).add("tiles", plan.tiles).add("groups", plan.groups);
+  pieces.add("shared_bytes", plan.shared_bytes);
+}
+
+// What plan_scan says, and every candidate's answer.
+inline std::string describe_plan(const ScanProblem& problem, const DeviceLimits& device) {
+  const ScanPlan chosen = plan_scan(problem, device);
+  const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&chosen.plan);
+  JsonObject pieces;
+  std::visit([&](const auto& plan) { describe_pieces(plan, pieces); }, chosen.plan);
+  pieces.add("workspace_bytes", workspace_bytes(chosen.plan)).add("blocks_run_together", runs_together(chosen.plan));
+  std::string candidates;
+  for (const Candidate& candidate : kCandidates) {
+    JsonObject each;
+    each.add("name", candidate.name).add("takes", candidate.takes);
+    each.add("can", candidate.plan(problem, device).has_value()).add("chosen", &candidate == chosen.candidate);
+    candidates += (candidates.empty() ? "" : ", ") + each.text();
+  }
+  JsonObject all;
+  all.add("outer", problem.outer).add("length", problem.length).add("inner", problem.inner);
+  all.add("kernel", chosen.candidate->name);
+  if (aligned) all.add("aligned_kernel", name_of(aligned->kernel));
+  return all.add("pieces", pieces).raw("candidates", "[" + candidates + "]").text();
+}
+
+}  // namespace dcs

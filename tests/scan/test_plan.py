@@ -1,0 +1,160 @@
+"""Which CUDA kernel takes a scan (dcs::scan_plan, `info --plan`), for the limits of an H200: no GPU is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import torch_dcs_ops
+from torch_dcs_ops import _native, _plan
+
+pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled library makes the plan")
+
+
+def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **options: Any) -> dict[str, Any]:
+    flags = [options.pop(name, False) for name in ("reset", "initial", "reverse")]
+    gamma, window = options.pop("gamma", "number"), options.pop("window", 0)
+    limits = {**_plan.H200._asdict(), **options}
+    limits.pop("name")
+    text = torch.ops.dcs.scan_plan(shape, dtype, dim, gamma, *flags, window, *limits.values())
+    return dict(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "options"),
+    [
+        ("aligned", [4096, 4096], {}),
+        ("aligned", [4096, 4096], {"dim": 0}),
+        ("flat_rows", [4096, 4096], {"reset": True}),
+        ("flat_rows", [4096, 4096], {"initial": True}),
+        ("flat_rows", [4096, 1024], {"dtype": torch.float64}),
+        ("long_rows", [4096, 4096], {"dtype": torch.float64}),
+        ("flat_rows", [12345, 1234], {}),
+        ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
+        ("long_rows", [7, 9591321], {}),
+        ("held_columns", [1000000, 7], {"dim": 0}),
+        ("walk_columns", [14, 1050061], {"dim": 0}),
+        ("direct_window", [4096, 4096], {"window": 64}),
+        ("composed_window", [4096, 4096], {"window": 65}),
+        ("aligned", [4096, 4096], {"window": 4096}),  # reaches beyond no row's first step
+        ("flat_rows", [5], {"dtype": torch.int64}),
+    ],
+)
+def test_kernel(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
+    facts = plan(shape, **options)
+    assert facts["kernel"] == kernel
+    chosen = [each["name"] for each in facts["candidates"] if each["chosen"]]
+    assert chosen == [kernel]
+    assert chosen == [each["name"] for each in facts["candidates"] if each["can"]][:1]
+    assert ("aligned_kernel" in facts) == (kernel == "aligned")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "options"),
+    [
+        ("thread_rows", [64, 8], {}),
+        ("packed_rows", [4096, 64], {}),
+        ("warp_rows", [4096, 256], {}),
+        ("tile_rows", [4096, 4096], {}),
+        ("few_rows", [1, 65536], {}),
+        ("bulk_stream", [64, 262144], {}),
+        ("async_stream", [64, 262144], {"cluster": 0, "shared_bytes": 163 << 10}),
+        ("warp_columns", [4096, 65536], {"dim": 0}),
+    ],
+)
+def test_kernel_of_aligned_operands(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
+    assert plan(shape, **options)["aligned_kernel"] == kernel
+
+
+def test_dimensions_around_time_are_merged() -> None:
+    facts = plan([2, 3, 50, 1, 7], dim=-3)
+    assert (facts["outer"], facts["length"], facts["inner"]) == (6, 50, 7)
+
+
+def test_pieces_cover_the_scan() -> None:
+    pieces = plan([12345, 1234])["pieces"]
+    assert pieces["tile"] % 1234 == 0
+    assert pieces["tile"] * (pieces["tiles"] - 1) < 12345 * 1234 <= pieces["tile"] * pieces["tiles"]
+    long = plan([7, 9591321])["pieces"]
+    assert long["tile"] * (long["tiles"] - 1) < 7 * 9591321 + 16 <= long["tile"] * long["tiles"]
+    assert long["blocks"] == 132
+    assert long["shared_bytes"] <= 227 << 10
+    assert long["blocks_run_together"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        ([4, 0], {}, r"scan_plan: shape must have sizes of at least 1, got \(4, 0\)"),
+        ([1 << 40, 1 << 40], {}, r"scan_plan: shape must have at most 2\^58 elements, got "),
+        ([4, 4], {"dim": 2}, r"scan_plan: dim must be in \[-2, 1\] for a 2-D input, got 2"),
+        ([4, 4], {"dtype": torch.int32}, "scan_plan: dtype must be floating-point, complex or int64, got int32"),
+        ([4, 4], {"dtype": torch.int64, "gamma": "row"}, "scan_plan: dtype int64 is for sums, without gamma, "),
+        ([4, 4], {"gamma": "both"}, 'scan_plan: gamma must be "number", "row" or "step", got "both"'),
+        ([4, 4], {"window": -1}, "scan_plan: window must be at least 1, or 0 for none, got -1"),
+        ([4, 4], {"multiprocessors": 0}, r"scan_plan: multiprocessors must be in \[1, 2147483647\], got 0"),
+    ],
+)
+def test_errors_of_the_op(shape: list[int], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=sentence):
+        plan(shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "sentence"),
+    [
+        (("4096xx4096", "float32"), {}, "SHAPE must be sizes such as 4096x4096, got '4096xx4096'"),
+        (("4096", "float31"), {}, "DTYPE must be one of float16, .*, int64, got 'float31'"),
+        (("4096", "float32"), {"window": 0}, "--window must be at least 1, got 0"),
+        (("4x0", "float32"), {}, r"shape must have sizes of at least 1, got \(4, 0\)$"),
+        (("4x4", "float32"), {"dim": -3}, r"dim must be in \[-2, 1\] for a 2-D input, got -3$"),
+    ],
+)
+def test_errors_of_the_command(arguments: tuple[str, str], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        _plan.scan_plan(*arguments, **options)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = dataclasses.replace(_native.CPU_LIBRARY, missing="_C.so is not in x: a pure-Python build")
+    monkeypatch.setattr(_native, "CPU_LIBRARY", missing)
+    with pytest.raises(ValueError, match=r"compiled library, which is missing: _C\.so is not in x: a pure"):
+        _plan.scan_plan("4096", "float32")
+
+
+def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "current_limits", lambda: _plan.H200)
+    text = str(_plan.scan_plan("2x3x50x7", "bfloat16", dim=-2, gamma="row"))
+    assert text.startswith("2x3x50x7 bfloat16 along dim 2: 6 x 50 steps x 7\non an H200: 132 multiprocessors, ")
+    marked = [line.split()[1] for line in text.splitlines() if line.startswith(">")]
+    assert len(marked) == 1
+    assert f"pieces of {marked[0]}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "cluster"),
+    [
+        ((8, 0), (), 0),
+        ((9, 0), (), 16),
+        ((9, 0), ("native",), 16),
+        ((9, 0), ("80-real", "90a-real"), 16),
+        ((9, 0), ("80", "100-real"), 0),  # PTX for older GPUs
+        ((10, 0), ("90-virtual",), 16),
+        ((12, 0), ("90",), 8),
+    ],
+)
+def test_clusters_of_a_gpu(capability: tuple[int, int], architectures: tuple[str, ...], cluster: int) -> None:
+    assert _plan._cluster(*capability, architectures) == cluster
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available")
+def test_limits_of_this_gpu() -> None:
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    limits = _plan.current_limits()
+    assert limits.multiprocessors == facts.multi_processor_count
+    assert limits.shared_bytes >= facts.shared_memory_per_block
+    assert torch_dcs_ops.info()["kernels"]["cuda"]["kind"] != "native" or limits.cluster in (0, 8, 16)
