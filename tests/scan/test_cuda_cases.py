@@ -24,7 +24,12 @@ def sources_of(name: str, seen: set[Path]) -> set[Path]:
 
 def test_every_kernel_that_scans_is_among_them() -> None:
     paths: set[Path] = set()
-    for name in ("scan/instance.cu.in", "scan/rows/instance.cu.in", "scan/columns/instance.cu.in", "scan/gamma_gradient.cu"):
+    for name in (
+        "scan/instance.cu.in",
+        "scan/rows/instance.cu.in",
+        "scan/columns/instance.cu.in",
+        "scan/gamma_gradient.cu",
+    ):
         sources_of(name, paths)
     kernels = {name for path in paths for name in re.findall(r"__global__[^{;]*?(\w+_kernel)\(", path.read_text())}
     assert {"ring_kernel", "rows_kernel", "total_kernel"} <= kernels
