@@ -116,9 +116,8 @@ class Trial {
       p.grad_gamma = partial_sums.data();
       p.grad_gamma_strides = {c.inner * p.partials, 0, p.partials};
     }
-    const bool is_done = c.kind == GammaKind::kStep
-        ? (c.backward ? launch<true, true>() : launch<true, false>())
-        : (c.backward ? launch<false, true>() : launch<false, false>());
+    const bool is_done = c.kind == GammaKind::kStep ? (c.backward ? launch<true, true>() : launch<true, false>())
+                                                    : (c.backward ? launch<false, true>() : launch<false, false>());
     bool is_right = is_done && y.spoiled(c) == 0;
     if (!is_right) complain(is_done ? "memory beside y" : "the end", 0, 0, 0, 0.0, 0.0);
     for (int64_t o = 0; o < c.outer; ++o)
@@ -178,8 +177,7 @@ class Trial {
     const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 2e-7 : 2e-12;
     return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);
   }
-  bool complain(
-      const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
+  bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
