@@ -5,7 +5,7 @@
 // read neighboring cells, whatever their alignment.
 #pragma once
 
-#include "scan/columns/column_part.cuh"
+#include "scan/columns/column_values.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
@@ -16,7 +16,7 @@ struct HeldColumns {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
-  using Values = ColumnValues<T, kStep, kBackward, 1>;
+  using Values = ColumnValues<T, kStep>;
   static constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>, kSums = kBackward && !kStep;
   static constexpr int kSteps = held_steps(sizeof(T), kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;

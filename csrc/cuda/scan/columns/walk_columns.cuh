@@ -1,36 +1,219 @@
-// Scans along a strided time where there are enough columns to fill the GPU: a thread walks along all steps of its own.
-// It asks nothing of strides, sizes or gammas, so it also takes what no other kernel does.
+// Scans along a strided time where there are enough columns to fill the GPU: a thread walks along all steps of its own,
+// which it reads from global memory a batch at a time, all loads of a batch before the first use. It asks nothing of
+// strides, sizes or gammas, so it also takes what no other kernel does.
 #pragma once
 
-#include "scan/columns/column_part.cuh"
+#include "common/vector.cuh"
+#include "scan/columns/column_values.cuh"
 #include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 
+// kUnit neighboring columns of T. Floats are scanned in double; halves in float, with what rounding takes from them.
+template <typename T, bool kStep, bool kBackward, int kUnit>
+struct ColumnWalk {
+  using Acc = typename Types<T>::Acc;
+  using Wide = typename Types<T>::Wide;
+  using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
+  using Values = ColumnValues<T, kStep>;
+  using Cell = Vector<T, kUnit>;
+  static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
+  // Loads of a batch: 16 of four bytes, or fewer.
+  static constexpr int kBatch = kCellBytes <= 4 ? (kTensors == 1 ? 16 : 8)
+      : kCellBytes == 8                         ? (kTensors == 1 ? 8 : 4)
+                                                : 2;
+  static constexpr int kGuardedBatch = kBatch > 8 ? 8 : kBatch;
+  static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
+
+  Steps<const char> input, gates, saved, flags;
+  Steps<char> output, grad_gamma;
+  int64_t to_end;   // steps to the row's end
+  bool starts;      // the next step is its row's first one
+  bool carries_in;  // which then has a carry all the same: an initial value
+  bool shifted, conjugate, has_flags;
+  int64_t flags_after;                // from the flag that cuts before a step to the step's own, bytes
+  int64_t flag_apart;                 // between columns
+  Sum beyond[kBackward ? kUnit : 1];  // what comes behind a row's last step
+
+  Wide gamma[kUnit];
+  Gate<float, kShort> gate[kHalf ? kUnit : 1];
+  Sum y[kUnit];
+  float lost[kUnit];
+  Wide sum[kUnit];
+
+  __device__ __forceinline__ ColumnWalk(const ScanProblem& p, const ColumnPlace& at) {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      gamma[u] = Values::gamma_of(p, at, u);
+      if constexpr (kHalf) gate[u] = make_gate<float, kShort>(gamma[u]);
+      if constexpr (kBackward) beyond[u] = cast<Sum>(Values::initial_of(p, at, u));
+      sum[u] = cast<Wide>(0.0);
+    }
+    find_operands(p, at);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      y[u] = cast<Sum>(kBackward ? cast<Wide>(0.0) : Values::initial_of(p, at, u));
+      lost[u] = 0.f;
+    }
+  }
+
+  // The next `count` steps.
+  __device__ __forceinline__ void run(int64_t count) {
+#pragma unroll 1
+    while (count > 0) {
+      const bool plain = count >= kBatch && !starts && !has_flags && (!kBackward || to_end > kBatch);
+      if (plain) batch<false, kBatch>(kBatch);
+      else batch<true, kGuardedBatch>(static_cast<int>(min(count, int64_t{kGuardedBatch})));
+      count -= plain ? kBatch : kGuardedBatch;
+    }
+  }
+
+ private:
+  // Where operands lie at the first step, in the order of the scan.
+  __device__ __forceinline__ void find_operands(const ScanProblem& p, const ColumnPlace& at) {
+    const int64_t row = p.reverse ? p.length - 1 : 0, sign = p.reverse ? -1 : 1;
+    const int shift = p.shifted ? 1 : 0;
+    const auto steps_of = [&](auto* pointer, const Strides& strides, int64_t size, int64_t later) {
+      using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(pointer)>>, const char, char>;
+      Byte* const begin = reinterpret_cast<Byte*>(pointer) +
+          (at.outer * strides.outer + at.column * strides.inner + (row + sign * later) * strides.time) * size;
+      return Steps<Byte>{begin, sign * strides.time * size};
+    };
+    input = steps_of(static_cast<const char*>(p.input), p.input_strides, kSize, 0);
+    output = steps_of(static_cast<char*>(p.output), p.output_strides, kSize, 0);
+    if constexpr (kStep) gates = steps_of(static_cast<const char*>(p.gamma), p.gamma_strides, kSize, -shift);
+    if constexpr (kBackward) saved = steps_of(static_cast<const char*>(p.saved), p.saved_strides, kSize, 1);
+    if constexpr (kBackward && kStep)
+      grad_gamma = steps_of(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, kSize, 0);
+    has_flags = p.reset != nullptr;
+    if (p.reset) {
+      flags = steps_of(reinterpret_cast<const char*>(p.reset), p.reset_strides, 1, -shift);
+      flag_apart = p.reset_strides.inner;
+      flags_after = shift * flags.apart;
+    }
+    starts = true;
+    carries_in = p.initial && !p.backward;
+    to_end = p.length;
+    shifted = p.shifted;
+    conjugate = p.conjugate_gamma;
+  }
+
+  __device__ __forceinline__ static Cell load(const Steps<const char>& steps, int i) {
+    return *reinterpret_cast<const Cell*>(steps.at + i * steps.apart);
+  }
+  __device__ __forceinline__ static void values_of(const Cell& cell, Sum (&to)[kUnit]) {
+    Acc values[kUnit];
+    unpack(cell, values);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) to[u] = cast<Sum>(values[u]);
+  }
+  __device__ __forceinline__ static Cell packed(const Sum (&from)[kUnit]) {
+    Acc values[kUnit];
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) values[u] = cast<Acc>(from[u]);
+    return pack<Acc, T, kUnit>(values);
+  }
+
+  __device__ __forceinline__ void advance(int u, Sum value, Sum factor_read, bool is_cut) {
+    if constexpr (kHalf) {
+      Sum factor, small = value;
+      if constexpr (kStep) {
+        factor = factor_read;
+      } else {
+        factor = gate[u].value;
+        if constexpr (!kShort) small = fmaf(gate[u].rest, y[u], value);
+      }
+      float left = lost[u];
+      const Sum next = careful_step(small, factor, y[u], left);
+      y[u] = is_cut ? value : next;
+      lost[u] = is_cut ? 0.f : left;
+    } else {
+      Sum next;
+      if constexpr (kStep) next = plain_step(value, factor_read, y[u]);
+      else next = fold(value, gamma[u], y[u]);
+      y[u] = is_cut ? value : next;
+    }
+  }
+
+  // The next `here` steps, kCount at most; kGuarded: fewer of them, cut where the row starts and at flags.
+  template <bool kGuarded, int kCount>
+  __device__ __forceinline__ void batch(int here) {
+    Cell x[kCount], g[kStep ? kCount : 1], after[kBackward ? kCount : 1];
+    uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) {
+      if (kGuarded && b >= here) continue;
+      const bool is_first = kGuarded && b == 0 && starts;
+      x[b] = load(input, b);
+      if constexpr (kStep) {
+        if (is_first && shifted) g[b] = Cell{};
+        else g[b] = load(gates, b);
+      }
+      if constexpr (kBackward) {
+        if (kGuarded && b + 1 == to_end) after[b] = Cell{};
+        else after[b] = load(saved, b);
+      }
+      if (kGuarded && has_flags) {
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u) {
+          const char* const flag = flags.at + b * flags.apart + u * flag_apart;
+          if (!(is_first && shifted) && flag[0]) cuts[u] |= 1u << b;
+          if (kBackward && flag[flags_after]) drops[u] |= 1u << b;
+        }
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) {
+      if (kGuarded && b >= here) break;
+      const bool is_start = kGuarded && b == 0 && starts && !carries_in;
+      Sum values[kUnit], factor[kUnit] = {};
+      values_of(x[b], values);
+      if constexpr (kStep) {
+        values_of(g[b], factor);
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u) factor[u] = conj_if(conjugate, factor[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) advance(u, values[u], factor[u], is_start || (kGuarded && (cuts[u] >> b & 1)));
+      *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed(y);
+      if constexpr (kBackward) {
+        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+        const bool is_last = kGuarded && b + 1 == to_end;
+        Sum others[kUnit], terms[kUnit];
+        values_of(after[b], others);
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u) {
+          const Sum other = is_last ? beyond[u] : others[u];
+          terms[u] =
+              kGuarded && (drops[u] >> b & 1) ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
+          if constexpr (!kStep) sum[u] = sum[u] + cast<Wide>(terms[u]);
+        }
+        if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed(terms);
+      }
+    }
+    input.at += kCount * input.apart;
+    if constexpr (kStep) gates.at += kCount * gates.apart;
+    if constexpr (kBackward) saved.at += kCount * saved.apart;
+    output.at += kCount * output.apart;
+    if constexpr (kBackward && kStep) grad_gamma.at += kCount * grad_gamma.apart;
+    if (kGuarded && has_flags) flags.at += kCount * flags.apart;
+    to_end -= kCount;
+    starts = false;
+  }
+};
+
 template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
-  using Part = ColumnPart<T, kStep, kBackward, kUnit>;
-  using Values = ColumnValues<T, kStep, kBackward, kUnit>;
-  using Wide = typename Part::Wide;
-  using Sum = typename Part::Sum;
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   ColumnPlace at;
   at.outer = p.outer == 1 ? 0 : cell / cells;
   at.column = (cell - at.outer * cells) * kUnit;
   if (at.outer >= p.outer || at.column >= p.inner) return;
-  Part part;
-  Values::set(part, p, at);
-  view(part, p, at, 0);
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) {
-    const Wide carry = kBackward ? cast<Wide>(0.0) : Values::initial_of(p, at, u);
-    part.y[u] = cast<Sum>(carry);
-    part.lost[u] = 0.f;
-  }
-  part.template scan<Reading::kWalk>(p.length);
+  ColumnWalk<T, kStep, kBackward, kUnit> walk(p, at);
+  walk.run(p.length);
   if constexpr (kBackward && !kStep) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) Values::put_sum(p, at, u, 0, 1, part.sum[u]);
+    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, walk.sum[u]);
   }
 }
 
