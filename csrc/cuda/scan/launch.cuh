@@ -184,9 +184,9 @@ void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, c
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
-  constexpr std::integral_constant<int, kSteps<T, kStep>> usual;
+  constexpr std::integral_constant<int, kSteps<kStep>> usual;
   constexpr bool kLong = !kBackward;  // where longer stretches are worth a kernel of their own
-  constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<T, kStep>> longer;
+  constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
     if constexpr (kLong && kStep && sizeof(T) == 2) {

@@ -1,43 +1,35 @@
 // Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous
 // columns make whole lines. A thread holds some steps of its column, the block's warps hold consecutive stretches of
-// time, and the block walks along time with the carry. It asks nothing of strides, so it is also the path for every
-// layout the row kernel does not take.
+// time, and the block walks along time with the carry. It asks nothing of addresses and pitches.
 #pragma once
 
-#include "dcs/scan/plan/aligned.h"
-#include "scan/carry/segment.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
+#include "dcs/scan/problem.h"
+#include "scan/carry/segment.cuh"
+#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 
 // Steps of a thread: what registers have room for. Step gammas are a second tensor in them.
-template <typename T, bool kStep>
-constexpr int kSteps = sizeof(T) > 8 ? 4
-    : sizeof(T) > 4 || kStep         ? 8
-                                     : 16;
+template <bool kStep>
+constexpr int kSteps = kStep ? 8 : 16;
 
-// Stretches of a block at most (plan/aligned.h, plan_columns): what shared memory has room for; of pairs, what makes
-// enough blocks.
-template <typename T, int kColumns, int kLanes, bool kFew>
-constexpr int kMaxStretches = kLanes < 32 ? 32
-    : kColumns == 2                       ? (kFew ? kPairWarps : 2 * kPairWarps)
-    : sizeof(typename Types<T>::Wide) > 8 ? 16
-                                          : 32;
+// Stretches of a block at most (plan/aligned.h, plan_block_columns): what shared memory has room for; of pairs, what
+// makes enough blocks.
+template <int kColumns, int kLanes, bool kFew>
+constexpr int kMaxStretches = kLanes < 32 || kColumns == 1 ? 32 : (kFew ? kPairWarps : 2 * kPairWarps);
 
 // kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one;
-// kCount steps a thread. kPlain: no resets and no initial values.
+// kCount steps a thread.
 template <typename T, bool kStep, bool kBackward, int kColumns, int kLanes, int kCount>
-__global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kBackward>,
-    kColumns == 1 || kLanes < 32    ? 1
-        : kBackward                 ? 3
-        : kCount > kSteps<T, kStep> ? 4
-                                    : 8) columns_kernel(const __grid_constant__ ScanProblem p) {
-  using Acc = typename Types<T>::Acc;
-  using Wide = typename Types<T>::Wide;
+__global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBackward>,
+    kColumns == 1 || kLanes < 32 ? 1
+        : kBackward              ? 3
+        : kCount > kSteps<kStep> ? 4
+                                 : 8) columns_kernel(const __grid_constant__ ScanProblem p) {
   using Word = Vector<T, kColumns>;
-  constexpr bool kPlain = true;
-  constexpr int kWarps = kMaxStretches<T, kColumns, kLanes, !kBackward>;
+  constexpr int kWarps = kMaxStretches<kColumns, kLanes, !kBackward>;
   // What follows calls the lanes of a stretch a warp.
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;
@@ -59,8 +51,6 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
   const T* gates = nullptr;
   if constexpr (kStep) gates = at_start(static_cast<const T*>(p.gamma), p.gamma_strides);
   const int64_t gates_step = step_of(p.gamma_strides);
-  const bool* reset = !kPlain && p.reset ? at_start(p.reset, p.reset_strides) : nullptr;
-  const int64_t reset_step = step_of(p.reset_strides);
   const int shift = p.shifted ? 1 : 0;
   const bool whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * kLanes * kColumns <= p.outer * p.inner;
   const T* saved = nullptr;
@@ -69,20 +59,19 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
   if constexpr (kBackward && kStep) grad_gamma = at_start(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
   const int64_t saved_step = step_of(p.saved_strides), grad_gamma_step = step_of(p.grad_gamma_strides);
 
-  bool bounded = std::is_same_v<Acc, float> && !kStep;  // no product of gates can overflow
+  bool bounded = !kStep;  // no product of gates can overflow
   constexpr bool kShort =
       std::is_same_v<T, __nv_bfloat16>;  // one warp may carry a column over all its steps: too far for float16
-  Gate<Acc, kShort> gate[kColumns];
-  Wide stretch_gates[kColumns];
-  Acc initial[kColumns];
+  Gate<float, kShort> gate[kColumns];
+  double stretch_gates[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    Wide gamma = cast<Wide>(p.gamma_value);
+    double gamma = p.gamma_value;
     if (!kStep && p.gamma_kind == GammaKind::kRow)
-      gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype,
-          outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, p.conjugate_gamma);
-    gate[c] = make_gate<Acc, kShort>(gamma);
-    if constexpr (std::is_same_v<Acc, float> && !kStep) {
+      gamma = load_gamma<double>(
+          p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, false);
+    gate[c] = make_gate<float, kShort>(gamma);
+    if constexpr (!kStep) {
       // Up to 1024 steps of a block: within a double.
       bounded = bounded && fabs(gamma) < 1.9;
       stretch_gates[c] = gamma;
@@ -90,30 +79,23 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
       for (int e = 1; e < kCount; e *= 2)
         stretch_gates[c] =
             bounded ? stretch_gates[c] * stretch_gates[c] : clamped_mul(stretch_gates[c], stretch_gates[c]);
-    } else {
-      stretch_gates[c] = kStep ? cast<Wide>(1.0) : power_of<kCount>(gamma);
     }
-    initial[c] = cast<Acc>(0.0);
-    if (!kPlain && p.initial)
-      initial[c] = cast<Acc>(
-          static_cast<const T*>(p.initial)[outer * p.initial_strides.outer + (inner + c) * p.initial_strides.inner]);
   }
 
   // One entry a warp and column, padded by a column against bank conflicts.
-  constexpr bool kClosed = kStep || !kPlain;
-  __shared__ Wide totals[kColumns][kWarps][kLanes + 1];
-  __shared__ Wide products[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
-  __shared__ bool closed[kClosed ? kColumns : 1][kClosed ? kWarps : 1][kLanes + 1];
-  __shared__ Wide powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one stretch
-  __shared__ Wide carries[kColumns][kLanes];             // into the block's next stretches
-  Wide carry[kColumns];                                  // the same where the block is one warp
-  Acc sum[kColumns];
+  __shared__ double totals[kColumns][kWarps][kLanes + 1];
+  __shared__ double products[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
+  __shared__ bool closed[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
+  __shared__ double powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one stretch
+  __shared__ double carries[kColumns][kLanes];             // into the block's next stretches
+  double carry[kColumns];                                  // the same where the block is one warp
+  float sum[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    carry[c] = cast<Wide>(0.0);
-    sum[c] = cast<Acc>(0.0);
+    carry[c] = 0.0;
+    sum[c] = 0.f;
     if (warp == 0) {
-      carries[c][lane] = cast<Wide>(0.0);
+      carries[c][lane] = 0.0;
       if constexpr (!kStep) powers[c][lane] = stretch_gates[c];
     }
   }
@@ -122,11 +104,9 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
     const int count = inside ? static_cast<int>(max(int64_t{0}, min(time - first, static_cast<int64_t>(kCount)))) : 0;
     Word x[kCount];
     Word g[kStep ? kCount : 1];
-    uint32_t cuts[kColumns] = {};
     const bool starts = first == 0;
     // A stretch without a test for each step: the same for all lanes of a warp.
-    const bool even = whole_block && first + kCount <= time &&
-        !(starts && ((!kPlain && (p.initial || (p.reset && p.shifted))) || (kStep && p.shifted)));
+    const bool even = whole_block && first + kCount <= time && !(starts && kStep && p.shifted);
     const T* from = input + first * input_step;
     if (even) {
 #pragma unroll
@@ -136,7 +116,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
       for (int i = 0; i < kCount; ++i)
         if (i < count) x[i] = *reinterpret_cast<const Word*>(from + i * input_step);
     }
-    // The shifted scan takes the gate and the reset of the step before; the first step needs neither.
+    // The shifted scan takes the gate of the step before; the first step needs none.
     if constexpr (kStep) {
       const T* from_gate = gates + (first - shift) * gates_step;
       if (even) {
@@ -146,14 +126,10 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) g[i].set(c, cast<T>(cast<Acc>(1.0)));
+          for (int c = 0; c < kColumns; ++c) g[i].set(c, cast<T>(1.f));
           if (i < count && first + i >= shift) g[i] = *reinterpret_cast<const Word*>(from_gate + i * gates_step);
         }
       }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) g[i].set(c, conj_if(p.conjugate_gamma, g[i].get(c)));
     }
     Word following[kBackward ? kCount
                              : 1];  // the saved output after each step, read before the stores that could alias it
@@ -163,33 +139,21 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
         if (i < count && first + i + 1 < time)
           following[i] = *reinterpret_cast<const Word*>(saved + (first + i + 1) * saved_step);
     }
-    if (reset) {
-      const bool* from_reset = reset + (first - shift) * reset_step;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (even || (i < count && first + i >= shift))
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (from_reset[i * reset_step + c * p.reset_strides.inner]) cuts[c] |= 1u << i;
-    }
-    const auto advance = [&](Acc value, int i, int c, Acc y) {
-      if constexpr (kStep) return plain_step(value, cast<Acc>(g[i].get(c)), y);
+    const auto advance = [&](float value, int i, int c, float y) {
+      if constexpr (kStep) return plain_step(value, cast<float>(g[i].get(c)), y);
       else return gate[c].step(value, y);
     };
-    // y after a step. The first one of a row takes `initial` in, and no carry enters it.
-    const auto next = [&](int i, int c, Acc y) {
-      const Acc value = cast<Acc>(x[i].get(c));
-      if (!kPlain && (cuts[c] >> i & 1)) return value;
-      if (i == 0 && starts) return !kPlain && p.initial && !kBackward ? advance(value, 0, c, initial[c]) : value;
-      return advance(value, i, c, y);
+    // y after a step. No carry enters the first one of a row.
+    const auto next = [&](int i, int c, float y) {
+      const float value = cast<float>(x[i].get(c));
+      return i == 0 && starts ? value : advance(value, i, c, y);
     };
 
-    Wide mine[kColumns];
+    double mine[kColumns];
     if (warps > 1) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        Acc y = cast<Acc>(0.0);
-        Wide product = cast<Wide>(1.0);
+        float y = 0.f;
         if (even) {
 #pragma unroll
           for (int i = 0; i < kCount; ++i) y = next(i, c, y);
@@ -199,31 +163,28 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
             if (i < count) y = next(i, c, y);
         }
         if constexpr (kStep) {
-          bool narrow = false;
-          if constexpr (std::is_same_v<Acc, float>) {
-            // In float only where no product on the way leaves its range.
-            float in_float = 1.f, most = 0.f;
+          // In float only where no product on the way leaves its range.
+          float in_float = 1.f, most = 0.f;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) {
-              const float factor = cast<float>(g[i].get(c));
-              in_float *= factor;
-              most = fmaxf(most, fabsf(factor));
-            }
-            narrow = most <= 1.f && fabsf(in_float) >= 0x1p-100f;
-            product = in_float;
+          for (int i = 0; i < kCount; ++i) {
+            const float factor = cast<float>(g[i].get(c));
+            in_float *= factor;
+            most = fmaxf(most, fabsf(factor));
           }
+          const bool narrow = most <= 1.f && fabsf(in_float) >= 0x1p-100f;
+          double product = in_float;
           if (!narrow) {
-            product = cast<Wide>(1.0);
+            product = 1.0;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) product = clamped_mul(product, cast<Wide>(cast<Acc>(g[i].get(c))));
+            for (int i = 0; i < kCount; ++i) product = clamped_mul(product, cast<double>(g[i].get(c)));
           }
           products[c][warp][lane] = product;
         }
-        totals[c][warp][lane] = cast<Wide>(y);
-        if constexpr (kClosed) closed[c][warp][lane] = cuts[c] != 0 || starts;
+        totals[c][warp][lane] = y;
+        if constexpr (kStep) closed[c][warp][lane] = first == 0;
       }
       const bool all_bounded = __syncthreads_and(bounded);
-      const auto times = [&](Wide a, Wide b) { return all_bounded ? a * b : clamped_mul(a, b); };
+      const auto times = [&](double a, double b) { return all_bounded ? a * b : clamped_mul(a, b); };
       // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where
       // the total was.
       const int whole_lane = threadIdx.x % 32;
@@ -231,31 +192,34 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
                 of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        Piece<Wide> piece = identity<Wide>();
+        Piece<double> piece = identity<double>();
         piece.total = totals[c][stretch][of_column];
-        if constexpr (kStep) piece.gates = products[c][stretch][of_column];
-        else piece.gates = powers[c][of_column];
-        if constexpr (kClosed) piece.closed = closed[c][stretch][of_column];
-        Wide lane_power = cast<Wide>(1.0);
+        if constexpr (kStep) {
+          piece.gates = products[c][stretch][of_column];
+          piece.closed = closed[c][stretch][of_column];
+        } else {
+          piece.gates = powers[c][of_column];
+        }
+        double lane_power = 1.0;
         for (int d = 1; d < warps; d *= 2) {
-          const Wide total = shuffle_up(piece.total, d, warps);
+          const double total = shuffle_up(piece.total, d, warps);
           if (stretch >= d && !piece.closed) piece.total = fold(piece.total, piece.gates, total);
           if constexpr (kStep) {
-            const Wide gates = shuffle_up(piece.gates, d, warps);
+            const double gates = shuffle_up(piece.gates, d, warps);
             if (stretch >= d) piece.gates = clamped_mul(piece.gates, gates);
+            const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
+            if (stretch >= d) piece.closed = piece.closed || stops;
           } else {
             if (stretch & d) lane_power = times(lane_power, piece.gates);
             piece.gates = times(piece.gates, piece.gates);
           }
-          if constexpr (kClosed) {
-            const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-            if (stretch >= d) piece.closed = piece.closed || stops;
-          }
         }
-        const Wide entering = carries[c][of_column];
-        Piece<Wide> before{shuffle_up(piece.total, 1, warps), lane_power, false};
-        if constexpr (kStep) before.gates = shuffle_up(piece.gates, 1, warps);
-        if constexpr (kClosed) before.closed = __shfl_up_sync(0xffffffffu, piece.closed, 1, warps);
+        const double entering = carries[c][of_column];
+        Piece<double> before{shuffle_up(piece.total, 1, warps), lane_power, false};
+        if constexpr (kStep) {
+          before.gates = shuffle_up(piece.gates, 1, warps);
+          before.closed = __shfl_up_sync(0xffffffffu, piece.closed, 1, warps);
+        }
         totals[c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
         __syncwarp();
         if (stretch == warps - 1) carries[c][of_column] = after(piece, entering);
@@ -276,11 +240,11 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
     // A float's steps keep what rounding takes from them: 32 would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4.
     // With a gamma a step they are fewer, and it would cost a twentieth of the time; backward a fortieth.
     constexpr bool kCareful = std::is_same_v<T, float> && !kStep && !kBackward;
-    Acc y[kColumns];
+    float y[kColumns];
     float lost[kCareful ? kColumns : 1] = {};
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      y[c] = cast<Acc>(mine[c]);
+      y[c] = static_cast<float>(mine[c]);
       if constexpr (kCareful) lost[c] = lost_in(mine[c], y[c]);
     }
     T* to = output + first * output_step;
@@ -288,7 +252,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         if constexpr (kCareful) {
-          if ((i == 0 && starts) || (!kPlain && (cuts[c] >> i & 1))) {
+          if (i == 0 && starts) {
             y[c] = next(i, c, y[c]);
             lost[c] = 0.f;
           } else {
@@ -298,24 +262,23 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
           y[c] = next(i, c, y[c]);
         }
       }
-      const Word rounded = pack<Acc, T, kColumns>(y);
+      const Word rounded = pack<float, T, kColumns>(y);
       *reinterpret_cast<Word*>(to + i * output_step) = rounded;
       if constexpr (kBackward) {
-        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+        // grad_gamma[t] = output[t] * saved[next(t)].
         const int64_t q = first + i;
         const bool last = q + 1 == time;
-        Acc terms[kColumns], stored[kColumns];
+        float terms[kColumns], stored[kColumns];
         unpack(rounded, stored);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          const Acc before = last ? initial[c] : cast<Acc>(following[i].get(c));
-          Acc term = cast<Acc>(0.0);
-          if (!(reset && reset[q * reset_step + c * p.reset_strides.inner]))
-            term = plain_step(term, conj_if(true, before), stored[c]);
+          const float before = last ? 0.f : cast<float>(following[i].get(c));
+          const float term = plain_step(0.f, before, stored[c]);
           terms[c] = term;
           sum[c] = sum[c] + term;
         }
-        if constexpr (kStep) *reinterpret_cast<Word*>(grad_gamma + q * grad_gamma_step) = pack<Acc, T, kColumns>(terms);
+        if constexpr (kStep)
+          *reinterpret_cast<Word*>(grad_gamma + q * grad_gamma_step) = pack<float, T, kColumns>(terms);
       }
     };
     if (even) {
@@ -328,22 +291,22 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<T, kColumns, kLanes, !kB
     }
     if (warps == 1)
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) carry[c] = cast<Wide>(y[c]);
+      for (int c = 0; c < kColumns; ++c) carry[c] = y[c];
   }
   if constexpr (kBackward && !kStep) {
     __syncthreads();
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) totals[c][warp][lane] = cast<Wide>(sum[c]);
+    for (int c = 0; c < kColumns; ++c) totals[c][warp][lane] = sum[c];
     __syncthreads();
     if (warp == 0 && inside) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        Wide all = totals[c][0][lane];
+        double all = totals[c][0][lane];
         for (int w = 1; w < warps; ++w) all = all + totals[c][w][lane];
-        Acc* partials = static_cast<Acc*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
+        float* partials = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
             (inner + c) * p.grad_gamma_strides.inner;
-        partials[0] = cast<Acc>(all);
-        for (int64_t j = 1; j < p.partials; ++j) partials[j] = cast<Acc>(0.0);
+        partials[0] = static_cast<float>(all);
+        for (int64_t j = 1; j < p.partials; ++j) partials[j] = 0.f;
       }
     }
   }
