@@ -144,8 +144,8 @@ __device__ __forceinline__ void store_vector(T* tile, int first, int low, int hi
 // Memory order to scan order and back.
 template <typename T, int kVec>
 __device__ __forceinline__ void turn(Vector<T, kVec>& values, bool reverse) {
-  if (kVec == 1 || !reverse) return;
-  if constexpr (sizeof(T) == 2 && kVec > 1) {
+  if (!reverse) return;
+  if constexpr (sizeof(T) == 2) {
     Vector<T, kVec> turned;
 #pragma unroll
     for (int i = 0; i < kVec / 2; ++i) turned.words[i] = __byte_perm(values.words[kVec / 2 - 1 - i], 0, 0x1032);
@@ -164,23 +164,6 @@ __device__ __forceinline__ void turn(Vector<T, kVec>& values, bool reverse) {
 __device__ __forceinline__ uint32_t flag_bits(uint32_t bytes) {
   const uint32_t ones = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;  // any byte but 0 is set
   return ones * 0x01020408u >> 24 & 15u;
-}
-
-// Same for the reset flags, as bits in scan order.
-template <int kVec>
-__device__ __forceinline__ uint32_t load_flags(const bool* tile, int first, int low, int high, bool reverse) {
-  uint32_t bits = 0;
-  if (first >= low && first + kVec <= high && reinterpret_cast<uintptr_t>(tile + first) % kVec == 0) {
-    const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(tile + first);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (raw.get(i)) bits |= 1u << i;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (first + i >= low && first + i < high && tile[first + i]) bits |= 1u << i;
-  }
-  return reverse ? __brev(bits) >> (32 - kVec) : bits;
 }
 
 }  // namespace dcs

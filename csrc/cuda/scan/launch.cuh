@@ -20,10 +20,9 @@
 
 namespace dcs {
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts, Direction kDirection>
+template <typename T, bool kStep, bool kBackward, Cuts kCuts, bool kReverse>
 void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T);
-  using Acc = typename Types<T>::Acc;
   RowsParams params{};
   params.problem = problem;
   params.tiles = plan.tiles;
@@ -31,7 +30,6 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
   params.packed_rows = plan.packed_rows;
   params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
   params.padded = ceil_div(params.length, kVec) * kVec;
-  params.one_gamma = has_one_gamma(problem);
   if (plan.packed_rows) {
     params.whole_end = params.length == plan.tile_elements ? static_cast<uint32_t>(params.rows / plan.packed_rows) : 0;
   } else {
@@ -40,8 +38,8 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
   }
   const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
   const bool sums = kBackward && !kStep && plan.packed_rows;
-  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(Acc) : 0;
-  const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kVec, kDirection>;
+  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(float) : 0;
+  const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kReverse>;
   if (kCuts == Cuts::kPlain && plan.cluster) {
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -56,8 +54,8 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts>
 void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, Direction::kRight>(problem, plan, stream);
-  else launch_rows_in<T, kStep, kBackward, kCuts, Direction::kLeft>(problem, plan, stream);
+  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, true>(problem, plan, stream);
+  else launch_rows_in<T, kStep, kBackward, kCuts, false>(problem, plan, stream);
 }
 
 template <typename T, bool kBackward>
@@ -126,7 +124,7 @@ void launch_reread(const ScanProblem& problem, const AlignedPlan& plan, cudaStre
   params.inner = problem.inner;
   params.length = static_cast<int>(problem.length);
   params.clusters = plan.reread;
-  set_powers(params, problem.gamma_value, plan.vec, plan.warps);
+  set_powers(params, problem.gamma_value, 16 / sizeof(T), plan.warps);
   for_reread_clusters(plan, [&](auto most) {
     const auto kernel = problem.reverse ? reread_kernel<T, true, most()> : reread_kernel<T, false, most()>;
     launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);

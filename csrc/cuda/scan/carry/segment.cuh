@@ -25,26 +25,6 @@ __device__ __forceinline__ Piece<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
-// The fold of the warp's pieces, lane 0 first, always in the same tree; every lane gets it.
-template <typename Wide>
-__device__ __forceinline__ Piece<Wide> fold_warp(Piece<Wide> piece, int lane) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const Wide total = shuffle_up(piece.total, d);
-    const Wide gates = shuffle_up(piece.gates, d);
-    const bool closed = __shfl_up_sync(0xffffffffu, piece.closed, d);
-    if (lane >= d) {
-      if (!piece.closed) {
-        piece.total = fold(piece.total, piece.gates, total);
-        piece.closed = closed;
-      }
-      piece.gates = clamped_mul(piece.gates, gates);
-    }
-  }
-  return {shuffle(piece.total, 31), shuffle(piece.gates, 31),
-      static_cast<bool>(__shfl_sync(0xffffffffu, piece.closed, 31))};
-}
-
 // All lanes' totals and products of gates up to their own, of kLanes of them.
 template <int kLanes>
 __device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {

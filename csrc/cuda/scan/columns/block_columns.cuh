@@ -5,9 +5,9 @@
 
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
+#include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
 #include "scan/carry/segment.cuh"
-#include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 

@@ -15,7 +15,7 @@
 #include "common/row_offset.cuh"
 #include "common/vector.cuh"
 #include "scan/carry/segment.cuh"
-#include "scan/carry/tile_status.cuh"
+#include "scan/carry/word.cuh"
 #include "scan/long_rows/params.cuh"
 #include "dcs/scan/plan/aligned.h"
 

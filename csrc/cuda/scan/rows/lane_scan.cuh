@@ -9,52 +9,44 @@ namespace dcs {
 // The gammas that are no tensor of steps: one, or one of each packed row.
 template <typename Kind>
 struct RowsGammas {
-  using Acc = typename Kind::Acc;
-  using Wide = typename Kind::Wide;
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  static constexpr bool kShort = Kind::kShort, kGeneral = Kind::kGeneral, kPackedEach = Kind::kPackedEach;
-  // Packed rows do not share a gamma when each has its own; their vectors do not cross rows then.
-  bool one_gamma;
-  Gate<Acc, kShort> gate{};
-  Wide gamma = cast<Wide>(1.0);
-  Gate<Acc, kShort> own_gate[kPackedEach ? kChunks : 1];  // each row's gamma, and its power over a vector
-  Acc vector_power[kPackedEach ? kChunks : 1];
-  Wide own_gamma[kGeneral && !Kind::kStep ? kChunks : 1];  // packed rows with a gamma each
+  static constexpr bool kShort = Kind::kShort, kPackedEach = Kind::kPackedEach;
+  Gate<float, kShort> gate{};
+  double gamma = 1.0;
+  // Each row's, and its power over a vector: vectors do not cross rows.
+  Gate<float, kShort> own_gate[kPackedEach ? kChunks : 1];
+  float vector_power[kPackedEach ? kChunks : 1];
 
-  __device__ __forceinline__ explicit RowsGammas(const RowsTile<Kind>& at)
-      : one_gamma(!kPackedEach && (!kGeneral || !at.is_packed() || at.params.one_gamma)) {
-    if constexpr (!Kind::kStep) {
-      if (one_gamma) set(at, 0);
-    }
+  __device__ __forceinline__ explicit RowsGammas(const RowsTile<Kind>& at) {
+    if constexpr (kPackedEach) load_each(at);
+    else if constexpr (!Kind::kStep) load_one(at);
   }
 
-  // That at a position.
-  __device__ __forceinline__ void set(const RowsTile<Kind>& at, int s) {
+ private:
+  __device__ __forceinline__ void load_one(const RowsTile<Kind>& at) {
     const ScanProblem& p = at.p;
     gamma = p.gamma_kind == GammaKind::kNumber
-        ? cast<Wide>(p.gamma_value)
-        : load_gamma<Wide>(p.gamma, p.gamma_dtype, at.row_offset(at.row_of(s), p.gamma_strides), p.conjugate_gamma);
-    gate = make_gate<Acc, kShort>(gamma);
+        ? p.gamma_value
+        : load_gamma<double>(p.gamma, p.gamma_dtype, at.row_offset(at.row_of(0), p.gamma_strides), false);
+    gate = make_gate<float, kShort>(gamma);
   }
 
   __device__ __forceinline__ void load_each(const RowsTile<Kind>& at) {
-    if constexpr (kPackedEach) {
-      const ScanProblem& p = at.p;
-      const auto load = [&](const auto* gammas) {
+    const ScanProblem& p = at.p;
+    const auto load = [&](const auto* gammas) {
 #pragma unroll
-        for (int k = 0; k < kChunks; ++k) {
-          const int r = min(at.position(k) / at.time, at.rows_here - 1);
-          const Wide own = cast<Wide>(gammas[at.row_offset(at.packed_row(r), p.gamma_strides)]);
-          own_gate[k] = make_gate<Acc, kShort>(own);
-          vector_power[k] = static_cast<Acc>(power_of<kVec>(own));
-        }
-      };
-      switch (p.gamma_dtype) {
-        case ElementType::Half: load(static_cast<const __half*>(p.gamma)); break;
-        case ElementType::BFloat16: load(static_cast<const __nv_bfloat16*>(p.gamma)); break;
-        case ElementType::Float: load(static_cast<const float*>(p.gamma)); break;
-        default: load(static_cast<const double*>(p.gamma));
+      for (int k = 0; k < kChunks; ++k) {
+        const int r = min(at.position(k) / at.time, at.rows_here - 1);
+        const double own = cast<double>(gammas[at.row_offset(at.packed_row(r), p.gamma_strides)]);
+        own_gate[k] = make_gate<float, kShort>(own);
+        vector_power[k] = static_cast<float>(power_of<kVec>(own));
       }
+    };
+    switch (p.gamma_dtype) {
+      case ElementType::Half: load(static_cast<const __half*>(p.gamma)); break;
+      case ElementType::BFloat16: load(static_cast<const __nv_bfloat16*>(p.gamma)); break;
+      case ElementType::Float: load(static_cast<const float*>(p.gamma)); break;
+      default: load(static_cast<const double*>(p.gamma));
     }
   }
 };
@@ -62,31 +54,26 @@ struct RowsGammas {
 // The vectors of each chunk across the warp, from their totals.
 template <typename Kind>
 struct LaneScan {
-  using Acc = typename Kind::Acc;
-  using Wide = typename Kind::Wide;
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  static constexpr bool kStep = Kind::kStep, kGeneral = Kind::kGeneral, kPackedEach = Kind::kPackedEach,
-                        kByChunk = Kind::kByChunk;
-  static constexpr bool kTwoScans = std::is_same_v<Acc, float>;
-  using Held = std::conditional_t<kTwoScans, float, Wide>;
-  Acc vector_total[kChunks];
-  Held carry_in[kChunks];  // from the lanes before in the chunk
-  Held chunk_total[kChunks];
-  Wide lane_gates[kByChunk ? kChunks : 1];  // products of the gates of the lanes before
-  Wide chunk_gates[kByChunk ? kChunks : 1];
-  // In float where its range holds the products of a chunk's gates in full precision, else in the wide type. `bounded`:
-  // no product can overflow. Carries of the wide scan may lie beyond float's range, where only the recurrence comes
+  static constexpr bool kStep = Kind::kStep, kPackedEach = Kind::kPackedEach, kByChunk = Kind::kByChunk;
+  float vector_total[kChunks];
+  float carry_in[kChunks];  // from the lanes before in the chunk
+  float chunk_total[kChunks];
+  double lane_gates[kByChunk ? kChunks : 1];  // products of the gates of the lanes before
+  double chunk_gates[kByChunk ? kChunks : 1];
+  // In float where its range holds the products of a chunk's gates in full precision, else in double. `bounded`: no
+  // product can overflow. Carries of the scan in double may lie beyond float's range, where only the recurrence comes
   // back from: they wait in local memory, which costs the float scan nothing.
   bool narrow = false, bounded = false;
-  Wide* wide_carries;  // 2 * kChunks of them where there are two scans
+  double* wide_carries;  // 2 * kChunks of them
 
-  __device__ __forceinline__ Wide total_of(int k) const {
-    return kTwoScans && !narrow ? wide_carries[2 * k + 1] : cast<Wide>(chunk_total[k]);
+  __device__ __forceinline__ double total_of(int k) const {
+    return narrow ? static_cast<double>(chunk_total[k]) : wide_carries[2 * k + 1];
   }
-  __device__ __forceinline__ Wide carry_into(int k) const {
-    return kTwoScans && !narrow ? wide_carries[2 * k] : cast<Wide>(carry_in[k]);
+  __device__ __forceinline__ double carry_into(int k) const {
+    return narrow ? static_cast<double>(carry_in[k]) : wide_carries[2 * k];
   }
-  __device__ __forceinline__ Piece<Wide> chunk_piece(int k, uint32_t closed) const {
+  __device__ __forceinline__ Piece<double> chunk_piece(int k, uint32_t closed) const {
     return {total_of(k), chunk_gates[kByChunk ? k : 0], (closed >> k & 1) != 0};
   }
 
@@ -94,13 +81,9 @@ struct LaneScan {
   template <typename CarryGates>
   __device__ __forceinline__ void run(const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
       const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
-    if constexpr (kTwoScans) {
-      choose(at, gammas, carry_gates);
-      if (narrow) scan(Acc{}, at, cuts, gammas, carry_gates);
-      else scan(Wide{}, at, cuts, gammas, carry_gates);
-    } else {
-      scan(Wide{}, at, cuts, gammas, carry_gates);
-    }
+    choose(at, gammas, carry_gates);
+    if (narrow) scan(float{}, at, cuts, gammas, carry_gates);
+    else scan(double{}, at, cuts, gammas, carry_gates);
   }
 
  private:
@@ -113,7 +96,7 @@ struct LaneScan {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         float product = 1.f;
-        Acc factors[kVec];
+        float factors[kVec];
         carry_gates(k, factors);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
@@ -135,7 +118,7 @@ struct LaneScan {
         narrow = true;
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) {
-          Acc most = fabsf(gammas.vector_power[k]);
+          float most = fabsf(gammas.vector_power[k]);
           narrow = narrow && most <= 1.f;
           for (int d = 1; d < 32 && d < span; d *= 2) most *= most;
           narrow = narrow && most >= 1e-30f;
@@ -144,11 +127,6 @@ struct LaneScan {
       } else {
         narrow = fits(fabs(gammas.gamma));
       }
-      if (kGeneral && !gammas.one_gamma) {
-#pragma unroll
-        for (int k = 0; k < kChunks; ++k) narrow = narrow && fits(fabs(gammas.own_gamma[k]));
-        narrow = __all_sync(0xffffffffu, narrow);
-      }
       bounded = narrow;
     }
   }
@@ -156,72 +134,68 @@ struct LaneScan {
   template <typename V, typename CarryGates>
   __device__ __forceinline__ void scan(V, const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
       const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+    constexpr bool kWide = std::is_same_v<V, double>;
     const int lane = at.lane;
     V total[kChunks];
     V across[kByChunk ? kChunks : 1];
-    Wide squared = cast<Wide>(1.0), lane_power = cast<Wide>(1.0);  // of one gamma
-    const auto power_to = [&](Wide base) {                         // base^kVec
+    double squared = 1.0, lane_power = 1.0;   // of one gamma
+    const auto power_to = [&](double base) {  // base^kVec
 #pragma unroll
-      for (int e = 1; e < kVec; e *= 2) base = std::is_same_v<V, Wide> ? power_mul(base, base) : base * base;
+      for (int e = 1; e < kVec; e *= 2) base = kWide ? power_mul(base, base) : base * base;
       return base;
     };
     const auto times = [&](V a, V b) {
-      if constexpr (std::is_same_v<V, Wide>) {
+      if constexpr (kWide) {
         if (!bounded) return clamped_mul(a, b);
       }
       return a * b;
     };
-    if constexpr (!kStep && !kPackedEach) {
-      squared = power_to(gammas.gamma);
-    }
+    if constexpr (!kByChunk) squared = power_to(gammas.gamma);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      total[k] = cast<V>(vector_total[k]);
+      total[k] = static_cast<V>(vector_total[k]);
       if constexpr (kStep) {
-        Acc factors[kVec];
+        float factors[kVec];
         carry_gates(k, factors);
-        V product = cast<V>(factors[0]);
+        V product = static_cast<V>(factors[0]);
 #pragma unroll
-        for (int i = 1; i < kVec; ++i) product = times(product, cast<V>(factors[i]));
+        for (int i = 1; i < kVec; ++i) product = times(product, static_cast<V>(factors[i]));
         across[k] = product;
-      } else if constexpr (kGeneral) {
-        across[k] = cast<V>(power_to(gammas.own_gamma[k]));
       } else if constexpr (kPackedEach) {
-        if constexpr (std::is_same_v<V, Wide>) across[k] = power_to(whole_gamma(gammas.own_gate[k]));
+        if constexpr (kWide) across[k] = power_to(whole_gamma(gammas.own_gate[k]));
         else across[k] = gammas.vector_power[k];
-        lane_gates[k] = cast<Wide>(1.0);
+        lane_gates[k] = 1.0;
       }
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-      if (Kind::kAtVectors && d >= at.span()) break;  // no row reaches farther
+      if (Kind::kPacked && d >= at.span()) break;  // no row reaches farther
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const V other = shuffle_up(total[k], d);
         V factor;
         if constexpr (kByChunk) factor = across[k];
-        else factor = cast<V>(squared);
+        else factor = static_cast<V>(squared);
         if (cuts.reach[k] >= d) total[k] = fold(total[k], factor, other);
         if constexpr (kStep) {
           const V other_gates = shuffle_up(across[k], d);
           if (lane >= d) across[k] = times(across[k], other_gates);
-        } else if constexpr (kGeneral || kPackedEach) {
-          if (kGeneral && d == 1) lane_gates[k] = cast<Wide>(1.0);
-          if (lane & d) lane_gates[k] = clamped_mul(lane_gates[k], cast<Wide>(across[k]));
+        } else if constexpr (kPackedEach) {
+          if (lane & d) lane_gates[k] = clamped_mul(lane_gates[k], static_cast<double>(across[k]));
           across[k] = times(across[k], across[k]);
         }
       }
       if constexpr (!kByChunk) {
-        if (lane & d) lane_power = std::is_same_v<V, Wide> ? power_mul(lane_power, squared) : lane_power * squared;
-        squared = std::is_same_v<V, Wide> ? power_mul(squared, squared) : squared * squared;
+        if (lane & d) lane_power = kWide ? power_mul(lane_power, squared) : lane_power * squared;
+        squared = kWide ? power_mul(squared, squared) : squared * squared;
       }
     }
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       const V previous = shuffle_up(total[k], 1);
-      const V entering = lane == 0 ? cast<V>(0.0) : previous;
+      const V entering = lane == 0 ? static_cast<V>(0.0) : previous;
       const V leaving = shuffle(total[k], 31);
-      if constexpr (std::is_same_v<V, Held>) {
+      if constexpr (std::is_same_v<V, float>) {
         carry_in[k] = entering;
         chunk_total[k] = leaving;
       } else {
@@ -230,11 +204,11 @@ struct LaneScan {
       }
       if constexpr (kStep) {
         const V previous_gates = shuffle_up(across[k], 1);
-        lane_gates[k] = lane == 0 ? cast<Wide>(1.0) : cast<Wide>(previous_gates);
-        chunk_gates[k] = cast<Wide>(shuffle(across[k], 31));
-      } else if constexpr (kGeneral || kPackedEach) {
+        lane_gates[k] = lane == 0 ? 1.0 : static_cast<double>(previous_gates);
+        chunk_gates[k] = static_cast<double>(shuffle(across[k], 31));
+      } else if constexpr (kPackedEach) {
         chunk_gates[k] =
-            cast<Wide>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
+            static_cast<double>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
       }
     }
     if constexpr (!kByChunk) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 
 #include "dcs/scan/plan/traits.h"
@@ -29,7 +28,6 @@ enum class AlignedKernel {
 
 struct AlignedPlan {
   AlignedKernel kernel = AlignedKernel::kTileRows;
-  int vec = 1;                  // elements of a vector
   int warps = 1;                // of a block
   int columns = 1;              // a lane's neighboring columns
   bool long_stretches = false;  // of block columns: twice the steps a thread
@@ -92,37 +90,27 @@ class AlignedPlanner {
 
   bool plan_rows(AlignedPlan& plan) const {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
-    const int full = static_cast<int>(16 / bytes);
+    const int64_t vec = 16 / bytes, stretch = warp_elements(bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
     if (is_tiny()) {
       plan.kernel = AlignedKernel::kThreadRows;
       return true;
     }
-    if (contiguous && rows > 1 && length < warp_elements(bytes, full)) {
-      if (!rows_are_aligned(full, true) || length % full) return false;
-      plan.vec = full;
-      const int64_t stretch = warp_elements(bytes, plan.vec);
+    if (contiguous && rows > 1 && length < stretch) {
+      if (!rows_are_aligned(vec, true) || length % vec) return false;
       plan.warps = kPackedWarps;
       while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
-      const int64_t multiple = plan.vec / std::gcd(static_cast<int64_t>(plan.vec), length);
-      plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
-      while (plan.packed_rows == 0) {  // a warp holds fewer rows than whole vectors need
-        plan.warps *= 2;
-        plan.packed_rows = stretch * plan.warps / length / multiple * multiple;
-        if (plan.warps > kTileWarps) return false;
-      }
+      plan.packed_rows = stretch * plan.warps / length;
       plan.tile_elements = stretch * plan.warps;
       // As long as rows leave no more than a quarter of a warp's lanes idle.
-      const int64_t span = length / full;
+      const int64_t span = length / vec;
       plan.whole_chunks = whole_chunks(false);
       if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
       else if (span <= 32 && 32 / span * span >= 24 && !step) plan.kernel = AlignedKernel::kPackedRows;
       return true;
     }
     // A short strided row would leave most of its warp idle.
-    if (length < 64 || !rows_are_aligned(full, rows == 1)) return false;
-    plan.vec = full;
-    const int64_t stretch = warp_elements(bytes, plan.vec);
+    if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
     if (length <= stretch * kTileWarps) {
       plan.warps = static_cast<int>(ceil_div(length, stretch));
       plan.tile_elements = stretch * plan.warps;
@@ -150,10 +138,11 @@ class AlignedPlanner {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
     const bool step = p_.gamma_kind == GammaKind::kStep;
     const int tensors = tensors_of(p_);
+    const int64_t vec = 16 / bytes;
     if (kStreamBytes > device_.shared_bytes) return false;
     plan.kernel = AlignedKernel::kAsyncStream;
     plan.warps = kTileWarps;
-    plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * plan.vec;
+    plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
     plan.alone = fill(2 * device_.multiprocessors);
@@ -170,7 +159,7 @@ class AlignedPlanner {
       plan.row_sums = plan.alone && sums;
       if (!plan.alone && plan_held(plan)) return true;
       const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
-      plan.tile_elements = int64_t{32} * size.warps * size.vectors * plan.vec;
+      plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
     }
     const bool ring = plan.kernel == AlignedKernel::kBulkStream;
     plan.tiles = ceil_div(length, plan.tile_elements);
@@ -188,9 +177,10 @@ class AlignedPlanner {
   // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few
   // as can be.
   bool plan_held(AlignedPlan& plan) const {
-    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % plan.vec)
+    constexpr int kVec = 8;  // halves
+    if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % kVec)
       return false;
-    const int64_t rows = p_.rows(), vectors = p_.length / plan.vec, parts = ceil_div(vectors, kHeldPart);
+    const int64_t rows = p_.rows(), vectors = p_.length / kVec, parts = ceil_div(vectors, kHeldPart);
     const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
     if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
     int64_t rounds = 1;
@@ -199,7 +189,7 @@ class AlignedPlanner {
     plan.held = static_cast<int>(rounds);
     plan.kernel = AlignedKernel::kResidentRows;
     plan.tiles = parts;
-    plan.tile_elements = kHeldPart * plan.vec;
+    plan.tile_elements = kHeldPart * kVec;
     plan.workspace_bytes = 16 * (rows * parts + kMostRingBlocks);
     return true;
   }
@@ -211,7 +201,7 @@ class AlignedPlanner {
     const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
     const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
     if (device_.cluster < kMaxCluster || !(number || steps) || p_.backward) return false;
-    const int64_t vectors = ceil_div(p_.length, plan.vec),
+    const int64_t vectors = ceil_div(p_.length, 16 / bytes_of(p_.dtype)),
                   most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
     // As few clusters as can be, for each has to read what lies before it.
     const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);

@@ -60,7 +60,7 @@ class JsonObject {
 inline void describe_pieces(const DirectWindowPlan&, JsonObject&) {}
 inline void describe_pieces(const ComposedWindowPlan& plan, JsonObject& pieces) { pieces.add("rows", plan.rows); }
 inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
-  pieces.add("vec", plan.vec).add("warps", plan.warps).add("tiles", plan.tiles);
+  pieces.add("warps", plan.warps).add("tiles", plan.tiles);
   pieces.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
   pieces.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_stretches", plan.long_stretches);
   pieces.add_set("cluster", plan.cluster).add_set("alone", plan.alone).add_set("whole_chunks", plan.whole_chunks);

@@ -20,8 +20,10 @@ constexpr int kRereadWarps = 8;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
-// Elements of a warp's stretch in the row kernel (rows/tile_rows.cuh, kChunksOf).
-inline int64_t warp_elements(int64_t bytes, int vec) { return 32 * vec * (bytes > 8 ? 2 : 4); }
+// The row kernel (rows/tile_rows.cuh): vectors of a thread, whose registers bound how many blocks are in flight, and
+// elements of a warp's stretch.
+constexpr int kRowChunks = 4;
+inline int64_t warp_elements(int64_t bytes) { return 32 * (16 / bytes) * kRowChunks; }
 
 // The streaming kernel (long_rows/async_stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory,
 // for so many tensors read.
