@@ -242,6 +242,7 @@ for backend in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_caches_between_processes() -> None:
     # Graphs are found by this tag, and so by no earlier run of the test; in a folder of its own the compiler would
     # compile the headers of torch again, for 15 seconds.

@@ -33,8 +33,9 @@ pytest.importorskip("triton")
 B, T = 5, 37
 
 
+@pytest.mark.slow
 @starts_the_interpreter
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("marks", ["not slow", "slow"])
 def test_in_the_interpreter(marks: str) -> None:
     run_in_the_interpreter(__file__, "-m", marks)
 

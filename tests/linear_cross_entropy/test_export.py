@@ -65,7 +65,7 @@ def test_a_saved_program(device: str, dynamic: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(*problem(steps, device)), model(*problem(steps, device)))
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 def test_aot_inductor(device: str, dynamic: bool, tmp_path: Path) -> None:
     model = Evaluation()
     program = exported(model, device, ("x", "y"), dynamic)
@@ -75,6 +75,7 @@ def test_aot_inductor(device: str, dynamic: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(tuple(compiled(*problem(steps, device))), model(*problem(steps, device)))
 
 
+@pytest.mark.slow
 def test_aot_inductor_of_the_loss_module(device: str, tmp_path: Path) -> None:
     model = LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True, shift=True, z_loss=1e-3)
     program = exported(model, device, ("input", "target"), True)
@@ -98,7 +99,7 @@ class PolicyLoss(torch.nn.Module):
         return -(log_probs * returns).mean() - 0.01 * entropy.mean() + loss
 
 
-@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "enabled"])
+@pytest.mark.parametrize("enabled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "enabled"])
 def test_aot_inductor_of_both_ops(device: str, enabled: bool, tmp_path: Path) -> None:
     def arguments(steps: int) -> tuple[Tensor, ...]:
         rewards = torch.rand(2, steps, device=device)

@@ -15,8 +15,9 @@ pytest.importorskip("triton")
 FILES = [str(Path(__file__).with_name(f"test_{part}.py")) for part in ("columns", "tails", "products")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("marks", ["not slow", "slow"])
 def test_in_the_interpreter(marks: str) -> None:
     """All files in one process: each would take five seconds to start."""
     run_in_the_interpreter(*FILES, "-m", marks)

@@ -61,7 +61,7 @@ def test_in_the_interpreter() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED or not _native.CPU_LIBRARY.loaded, reason="there are no compiled kernels")
-@pytest.mark.parametrize("isa", ["default", "avx2"])
+@pytest.mark.parametrize("isa", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
 def test_lesser_instruction_sets(isa: str) -> None:
     float64 = str(Path(__file__).with_name("test_rows_float64.py"))
     run_tests(__file__, float64, "-k", "op-cpu and (sizes or certain or 2500 or float64)", TORCH_DCS_CPU_ISA=isa)
