@@ -7,10 +7,11 @@ called once a level, as aten's own are, so a `Node` below it only ever serves a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, func
 from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
@@ -84,3 +85,30 @@ def primals(tensors: tuple[Tensor | None, ...]) -> Any:
 def below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
     """Calls `op` with the keys that come after autograd."""
     return op._handle.redispatch_boxed(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
+
+
+def pull_back(
+    ctx: Any,
+    operands: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    gradients_of: Callable[[Sequence[Tensor | None], tuple[bool, ...]], Sequence[Tensor]],
+) -> list[Tensor | None]:
+    """The backward of a Node whose results are gradients: from their cotangents those of its `operands`.
+
+    The operands are the node's arguments after the first, and `ctx.needs` says which results are gradients.
+    `gradients_of(operands, needs)` forms all of them, differentiably; only those with a cotangent are needed.
+    """
+    given = tuple(need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True))
+    wanted = [index for index, need in enumerate(ctx.needs_input_grad[1 : 1 + len(operands)]) if need]
+    found: list[Tensor | None] = [None] * len(operands)
+    if any(given) and wanted:
+
+        def gradients(values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+            every = gradients_of([values.get(index, operand) for index, operand in enumerate(operands)], given)
+            return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+
+        pullback = func.vjp(gradients, {index: operands[index] for index in wanted})[1]
+        (by_index,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
+        for index in wanted:
+            found[index] = by_index[index]
+    return found

@@ -12,16 +12,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, func
+from torch import Tensor
 
 from ... import _registry
 from ...reference.linear_cross_entropy import loss as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
-from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, pull_back, run_below, tracked
 from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
@@ -150,24 +151,15 @@ class GradientFunction(Node):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         *operands, target, weight = ctx.saved_tensors
-        given = [need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True)]
-        wanted = [index for index, need in enumerate(ctx.needs_input_grad[1:7]) if need]
-        found: list[Tensor | None] = [None] * 6
-        if any(given) and wanted:
-            names = ("grad_loss", "grad_lse", "grad_entropy", "input", "linear_weight", "linear_bias")
 
-            def gradients(values: dict[str, Tensor]) -> tuple[Tensor, ...]:
-                merged = dict(zip(names, operands, strict=True)) | values
-                every = reference.linear_cross_entropy_gradients(
-                    **merged, target=target, weight=weight, options=ctx.options, needs=Needs(*given)
-                )
-                return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+        def gradients_of(values: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
+            grad_loss, grad_lse, grad_entropy, input, linear_weight, bias = values
+            results = grad_loss, grad_lse, grad_entropy
+            return reference.linear_cross_entropy_gradients(
+                *results, input, linear_weight, target, bias, weight, ctx.options, Needs(*needs)
+            )
 
-            pullback = func.vjp(gradients, {names[index]: operands[index] for index in wanted})[1]
-            (by_name,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
-            for index in wanted:
-                found[index] = by_name[names[index]]
-        return (None, *found, None, None, None, None)
+        return (None, *pull_back(ctx, operands, cotangents, gradients_of), None, None, None, None)
 
 
 def forward_autograd(

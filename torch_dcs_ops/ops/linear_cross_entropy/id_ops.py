@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, func
+from torch import Tensor
 
 from ... import _registry
 from ...reference.linear_cross_entropy import log_probs as reference
@@ -13,7 +14,7 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
 from .ids import IdUpstream
@@ -219,24 +220,15 @@ class IdGradientFunction(Node):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         *operands, ids = ctx.saved_tensors
-        given = [need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True)]
-        wanted = [index for index, need in enumerate(ctx.needs_input_grad[1:7]) if need]
-        found: list[Tensor | None] = [None] * 6
-        if any(given) and wanted:
-            names = ("grad_log_probs", "grad_entropy", "grad_lse", "input", "linear_weight", "linear_bias")
 
-            def gradients(values: dict[str, Tensor]) -> Results:
-                merged = dict(zip(names, operands, strict=True)) | values
-                every = reference.linear_log_probs_gradients(
-                    **merged, ids=ids, options=ctx.options, needs=Needs(*given)
-                )
-                return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+        def gradients_of(values: Sequence[Any], needs: tuple[bool, ...]) -> Results:
+            grad_log_probs, grad_entropy, grad_lse, input, linear_weight, bias = values
+            results = grad_log_probs, grad_entropy, grad_lse
+            return reference.linear_log_probs_gradients(
+                *results, input, linear_weight, ids, bias, ctx.options, Needs(*needs)
+            )
 
-            pullback = func.vjp(gradients, {names[index]: operands[index] for index in wanted})[1]
-            (by_name,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
-            for index in wanted:
-                found[index] = by_name[names[index]]
-        return (None, *found, None, None, None)
+        return (None, *pull_back(ctx, operands, cotangents, gradients_of), None, None, None)
 
 
 def _check_backward(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, func
+from torch import Tensor
 
 from ... import _registry
 from ...reference.linear_cross_entropy import kl_div as reference
@@ -14,7 +15,7 @@ from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
 from .._common.validate import check_device, check_layouts, dtype_name, fail, known
 from . import kl_chunks as driver
 from .arguments import apply_scale, check_argument_types
@@ -217,22 +218,12 @@ class DivergenceGradientFunction(Node):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         *tensors, target = ctx.saved_tensors
-        given = tuple(need and cotangent is not None for cotangent, need in zip(cotangents, ctx.needs, strict=True))
-        wanted = [index for index, need in enumerate(ctx.needs_input_grad[1 : 2 + _TENSORS]) if need]
-        found: list[Tensor | None] = [None] * (1 + _TENSORS)
-        if any(given) and wanted:
 
-            def gradients(values: dict[int, Tensor]) -> tuple[Tensor, ...]:
-                grad, *operands = (values.get(index, tensor) for index, tensor in enumerate(tensors))
-                assert grad is not None
-                every = reference.linear_kl_div_gradients(grad, tuple(operands), target, ctx.options, given)
-                return tuple(gradient for gradient, has in zip(every, given, strict=True) if has)
+        def gradients_of(values: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
+            grad, *operands = values
+            return reference.linear_kl_div_gradients(grad, tuple(operands), target, ctx.options, needs)
 
-            pullback = func.vjp(gradients, {index: tensors[index] for index in wanted})[1]
-            (by_index,) = pullback(tuple(c for c, has in zip(cotangents, given, strict=True) if has))
-            for index in wanted:
-                found[index] = by_index[index]
-        return (None, *found, None, None, None)
+        return (None, *pull_back(ctx, tensors, cotangents, gradients_of), None, None, None)
 
 
 def _split(args: tuple[Any, ...]) -> tuple[Tensor, Operands, Tensor | None, Divergence, tuple[bool, ...]]:
