@@ -2,24 +2,15 @@
 // `columns_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything
 // was.
 #include "emulation.h"
+#include "trials.h"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
 #include "dcs/scan/plan/kernels.h"
 
 using namespace dcs;
+using trials::narrowed, trials::widened;
 
 namespace {
-
-template <typename T>
-T narrowed(double value) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16(static_cast<float>(value));
-  else return static_cast<T>(value);
-}
-template <typename T>
-double widened(T value) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
-  else return static_cast<double>(value);
-}
 
 enum class Lie { kDense, kPadded, kMoved, kSpread, kOneOuter, kOneStep };  // how an operand lies in memory
 
@@ -258,18 +249,7 @@ Case draw(std::mt19937& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) return 2;
-  const int cases = std::atoi(arguments[1]);
-  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
-  int wrong = 0;
-  for (int i = 0; i < cases; ++i) {
-    const Case c = draw(random);
-    const unsigned type = random() % 3;
-    const bool is_right = type == 0 ? Trial<float>(c).run()
-        : type == 1                 ? Trial<__nv_bfloat16>(c).run()
-                                    : Trial<double>(c).run();
-    wrong += !is_right;
-  }
-  printf("%d cases, %d wrong\n", cases, wrong);
-  return wrong != 0;
+  return trials::run_all(
+      count, arguments, [](int, std::mt19937& random) { return draw(random); },
+      [](const Case& c, auto type, std::mt19937&) { return Trial<typename decltype(type)::type>(c).run(); });
 }

@@ -1,22 +1,13 @@
 // Random problems through the kernels of contiguous time (csrc/cuda/scan/rows) on a CPU, against the recurrence in
 // double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
+#include "trials.h"
 #include "scan/rows/flat_launch.cuh"
 
 using namespace dcs;
+using trials::narrowed, trials::widened;
 
 namespace {
-
-template <typename T>
-T narrowed(double value) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16(static_cast<float>(value));
-  else return static_cast<T>(value);
-}
-template <typename T>
-double widened(T value) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
-  else return value;
-}
 
 struct Case {
   int64_t rows, length;
@@ -265,18 +256,7 @@ Case draw(std::mt19937& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) return 2;
-  const int cases = std::atoi(arguments[1]);
-  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
-  int wrong = 0;
-  for (int i = 0; i < cases; ++i) {
-    const Case c = draw(random);
-    const unsigned type = random() % 3;
-    const bool is_right = type == 0 ? Trial<float>(c).run()
-        : type == 1                 ? Trial<__nv_bfloat16>(c).run()
-                                    : Trial<double>(c).run();
-    wrong += !is_right;
-  }
-  printf("%d cases, %d wrong\n", cases, wrong);
-  return wrong != 0;
+  return trials::run_all(
+      count, arguments, [](int, std::mt19937& random) { return draw(random); },
+      [](const Case& c, auto type, std::mt19937&) { return Trial<typename decltype(type)::type>(c).run(); });
 }

@@ -1,6 +1,7 @@
 // Random problems through the softmax kernels of any shape (csrc/cuda/softmax/any_shape) on a CPU, against softmax in
 // long double: `any_shape_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
+#include "trials.h"
 
 #include <numeric>
 
@@ -24,6 +25,7 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #include "softmax/any_shape/launch.cuh"
 
 using namespace dcs;
+using trials::narrowed, trials::widened;
 
 namespace {
 
@@ -32,17 +34,6 @@ struct Case {
   bool backward, in_place, special;
   int multiprocessors;
 };
-
-template <typename T>
-T narrowed(double value) {
-  if constexpr (sizeof(T) == 2) return __float2bfloat16(static_cast<float>(value));
-  else return static_cast<T>(value);
-}
-template <typename T>
-double widened(T value) {
-  if constexpr (sizeof(T) == 2) return __bfloat162float(value);
-  else return value;
-}
 
 // `size` elements, between others that must stay as they are.
 template <typename T>
@@ -178,18 +169,10 @@ Case long_case(int index, std::mt19937& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) return 2;
-  const int cases = std::atoi(arguments[1]);
-  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
-  int wrong = 0;
-  for (int i = 0; i < cases; ++i) {
-    const Case c = i < kLongCount ? long_case(i, random) : draw(random);
-    const unsigned type = random() % 3, seed = random();
-    const bool is_right = type == 0 ? Trial<float>(c, seed).run()
-        : type == 1                 ? Trial<__nv_bfloat16>(c, seed).run()
-                                    : Trial<double>(c, seed).run();
-    wrong += !is_right;
-  }
-  printf("%d cases, %d wrong\n", cases, wrong);
-  return wrong != 0;
+  const auto draw_or_take = [](int i, std::mt19937& random) {
+    return i < kLongCount ? long_case(i, random) : draw(random);
+  };
+  return trials::run_all(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
+    return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();
+  });
 }

@@ -1,0 +1,49 @@
+// What the programs have in common that run random problems through kernels on a CPU: `PROGRAM CASES SEED` prints what
+// is wrong; the exit status says whether anything was.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <type_traits>
+
+namespace trials {
+
+template <typename T>
+T narrowed(double value) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16(static_cast<float>(value));
+  else return static_cast<T>(value);
+}
+template <typename T>
+double widened(T value) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
+  else return static_cast<double>(value);
+}
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// `draw(number, random)` is a case; `run(case, Type<T>(), random)` says whether it is right in T, drawn too.
+template <typename Draw, typename Run>
+int run_all(int count, char** arguments, const Draw& draw, const Run& run) {
+  if (count != 3) return 2;
+  const int cases = std::atoi(arguments[1]);
+  std::mt19937 random(static_cast<unsigned>(std::atoi(arguments[2])));
+  int wrong = 0;
+  for (int i = 0; i < cases; ++i) {
+    const auto c = draw(i, random);
+    const unsigned type = random() % 3;
+    const bool is_right = type == 0 ? run(c, Type<float>(), random)
+        : type == 1                 ? run(c, Type<__nv_bfloat16>(), random)
+                                    : run(c, Type<double>(), random);
+    wrong += !is_right;
+  }
+  printf("%d cases, %d wrong\n", cases, wrong);
+  return wrong != 0;
+}
+
+}  // namespace trials
