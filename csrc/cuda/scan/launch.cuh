@@ -203,19 +203,20 @@ void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, c
   else launch(one, usual);
 }
 
+// Of 256 threads, which stride over so many values.
+inline unsigned window_blocks(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20));
+}
+
 template <typename T>
 void launch_direct_window(const ScanProblem& problem, cudaStream_t stream) {
-  const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows() * problem.length, 256), 1 << 20);
-  window_direct_kernel<T><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(problem);
+  window_direct_kernel<T><<<window_blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
 }
 
 template <typename T>
 void launch_composed_window(
     const ScanProblem& problem, const ComposedWindowPlan& plan, void* workspace, cudaStream_t stream) {
   using Wide = typename Types<T>::Wide;
-  const auto blocks = [](int64_t count) {
-    return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20));
-  };
   const int64_t length = problem.length + (problem.initial ? 1 : 0);
   const int64_t capacity = plan.rows * length;
   Pieces<Wide> buffers[4];
@@ -225,7 +226,7 @@ void launch_composed_window(
     buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
   for (int64_t row = 0; row < problem.rows(); row += plan.rows) {
     const int64_t rows = std::min(plan.rows, problem.rows() - row);
-    const unsigned grid = blocks(rows * length);
+    const unsigned grid = window_blocks(rows * length);
     Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
     window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
     int64_t have = 0;
@@ -245,7 +246,7 @@ void launch_composed_window(
         std::swap(spare, doubled);
       }
     }
-    window_store_kernel<T><<<blocks(rows * problem.length), 256, 0, stream>>>(problem, row, rows, result);
+    window_store_kernel<T><<<window_blocks(rows * problem.length), 256, 0, stream>>>(problem, row, rows, result);
   }
 }
 

@@ -10,8 +10,9 @@ namespace dcs {
 struct TileCopy {
   const HeldColumnsParams& params;
   unsigned char* shared;
-  int64_t first;  // element of the tile's memory
-  int64_t count;  // elements
+  int64_t first;    // element of the tile's memory
+  int64_t count;    // elements
+  int64_t missing;  // before them in shared memory: a last tile's rows lie at its end where time runs backwards
 
   __device__ __forceinline__ TileCopy(
       const HeldColumnsParams& given, unsigned char* memory, int64_t tile, int64_t outer)
@@ -21,10 +22,8 @@ struct TileCopy {
                   end = min(begin + rows, p.length);
     first = (outer * p.length + (p.reverse ? p.length - end : begin)) * p.inner;
     count = (end - begin) * p.inner;
-    // A last tile's rows lie at its end where time runs backwards.
     missing = p.reverse ? (rows - (end - begin)) * p.inner : 0;
   }
-  int64_t missing;
 
   // Tile of the input, then of the gates.
   __device__ __forceinline__ char* tile_of(int which) const {

@@ -129,9 +129,9 @@ class AlignedPlanner {
       plan.warps = kTileWarps * (twice ? 2 : 1);
       plan.tile_elements = cluster_tile;
       plan.tiles = ceil_div(length, cluster_tile);
-      return counted(plan);
+      return true;
     }
-    return plan_stream(plan) && counted(plan);
+    return plan_stream(plan);
   }
 
   bool plan_stream(AlignedPlan& plan) const {
@@ -167,11 +167,6 @@ class AlignedPlanner {
     if (!ring) plan.zeroed_bytes = plan.workspace_bytes;
     else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks * (step ? 2 : 1);
     return true;
-  }
-
-  // The partial sums of gamma's gradient were counted before it had an address.
-  bool counted(const AlignedPlan& plan) const {
-    return !p_.backward || !p_.grad_gamma || p_.gamma_kind == GammaKind::kStep || plan.partials() <= p_.partials;
   }
 
   // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few
@@ -280,7 +275,7 @@ class AlignedPlanner {
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, forward = !p_.backward;
     // Pairs of columns halve the blocks: only where enough are left.
-    const bool can_pair = (bytes == 2 || forward) && columns_pair(bytes);
+    const bool can_pair = (bytes == 2 || forward) && columns_pair(p_);
     const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
     plan.columns = pairs ? 2 : 1;
     int64_t steps = step ? 8 : 16;
@@ -307,14 +302,6 @@ class AlignedPlanner {
     }
     const int64_t blocks = ceil_div(p_.rows(), (plan.half_warps ? 16 : 32) * plan.columns);
     return blocks >= device_.multiprocessors || p_.length <= plan.warps * steps;
-  }
-
-  // Two neighboring columns make a word.
-  bool columns_pair(int64_t bytes) const {
-    return p_.inner % 2 == 0 && all_operands(p_, [bytes](const void* pointer, const Strides& s, int64_t) {
-      return s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % (2 * bytes) == 0 && s.time % 2 == 0 &&
-          s.outer % 2 == 0;
-    });
   }
 
   const ScanProblem& p_;

@@ -29,25 +29,19 @@ struct HeldColumnsPlan {
   double part_power;  // of a number gamma, over a part
 };
 
-// Two neighboring halves make a word in all operands.
-inline bool columns_pair(const ScanProblem& p) {
-  return bytes_of(p.dtype) == 2 && p.inner % 2 == 0 &&
-      all_operands(p, [](const void* pointer, const Strides& s, int64_t bytes) {
-        return bytes == 1 ||
-            (s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % 4 == 0 && s.time % 2 == 0 && s.outer % 2 == 0);
-      });
-}
+// Halves are read in pairs.
+inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
 // Any strides, sizes and gammas.
 inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits&) {
   if (is_windowed(p)) return std::nullopt;
-  const bool pairs = columns_pair(p);
+  const bool pairs = halves_pair(p);
   return WalkColumnsPlan{pairs, ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads)};
 }
 
 // Enough columns to fill the GPU, or few steps.
 inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const int64_t cells = p.rows() / (columns_pair(p) ? 2 : 1);
+  const int64_t cells = p.rows() / (halves_pair(p) ? 2 : 1);
   if (p.length > kFewSteps && cells < int64_t{kWalkCells} * device.multiprocessors) return std::nullopt;
   return plan_any_columns(p, device);
 }
@@ -86,7 +80,6 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.groups = ceil_div(plan.tiles, kFan);
   plan.flat_bytes = plan.flat ? ceil_div(plan.parts * plan.part_steps * row_bytes, 16) * 16 : 0;
   plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);
-  if (plan.shared_bytes > kMostFlatBytes) plan.flat = false, plan.shared_bytes = 0;
   if (plan.tiles > 1)
     plan.workspace_bytes =
         (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) * (step ? 2 : 1);

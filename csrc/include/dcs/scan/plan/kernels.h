@@ -39,7 +39,7 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {"direct_window", "windows of at most 64 steps", plan_by<plan_direct_window>},
     {"composed_window", "longer windows", plan_by<plan_composed_window>},
-    {"aligned", "aligned operands of at most four bytes an element, no resets or initial values",
+    {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"flat_rows", "contiguous rows that fit into a block", plan_by<plan_flat_rows>},
     {"long_rows", "longer contiguous rows", plan_by<plan_long_rows>},

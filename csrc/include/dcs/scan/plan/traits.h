@@ -62,4 +62,13 @@ bool all_operands(const ScanProblem& p, const Test& test) {
       (!(p.backward && step) || test(p.grad_gamma, p.grad_gamma_strides, bytes));
 }
 
+// Two neighboring columns make a word in all operands but the flags.
+inline bool columns_pair(const ScanProblem& p) {
+  return p.inner % 2 == 0 && all_operands(p, [](const void* pointer, const Strides& s, int64_t bytes) {
+    return bytes == 1 ||
+        (s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % (2 * bytes) == 0 && s.time % 2 == 0 &&
+            s.outer % 2 == 0);
+  });
+}
+
 }  // namespace dcs

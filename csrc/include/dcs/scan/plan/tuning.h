@@ -108,7 +108,8 @@ constexpr int kHeldWords = 32;                // of four bytes that a thread hol
 constexpr int kHeldBatch = 4;                 // of its steps at once
 constexpr int kSpan = 32;                     // columns of a block that holds its tile, at most
 constexpr int kFan = kColumnThreads / kSpan;  // tiles of a group: a word for each part
-constexpr int kMostFlatBytes = 64 << 10;      // of a tile in shared memory
+// Of a tile in shared memory, and of its gates where they are there: threads hold all of it.
+constexpr int kMostFlatBytes = 4 * kHeldWords * kColumnThreads;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
