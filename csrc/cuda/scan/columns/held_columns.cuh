@@ -24,7 +24,8 @@ struct HeldColumns {
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;
-  int64_t tile, walk, first_step;  // of the walk's tiles; in the order of the scan
+  uint32_t tile, walk;  // of the walk's tiles
+  int64_t first_step;   // in the order of the scan
   ColumnPlace at;
   int part, column, width, count;  // column of the block's `width`; steps
   Wide gamma;
@@ -33,15 +34,17 @@ struct HeldColumns {
   uint32_t cuts = 0, drops = 0;  // a bit a step
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
-    tile = blockIdx.x / t.walks;
-    walk = blockIdx.x - tile * t.walks;
-    const int64_t outer = t.spans == 1 ? walk : walk / t.spans, first = (walk - outer * t.spans) * t.span;
+    const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
+    tile = blockIdx.x / walks;
+    walk = blockIdx.x - tile * walks;
+    const uint32_t outer = spans == 1 ? walk : walk / spans;
+    const int64_t first = int64_t{walk - outer * spans} * t.span;
     width = static_cast<int>(min(int64_t{t.span}, p.inner - first));
     part = static_cast<int>(threadIdx.x) / t.span;
     column = static_cast<int>(threadIdx.x) - part * t.span;
     const bool works = part < t.parts && column < width;
-    at = {outer, first + (column < width ? column : 0)};
-    first_step = (tile * t.parts + part) * t.part_steps;
+    at = {int64_t{outer}, first + (column < width ? column : 0)};
+    first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
     count = works ? static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step))) : 0;
     gamma = Values::gamma_of(p, at, 0);
     if constexpr (!kStep && sizeof(T) == 2) gate = make_gate<float, kShort>(gamma);

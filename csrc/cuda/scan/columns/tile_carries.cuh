@@ -33,13 +33,13 @@ struct TileCarries {
   const HeldColumnsParams& params;
   const HeldColumnsPlan& t = params.plan;
   CarryExchange<Wide, kStep>& shared;
-  int64_t tile, walk;
+  uint32_t tile, walk;
   int part, column, width;       // columns of the block
   int before, groups_before;     // tiles before in the group, groups before in theirs
   Wide power = cast<Wide>(1.0);  // over a part, without gates of steps
 
   __device__ __forceinline__ TileCarries(const HeldColumnsParams& given, CarryExchange<Wide, kStep>& memory,
-      int64_t of_tile, int64_t of_walk, int of_part, int of_column, int columns, Wide gamma)
+      uint32_t of_tile, uint32_t of_walk, int of_part, int of_column, int columns, Wide gamma)
       : params(given), shared(memory), tile(of_tile), walk(of_walk), part(of_part), column(of_column), width(columns) {
     before = static_cast<int>(tile % kFan);
     groups_before = static_cast<int>(tile / kFan % kFan);
@@ -136,7 +136,7 @@ struct TileCarries {
 
   // What the tile needs of other tiles and of groups, a word of each for every part: to shared memory.
   __device__ __forceinline__ void collect() const {
-    const int64_t group = tile / kFan, above = group / kFan;
+    const uint32_t group = tile / kFan, above = group / kFan;
     const bool wants_tile = part < before, wants_group = part < groups_before;
     const Words* const of_tile = word_of(0, group * kFan + (wants_tile ? part : 0));
     const Words* const of_group = word_of(1, above * kFan + (wants_group ? part : 0));
@@ -162,7 +162,7 @@ struct TileCarries {
   // What enters the tile, from its own piece and what was collected. All but a step is done before it is known what
   // enters its group of groups.
   __device__ __forceinline__ Wide carry_after(const Piece<Wide>& own, Wide initial) const {
-    const int64_t group = tile / kFan, above = group / kFan;
+    const uint32_t group = tile / kFan, above = group / kFan;
     const bool ends_group = before + 1 == kFan && tile + 1 < t.tiles,
                ends_above = ends_group && groups_before + 1 == kFan;
     Piece<Wide> in_group = identity<Wide>(), in_above = identity<Wide>();

@@ -206,7 +206,10 @@ template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   ColumnPlace at;
-  at.outer = p.outer == 1 ? 0 : cell / cells;
+  // A 64-bit division takes as long as some steps.
+  at.outer = p.outer == 1 ? 0
+      : (cell | cells) >> 32 ? cell / cells
+                             : static_cast<uint32_t>(cell) / static_cast<uint32_t>(cells);
   at.column = (cell - at.outer * cells) * kUnit;
   if (at.outer >= p.outer || at.column >= p.inner) return;
   ColumnWalk<T, kStep, kBackward, kUnit> walk(p, at);
