@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,9 +109,13 @@ def test_linear_cross_entropy(device: str, reduction: str) -> None:
     torch.testing.assert_close(found, (reduced.float(), entropy.flatten().float()), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, ids = operands(torch.float32, "cpu", (5,))
-    with pytest.raises(NotImplementedError, match=r"dist_process_group must be None, .* got group"):
-        verl.linear_cross_entropy(x, w, ids, 1.0, "none", "group")
+    group = SimpleNamespace(size=lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: group.size())
+    with pytest.raises(NotImplementedError, match=r"dist_process_group must be None or hold one .*, got 2 processes"):
+        verl.linear_cross_entropy(x, w, ids, 1.0, "none", group)
+    group.size = lambda: 1
+    verl.linear_cross_entropy(x, w, ids, 1.0, "none", group)
     with pytest.raises(ValueError, match=r"reduction must be .*, got 'max'"):
         verl.linear_cross_entropy(x, w, ids, 1.0, "max")

@@ -70,12 +70,9 @@ class _LogProbs:
             x, w, targets, linear_bias=b, logit_scale=scale, softcap=softcap, need_entropy=wants_entropy,
             return_predictions=wants_top,
         )  # fmt: skip
-        first, *others = results if isinstance(results, tuple) else (results,)
-        found: dict[str, Tensor] = {}
-        if wants_entropy:
-            found["entropy"] = others.pop(0).float()
-        if wants_top:
-            found["is_top1"] = others.pop(0) == targets
+        names = ["log_probs", *["entropy"] * wants_entropy, *["is_top1"] * wants_top]
+        found: dict[str, Tensor] = dict(zip(names, results if len(names) > 1 else (results,), strict=True))
+        found = {name: value == targets if name == "is_top1" else value.float() for name, value in found.items()}
         if "mean_logits" in outputs and softcap is None:
             found["mean_logits"] = _mean_logits(x, w, b, scale)
         rest = tuple(name for name in _OUTPUTS if name in outputs and name not in found)
@@ -85,7 +82,7 @@ class _LogProbs:
                     hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, rest
                 )
             found.update((name, value) for name, value in zip(_OUTPUTS, own, strict=True) if name in rest)
-        return first.float(), *map(found.get, _OUTPUTS)
+        return found["log_probs"], *map(found.get, _OUTPUTS)
 
 
 @torch.no_grad()

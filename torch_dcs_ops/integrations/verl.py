@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..ops.linear_cross_entropy.log_probs import linear_log_probs
@@ -71,19 +72,20 @@ def linear_cross_entropy(
         labels: (...), integers; N of them.
         temperature: divides the logits.
         reduction: "none", "sum" or "mean", of the log-probabilities alone.
-        dist_process_group: must be None; verl's splits the vocabulary over this group.
+        dist_process_group: None, or a group of one process; verl's splits the vocabulary over this group.
 
     Returns:
         Log-probabilities (N,), or () with a reduction, and entropy (N,), float32.
 
     Raises:
-        NotImplementedError: a process group is given (tensor parallelism of Megatron).
+        NotImplementedError: the group has more processes (tensor parallelism of Megatron).
         ValueError: an unknown reduction.
     """
-    if dist_process_group is not None:
+    processes = 1 if dist_process_group is None else dist.get_world_size(dist_process_group)
+    if processes > 1:
         raise NotImplementedError(
-            f"verl.linear_cross_entropy: dist_process_group must be None, a head that is split over processes is not "
-            f"supported, got {dist_process_group}"
+            "verl.linear_cross_entropy: dist_process_group must be None or hold one process, as a head that is split "
+            f"over processes is not supported, got {processes} processes"
         )
     if reduction.lower() not in ("none", "sum", "mean"):
         raise ValueError(f'verl.linear_cross_entropy: reduction must be "none", "sum" or "mean", got {reduction!r}')
