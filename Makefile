@@ -9,6 +9,7 @@
 #   make bench     benchmarks/, CPU and, where there is a GPU, CUDA
 #   make lint      ruff, clang-format and mypy; make format applies the formatters
 #   make wheel     dist/*.whl for every supported GPU
+#   make hub       dist/hub, a kernel repository of the Hugging Face Hub, from that wheel
 #   make clean     all of the above away
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -35,7 +36,7 @@ PYTHON_FILES := $(VENV)/.python-files
 NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
 export MPLBACKEND := Agg
 
-.PHONY: help env build demo test test-all test-cpus bench lint format wheel clean FORCE
+.PHONY: help env build demo test test-all test-cpus bench lint format wheel hub clean FORCE
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
@@ -125,6 +126,9 @@ wheel: $(ENV_STAMP)
 	DCS_CUDA_ARCHITECTURES="$(WHEEL_CUDA_ARCHITECTURES)" PATH="$(abspath $(BIN)):$$PATH" \
 	  $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	ls -l dist
+
+hub: wheel
+	@$(BIN)/python .ci/hub.py "$$(ls -t dist/torch_dcs_ops-*.whl | head -n 1)" dist/hub
 
 clean:
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
