@@ -22,7 +22,8 @@ def call(**changes: Any) -> dict[str, Any]:
     return {"rewards": X, "values": X, "bootstrap_value": LAST, "terminated": DONE} | changes
 
 
-# (arguments of gae, exception, sentence); those of `raw` are the op's own too.
+# (arguments of gae, exception, sentence); those of `raw` are the op's own too. The functions promote dtypes.
+PROMOTED = {"values of another dtype", "flags of another float", "bootstrap_value of another dtype"}
 TABLE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "integer rewards": (
         call(rewards=X.long()),
@@ -172,7 +173,7 @@ def raw(arguments: dict[str, Any]) -> tuple[Any, ...]:
     return (*(arguments.get(name) for name in names), 1.0, None, 0.9, None, 1.0, 1.0, 1.0, dim, True, True, False)
 
 
-@pytest.mark.parametrize("case", TABLE | FUNCTIONS_ONLY)
+@pytest.mark.parametrize("case", [case for case in TABLE | FUNCTIONS_ONLY if case not in PROMOTED])
 def test_sentences(case: str) -> None:
     arguments, exception, sentence = (TABLE | FUNCTIONS_ONLY)[case]
     with pytest.raises(exception, match=f"^gae: {re.escape(sentence)}"):
