@@ -69,7 +69,8 @@ def promoted(
         last = last.squeeze(time_dim)
 
     def cast(tensor: Any) -> Any:
-        return tensor.to(dtype) if isinstance(tensor, Tensor) else tensor
+        # Only where it differs: a graph would have a node for it, and no longer a call with nothing around it.
+        return tensor.to(dtype) if isinstance(tensor, Tensor) and tensor.dtype != dtype else tensor
 
     def flag(tensor: Any) -> Any:
         differs = isinstance(tensor, Tensor) and tensor.dtype in FLOATING and tensor.dtype != dtype
