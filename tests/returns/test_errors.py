@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_dcs_ops import returns
-from torch_dcs_ops.integrations import torchrl
 
 OP = torch.ops.dcs._temporal_difference_scan.default
 X = torch.ones(4, 3)
@@ -347,13 +346,3 @@ def test_ratios_and_thresholds(name: str, changes: dict[str, Any], sentence: str
     arguments = {"rhos": X, "next_values": X, "terminated": DONE} | changes
     with pytest.raises(RuntimeError, match=re.escape(f"{name}: {sentence}")):
         getattr(returns, name)(X, X, **arguments)
-
-
-def test_torchrl_rolling_gamma() -> None:
-    x = torch.randn(3, 5, 1)
-    done = x > 1
-    refused = "rolling_gamma must be None or True, got False"
-    with pytest.raises(NotImplementedError, match=refused):
-        torchrl.vec_td_lambda_return_estimate(0.9, 0.8, x, x, done, None, False)
-    rolling = torchrl.vec_td_lambda_return_estimate(torch.full_like(x, 0.9), 0.8, x, x, done, None, True)
-    torch.testing.assert_close(rolling, torchrl.vec_td_lambda_return_estimate(0.9, 0.8, x, x, done))

@@ -4,13 +4,15 @@
 and loss module takes them; `disable()` (`unpatch()`) takes them out again. `GAE`, `TDLambdaEstimator` and `VTrace` are
 torchrl's classes over these functions, with nothing replaced. The functions may also be called as they are.
 
-They have the names, arguments and results of torchrl.objectives.value.functional: tensors (*batch, T, *features), time
-at `time_dim`; `next_state_value` is the value before a reset, `terminated` (default: `done`) says where it does not
-count, and `done` where nothing is carried across. gamma and lmbda are numbers or tensors that broadcast against reward.
-A value of a next state that does not count may be NaN here. `rolling_gamma=False` is left to torchrl's own function.
+torchrl computes in the default dtype what it makes of numbers and flags, so that float64 operands with numbers for
+discounts have float32's accuracy there unless that is float64; here they have their own.
 
-torchrl is imported by `enable()`, by the classes and for `rolling_gamma=False`. Needs torchrl >= 0.9; developed with
-0.14.
+They have the names, arguments and results of torchrl.objectives.value.functional: tensors (*batch, T, *features), time
+at `time_dim`, results of reward's shape. `next_state_value` is the value before a reset, `terminated` (default: `done`)
+says where it does not count, `done` where nothing is carried across. gamma and lmbda are numbers or tensors that
+broadcast against reward. A value that does not count may be NaN. `rolling_gamma=False` is left to torchrl's function.
+
+torchrl >= 0.9 is imported by `enable()`, by the classes and for `rolling_gamma=False`; developed with 0.14.
 """
 
 from __future__ import annotations
@@ -18,85 +20,115 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from ..returns import discounted_returns, gae, td_lambda_returns
+from ._torchrl_functions import (
+    MODULE,
+    generalized_advantage_estimate,
+    replaced,
+    td0_advantage_estimate,
+    td0_return_estimate,
+    td1_advantage_estimate,
+    td1_return_estimate,
+    td_lambda_advantage_estimate,
+    td_lambda_return_estimate,
+    vec_generalized_advantage_estimate,
+    vec_td1_advantage_estimate,
+    vec_td1_return_estimate,
+    vec_td_lambda_advantage_estimate,
+    vec_td_lambda_return_estimate,
+    vtrace_advantage_estimate,
+)
 
 if TYPE_CHECKING:
-    from ._torchrl_estimators import GAE, TDLambdaEstimator, VTrace
+    from ._torchrl_estimators import GAE as GAE
+    from ._torchrl_estimators import TDLambdaEstimator as TDLambdaEstimator
+    from ._torchrl_estimators import VTrace as VTrace
 
-FUNCTIONS = (
-    "generalized_advantage_estimate",
-    "vec_generalized_advantage_estimate",
-    "td0_advantage_estimate",
-    "td0_return_estimate",
-    "td1_return_estimate",
-    "vec_td1_return_estimate",
-    "td1_advantage_estimate",
-    "vec_td1_advantage_estimate",
-    "td_lambda_return_estimate",
-    "vec_td_lambda_return_estimate",
-    "td_lambda_advantage_estimate",
-    "vec_td_lambda_advantage_estimate",
-    "vtrace_advantage_estimate",
-)
-ESTIMATORS = ("GAE", "TDLambdaEstimator", "VTrace")
-__all__ = [  # noqa: PLE0604
-    *FUNCTIONS,
-    "GAE",
-    "TDLambdaEstimator",
-    "VTrace",
-    "disable",
-    "enable",
-    "patch",
-    "unpatch",
-]
-
-_MODULE = "torchrl.objectives.value.functional"
-_replaced: dict[str, Callable[..., Any]] = {}  # torchrl's own functions, while ours are in their place
+_OURS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        generalized_advantage_estimate,
+        vec_generalized_advantage_estimate,
+        td0_advantage_estimate,
+        td0_return_estimate,
+        td1_return_estimate,
+        vec_td1_return_estimate,
+        td1_advantage_estimate,
+        vec_td1_advantage_estimate,
+        td_lambda_return_estimate,
+        vec_td_lambda_return_estimate,
+        td_lambda_advantage_estimate,
+        vec_td_lambda_advantage_estimate,
+        vtrace_advantage_estimate,
+    )
+}
+FUNCTIONS, ESTIMATORS = tuple(_OURS), ("GAE", "TDLambdaEstimator", "VTrace")
+__all__ = [*FUNCTIONS, *ESTIMATORS, "disable", "enable", "patch", "unpatch"]
 
 
 def enable() -> None:
     """From here on torchrl computes its advantages and returns by these functions; a second call does nothing.
 
     They replace torchrl's in all of torchrl's modules that are imported, or will be. Names that other code has imported
-    from torchrl before stay torchrl's own.
+    from torchrl before stay torchrl's own. So does, with a warning, V-trace of a torchrl before 0.14, which at the end
+    of an episode takes the target of the next one.
 
     Raises:
         ImportError: torchrl is not installed.
         RuntimeError: a function of the installed torchrl is not there, or has other parameters. Nothing is replaced.
     """
-    if _replaced:
+    if replaced:
         return
-    functional = importlib.import_module(_MODULE)
+    functional = importlib.import_module(MODULE)
     originals = {name: _checked(functional, name) for name in FUNCTIONS}
-    _exchange({name: (original, globals()[name]) for name, original in originals.items()})
-    _replaced.update(originals)
+    if not vtrace_ends_with_episodes():
+        del originals["vtrace_advantage_estimate"]
+        warnings.warn(
+            f"torchrl.enable: vtrace_advantage_estimate is left as it is, as torchrl {_version()}'s takes the next "
+            "episode's target at the end of one; torchrl 0.14's does not",
+            stacklevel=2,
+        )
+    _exchange({name: (original, _OURS[name]) for name, original in originals.items()})
+    replaced.update(originals)
 
 
 def disable() -> None:
     """Gives torchrl its own functions back; without `enable()` it does nothing."""
-    _exchange({name: (globals()[name], original) for name, original in _replaced.items()})
-    _replaced.clear()
+    _exchange({name: (_OURS[name], original) for name, original in replaced.items()})
+    replaced.clear()
 
 
 patch, unpatch = enable, disable
+
+
+def vtrace_ends_with_episodes() -> bool:
+    """Whether torchrl's own V-trace is 0.14's: a step that is done, but not terminated, has its own next value."""
+    zero, after, done = torch.zeros(2, 1), torch.tensor([[1.0], [0.0]]), torch.tensor([[True], [False]])
+    own = replaced.get("vtrace_advantage_estimate") or importlib.import_module(MODULE).vtrace_advantage_estimate
+    advantage, _ = own(1.0, zero, zero, zero, after, zero, done, torch.zeros_like(done))
+    return bool(advantage[0] == 1.0)
 
 
 def _checked(functional: Any, name: str) -> Callable[..., Any]:
     """torchrl's function of this name, if it takes what ours takes."""
     original = getattr(functional, name, None)
     got = None if original is None else list(inspect.signature(original).parameters)
-    wanted = list(inspect.signature(globals()[name]).parameters)
+    wanted = list(inspect.signature(_OURS[name]).parameters)
     if original is None or got != wanted:
-        version = getattr(importlib.import_module("torchrl"), "__version__", "of an unknown version")
-        raise RuntimeError(f"torchrl.enable: {name} of torchrl {version} must have the parameters {wanted}, got {got}")
+        raise RuntimeError(
+            f"torchrl.enable: {name} of torchrl {_version()} must have the parameters {wanted}, got {got}"
+        )
     function: Callable[..., Any] = original
     return function
+
+
+def _version() -> str:
+    return str(getattr(importlib.import_module("torchrl"), "__version__", "of an unknown version"))
 
 
 def _exchange(pairs: dict[str, tuple[Any, Any]]) -> None:
@@ -108,300 +140,7 @@ def _exchange(pairs: dict[str, tuple[Any, Any]]) -> None:
                     setattr(module, name, new)
 
 
-def _own(name: str) -> Callable[..., Any]:
-    """torchrl's own function, replaced or not."""
-    function: Callable[..., Any] = _replaced.get(name) or getattr(importlib.import_module(_MODULE), name)
-    return function
-
-
 def __getattr__(name: str) -> Any:
     if name in ESTIMATORS:
         return getattr(importlib.import_module("._torchrl_estimators", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def vec_generalized_advantage_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    *,
-    time_dim: int = -2,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets, of the dtype that the operands are promoted to."""
-    _check_shapes("vec_generalized_advantage_estimate", reward, state_value=state_value,
-                  next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
-    return gae(
-        reward, state_value, next_values=_counting(next_state_value, done, terminated), terminated=None,
-        truncated=_bool(done), gamma=_rate(gamma, reward), gae_lambda=_rate(lmbda, reward), time_dim=time_dim,
-        check_discounts=False,
-    )  # fmt: skip
-
-
-def generalized_advantage_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    *,
-    time_dim: int = -2,
-) -> tuple[Tensor, Tensor]:
-    """Advantages, of next_state_value's dtype, and value targets."""
-    advantage, target = vec_generalized_advantage_estimate(
-        gamma, lmbda, state_value, next_state_value, reward, done, terminated, time_dim=time_dim
-    )
-    if advantage.dtype != next_state_value.dtype:
-        advantage = advantage.to(next_state_value.dtype)
-        target = advantage + state_value
-    return advantage, target
-
-
-def td0_return_estimate(
-    gamma: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    terminated: Tensor | None = None,
-    *,
-    done: Tensor | None = None,
-) -> Tensor:
-    """One-step returns. `done` is the old name of `terminated`."""
-    terminated = done if terminated is None else terminated
-    if terminated is None:
-        raise TypeError("td0_return_estimate: terminated must be given, got None")
-    _check_shapes("td0_return_estimate", reward, next_state_value=next_state_value, terminated=terminated)
-    return reward + gamma * next_state_value.masked_fill(_bool(terminated), 0.0)
-
-
-def td0_advantage_estimate(
-    gamma: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-) -> Tensor:
-    """One-step returns, less the values."""
-    _check_shapes("td0_advantage_estimate", reward, state_value=state_value, done=done)
-    return td0_return_estimate(gamma, next_state_value, reward, done if terminated is None else terminated) - state_value
-
-
-def vec_td_lambda_return_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    *,
-    time_dim: int = -2,
-) -> Tensor:
-    """Lambda-returns, of the dtype that the operands are promoted to. A gamma tensor is each step's own."""
-    if rolling_gamma is not None and not rolling_gamma:
-        returns: Tensor = _own("vec_td_lambda_return_estimate")(
-            gamma, lmbda, next_state_value, reward, done, terminated, rolling_gamma, time_dim=time_dim
-        )
-        return returns
-    _check_shapes("vec_td_lambda_return_estimate", reward, next_state_value=next_state_value, done=done,
-                  terminated=terminated)  # fmt: skip
-    return td_lambda_returns(
-        reward, next_values=_counting(next_state_value, done, terminated), terminated=None, truncated=_bool(done),
-        gamma=_rate(gamma, reward), lambda_=_rate(lmbda, reward), time_dim=time_dim, check_discounts=False,
-    )  # fmt: skip
-
-
-def td_lambda_return_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    *,
-    time_dim: int = -2,
-) -> Tensor:
-    """Lambda-returns, of next_state_value's dtype."""
-    arguments = (gamma, lmbda, next_state_value, reward, done, terminated, rolling_gamma)
-    if rolling_gamma is not None and not rolling_gamma:
-        returns: Tensor = _own("td_lambda_return_estimate")(*arguments, time_dim=time_dim)
-        return returns
-    return vec_td_lambda_return_estimate(*arguments, time_dim=time_dim).to(next_state_value.dtype)
-
-
-def td_lambda_advantage_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    time_dim: int = -2,
-) -> Tensor:
-    """`td_lambda_return_estimate` less the values."""
-    _check_shapes("td_lambda_advantage_estimate", reward, state_value=state_value)
-    arguments = (gamma, lmbda, next_state_value, reward, done, terminated, rolling_gamma)
-    return td_lambda_return_estimate(*arguments, time_dim=time_dim) - state_value
-
-
-def vec_td_lambda_advantage_estimate(
-    gamma: float | Tensor,
-    lmbda: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    time_dim: int = -2,
-) -> Tensor:
-    """`vec_td_lambda_return_estimate` less the values."""
-    _check_shapes("vec_td_lambda_advantage_estimate", reward, state_value=state_value)
-    arguments = (gamma, lmbda, next_state_value, reward, done, terminated, rolling_gamma)
-    return vec_td_lambda_return_estimate(*arguments, time_dim=time_dim) - state_value
-
-
-def td1_return_estimate(
-    gamma: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    *,
-    time_dim: int = -2,
-) -> Tensor:
-    """Discounted returns, of next_state_value's dtype; nothing is carried across `terminated` either."""
-    if rolling_gamma is not None and not rolling_gamma:
-        returns: Tensor = _own("td1_return_estimate")(
-            gamma, next_state_value, reward, done, terminated, rolling_gamma, time_dim=time_dim
-        )
-        return returns
-    _check_shapes("td1_return_estimate", reward, next_state_value=next_state_value, done=done, terminated=terminated)
-    ends = done if terminated is None else terminated
-    return discounted_returns(
-        reward, _rate(gamma, reward), next_values=next_state_value, terminated=_bool(ends), truncated=_bool(done),
-        time_dim=time_dim, check_discounts=False,
-    ).to(next_state_value.dtype)  # fmt: skip
-
-
-def vec_td1_return_estimate(
-    gamma: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    time_dim: int = -2,
-) -> Tensor:
-    """`vec_td_lambda_return_estimate` with a lambda of 1."""
-    arguments = (gamma, 1.0, next_state_value, reward, done, terminated, rolling_gamma)
-    return vec_td_lambda_return_estimate(*arguments, time_dim=time_dim)
-
-
-def td1_advantage_estimate(
-    gamma: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    time_dim: int = -2,
-) -> Tensor:
-    """`td1_return_estimate` less the values."""
-    _check_shapes("td1_advantage_estimate", reward, state_value=state_value)
-    arguments = (gamma, next_state_value, reward, done, terminated, rolling_gamma)
-    return td1_return_estimate(*arguments, time_dim=time_dim) - state_value
-
-
-def vec_td1_advantage_estimate(
-    gamma: float | Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rolling_gamma: bool | None = None,
-    time_dim: int = -2,
-) -> Tensor:
-    """`vec_td1_return_estimate` less the values."""
-    _check_shapes("vec_td1_advantage_estimate", reward, state_value=state_value)
-    arguments = (gamma, next_state_value, reward, done, terminated, rolling_gamma)
-    return vec_td1_return_estimate(*arguments, time_dim=time_dim) - state_value
-
-
-def vtrace_advantage_estimate(
-    gamma: float | Tensor,
-    log_pi: Tensor,
-    log_mu: Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None = None,
-    rho_thresh: float | Tensor = 1.0,
-    c_thresh: float | Tensor = 1.0,
-    time_dim: int = -2,
-) -> tuple[Tensor, Tensor]:
-    """V-trace's advantages and value targets; thresholds are numbers or tensors.
-
-    The advantage of a step has the target of the next one where no episode ends, as torchrl's: :func:`returns.vtrace`
-    makes it of next_values there, which are other numbers if they are not the values of the next step.
-    """
-    _check_shapes("vtrace_advantage_estimate", reward, log_pi=log_pi, log_mu=log_mu, state_value=state_value,
-                  next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
-    gamma, ends = _rate(gamma, reward), _bool(done)
-    rho = (log_pi - log_mu).exp()
-    clipped_rho, clipped_c = (rho.clamp(max=_threshold(bound, rho)) for bound in (rho_thresh, c_thresh))
-    after = _counting(next_state_value, done, terminated)
-    delta = clipped_rho * (reward + gamma * after - state_value)
-    # What vs is above the values is a discounted sum of delta.
-    above = discounted_returns(delta, gamma * clipped_c, terminated=ends, time_dim=time_dim, check_discounts=False)
-    targets = above + state_value
-    dim = time_dim % reward.dim()
-    following = torch.cat((targets.narrow(dim, 1, targets.size(dim) - 1), after.narrow(dim, -1, 1)), dim)
-    following = torch.where(ends, after, following)
-    if terminated is not None:
-        following = following.masked_fill(_bool(terminated), 0.0)
-    return clipped_rho * (reward + gamma * following - state_value), targets
-
-
-def _check_shapes(op: str, reward: Tensor, **tensors: Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.shape != reward.shape:
-            raise RuntimeError(
-                f"{op}: {name} must have reward's shape {tuple(reward.shape)}, got {tuple(tensor.shape)}"
-            )
-
-
-def _bool(flag: Tensor) -> Tensor:
-    return flag if flag.dtype == torch.bool else flag != 0
-
-
-def _counting(next_state_value: Tensor, done: Tensor, terminated: Tensor | None) -> Tensor:
-    """The values of next states, 0 where they do not count. A terminated step that is not done is no end in torchrl."""
-    return next_state_value.masked_fill(_bool(done if terminated is None else terminated), 0.0)
-
-
-def _rate(rate: float | Tensor, reward: Tensor) -> float | Tensor:
-    """A tensor that broadcasts against reward from the right, as torchrl's, in the form that returns take."""
-    if not isinstance(rate, Tensor):
-        return rate
-    if not rate.is_floating_point():
-        rate = rate.to(reward.dtype)
-    if rate.numel() == 1:
-        return rate.reshape(())
-    return rate.reshape((1,) * (reward.dim() - rate.dim()) + rate.shape)
-
-
-def _threshold(bound: float | Tensor, rho: Tensor) -> Any:
-    return bound.to(rho.device) if isinstance(bound, Tensor) else bound
