@@ -18,7 +18,6 @@ torchrl >= 0.9 is imported by `enable()`, by the classes and for `rolling_gamma=
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._libraries import checked, version
 from ._torchrl_functions import (
     MODULE,
     generalized_advantage_estimate,
@@ -85,12 +85,12 @@ def enable() -> None:
     if replaced:
         return
     functional = importlib.import_module(MODULE)
-    originals = {name: _checked(functional, name) for name in FUNCTIONS}
+    originals = {name: checked("torchrl", name, getattr(functional, name, None), ours) for name, ours in _OURS.items()}
     if not vtrace_ends_with_episodes():
         del originals["vtrace_advantage_estimate"]
         warnings.warn(
-            f"torchrl.enable: vtrace_advantage_estimate is left as it is, as torchrl {_version()}'s takes the next "
-            "episode's target at the end of one; torchrl 0.14's does not",
+            f"torchrl.enable: vtrace_advantage_estimate is left as it is, as torchrl {version('torchrl')}'s takes the "
+            "next episode's target at the end of one; torchrl 0.14's does not",
             stacklevel=2,
         )
     _exchange({name: (original, _OURS[name]) for name, original in originals.items()})
@@ -112,23 +112,6 @@ def vtrace_ends_with_episodes() -> bool:
     own = replaced.get("vtrace_advantage_estimate") or importlib.import_module(MODULE).vtrace_advantage_estimate
     advantage, _ = own(1.0, zero, zero, zero, after, zero, done, torch.zeros_like(done))
     return bool(advantage[0] == 1.0)
-
-
-def _checked(functional: Any, name: str) -> Callable[..., Any]:
-    """torchrl's function of this name, if it takes what ours takes."""
-    original = getattr(functional, name, None)
-    got = None if original is None else list(inspect.signature(original).parameters)
-    wanted = list(inspect.signature(_OURS[name]).parameters)
-    if original is None or got != wanted:
-        raise RuntimeError(
-            f"torchrl.enable: {name} of torchrl {_version()} must have the parameters {wanted}, got {got}"
-        )
-    function: Callable[..., Any] = original
-    return function
-
-
-def _version() -> str:
-    return str(getattr(importlib.import_module("torchrl"), "__version__", "of an unknown version"))
 
 
 def _exchange(pairs: dict[str, tuple[Any, Any]]) -> None:
