@@ -111,10 +111,11 @@ def test_tensors_as_discounts(name: str, rate: str, dtype: torch.dtype) -> None:
     check(name, {**operands(shape), "gamma": gamma, "lmbda": lmbda})
 
 
+@pytest.mark.parametrize("rewards", [torch.float64, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize("name", ours.FUNCTIONS)
-def test_dtypes_of_mixed_operands(name: str) -> None:
+def test_dtypes_of_mixed_operands(name: str, rewards: torch.dtype) -> None:
     given = {**operands((4, 30, 1)), "gamma": GAMMA, "lmbda": LAMBDA}
-    arguments = arguments_of(name, {**given, "reward": given["reward"].double()})
+    arguments = arguments_of(name, {**given, "reward": (2 * given["reward"]).to(rewards)})
     got, expected = (getattr(module, name)(**arguments) for module in (ours, functional))
     got, expected = (result if isinstance(result, tuple) else (result,) for result in (got, expected))
     assert [result.dtype for result in got] == [result.dtype for result in expected]
@@ -304,20 +305,24 @@ def test_an_older_vtrace_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ours.disable()
 
 
-def test_a_loss_module_takes_them(enabled: None) -> None:
-    """PPO by make_value_estimator, and its gradients, equal to those without enable()."""
+@pytest.mark.parametrize("way", ["enable", "class"])
+def test_a_loss_module_takes_them(way: str, enabled: None) -> None:
+    """PPO by make_value_estimator, and its gradients, equal to torchrl's own."""
     objectives = pytest.importorskip("torchrl.objectives")
     nn = pytest.importorskip("torchrl.modules")
     policy = TensorDictModule(torch.nn.Linear(3, 2), ["observation"], ["logits"])
     actor = nn.ProbabilisticActor(policy, in_keys=["logits"], distribution_class=torch.distributions.Categorical)
     critic = nn.ValueOperator(torch.nn.Linear(3, 1), in_keys=["observation"])
     loss = objectives.ClipPPOLoss(actor, critic)
-    loss.make_value_estimator(objectives.ValueEstimators.GAE, gamma=GAMMA, lmbda=LAMBDA)
     data = rollout().exclude("state_value", ("next", "state_value")).set("action", torch.randint(2, (4, 30)))
     data.set("action_log_prob", -torch.rand(4, 30))
     results = []
     for on in (True, False):
-        (ours.enable if on else ours.disable)()
+        (ours.enable if on and way == "enable" else ours.disable)()
+        if on and way == "class":
+            loss.make_value_estimator(ours.GAE, gamma=GAMMA, lmbda=LAMBDA, value_network=critic, differentiable=True)
+        else:
+            loss.make_value_estimator(objectives.ValueEstimators.GAE, gamma=GAMMA, lmbda=LAMBDA)
         losses = loss(data.clone())
         total = losses["loss_objective"] + losses["loss_critic"]
         results.append((total, *torch.autograd.grad(total, list(loss.parameters()))))

@@ -26,6 +26,8 @@ def _with_our_functions(method: Any) -> Any:
     inner = getattr(method, "__wrapped__", None)
     cells, namespace = method.__closure__, globals()
     if inner is not None:
+        if not any(cell.cell_contents is inner for cell in cells or ()):
+            raise ImportError(f"torchrl: a decorator must hold the {method.__qualname__} that it wraps in its closure")
         made = _with_our_functions(inner)
         cells = tuple(CellType(made) if cell.cell_contents is inner else cell for cell in cells)
         namespace = method.__globals__

@@ -36,10 +36,16 @@ def vec_generalized_advantage_estimate(
     _check_shapes("vec_generalized_advantage_estimate", reward, state_value=state_value,
                   next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
     return gae(
-        reward, state_value, next_values=_counting(next_state_value, done, terminated), terminated=None,
-        truncated=_bool(done), gamma=_rate(gamma, reward), gae_lambda=_rate(lmbda, reward), time_dim=time_dim,
+        _floating(reward, state_value),
+        state_value,
+        next_values=_counting(next_state_value, done, terminated),
+        terminated=None,
+        truncated=_bool(done),
+        gamma=_rate(gamma, state_value),
+        gae_lambda=_rate(lmbda, state_value),
+        time_dim=time_dim,
         check_discounts=False,
-    )  # fmt: skip
+    )
 
 
 def generalized_advantage_estimate(
@@ -114,9 +120,15 @@ def vec_td_lambda_return_estimate(
     _check_shapes("vec_td_lambda_return_estimate", reward, next_state_value=next_state_value, done=done,
                   terminated=terminated)  # fmt: skip
     return td_lambda_returns(
-        reward, next_values=_counting(next_state_value, done, terminated), terminated=None, truncated=_bool(done),
-        gamma=_rate(gamma, reward), lambda_=_rate(lmbda, reward), time_dim=time_dim, check_discounts=False,
-    )  # fmt: skip
+        _floating(reward, next_state_value),
+        next_values=_counting(next_state_value, done, terminated),
+        terminated=None,
+        truncated=_bool(done),
+        gamma=_rate(gamma, next_state_value),
+        lambda_=_rate(lmbda, next_state_value),
+        time_dim=time_dim,
+        check_discounts=False,
+    )
 
 
 def td_lambda_return_estimate(
@@ -184,16 +196,22 @@ def td1_return_estimate(
 ) -> Tensor:
     """Discounted returns, of next_state_value's dtype; nothing is carried across `terminated` either."""
     if rolling_gamma is not None and not rolling_gamma:
-        returns: Tensor = _own("td1_return_estimate")(
+        rolling: Tensor = _own("td1_return_estimate")(
             gamma, next_state_value, reward, done, terminated, rolling_gamma, time_dim=time_dim
         )
-        return returns
+        return rolling
     _check_shapes("td1_return_estimate", reward, next_state_value=next_state_value, done=done, terminated=terminated)
     ends = done if terminated is None else terminated
-    return discounted_returns(
-        reward, _rate(gamma, reward), next_values=next_state_value, terminated=_bool(ends), truncated=_bool(done),
-        time_dim=time_dim, check_discounts=False,
-    ).to(next_state_value.dtype)  # fmt: skip
+    returns = discounted_returns(
+        _floating(reward, next_state_value),
+        _rate(gamma, next_state_value),
+        next_values=next_state_value,
+        terminated=_bool(ends),
+        truncated=_bool(done),
+        time_dim=time_dim,
+        check_discounts=False,
+    )
+    return returns.to(next_state_value.dtype)
 
 
 def vec_td1_return_estimate(
@@ -262,7 +280,7 @@ def vtrace_advantage_estimate(
     """
     _check_shapes("vtrace_advantage_estimate", reward, log_pi=log_pi, log_mu=log_mu, state_value=state_value,
                   next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
-    gamma, ends = _rate(gamma, reward), _bool(done)
+    gamma, ends = _rate(gamma, state_value), _bool(done)
     rho = (log_pi - log_mu).exp()
     bounds = (bound.to(rho.device) if isinstance(bound, Tensor) else bound for bound in (rho_thresh, c_thresh))
     clipped_rho, clipped_c = (rho.clamp(max=bound) for bound in bounds)
@@ -296,12 +314,17 @@ def _counting(next_state_value: Tensor, done: Tensor, terminated: Tensor | None)
     return next_state_value.masked_fill(_bool(done if terminated is None else terminated), 0.0)
 
 
-def _rate(rate: float | Tensor, reward: Tensor) -> float | Tensor:
-    """A tensor that broadcasts against reward from the right, as torchrl's, in the form that returns take."""
+def _floating(reward: Tensor, value: Tensor) -> Tensor:
+    """Integer rewards are promoted as torch does it; those of another floating dtype by the returns themselves."""
+    return reward if reward.is_floating_point() else reward.to(value.dtype)
+
+
+def _rate(rate: float | Tensor, value: Tensor) -> float | Tensor:
+    """A tensor that broadcasts against value from the right, as torchrl's, in the form that returns take."""
     if not isinstance(rate, Tensor):
         return rate
     if not rate.is_floating_point():
-        rate = rate.to(reward.dtype)
+        rate = rate.to(value.dtype)
     if rate.numel() == 1:
         return rate.reshape(())
-    return rate.reshape((1,) * (reward.dim() - rate.dim()) + rate.shape)
+    return rate.reshape((1,) * (value.dim() - rate.dim()) + rate.shape)

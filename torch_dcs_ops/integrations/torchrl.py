@@ -119,7 +119,7 @@ def _exchange(pairs: dict[str, tuple[Any, Any]]) -> None:
     for module_name, module in list(sys.modules.items()):
         if module_name == "torchrl" or module_name.startswith("torchrl."):
             for name, (old, new) in pairs.items():
-                if vars(module).get(name) is old:
+                if getattr(module, "__dict__", {}).get(name) is old:
                     setattr(module, name, new)
 
 
