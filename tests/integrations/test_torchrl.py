@@ -123,6 +123,19 @@ def test_dtypes_of_mixed_operands(name: str, rewards: torch.dtype) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=4e-7 * HORIZON * max(1.0, other.abs().max().item()))
 
 
+@pytest.mark.parametrize("name", ours.FUNCTIONS)
+def test_dtypes_of_half_operands_and_wide_discounts(name: str) -> None:
+    given = {**operands((4, 30, 1)), "gamma": GAMMA, "lmbda": LAMBDA}
+    arguments = arguments_of(name, given)
+    halves = {k: v.bfloat16() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in arguments.items()}
+    wide = arguments | {"gamma": torch.full((4, 30, 1), GAMMA, dtype=torch.float64)}
+    dtypes = []
+    for module in (ours, functional):
+        results = [getattr(module, name)(**halves), getattr(module, name)(**wide)]
+        dtypes.append([[r.dtype for r in (result if isinstance(result, tuple) else (result,))] for result in results])
+    assert dtypes[0] == dtypes[1]
+
+
 @pytest.mark.parametrize("name", ["generalized_advantage_estimate", "td_lambda_return_estimate", "td1_return_estimate",
                                   "vtrace_advantage_estimate"])  # fmt: skip
 def test_gradients(name: str) -> None:

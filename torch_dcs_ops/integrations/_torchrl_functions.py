@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -32,20 +33,22 @@ def vec_generalized_advantage_estimate(
     *,
     time_dim: int = -2,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets, of the dtype that the operands are promoted to."""
+    """Advantages and value targets, of the dtype that the operands are promoted to, float32 at least."""
     _check_shapes("vec_generalized_advantage_estimate", reward, state_value=state_value,
                   next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
-    return gae(
-        _floating(reward, state_value),
+    rewards = _promoted(reward, state_value, next_state_value, gamma, lmbda)
+    advantage, target = gae(
+        rewards,
         state_value,
         next_values=_counting(next_state_value, done, terminated),
         terminated=None,
         truncated=_bool(done),
-        gamma=_rate(gamma, state_value),
-        gae_lambda=_rate(lmbda, state_value),
+        gamma=_rate(gamma, rewards),
+        gae_lambda=_rate(lmbda, rewards),
         time_dim=time_dim,
         check_discounts=False,
     )
+    return _in_dtype(advantage, rewards.dtype), _in_dtype(target, rewards.dtype)
 
 
 def generalized_advantage_estimate(
@@ -82,7 +85,8 @@ def td0_return_estimate(
     if terminated is None:
         raise TypeError("td0_return_estimate: terminated must be given, got None")
     _check_shapes("td0_return_estimate", reward, next_state_value=next_state_value, terminated=terminated)
-    return reward + gamma * next_state_value.masked_fill(_bool(terminated), 0.0)
+    rewards = _promoted(reward, next_state_value, gamma)
+    return rewards + gamma * next_state_value.masked_fill(_bool(terminated), 0.0)
 
 
 def td0_advantage_estimate(
@@ -111,7 +115,7 @@ def vec_td_lambda_return_estimate(
     *,
     time_dim: int = -2,
 ) -> Tensor:
-    """Lambda-returns, of the dtype that the operands are promoted to. A gamma tensor is each step's own."""
+    """Lambda-returns, of the dtype that the operands are promoted to, float32 at least; each step has its own gamma."""
     if rolling_gamma is not None and not rolling_gamma:
         returns: Tensor = _own("vec_td_lambda_return_estimate")(
             gamma, lmbda, next_state_value, reward, done, terminated, rolling_gamma, time_dim=time_dim
@@ -119,16 +123,18 @@ def vec_td_lambda_return_estimate(
         return returns
     _check_shapes("vec_td_lambda_return_estimate", reward, next_state_value=next_state_value, done=done,
                   terminated=terminated)  # fmt: skip
-    return td_lambda_returns(
-        _floating(reward, next_state_value),
+    rewards = _promoted(reward, next_state_value, gamma, lmbda)
+    targets = td_lambda_returns(
+        rewards,
         next_values=_counting(next_state_value, done, terminated),
         terminated=None,
         truncated=_bool(done),
-        gamma=_rate(gamma, next_state_value),
-        lambda_=_rate(lmbda, next_state_value),
+        gamma=_rate(gamma, rewards),
+        lambda_=_rate(lmbda, rewards),
         time_dim=time_dim,
         check_discounts=False,
     )
+    return _in_dtype(targets, rewards.dtype)
 
 
 def td_lambda_return_estimate(
@@ -147,7 +153,7 @@ def td_lambda_return_estimate(
     if rolling_gamma is not None and not rolling_gamma:
         returns: Tensor = _own("td_lambda_return_estimate")(*arguments, time_dim=time_dim)
         return returns
-    return vec_td_lambda_return_estimate(*arguments, time_dim=time_dim).to(next_state_value.dtype)
+    return _in_dtype(vec_td_lambda_return_estimate(*arguments, time_dim=time_dim), next_state_value.dtype)
 
 
 def td_lambda_advantage_estimate(
@@ -202,16 +208,17 @@ def td1_return_estimate(
         return rolling
     _check_shapes("td1_return_estimate", reward, next_state_value=next_state_value, done=done, terminated=terminated)
     ends = done if terminated is None else terminated
+    rewards = _promoted(reward, next_state_value, gamma)
     returns = discounted_returns(
-        _floating(reward, next_state_value),
-        _rate(gamma, next_state_value),
+        rewards,
+        _rate(gamma, rewards),
         next_values=next_state_value,
         terminated=_bool(ends),
         truncated=_bool(done),
         time_dim=time_dim,
         check_discounts=False,
     )
-    return returns.to(next_state_value.dtype)
+    return _in_dtype(returns, next_state_value.dtype)
 
 
 def vec_td1_return_estimate(
@@ -280,7 +287,8 @@ def vtrace_advantage_estimate(
     """
     _check_shapes("vtrace_advantage_estimate", reward, log_pi=log_pi, log_mu=log_mu, state_value=state_value,
                   next_state_value=next_state_value, done=done, terminated=terminated)  # fmt: skip
-    gamma, ends = _rate(gamma, state_value), _bool(done)
+    reward = _promoted(reward, state_value, next_state_value, gamma)
+    gamma, ends = _rate(gamma, reward), _bool(done)
     rho = (log_pi - log_mu).exp()
     bounds = (bound.to(rho.device) if isinstance(bound, Tensor) else bound for bound in (rho_thresh, c_thresh))
     clipped_rho, clipped_c = (rho.clamp(max=bound) for bound in bounds)
@@ -314,9 +322,16 @@ def _counting(next_state_value: Tensor, done: Tensor, terminated: Tensor | None)
     return next_state_value.masked_fill(_bool(done if terminated is None else terminated), 0.0)
 
 
-def _floating(reward: Tensor, value: Tensor) -> Tensor:
-    """Integer rewards are promoted as torch does it; those of another floating dtype by the returns themselves."""
-    return reward if reward.is_floating_point() else reward.to(value.dtype)
+def _promoted(reward: Tensor, *others: Any) -> Tensor:
+    """reward in the dtype that torch promotes it and the others to, but for numbers and 0-D tensors. Half precision
+    becomes float32, which torchrl's flags times its discounts are.
+    """
+    dtypes = [other.dtype for other in (reward, *others) if isinstance(other, Tensor) and other.dim() > 0]
+    return _in_dtype(reward, reduce(torch.promote_types, dtypes, torch.float32))
+
+
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _rate(rate: float | Tensor, value: Tensor) -> float | Tensor:
