@@ -7,8 +7,8 @@ All functions share one vocabulary. Tensors have the shape of `rewards`, any num
 * ``truncated``: the episode was cut off with this step (a time limit), its next state has a value all the same. Nothing
   is carried across. A step that is both counts as terminated.
 * ``next_values``: V of every step's next state, as it was **before** a reset (torchrl's convention).
-* ``bootstrap_value``: V of the state after the last step, of rewards' shape without `time_dim` (cleanrl's convention);
-  the value of every other next state is then ``values[t + 1]``.
+* ``bootstrap_value``: V of the state after the last step, of rewards' shape without `time_dim`, or with a time of size
+  1 there (cleanrl's convention); the value of every other next state is then ``values[t + 1]``.
 
 One of the last two is given, not both. **With bootstrap_value a truncated step is not bootstrapped, the last one
 neither**: ``values[t + 1]`` belongs to the state after the reset, and nothing else is known. So do cleanrl and
@@ -23,17 +23,18 @@ steps pass next_values.
   its size, not decreasing, on rewards' device (on a GPU they are not checked). Every sequence ends as the data does:
   nothing is carried to another one, and bootstrap_value has one value for each in the place of time.
 
-Flags and the mask are bool, or numbers 0 and 1 in rewards' dtype. ``gamma`` and ``lambda_`` are numbers or tensors: one
-of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer against rewards'
-shape without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
+Flags and the mask are bool, or numbers 0 and 1 of a floating-point dtype. ``gamma`` and ``lambda_`` are numbers or
+tensors: one of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer
+against rewards' shape without `time_dim` (a discount for every environment). Numbers outside [0, 1] are refused unless
 ``check_discounts=False``; tensors are not read back to check them.
 
-dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64, on CPU and CUDA. Results are
-differentiable in everything but flags, any number of times, in both modes, and work under torch.func, autocast
-(a half-precision input is computed and returned in float32) and torch.compile(fullgraph=True), where another number for
-a discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no gradient. A
-NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is not looked at,
-nor, in lambda-returns, upgoing returns and Retrace targets, is a step's own value by its own target.
+dtypes are float16, bfloat16 (computed in float32 or wider), float32 and float64, on CPU and CUDA. Rewards, values and
+ratios of different ones are promoted as torch does it: float64 rewards beside float32 values make float64 results.
+Results are differentiable in everything but flags, any number of times, in both modes, and work under torch.func,
+autocast (a half-precision input is computed and returned in float32) and torch.compile(fullgraph=True), where another
+number for a discount does not compile again. Detach values, or call under torch.no_grad(), for targets that carry no
+gradient. A NaN or an infinity reaches all steps that it is carried to; the value of a next state that is not used is
+not looked at, nor, in lambda-returns, upgoing returns and Retrace targets, is a step's own value by its own target.
 
 docs/returns.md says which convention is which library's.
 """
@@ -80,8 +81,8 @@ def discounted_returns(
     Args: see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device. Where `mask` is not set it is that of the next step that counts (0
-        behind the last one).
+        G, of rewards' shape and device, and the dtype that the operands are promoted to. Where `mask` is not set it is
+        that of the next step that counts (0 behind the last one).
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -126,8 +127,9 @@ def gae(
     Args: `gae_lambda` is what the other functions call lambda_; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        advantages and returns, of rewards' shape, dtype and device. Where `mask` is not set the advantage is that of
-        the next step that counts (0 behind the last one), as in verl, and returns are still ``A + values``.
+        advantages and returns, of rewards' shape and device, and the dtype that the operands are promoted to. Where
+        `mask` is not set the advantage is that of the next step that counts (0 behind the last one), as in verl, and
+        returns are still ``A + values``.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -184,7 +186,7 @@ def td_lambda_returns(
     Args: `values` is read with bootstrap_value alone; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape and device, and the dtype that the operands are promoted to.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -225,7 +227,7 @@ def n_step_returns(
     Args: `values` is read with bootstrap_value alone; `n` >= 1; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape and device, and the dtype that the operands are promoted to.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -239,10 +241,9 @@ def n_step_returns(
     check_values_given(op, values, bootstrap_value)
     n = as_n(op, n)
     check_n(op, n)
-    return fused_n_step_returns(
-        op, rewards, None if next_values is not None else values, next_values, bootstrap_value, terminated, truncated,
-        gamma, lambda_, time_dim, n, check_discounts,
-    )  # fmt: skip
+    values = None if next_values is not None else values
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    return fused_n_step_returns(op, operands, (gamma, lambda_), time_dim, n, check_discounts)
 
 
 def vtrace(
@@ -273,7 +274,7 @@ def vtrace(
     Args: `rhos` are the ratios pi(a|s) / mu(a|s), not their logarithms; for the rest see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        targets and pg_advantages, of rewards' shape, dtype and device.
+        targets and pg_advantages, of rewards' shape and device, and the dtype that the operands are promoted to.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.

@@ -178,11 +178,6 @@ def test_sentences(name: str) -> None:
             RuntimeError,
             "bootstrap_value must broadcast to rewards' shape with one for each sequence at dim 0, (7, 5), got (7,)",
         ),
-        (
-            {"bootstrap_value": torch.ones(5)},
-            RuntimeError,
-            "bootstrap_value must have rewards' dtype float64, got float32",
-        ),
         ({"truncated": x["truncated"][:4]}, RuntimeError, "truncated must have rewards' shape (17, 5), got (4, 5)"),
         ({"gamma": torch.ones(4)}, RuntimeError, "gamma must broadcast to rewards' shape without dim 0, (5,)"),
     ]

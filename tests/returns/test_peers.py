@@ -226,7 +226,8 @@ def test_rlax_retrace(rlax: Any) -> None:
 
 def test_the_adapters_import_no_peer() -> None:
     code = (
-        "import sys; from torch_dcs_ops.integrations import cleanrl, stable_baselines3, torchrl; "
-        "assert not {'torchrl', 'stable_baselines3', 'rlax', 'jax', 'gymnasium'} & set(sys.modules)"
+        "import sys; from torch_dcs_ops.integrations import cleanrl, gymnasium, stable_baselines3, tianshou, torchrl; "
+        "peers = {'torchrl', 'tensordict', 'stable_baselines3', 'tianshou', 'rlax', 'jax', 'gymnasium'}; "
+        "assert not peers & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

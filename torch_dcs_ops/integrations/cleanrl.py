@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..returns import gae
+from ._libraries import as_tensor, like
 
 __all__ = ["compute_advantages"]
 
 
 def compute_advantages(
-    rewards: Tensor,
-    values: Tensor,
-    dones: Tensor,
-    next_value: Tensor,
-    next_done: Tensor,
+    rewards: Any,
+    values: Any,
+    dones: Any,
+    next_value: Any,
+    next_done: Any,
     gamma: float | Tensor = 0.99,
     gae_lambda: float | Tensor = 0.95,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of cleanrl's arrays, (num_steps, num_envs).
+) -> tuple[Any, Any]:
+    """Advantages and returns of cleanrl's arrays, (num_steps, num_envs): tensors or NumPy arrays, as `rewards` is.
 
     ``dones[t]`` says that the observation of step t is the first of an episode, so that one ended with step t - 1, and
     `next_done` the same of the observation after the last step. `next_value` is its value, (1, num_envs) or
-    (num_envs,). As there, an episode that ended is not bootstrapped, terminated or truncated.
+    (num_envs,). As there, an episode that ended is not bootstrapped, terminated or truncated. Different dtypes are
+    promoted as torch does it.
     """
-    ends = torch.cat((dones[1:], next_done.view(1, -1).to(dones.dtype))) != 0
-    return gae(
-        rewards, values, bootstrap_value=next_value.reshape(-1), terminated=ends, gamma=gamma, gae_lambda=gae_lambda
+    r, v, starts, after = map(as_tensor, (rewards, values, dones, next_value))
+    ends = torch.cat((starts[1:] != 0, as_tensor(next_done).to(starts.device).view(1, -1) != 0))
+    advantages, returns = gae(
+        r, v, bootstrap_value=after.reshape(-1), terminated=ends, gamma=gamma, gae_lambda=gae_lambda
     )
+    return like(advantages, rewards), like(returns, rewards)

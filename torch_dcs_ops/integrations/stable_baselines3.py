@@ -1,30 +1,62 @@
-"""What stable-baselines3's rollout buffer computes, over torch_dcs_ops.returns; stable-baselines3 is not imported.
+"""What stable-baselines3's rollout buffers compute, over torch_dcs_ops.returns, for all buffers or for one::
 
-As a method of the buffer, for one or for all::
+    from torch_dcs_ops.integrations import stable_baselines3
 
-    from stable_baselines3.common.buffers import RolloutBuffer
-    from torch_dcs_ops.integrations.stable_baselines3 import compute_returns_and_advantage
+    stable_baselines3.enable()  # RolloutBuffer, DictRolloutBuffer and what else inherits the method
 
-    RolloutBuffer.compute_returns_and_advantage = compute_returns_and_advantage
+stable-baselines3 is imported by `enable()` alone; developed with 2.9.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..returns import gae
+from ._libraries import checked
 
-__all__ = ["compute_returns_and_advantage"]
+__all__ = ["compute_returns_and_advantage", "disable", "enable"]
+
+_METHOD = "compute_returns_and_advantage"
+_replaced: dict[type, Callable[..., Any]] = {}
+
+
+def enable() -> None:
+    """From here on every RolloutBuffer computes its returns by `compute_returns_and_advantage`; a second call does
+    nothing. So do classes that inherit the method, DictRolloutBuffer and sb3-contrib's; one with its own keeps it.
+
+    Raises:
+        ImportError: stable-baselines3 is not installed.
+        RuntimeError: RolloutBuffer's method is not there, or has other parameters.
+    """
+    if _replaced:
+        return
+    cls = importlib.import_module("stable_baselines3.common.buffers").RolloutBuffer
+    original = checked("stable_baselines3", f"RolloutBuffer.{_METHOD}", vars(cls).get(_METHOD), _method)
+    setattr(cls, _METHOD, _method)
+    _replaced[cls] = original
+
+
+def disable() -> None:
+    """Gives RolloutBuffer its own method back; without `enable()` it does nothing."""
+    for cls, original in _replaced.items():
+        setattr(cls, _METHOD, original)
+    _replaced.clear()
+
+
+def _method(self: Any, last_values: Tensor, dones: Any) -> None:
+    compute_returns_and_advantage(self, last_values, dones)
 
 
 def compute_returns_and_advantage(buffer: Any, last_values: Tensor, dones: Any) -> None:
     """Fills ``buffer.advantages`` and ``buffer.returns`` from its rewards, values and episode_starts.
 
     Args:
-        buffer: a RolloutBuffer, its arrays (buffer_size, n_envs).
+        buffer: a RolloutBuffer, its arrays (buffer_size, n_envs). Of different dtypes they are promoted as torch does.
         last_values: V of the observations after the last step, n_envs values.
         dones: whether an episode ended with the last step, (n_envs,).
 

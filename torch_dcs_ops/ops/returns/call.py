@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import Parameter
 
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
-from .._common.validate import check_dense, fail
+from .._common.validate import FLOATING, check_dense, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
 
@@ -51,6 +52,43 @@ def discount(op: str, name: str, rate: Any, rewards: Any, check: bool) -> tuple[
     return None, number
 
 
+def promoted(
+    operands: Operands, rhos: Tensor | None = None, time_dim: Any = None
+) -> tuple[Operands, Tensor | None, bool]:
+    """Operands and ratios of one dtype, by torch's promotion, and bootstrap_value without a time of size 1, as the ops
+    take them; whether that changed anything. `time_dim` None leaves bootstrap_value its shape. What is of no dtype that
+    the ops know is left to their checks.
+    """
+    rewards, values, next_values, last, terminated, truncated = operands
+    floats = [tensor for tensor in (rewards, values, next_values, last, rhos) if isinstance(tensor, Tensor)]
+    if not isinstance(rewards, Tensor) or any(tensor.dtype not in FLOATING for tensor in floats):
+        return operands, rhos, False
+    # As everywhere in torch a 0-D tensor, the bootstrap_value of one environment, follows the others.
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats if tensor.dim() > 0), rewards.dtype)
+    if last is not None and _has_time_of_one(last, rewards, time_dim):
+        last = last.squeeze(time_dim)
+
+    def cast(tensor: Any) -> Any:
+        # Only where it differs: a graph would have a node for it, and no longer a call with nothing around it.
+        return tensor.to(dtype) if isinstance(tensor, Tensor) and tensor.dtype != dtype else tensor
+
+    def flag(tensor: Any) -> Any:
+        differs = isinstance(tensor, Tensor) and tensor.dtype in FLOATING and tensor.dtype != dtype
+        return tensor != 0 if differs else tensor
+
+    fitting = (*map(cast, (rewards, values, next_values, last)), flag(terminated), flag(truncated))
+    ratios = cast(rhos)
+    changed = any(new is not old for new, old in zip((*fitting, ratios), (*operands, rhos), strict=True))
+    return fitting, ratios, changed
+
+
+def _has_time_of_one(last: Tensor, rewards: Tensor, time_dim: Any) -> bool:
+    ndim = rewards.dim()
+    if last.dim() != ndim or not isinstance(time_dim, int):
+        return False
+    return -ndim <= time_dim < ndim and last.size(time_dim) == 1
+
+
 def fused_returns(
     op: str,
     operands: Operands,
@@ -61,13 +99,17 @@ def fused_returns(
     check_discounts: bool,
     lambda_name: str = "lambda_",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fused op. It checks its arguments itself; only what it refuses is looked at again, for a sentence of `op`.
+    """The fused op. It checks its arguments itself; only what it refuses is looked at again, to promote it or for a
+    sentence of `op`.
 
     `rates` are gamma and lambda, `ratios` rhos, clip_rho, clip_c and clip_pg. Plain tuples, not a
     TemporalDifferenceCall: to make one takes 0.4 us, 4 % of an eager call.
     """
     gamma, gamma_value = discount(op, "gamma", rates[0], operands[0], check_discounts)
     trace, trace_value = discount(op, lambda_name, rates[1], operands[0], check_discounts)
+    if is_compiling():
+        operands, rhos, _ = promoted(operands, ratios[0], time_dim)
+        ratios = (rhos, *ratios[1:])
     args = (*operands, gamma, gamma_value, trace, trace_value, *ratios, time_dim, *needs)
     results: tuple[Tensor, Tensor, Tensor]
     try:
@@ -78,45 +120,45 @@ def fused_returns(
             with _below_autograd():
                 results = _scan(*args)
     except (IndexError, RuntimeError, TypeError):
-        if not is_compiling():
-            _explain(op, TemporalDifferenceCall(*args), lambda_name)
+        if is_compiling():
+            raise
+        operands, rhos, changed = promoted(operands, ratios[0], time_dim)
+        if changed:
+            ratios = (rhos, *ratios[1:])
+            return fused_returns(op, operands, rates, ratios, time_dim, needs, check_discounts, lambda_name)
+        _explain(op, TemporalDifferenceCall(*args), lambda_name)
         raise
     return results
 
 
 def fused_n_step_returns(
     op: str,
-    rewards: Tensor,
-    values: Tensor | None,
-    next_values: Tensor | None,
-    bootstrap_value: Tensor | None,
-    terminated: Tensor | None,
-    truncated: Tensor | None,
-    gamma: Any,
-    lambda_: Any,
+    operands: Operands,
+    rates: tuple[Any, Any],
     time_dim: int,
     n: int,
     check_discounts: bool,
 ) -> Tensor:
     """The same for returns over n steps."""
-    gamma, gamma_value = discount(op, "gamma", gamma, rewards, check_discounts)
-    trace, trace_value = discount(op, "lambda_", lambda_, rewards, check_discounts)
-    args = (
-        rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, gamma_value, trace, trace_value,
-        time_dim, n,
-    )  # fmt: skip
+    gamma, gamma_value = discount(op, "gamma", rates[0], operands[0], check_discounts)
+    trace, trace_value = discount(op, "lambda_", rates[1], operands[0], check_discounts)
+    if is_compiling():
+        operands, _, _ = promoted(operands, None, time_dim)
+    args = (*operands, gamma, gamma_value, trace, trace_value, time_dim, n)
     targets: Tensor
     try:
-        if is_compiling() or _is_observed(
-            rewards, values, next_values, bootstrap_value, terminated, truncated, gamma, trace
-        ):
+        if is_compiling() or _is_observed(*operands, gamma, trace):
             targets = _n_step(*args)
         else:
             with _below_autograd():
                 targets = _n_step(*args)
     except (IndexError, RuntimeError, TypeError):
-        if not is_compiling():
-            _explain(op, NStepCall(*args), "lambda_")
+        if is_compiling():
+            raise
+        operands, _, changed = promoted(operands, None, time_dim)
+        if changed:
+            return fused_n_step_returns(op, operands, rates, time_dim, n, check_discounts)
+        _explain(op, NStepCall(*args), "lambda_")
         raise
     return targets
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ... import _registry
 from ...reference.returns import TemporalDifferenceCall
 from .._common.autocast import autocast_operands
-from .call import discount
+from .call import discount, promoted
 from .formulas import next_step, one_step_errors, retrace_as_lambda_returns
 from .validate import check_given, check_one_bootstrap, check_return_types, check_returns
 
@@ -38,7 +38,7 @@ def retrace_returns(
         :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape and device, and the dtype that the operands are promoted to.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -53,22 +53,11 @@ def retrace_returns(
     rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
         rewards, q_values, next_values, terminated, truncated, rhos
     )
-    call = TemporalDifferenceCall(
-        rewards,
-        q_values,
-        next_values,
-        None,
-        terminated,
-        truncated,
-        *rate,
-        *trace,
-        rhos,
-        dim=time_dim,
-        need_targets=True,
-    )
+    operands, ratios, _ = promoted((rewards, q_values, next_values, None, terminated, truncated), rhos)
+    call = TemporalDifferenceCall(*operands, *rate, *trace, ratios, dim=time_dim, need_targets=True)
     call = call._replace(dim=check_returns(op, call, values_name="q_values"))
     targets: Tensor = _scan(*retrace_as_lambda_returns(call))[1]
-    return targets.to(rewards.dtype)
+    return targets.to(call.rewards.dtype)
 
 
 def upgo_returns(
@@ -91,7 +80,7 @@ def upgo_returns(
     Args: see :mod:`torch_dcs_ops.returns`.
 
     Returns:
-        G, of rewards' shape, dtype and device.
+        G, of rewards' shape and device, and the dtype that the operands are promoted to.
 
     Raises:
         RuntimeError, IndexError, TypeError, ValueError: an argument is wrong; the sentence names it.
@@ -105,12 +94,11 @@ def upgo_returns(
     rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
-    call = TemporalDifferenceCall(
-        rewards, values, next_values, bootstrap_value, terminated, truncated, *rate, dim=time_dim, need_targets=True
-    )
+    operands, _, _ = promoted((rewards, values, next_values, bootstrap_value, terminated, truncated), None, time_dim)
+    call = TemporalDifferenceCall(*operands, *rate, dim=time_dim, need_targets=True)
     call = call._replace(dim=check_returns(op, call))
     with torch.no_grad():
-        links = next_step((one_step_errors(call) >= 0).to(rewards.dtype), call.dim)
-    values_read = None if next_values is not None else values
+        links = next_step((one_step_errors(call) >= 0).to(call.rewards.dtype), call.dim)
+    values_read = None if next_values is not None else call.values
     targets: Tensor = _scan(*call._replace(values=values_read, trace=links, trace_value=1.0))[1]
     return targets

@@ -14,9 +14,10 @@ from torch import Tensor
 from ...reference.returns import TemporalDifferenceCall
 from ...reference.scan import align_gates
 from .._common.autocast import autocast_operands
+from .._common.validate import FLOATING
 from ..scan.discounted_cumsum import discounted_cumsum
 from ..scan.packed import check_cu_seqlens, check_of_sequences
-from .call import ON_POLICY, Operands, discount, fused_returns
+from .call import ON_POLICY, Operands, discount, fused_returns, promoted
 from .formulas import as_bool, either, next_values_of
 from .packed import packed_operands
 from .validate import check_mask, check_return_types, check_returns
@@ -87,7 +88,10 @@ def _counted(
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated, mask=mask, gamma=gamma[0],
                        **{lambda_name: trace[0]})  # fmt: skip
-    rewards, values, next_values, bootstrap_value, terminated, truncated, mask = autocast_operands(*operands, mask)
+    *cast, mask = autocast_operands(*operands, mask)
+    operands, _, _ = promoted(tuple(cast), None, time_dim if cu_seqlens is None else None)
+    rewards, values, next_values, bootstrap_value, terminated, truncated = operands
+    mask = as_bool(mask) if mask.dtype in FLOATING else mask
     call = TemporalDifferenceCall(
         rewards, values, next_values, bootstrap_value if cu_seqlens is None else None, terminated, truncated, *gamma,
         *trace, dim=time_dim, need_advantages=lambda_name == "gae_lambda", need_targets=True,

@@ -8,7 +8,7 @@ from ...reference.returns import TemporalDifferenceCall
 from .._common.autocast import autocast_operands
 from .._common.validate import known
 from ..scan.packed import added_at, check_cu_seqlens, check_of_sequences, entries, first_steps
-from .call import Operands
+from .call import Operands, promoted
 from .formulas import as_bool, next_step
 from .validate import check_return_types, check_returns
 
@@ -18,7 +18,8 @@ def packed_operands(op: str, operands: Operands, cu_seqlens: Any, time_dim: int)
     rewards, values, next_values, bootstrap_value, terminated, truncated = operands
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
-    rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(*operands)
+    operands, _, _ = promoted(autocast_operands(*operands))
+    rewards, values, next_values, bootstrap_value, terminated, truncated = operands
     call = TemporalDifferenceCall(
         rewards, values, next_values, None, terminated, truncated, dim=time_dim, need_targets=True
     )
