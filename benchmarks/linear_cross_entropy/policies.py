@@ -1,0 +1,123 @@
+"""Log-probabilities, policy losses and divergences of heads beside their bare products, on a GPU:
+`PYTHONPATH=benchmarks python -m linear_cross_entropy.policies [--output FILE]`.
+
+A head's work is counted in products of its size (rows x features x classes): log-probabilities with entropy take four
+of them forward and backward, a policy loss three, a divergence of two heads with a frozen teacher four. Medians of
+runs in turns; peak memory is what a step adds to its operands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from harness import environment
+
+import torch_dcs_ops as dcs
+
+SHAPES = ((4096, 4096, 131072), (8192, 4096, 151936), (2048, 2048, 50257))
+
+
+def seconds(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Of each, the median; one after the other in every turn."""
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 2):
+        for name, step in steps.items():
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first.record()
+            step()
+            last.record()
+            last.synchronize()
+            if turn >= 2:
+                found[name].append(first.elapsed_time(last) / 1e3)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def added_bytes(step: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(n: int, d: int, v: int, dtype: torch.dtype, turns: int) -> list[dict[str, object]]:
+    x = torch.randn(n, d, device="cuda", dtype=dtype, requires_grad=True)
+    w = (torch.randn(v, d, device="cuda", dtype=dtype) / d**0.5).requires_grad_()
+    frozen = w.detach()
+    teacher_x, teacher_w = torch.randn_like(x), torch.randn_like(w) / d**0.5
+    ids = torch.randint(v, (n,), device="cuda")
+    old, advantages, weights = (torch.randn(n, device="cuda") for _ in range(3))
+    old = old - 10.0
+
+    def product() -> object:
+        return torch.mm(x.detach(), frozen.t())
+
+    def pulled(loss: torch.Tensor, *of: torch.Tensor) -> object:
+        return torch.autograd.grad(loss, of)
+
+    def log_probs(weight: torch.Tensor, entropy: bool) -> object:
+        found = dcs.linear_log_probs(x, weight, ids, need_entropy=entropy)
+        loss = (found[0] * weights + 0.01 * found[1]).sum() if entropy else (found * weights).sum()
+        return pulled(loss, x, *[weight] * weight.requires_grad)
+
+    def row_loss(
+        log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        ratio = (log_probs - old).exp()
+        return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+    def policy() -> object:
+        return pulled(dcs.linear_policy_loss(x, w, ids, row_loss, old, advantages), x, w)
+
+    def divergence() -> object:
+        return pulled(dcs.linear_kl_div(x, w, teacher_x, teacher_w), x, w)
+
+    steps: dict[str, tuple[Callable[[], object], int]] = {
+        "log_probs and entropy": (lambda: log_probs(w, True), 4),
+        "log_probs": (lambda: log_probs(w, False), 4),
+        "log_probs, frozen weight": (lambda: log_probs(frozen, False), 2),
+        "policy loss": (policy, 3),
+        "kl_div, frozen teacher": (divergence, 4),
+    }
+    times = seconds({"product": product, **{name: step for name, (step, _) in steps.items()}}, turns)
+    rows: list[dict[str, object]] = []
+    for name, (step, products) in steps.items():
+        row = {
+            "case": f"{n}x{d}x{v}",
+            "dtype": str(dtype).removeprefix("torch."),
+            "name": name,
+            "milliseconds": times[name] * 1e3,
+            "products": products,
+            "over_products": times[name] / (products * times["product"]),
+            "added_bytes": added_bytes(step),
+        }
+        rows.append(row)
+        print(
+            f"{row['case']:>18} {row['dtype']:>9} {name:28} {times[name] * 1e3:8.2f} ms "
+            f"{row['over_products']:.3f} x {products} products, {added_bytes(step) / 2**30:.2f} GiB",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--commit", help="the commit measured, where git cannot tell")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows = [row for shape in SHAPES for row in measure(*shape, torch.bfloat16, options.turns)]
+    if options.output:
+        facts = {"environment": environment(options.commit), "rows": rows}
+        options.output.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
