@@ -8,12 +8,16 @@ scans into the kernels around them. Why a loss was left as it is says the logger
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..ops.linear_cross_entropy import compiled as _compiled
 from .inductor import tracing as _tracing
 
-__all__ = ["disable", "enable", "is_enabled"]
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+__all__ = ["disable", "enable", "explain", "is_enabled"]
 
 # Ops import nothing of this folder.
 _compiled.is_traced = _tracing.is_traced
@@ -60,3 +64,42 @@ def is_enabled() -> bool:
     from .inductor import configuration
 
     return any(isinstance(one, Hook) for one in configuration.passes_of(configuration.pre_grad_passes()))
+
+
+def explain(
+    function: Callable[..., Any], *, minimum_logits: int | None = None, dynamic: bool | None = None
+) -> Callable[..., Explanation]:
+    """``explain(function)(*args, **kwargs)`` says what ``torch.compile(function, backend="dcs")`` makes of that call.
+
+    The function is traced and run once, without the compiler's caches: every loss in its graphs is found, and reported
+    as fused or as left alone, with the reason and the cure; so is every graph break. Nothing is generated, and what
+    the function changes (its arguments, buffers) it changes as in any call. Functions that are compiled already are
+    compiled again at their next call. Scans are reported as calls: whether one becomes part of a kernel on CUDA is
+    decided while that is generated.
+
+    Args:
+        function: a function or module, compiled or not.
+        minimum_logits: as in `enable`. None: what `enable` was given, where that is in force, else 2**22.
+        dynamic: as in torch.compile.
+
+    Returns:
+        A function of the arguments that returns an `Explanation`: its `losses`, `breaks`, `graphs`, `calls` and
+        `hindrance` are data, ``str()`` of it a report.
+
+    Raises:
+        ValueError: minimum_logits is not an integer >= 0.
+
+    Example::
+
+        >>> print(torch_dcs_ops.compile.explain(lambda **batch: model(**batch).loss)(input_ids=ids, labels=ids))
+    """
+    from .explanation import explanation_of
+    from .graph_pass import Hook
+    from .inductor import configuration
+
+    if minimum_logits is None:
+        hooks = [one for one in configuration.passes_of(configuration.pre_grad_passes()) if isinstance(one, Hook)]
+        hook = hooks[0] if hooks else Hook()
+    else:
+        hook = Hook(minimum_logits=minimum_logits)
+    return lambda *args, **kwargs: explanation_of(function, args, kwargs, hook.minimum_logits, dynamic)

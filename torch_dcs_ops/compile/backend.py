@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 from torch import fx
 
-from .graph_pass import Hook
+from .graph_pass import Hook, log, say_what_is_cached
 from .inductor import configuration, support
 from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
@@ -38,16 +39,16 @@ def dcs(
         RuntimeError: an option that TorchInductor does not know.
         ValueError: minimum_logits is not an integer >= 0.
     """
-    return _compiler(mode, options)(graph_module, example_inputs)
-
-
-def _compiler(mode: str | None, options: dict[str, Any] | None) -> Any:
     options = dict(options or {})
     minimum_logits = options.pop(_MINIMUM_LOGITS, MINIMUM_LOGITS)
     if not support.can_hook():
-        return configuration.plain_backend(mode, options)
+        return configuration.plain_backend(mode, options)(graph_module, example_inputs)
     earlier = options.pop("pre_grad_custom_pass", configuration.pre_grad_passes())
-    return configuration.backend(mode, options, hook_after(earlier, minimum_logits))
+    hook = hook_after(earlier, minimum_logits)
+    compiled = configuration.backend(mode, options, hook)(graph_module, example_inputs)
+    if not hook.has_run and log.isEnabledFor(logging.INFO):
+        say_what_is_cached(graph_module, minimum_logits)
+    return compiled
 
 
 def hook_after(earlier: Any, minimum_logits: int) -> Hook:

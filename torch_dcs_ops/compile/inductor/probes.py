@@ -59,6 +59,11 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part("torch.amp.autocast_mode", "_exit_autocast", takes=("mode",)),
         Part("torch._C", "_set_grad_enabled"),
     ),
+    # breaks.py
+    "breaks": (
+        Part("torch._dynamo.output_graph", attributes=("graph_break_reasons",)),
+        Part("torch._dynamo.output_graph", "GraphCompileReason", attributes=("reason", "user_stack")),
+    ),
     # tracing.py
     "tracing": (
         Part("torch._guards", "TracingContext", attributes=("try_get",)),

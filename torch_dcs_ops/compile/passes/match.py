@@ -19,6 +19,7 @@ from torch.nn import functional
 from ..inductor import dynamo
 from ..inductor.dynamo import is_same
 from .build import shown, value_of
+from .findings import Reason
 from .match_steps import COPIES, LINEAR_MAPS, LOG_SOFTMAX, ROW_STEPS, STEPS, TRANSPOSITIONS, RowStep, Steps
 from .mutation import between, first_writer
 from .nodes import (
@@ -284,11 +285,11 @@ def _check_circumstances(chain: list[fx.Node], operands: list[fx.Node | None]) -
     loss, linear = chain[0], chain[-1]
     for node in between(linear, loss):
         if dynamo.sets_autograd_mode(node):
-            raise Refusal("is recorded by autograd in another mode than its logits")
+            raise Refusal("is recorded by autograd in another mode than its logits", Reason.MODE)
         if dynamo.is_of_functorch(node):
-            raise Refusal("is within a transform of torch.func that its logits are not in")
+            raise Refusal("is within a transform of torch.func that its logits are not in", Reason.MODE)
     writer = first_writer(chain, [operand for operand in operands if operand is not None])
     if writer is not None:
-        raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of")
+        raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of", Reason.CHANGED)
     if any(map(dynamo.differentiates_forward, loss.graph.nodes)):
-        raise Refusal("is differentiated in forward mode")
+        raise Refusal("is differentiated in forward mode", Reason.MODE)
