@@ -4,7 +4,6 @@ language model's tokens, its losses with and without logits, its memory, the che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,6 @@ for package in ("gymnasium", "matplotlib", "rich", "tqdm"):
 
 demo = pytest.importorskip("torch_dcs_ops.examples.reinforce_cartpole")
 language_model = pytest.importorskip("torch_dcs_ops.examples.language_model")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As `make demo`: the tensors are tiny, and on a busy machine the threads' barriers cost more than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
