@@ -6,6 +6,13 @@ NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
 
 from __future__ import annotations
 
+import warnings
+
+with warnings.catch_warnings():
+    # Of torch without NumPy, which nothing here needs: an alarm at every start otherwise.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
+    import torch
+
 from . import _registry, _native  # isort: skip  (the schemas, then the libraries that implement them, then the rest)
 from . import compile, nn
 from .ops import (

@@ -40,6 +40,11 @@ def test_import_is_lean() -> None:
     assert len(imported) < 40, imported
 
 
+def test_import_without_numpy_warns_of_nothing() -> None:
+    result = run("import sys; sys.modules['numpy'] = None; import torch_dcs_ops")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_public_names() -> None:
     assert set(torch_dcs_ops.__all__) == {
         "__version__",
