@@ -7,6 +7,7 @@ scans into the kernels around them. Why a loss was left as it is says the logger
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,8 @@ def enable(*, minimum_logits: int | None = None) -> None:
     Raises:
         ValueError: minimum_logits is not an integer >= 0.
     """
-    from .backend import hook_after
+    from .backend import hook_after, tell_of_cached_graphs
+    from .graph_pass import log
     from .inductor import configuration, support
     from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
@@ -42,6 +44,8 @@ def enable(*, minimum_logits: int | None = None) -> None:
     hook = hook_after(earlier, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
     if support.can_hook() and earlier != hook:
         configuration.set_pre_grad_passes(hook)
+    if support.can_hook() and log.isEnabledFor(logging.INFO):
+        configuration.after_each_graph(tell_of_cached_graphs)
 
 
 def disable() -> None:
@@ -60,10 +64,9 @@ def is_enabled() -> bool:
     """Whether `enable` is in force."""
     if "torch_dcs_ops.compile.graph_pass" not in sys.modules:
         return False  # and the compiler, whose import takes a while, need not be asked
-    from .graph_pass import Hook
-    from .inductor import configuration
+    from .backend import enabled_hook
 
-    return any(isinstance(one, Hook) for one in configuration.passes_of(configuration.pre_grad_passes()))
+    return enabled_hook() is not None
 
 
 def explain(
@@ -93,13 +96,9 @@ def explain(
 
         >>> print(torch_dcs_ops.compile.explain(lambda **batch: model(**batch).loss)(input_ids=ids, labels=ids))
     """
+    from .backend import enabled_hook
     from .explanation import explanation_of
     from .graph_pass import Hook
-    from .inductor import configuration
 
-    if minimum_logits is None:
-        hooks = [one for one in configuration.passes_of(configuration.pre_grad_passes()) if isinstance(one, Hook)]
-        hook = hooks[0] if hooks else Hook()
-    else:
-        hook = Hook(minimum_logits=minimum_logits)
+    hook = (enabled_hook() or Hook()) if minimum_logits is None else Hook(minimum_logits=minimum_logits)
     return lambda *args, **kwargs: explanation_of(function, args, kwargs, hook.minimum_logits, dynamic)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 from torch import fx
 
-from .graph_pass import Hook, log, say_what_is_cached
+from .graph_pass import Hook, say_what_is_cached
 from .inductor import configuration, support
 from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
@@ -46,8 +45,7 @@ def dcs(
     earlier = options.pop("pre_grad_custom_pass", configuration.pre_grad_passes())
     hook = hook_after(earlier, minimum_logits)
     compiled = configuration.backend(mode, options, hook)(graph_module, example_inputs)
-    if not hook.has_run and log.isEnabledFor(logging.INFO):
-        say_what_is_cached(graph_module, minimum_logits)
+    say_what_is_cached(graph_module, hook)
     return compiled
 
 
@@ -57,6 +55,19 @@ def hook_after(earlier: Any, minimum_logits: int) -> Hook:
     hook = Hook(tuple(others), minimum_logits)
     _install_lowerings()
     return hook
+
+
+def enabled_hook() -> Hook | None:
+    """That of `enable`, where it is in force."""
+    passes = configuration.passes_of(configuration.pre_grad_passes())
+    return next((one for one in passes if isinstance(one, Hook)), None)
+
+
+def tell_of_cached_graphs(graph_module: fx.GraphModule) -> None:
+    """What `enable` has done to each graph, where it comes from the compiler's cache."""
+    hook = enabled_hook()
+    if hook is not None:
+        say_what_is_cached(graph_module, hook)
 
 
 @functools.cache

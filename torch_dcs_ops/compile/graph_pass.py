@@ -39,7 +39,7 @@ class Hook(CustomGraphPass):
             raise ValueError(f"minimum_logits must be an integer >= 0, got {minimum_logits!r}")
         self.earlier = earlier
         self.minimum_logits = minimum_logits
-        self.has_run = False  # a graph whose code comes from the compiler's cache meets no pass
+        self.has_run = False  # on the graph at hand: one whose code comes from the compiler's cache meets no pass
 
     def __call__(self, graph: fx.Graph) -> None:
         self.has_run = True
@@ -78,10 +78,11 @@ class Hook(CustomGraphPass):
         return hash((self.earlier, self.minimum_logits))
 
 
-def say_what_is_cached(graph_module: fx.GraphModule, minimum_logits: int) -> None:
-    """Logs what the passes have done to a graph whose code came from the compiler's cache."""
-    if support.supports("passes"):
-        say(losses_in(graph_module, minimum_logits), "the compiler's cache has code with")
+def say_what_is_cached(graph_module: fx.GraphModule, hook: Hook) -> None:
+    """Logs, if that is asked for, what `hook` did to a graph whose code the compiler has just found in its cache."""
+    if not hook.has_run and log.isEnabledFor(logging.INFO) and support.supports("passes"):
+        say(losses_in(graph_module, hook.minimum_logits), "the compiler's cache has code with")
+    hook.has_run = False
 
 
 def losses_in(graph_module: fx.GraphModule, minimum_logits: int) -> list[Finding]:

@@ -46,6 +46,10 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part(f"{_I}.custom_graph_pass", "CustomGraphPass", attributes=("uuid", "__call__")),
         Part("torch", "_TorchCompileInductorWrapper", takes=("mode", "options", "dynamic"), attributes=("config",)),
     ),
+    "listening": (
+        Part("torch", "_TorchCompileInductorWrapper.__call__", takes=("model_", "inputs_")),
+        Part("torch", "_TorchCompileInductorWrapper", attributes=("config",)),
+    ),
     # dynamo.py
     "passes": (
         Part("torch._dispatch.python", "enable_python_dispatcher", takes=()),
