@@ -79,6 +79,7 @@ def test_a_graph_break_in_the_loss() -> None:
     assert f'test_explain.py", line {line}, in loss' in broken.place
     assert broken.place in loss.clause
     text = str(found)
+    assert loss.place.endswith("in loss")
     for part in (loss.name, loss.cure, broken.place, broken.reason, "1 graph break"):
         assert part is not None
         assert part in text
@@ -172,6 +173,22 @@ def test_two_losses_and_own_operators() -> None:
     assert [loss.reason for loss in found.losses] == [None, Reason.RETURNED]
     assert found.calls == {"dcs.discounted_cumsum": 2}
     assert "dcs.discounted_cumsum, 2 times" in str(found)
+
+
+def test_a_break_in_a_loop_leaves_the_function_as_it_stands() -> None:
+    def function(x: Tensor) -> Any:
+        total = 0.0
+        for _ in range(2):
+            total = total + x.sum()
+            torch._dynamo.graph_break()
+        return total
+
+    found = explain(function)(torch.ones(3))
+    if found.graphs:
+        pytest.skip("this torch traces what is around a break in a loop")
+    assert found.hindrance is not None
+    assert "torch._dynamo.graph_break()" in found.hindrance
+    assert found.hindrance in str(found)
 
 
 def test_nothing_to_find() -> None:

@@ -26,7 +26,7 @@ class Explanation:
         breaks: of each graph break the `place` and the `reason`.
         graphs: how many graphs the function was traced as.
         calls: how often the graphs call each operator of this package themselves, by name.
-        hindrance: why nothing is fused with this torch; None if it is.
+        hindrance: why nothing is fused, with this torch, or in a function that Dynamo does not trace at all; else None.
     """
 
     losses: tuple[Finding, ...]
@@ -55,7 +55,7 @@ class Explanation:
         for found in self.breaks:
             lines += [f"{'graph break':<12}{found.place}", f"  {'because':<10}{found.reason}"]
         lines += [f"{'call':<12}{name}{f', {count} times' if count > 1 else ''}" for name, count in self.calls.items()]
-        if not self.losses and not self.calls:
+        if self.graphs and not self.losses and not self.calls:
             lines.append("no F.cross_entropy, no F.nll_loss, no gathered log_softmax, no operator of this package")
         return "\n".join(lines)
 
@@ -85,6 +85,9 @@ def explanation_of(
             traced(*args, **kwargs)
     finally:
         torch.compiler.reset()
+    if graphs == 0 and hindrance is None:
+        reasons = watch.hindrances() or ["it makes no graph"]
+        hindrance = f"the function runs as it stands, as Dynamo does not trace it: {'; '.join(reasons)}"
     return Explanation(tuple(losses), tuple(watch.found()), graphs, dict(calls), hindrance)
 
 

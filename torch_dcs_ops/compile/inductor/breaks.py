@@ -26,11 +26,13 @@ class Watch:
     def __init__(self) -> None:
         self._notes: list[Any] = []
         self._before: list[Any] = []
+        self._unsupported: dict[str, int] = {}
 
     def __enter__(self) -> Watch:
         if not probes.missing("breaks"):
             self._notes = sys.modules["torch._dynamo.output_graph"].graph_break_reasons
             self._before = list(self._notes)
+            self._unsupported = dict(self._counted())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,6 +44,18 @@ class Watch:
         notes = [note for note in self._notes if id(note) not in known and note.user_stack]
         own = [note for note in notes if note.reason != _ECHO] or notes
         return list(dict.fromkeys(GraphBreak(_place(note.user_stack[-1]), _first_line(note.reason)) for note in own))
+
+    def hindrances(self) -> list[str]:
+        """What Dynamo could not trace. Where it is in a loop, the function runs as it stands, and no break is noted."""
+        if probes.missing("breaks"):
+            return []
+        new = [reason for reason, count in self._counted().items() if count != self._unsupported.get(reason)]
+        return list(dict.fromkeys(map(_first_line, new)))
+
+    @staticmethod
+    def _counted() -> dict[str, int]:
+        counted: dict[str, int] = sys.modules["torch._dynamo.utils"].counters["unimplemented"]
+        return counted
 
 
 def _place(frame: Any) -> str:

@@ -67,6 +67,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "breaks": (
         Part("torch._dynamo.output_graph", attributes=("graph_break_reasons",)),
         Part("torch._dynamo.output_graph", "GraphCompileReason", attributes=("reason", "user_stack")),
+        Part("torch._dynamo.utils", attributes=("counters",)),
     ),
     # tracing.py
     "tracing": (

@@ -9,6 +9,7 @@ Nothing is changed here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,8 @@ def place_of(node: fx.Node) -> str:
     """The line of the user's that a node comes from, or nothing."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     outside = [line for line in lines if line.startswith("File ") and "/torch/nn/" not in line]
-    return outside[-1] if outside else ""
+    # Behind a graph break the rest of a function f is one of the name torch_dynamo_resume_in_f_at_n.
+    return re.sub(r"\btorch_dynamo_resume_in_(\w+)_at_\d+$", r"\1", outside[-1]) if outside else ""
 
 
 def find(loss: fx.Node) -> Match:
