@@ -131,7 +131,10 @@ wheel: $(ENV_STAMP)
 	export DCS_CUDA_ARCHITECTURES="$(WHEEL_CUDA_ARCHITECTURES)" PATH="$(abspath $(BIN)):$$PATH"
 	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir build/linux-wheel . 2>&1 | $(BUILD_PROGRESS) \
 	  || { tail -n 60 $(BUILD_LOG); exit 1; }
-	auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/linux-wheel/*.whl
+	case $$(echo build/linux-wheel/*.whl) in
+	  *-any.whl) cp build/linux-wheel/*.whl dist ;;  # pure Python
+	  *) auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/linux-wheel/*.whl ;;
+	esac
 	ls -l dist
 
 clean:
