@@ -34,6 +34,9 @@ CUDA_CHOICE := $(VENV)/.dcs-cuda
 PYTHON_FILES := $(VENV)/.python-files
 # A folder counts as a source too: its time changes when a file is added to it or taken away.
 NATIVE_SOURCES := $(shell find csrc -type f -o -type d) pyproject.toml
+# pip shows nothing of a build, or everything: a line every tenth of the way, and the log's end if it fails.
+BUILD_LOG := $(VENV)/build.log
+BUILD_PROGRESS := $(BIN)/python .ci/build_progress.py $(BUILD_LOG)
 export MPLBACKEND := Agg
 
 .PHONY: help env build demo test test-all test-cpus bench lint format wheel hub clean FORCE
@@ -71,7 +74,9 @@ $(BUILD_STAMP): $(ENV_STAMP) $(CUDA_CHOICE) $(PYTHON_FILES) $(NATIVE_SOURCES)
 	  if nvidia-smi -L >/dev/null 2>&1; then architectures=native; else architectures=90; fi
 	  export DCS_CUDA_ARCHITECTURES=$$architectures
 	fi
-	DCS_CUDA="$$(cat $(CUDA_CHOICE))" PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	export DCS_CUDA="$$(cat $(CUDA_CHOICE))" PATH="$(abspath $(BIN)):$$PATH"
+	$(PIP) install -v --no-build-isolation --no-deps -e . 2>&1 | $(BUILD_PROGRESS) \
+	  || { tail -n 60 $(BUILD_LOG); exit 1; }
 	$(BIN)/python .ci/build_summary.py
 	touch $@
 
@@ -120,11 +125,17 @@ format: $(ENV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-# A tag for public indexes comes from `auditwheel`, see CONTRIBUTING.md.
+# The manylinux tag is the newest glibc that the libraries ask for: that of the machine that builds them, see CONTRIBUTING.md.
 wheel: $(ENV_STAMP)
 	@mkdir -p dist
-	DCS_CUDA_ARCHITECTURES="$(WHEEL_CUDA_ARCHITECTURES)" PATH="$(abspath $(BIN)):$$PATH" \
-	  $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	rm -rf build/linux-wheel
+	export DCS_CUDA_ARCHITECTURES="$(WHEEL_CUDA_ARCHITECTURES)" PATH="$(abspath $(BIN)):$$PATH"
+	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir build/linux-wheel . 2>&1 | $(BUILD_PROGRESS) \
+	  || { tail -n 60 $(BUILD_LOG); exit 1; }
+	case $$(echo build/linux-wheel/*.whl) in
+	  *-any.whl) cp build/linux-wheel/*.whl dist ;;  # pure Python
+	  *) auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/linux-wheel/*.whl ;;
+	esac
 	ls -l dist
 
 hub: wheel

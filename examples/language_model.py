@@ -12,11 +12,15 @@ the indentation behind them. A piece that is not in the vocabulary is cut into t
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 import sysconfig
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,9 @@ LATER_TOLERANCE = 1e-2
 PIECE = re.compile(rb" ?_*[A-Za-z]+|[0-9]+|\n *| +|[^\sA-Za-z0-9]+|.", re.DOTALL)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+# What the profiler's library writes to standard error at every start and stop, whatever its log level.
+PROFILER_LINE = re.compile(rb"(STAGE|USDT|INFO):\d{4}-\d\d-\d\d ")
 
 
 def read_corpus(max_bytes: int) -> bytes:
@@ -141,10 +148,19 @@ def plain_loss(hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
 class Run:
     """One training run with one of the losses."""
 
-    losses: np.ndarray[Any, np.dtype[np.float64]]  # of every step, nats per token
+    losses: Numbers  # of every step, nats per token
     compile_seconds: float
-    train_seconds: float
-    peak_bytes: int  # what a step holds at most beyond the parameters and AdamW's state
+    step_seconds: Numbers  # of every step after the first
+    memory: Numbers  # bytes that a step holds beyond the parameters and AdamW's state, at each allocation and release
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.memory.max())
+
+    @property
+    def median_seconds(self) -> float:
+        """Of a step; 0 of a run of one."""
+        return float(np.median(self.step_seconds)) if len(self.step_seconds) else 0.0
 
 
 @dataclass
@@ -167,18 +183,38 @@ class Result:
         return float(np.abs(self.fused.losses - self.plain.losses).max())
 
 
-def averages(losses: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
+def averages(losses: Numbers) -> tuple[float, float]:
     """Over the first and the last steps."""
     return float(losses[:AVERAGED_STEPS].mean()), float(losses[-AVERAGED_STEPS:].mean())
 
 
-def peak_bytes(step: Callable[[], Any]) -> int:
-    """The most memory of tensors at a time that `step` adds to what there was, by the allocator's record."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+@contextmanager
+def without_profiler_lines() -> Iterator[None]:
+    """Keeps the profiler's own lines from standard error; all others are written behind the block."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as written:
+            os.dup2(written.fileno(), 2)
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+                written.seek(0)
+                os.write(2, b"".join(line for line in written if not PROFILER_LINE.match(line)))
+    finally:
+        os.close(kept)
+
+
+def memory_of(step: Callable[[], Any]) -> Numbers:
+    """The bytes of tensors that `step` adds to what there was, at each allocation and release, by the allocator's
+    record; 0 before the first one."""
+    with without_profiler_lines(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return int(np.cumsum([0, *sizes]).max())
+    return np.cumsum([0.0, *sizes])
 
 
 def train_one(
@@ -218,15 +254,17 @@ def train_one(
     losses = [step(0)]
     compile_seconds = time.perf_counter() - start
 
-    start = time.perf_counter()
+    seconds = []
     with tqdm(total=steps, initial=1, desc=name, unit="step", mininterval=0.5, disable=not progress) as bar:
         for index in range(1, steps):
+            start = time.perf_counter()
             losses.append(step(index))
+            seconds.append(time.perf_counter() - start)
             bar.set_postfix_str(f"loss {np.mean(losses[-AVERAGED_STEPS:]):.3f}", refresh=False)
             bar.update()
-    train_seconds = time.perf_counter() - start
     optimizer.zero_grad()
-    return Run(np.array(losses), compile_seconds, train_seconds, peak_bytes(lambda: step(steps - 1)))
+    memory = memory_of(lambda: step(steps - 1))
+    return Run(np.array(losses), compile_seconds, np.array(seconds), memory)
 
 
 def train(
@@ -295,7 +333,7 @@ def show(result: Result) -> None:
     table.add_row("steps", *(str(len(run.losses)) for run in runs))
     table.add_row("tokens predicted a step", *[str(result.tokens_per_step)] * 2)
     table.add_row("first step, compilation included", *(f"{run.compile_seconds:.1f} s" for run in runs))
-    table.add_row("training after it", *(f"{run.train_seconds:.1f} s" for run in runs))
+    table.add_row("a step after it, median", *(f"{1e3 * run.median_seconds:.1f} ms" for run in runs))
     table.add_section()
     table.add_row("peak memory of a step¹", *(f"{run.peak_bytes / 2**20:.1f} MiB" for run in runs))
     table.caption = (
@@ -311,11 +349,22 @@ def plot(result: Result, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(result.fused.losses, color="tab:blue", linewidth=2.5, alpha=0.6, label="dcs.linear_cross_entropy")
-    axes.plot(result.plain.losses, color="black", linewidth=0.8, linestyle="--", label="F.linear + F.cross_entropy")
-    axes.set(xlabel="step", ylabel="loss per token, nats", title="Language model of the Python standard library")
-    axes.legend(loc="upper right")
+    figure, (loss, memory) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    styles = (
+        {"color": "tab:blue", "linewidth": 2.5, "alpha": 0.6},
+        {"color": "black", "linewidth": 0.8, "linestyle": "--"},
+    )
+    names = ("dcs.linear_cross_entropy", "F.linear + F.cross_entropy")
+    for name, run, style in zip(names, (result.fused, result.plain), styles, strict=True):
+        loss.plot(run.losses, label=name, **style)
+        # A step of each has another number of allocations: both are drawn over the same width.
+        through = np.linspace(0, 1, len(run.memory))
+        memory.plot(through, run.memory / 2**20, label=f"{name}: {run.peak_bytes / 2**20:.0f} MiB", **style)
+    loss.set(xlabel="step", ylabel="loss per token, nats", title="Language model of the Python standard library")
+    memory.set(xlabel="allocations of one step, first to last", ylabel="MiB", title="Memory of a step")
+    memory.set_ylim(bottom=0)
+    for axes in (loss, memory):
+        axes.legend(loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -327,14 +376,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150, help="training steps of each run (default 150)")
-    parser.add_argument("--output", type=Path, default=Path("language_model.png"), help="the loss curves' PNG file")
+    parser.add_argument("--output", type=Path, default=Path("language_model.png"), help="the curves' PNG file")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     result = train(seed=options.seed, steps=options.steps)
     show(result)
     plot(result, options.output)
-    print(f"loss curves: {options.output}")
+    print(f"loss and memory: {options.output}")
     check(result)
     return 0
 

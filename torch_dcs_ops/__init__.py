@@ -6,6 +6,19 @@ NumPy). `torch_dcs_ops.info()` says which kernels are in use and why.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
+if "torch" not in sys.modules:
+    # torch warns of a NumPy that is not there, which nothing here needs. This filter alone goes again, which a comment
+    # in it tells from a user's: warnings.catch_warnings would undo those that torch sets as well.
+    warnings.filterwarnings("ignore", message="(?#torch_dcs_ops)Failed to initialize NumPy", category=UserWarning)
+    _filter = warnings.filters[0]
+    import torch
+
+    warnings.filters.remove(_filter)  # type: ignore[attr-defined]
+    del _filter
+
 from . import _registry, _native  # isort: skip  (the schemas, then the libraries that implement them, then the rest)
 from . import compile, nn
 from .ops import (

@@ -22,7 +22,7 @@ def rewritten(function: Callable[..., Any], *, dynamic: bool | None = None, mini
     record = SimpleNamespace(fused=0, graphs=[])
 
     def backend(module: fx.GraphModule, _: Any) -> Any:
-        record.fused += fusing.fuse_linear_cross_entropy(module.graph, minimum_logits)
+        record.fused += sum(found.fused for found in fusing.fuse_linear_cross_entropy(module.graph, minimum_logits))
         module.graph.lint()
         module.recompile()
         record.graphs.append(module.graph)

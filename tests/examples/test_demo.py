@@ -4,7 +4,7 @@ language model's tokens, its losses with and without logits, its memory, the che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,6 @@ for package in ("gymnasium", "matplotlib", "rich", "tqdm"):
 
 demo = pytest.importorskip("torch_dcs_ops.examples.reinforce_cartpole")
 language_model = pytest.importorskip("torch_dcs_ops.examples.language_model")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As `make demo`: the tensors are tiny, and on a busy machine the threads' barriers cost more than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +115,24 @@ def test_language_model_learns_the_same_with_either_loss(language_result: object
     assert len(language_result.plain.losses) == 40
     assert language_result.tokens_per_step == 4 * 32
     assert 0 < language_result.fused.peak_bytes < language_result.plain.peak_bytes
+    for run in (language_result.fused, language_result.plain):
+        assert len(run.step_seconds) == 39
+        assert run.step_seconds.min() <= run.median_seconds <= run.step_seconds.max()
+
+
+def test_memory_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+    """A megabyte that is there when two more come and go; of the profiler nothing is written, of others all."""
+
+    def step() -> None:
+        first = torch.empty(1 << 20, dtype=torch.uint8)
+        torch.empty(1 << 21, dtype=torch.uint8)
+        print("of a user", file=sys.stderr)
+        del first
+
+    memory = language_model.memory_of(step)
+    assert memory.max() == 3 << 20
+    assert (memory[0], memory[-1]) == (0, 0)
+    assert capfd.readouterr().err == "of a user\n"
 
 
 @pytest.mark.parametrize("loss", ["fused_loss", "plain_loss"])
@@ -158,7 +167,10 @@ def test_language_model_compiled_step(fresh_compiler: None) -> None:
 )
 def test_language_model_check(losses: list[float], message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "AVERAGED_STEPS", 1)
-    runs = [language_model.Run(np.array(values), 1.0, 1.0, 1 << 20) for values in (losses, [6.0, 5.0, 4.0])]
+    runs = [
+        language_model.Run(np.array(values), 1.0, np.ones(2), np.array([0.0, 2.0**20]))
+        for values in (losses, [6.0, 5.0, 4.0])
+    ]
     result = language_model.Result(*runs, 100, 10)
     if message is None:
         language_model.check(result)
@@ -169,7 +181,7 @@ def test_language_model_check(losses: list[float], message: str | None, monkeypa
 
 def test_language_model_check_of_a_loss_that_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "AVERAGED_STEPS", 1)
-    run = language_model.Run(np.array([4.0, 5.0]), 1.0, 1.0, 1 << 20)
+    run = language_model.Run(np.array([4.0, 5.0]), 1.0, np.ones(1), np.array([0.0, 2.0**20]))
     with pytest.raises(RuntimeError, match="the loss did not fall"):
         language_model.check(language_model.Result(run, run, 100, 10))
 

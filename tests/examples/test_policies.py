@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ for package in ("matplotlib", "rich"):
 
 grpo = pytest.importorskip("torch_dcs_ops.examples.grpo")
 distil = pytest.importorskip("torch_dcs_ops.examples.distil")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def symbols(text: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,6 @@ for package in ("gymnasium", "matplotlib", "rich", "tqdm"):
 
 ppo = pytest.importorskip("torch_dcs_ops.examples.ppo")
 CARTPOLE = ppo.TASKS["CartPole-v1"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in the demo: the tensors are tiny."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from torch_dcs_ops.compile.passes import findings
 from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (a development dependency)")
@@ -39,7 +40,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def compiled(function: Callable[..., Any], counts: list[int], dynamic: bool | None = None) -> Callable[..., Any]:
     def backend(module: fx.GraphModule, _: Any) -> Any:
-        counts.append(fusing.fuse_linear_cross_entropy(module.graph, 0))
+        counts.append(sum(found.fused for found in fusing.fuse_linear_cross_entropy(module.graph, 0)))
         module.graph.lint()
         module.recompile()
         return module
@@ -73,7 +74,7 @@ def test_a_function_that_returns_the_loss(device: str, name: str, dynamic: bool 
 def test_the_model_itself_returns_its_logits(device: str, caplog: pytest.LogCaptureFixture) -> None:
     model = MODELS["Llama"]().to(device)
     tokens = torch.randint(1, V, (2, 12), device=device)
-    fusing._said.clear()
+    findings._said.clear()
     counts: list[int] = []
     run = compiled(model, counts)
     for _ in range(2):

@@ -19,6 +19,7 @@ from torch_dcs_ops.ops.linear_cross_entropy.valid_rows import ValidRows, compact
 
 from linear_cross_entropy.filter.oracle import EPS, budget_of
 from linear_cross_entropy.filter.oracle import operands as sparse_operands
+from linear_cross_entropy.grouped_products import grouped_mm_with_nan
 from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from support.cuda_graphs import captured
 
@@ -57,19 +58,8 @@ def on_the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     What it does not compute is NaN here, as it may be there. Of small chunks input's gradient is another product.
     """
-    grouped_mm = functional.grouped_mm
-
-    def with_nan(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
-        product = grouped_mm(left, right, offs=offs)
-        if right.dim() == 3:
-            # Between its rows, which a CPU with AMX multiplies as well (with_padding), nothing: CUDA does not.
-            room = product.new_zeros(product.size(0), product.stride(0))
-            product = room[:, : product.size(1)].copy_(product)
-            product[int(offs) :] = torch.nan
-        return product
-
     monkeypatch.setattr(driver, "compacts", lambda *_: "device")
-    monkeypatch.setattr(functional, "grouped_mm", with_nan)
+    monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
     monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: request.param)
 
 

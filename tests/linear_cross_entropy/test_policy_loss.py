@@ -18,6 +18,7 @@ from torch_dcs_ops import linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
 from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks
 
+from linear_cross_entropy.grouped_products import grouped_mm_with_nan
 from linear_cross_entropy.oracle import Problem, leaf, make, relative_error
 from linear_cross_entropy.policy_oracle import arguments, ids_of, plain, policy, surrogate
 from linear_cross_entropy.recorder import Recorder
@@ -143,19 +144,9 @@ def test_precision(device: str, dtype: torch.dtype, count: int | None) -> None:
 @pytest.mark.parametrize("way", ["run with the others", "left out on the device"])
 def test_ignored_rows_on_gpus(way: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA does, on a CPU: run with the others, or left out by products that leave theirs unset, here NaN."""
-    grouped_mm = functional.grouped_mm
-
-    def with_nan(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
-        product = grouped_mm(left, right, offs=offs)
-        if right.dim() == 3:
-            room = product.new_zeros(product.size(0), product.stride(0))
-            product = room[:, : product.size(1)].copy_(product)
-            product[int(offs) :] = torch.nan
-        return product
-
     where = None if way == "run with the others" else "device"
     monkeypatch.setattr(policy_chunks, "compacts", lambda *_: where)
-    monkeypatch.setattr(functional, "grouped_mm", with_nan)
+    monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
     monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: True)
     problem = make((40,), 8, 16, torch.float32, ignored=0.5)
     for options in ({}, {"softcap": 2.5, "logit_scale": -0.7}, {"need_entropy": False}):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +131,7 @@ def test_pure_python_wheel(tmp_path: Path) -> None:
         pytest.skip("scikit-build-core or pip is not installed")
     command = [*pip, "wheel", "--quiet", "--no-build-isolation", "--no-deps", "-w"]
     environment = {**os.environ, "TORCH_DCS_PURE_PYTHON": "1", "CXX": "/nonexistent/c++"}
+    environment["TORCH_DCS_REPOSITORY_URL"] = "https://example.org/owner/name/"
     subprocess.run([*command, str(tmp_path), str(ROOT)], env=environment, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -137,6 +140,25 @@ def test_pure_python_wheel(tmp_path: Path) -> None:
         assert f"torch_dcs_ops/{expected}" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".cu", "_build_info.json"))]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"torch_dcs_ops"}
+    (about,) = (name for name in names if name.endswith("/METADATA"))
+    metadata = email.message_from_bytes(zipfile.ZipFile(wheel).read(about))
+    assert "Source, https://example.org/owner/name" in metadata.get_all("Project-URL", [])
+    assert {"demo", "transformers"} <= set(metadata.get_all("Provides-Extra", []))
+    assert "Programming Language :: Python :: 3.10" in metadata.get_all("Classifier", [])
+    readme = metadata.get_payload(decode=True).decode()
+    assert "](https://example.org/owner/name/blob/main/docs/compile.md)" in readme
+    assert "](https://example.org/owner/name/raw/main/docs/images/speed.svg)" in readme
+    assert not [target for target in re.findall(r"\]\(([^)]*)\)", readme) if not target.startswith("https://")]
+
+
+def test_build_progress(tmp_path: Path) -> None:
+    script, log = ROOT / ".ci" / "build_progress.py", tmp_path / "log"
+    output = "".join(f"  [{n}/40] Building CXX object\n" for n in range(1, 41)) + "a warning\n"
+    done = subprocess.run(
+        [sys.executable, str(script), str(log)], input=output, capture_output=True, text=True, check=True
+    )
+    assert [line.split()[2] for line in done.stdout.splitlines()] == ["1", *(str(n) for n in range(4, 41, 4))]
+    assert log.read_text() == output
 
 
 def test_build_info_matches_the_installed_libraries() -> None:

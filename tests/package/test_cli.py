@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import torch_dcs_ops
 from torch_dcs_ops import _native, _plan, cli
 from torch_dcs_ops.cli import commands
 
@@ -68,10 +70,40 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
     assert "usage:" in capsys.readouterr().err
 
 
-def test_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["ppo"]])
+def test_demo_names_what_is_missing(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(commands, "_DEMO_NEEDS", ("numpy", "no_such_package_dcs"))
-    assert cli.main(["demo"]) == 1
+    assert cli.main(["demo", *arguments]) == 1
     assert "no_such_package_dcs missing; pip install 'torch_dcs_ops[demo]'" in capsys.readouterr().err
+
+
+def test_demo_help_needs_no_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(commands, "_DEMO_NEEDS", ("no_such_package_dcs",))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["demo", "--help"])
+    printed = capsys.readouterr().out
+    assert "{ppo,reinforce," in printed
+    assert "torch_dcs_ops[demo]" in printed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"torch_dcs_ops {torch_dcs_ops.__version__}\n"
+    assert torch_dcs_ops.info()["versions"]["torch_dcs_ops"] == torch_dcs_ops.__version__
+
+
+def test_a_reader_that_stops_reading() -> None:
+    """`info | head -1`: a pipe whose other end is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "torch_dcs_ops", "info"]
+    done = subprocess.run(command, env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.returncode == 0
+    assert "BrokenPipeError" not in done.stderr
 
 
 @pytest.mark.parametrize(

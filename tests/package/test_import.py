@@ -40,6 +40,21 @@ def test_import_is_lean() -> None:
     assert len(imported) < 40, imported
 
 
+def test_import_without_numpy_warns_of_nothing() -> None:
+    """And leaves the filters that torch sets, and the user's."""
+    code = (
+        "import sys, warnings; sys.modules['numpy'] = None;"
+        "warnings.filterwarnings('ignore', message='Failed to initialize NumPy', category=UserWarning);"
+        "before = list(warnings.filters); import {0};"
+        "print([str(one) for one in warnings.filters], all(one in warnings.filters for one in before))"
+    )
+    results = [run(code.format(package)) for package in ("torch_dcs_ops", "torch")]
+    assert results[0].stdout == results[1].stdout
+    assert results[0].stdout.endswith(" True\n")
+    result = run("import sys; sys.modules['numpy'] = None; import torch_dcs_ops")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_public_names() -> None:
     assert set(torch_dcs_ops.__all__) == {
         "__version__",

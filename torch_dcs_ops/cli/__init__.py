@@ -1,18 +1,33 @@
-"""The command line: ``python -m torch_dcs_ops {info,demo,bench}``."""
+"""The command line: ``python -m torch_dcs_ops {info,demo,bench}``, and ``--version``."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
+from torch_dcs_ops import __version__
 from torch_dcs_ops.cli import commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the process's exit status."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough, as `info | head` has. What Python would still write at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_dcs_ops", description="Discounted scans and fused losses for PyTorch."
     )
+    parser.add_argument("--version", action="version", version=f"torch_dcs_ops {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{info,demo,bench}")
     info = subparsers.add_parser("info", help="versions, the kernels in use and why, what is missing and how to get it")
     info.add_argument("--json", action="store_true", help="print one JSON object instead")

@@ -48,23 +48,30 @@ def demo(arguments: Sequence[str]) -> int:
     """Run parts of the demo, examples/ installed as torch_dcs_ops.examples: one with its own options, or all but
     _DEMO_ALONE.
     """
-    missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"demo: {', '.join(missing)} missing; pip install 'torch_dcs_ops[demo]'", file=sys.stderr)
-        return 1
     if arguments and arguments[0] in _DEMO_PARTS:
-        return _run_example(arguments[0], arguments[1:])
+        return _lacks_demo_packages() or _run_example(arguments[0], arguments[1:])
     parts = f"{{{','.join(_DEMO_PARTS)}}}"
     parser = argparse.ArgumentParser(
         prog="python -m torch_dcs_ops demo",
         usage=f"%(prog)s [-h] [--seed SEED] | {parts} [options of the part]",
-        description="Train PPO on CartPole-v1, then a language model and a CRF on the Python standard library.",
+        description="Train PPO on CartPole-v1, then a language model and a CRF on the Python standard library. Needs "
+        f"{', '.join(_DEMO_NEEDS)}: pip install 'torch_dcs_ops[demo]'.",
         epilog="reinforce, REINFORCE on CartPole-v1, grpo, sums of digits learned from rewards, and distil, a language "
         "model from a larger one, run only by their names. `demo ppo --help` and so on list the options of a part.",
     )
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args(arguments).seed
+    if status := _lacks_demo_packages():
+        return status
     return max(_run_example(part, ["--seed", str(seed)]) for part in _DEMO_PARTS if part not in _DEMO_ALONE)
+
+
+def _lacks_demo_packages() -> int:
+    """0, or 1 and a line that names what is missing."""
+    missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"demo: {', '.join(missing)} missing; pip install 'torch_dcs_ops[demo]'", file=sys.stderr)
+    return int(bool(missing))
 
 
 def _run_example(part: str, arguments: Sequence[str]) -> int:

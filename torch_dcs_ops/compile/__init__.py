@@ -7,13 +7,18 @@ scans into the kernels around them. Why a loss was left as it is says the logger
 
 from __future__ import annotations
 
+import logging
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..ops.linear_cross_entropy import compiled as _compiled
 from .inductor import tracing as _tracing
 
-__all__ = ["disable", "enable", "is_enabled"]
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+__all__ = ["disable", "enable", "explain", "is_enabled"]
 
 # Ops import nothing of this folder.
 _compiled.is_traced = _tracing.is_traced
@@ -30,7 +35,8 @@ def enable(*, minimum_logits: int | None = None) -> None:
     Raises:
         ValueError: minimum_logits is not an integer >= 0.
     """
-    from .backend import hook_after
+    from .backend import hook_after, tell_of_cached_graphs
+    from .graph_pass import log
     from .inductor import configuration, support
     from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
@@ -38,6 +44,8 @@ def enable(*, minimum_logits: int | None = None) -> None:
     hook = hook_after(earlier, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
     if support.can_hook() and earlier != hook:
         configuration.set_pre_grad_passes(hook)
+    if support.can_hook() and log.isEnabledFor(logging.INFO):
+        configuration.after_each_graph(tell_of_cached_graphs)
 
 
 def disable() -> None:
@@ -56,7 +64,41 @@ def is_enabled() -> bool:
     """Whether `enable` is in force."""
     if "torch_dcs_ops.compile.graph_pass" not in sys.modules:
         return False  # and the compiler, whose import takes a while, need not be asked
-    from .graph_pass import Hook
-    from .inductor import configuration
+    from .backend import enabled_hook
 
-    return any(isinstance(one, Hook) for one in configuration.passes_of(configuration.pre_grad_passes()))
+    return enabled_hook() is not None
+
+
+def explain(
+    function: Callable[..., Any], *, minimum_logits: int | None = None, dynamic: bool | None = None
+) -> Callable[..., Explanation]:
+    """``explain(function)(*args, **kwargs)`` says what ``torch.compile(function, backend="dcs")`` makes of that call.
+
+    The function is traced and run once, without the compiler's caches: every loss in its graphs is found, and reported
+    as fused or as left alone, with the reason and the cure; so is every graph break. Nothing is generated, and what
+    the function changes (its arguments, buffers) it changes as in any call. Functions that are compiled already are
+    compiled again at their next call. Scans are reported as calls: whether one becomes part of a kernel on CUDA is
+    decided while that is generated.
+
+    Args:
+        function: a function or module, compiled or not.
+        minimum_logits: as in `enable`. None: what `enable` was given, where that is in force, else 2**22.
+        dynamic: as in torch.compile.
+
+    Returns:
+        A function of the arguments that returns an `Explanation`: its `losses`, `breaks`, `graphs`, `calls` and
+        `hindrance` are data, ``str()`` of it a report.
+
+    Raises:
+        ValueError: minimum_logits is not an integer >= 0.
+
+    Example::
+
+        >>> print(torch_dcs_ops.compile.explain(lambda **batch: model(**batch).loss)(input_ids=ids, labels=ids))
+    """
+    from .backend import enabled_hook
+    from .explanation import explanation_of
+    from .graph_pass import Hook
+
+    hook = (enabled_hook() or Hook()) if minimum_logits is None else Hook(minimum_logits=minimum_logits)
+    return lambda *args, **kwargs: explanation_of(function, args, kwargs, hook.minimum_logits, dynamic)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from .graph_pass import Hook
+from .graph_pass import Hook, say_what_is_cached
 from .inductor import configuration, support
 from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
@@ -38,16 +38,15 @@ def dcs(
         RuntimeError: an option that TorchInductor does not know.
         ValueError: minimum_logits is not an integer >= 0.
     """
-    return _compiler(mode, options)(graph_module, example_inputs)
-
-
-def _compiler(mode: str | None, options: dict[str, Any] | None) -> Any:
     options = dict(options or {})
     minimum_logits = options.pop(_MINIMUM_LOGITS, MINIMUM_LOGITS)
     if not support.can_hook():
-        return configuration.plain_backend(mode, options)
+        return configuration.plain_backend(mode, options)(graph_module, example_inputs)
     earlier = options.pop("pre_grad_custom_pass", configuration.pre_grad_passes())
-    return configuration.backend(mode, options, hook_after(earlier, minimum_logits))
+    hook = hook_after(earlier, minimum_logits)
+    compiled = configuration.backend(mode, options, hook)(graph_module, example_inputs)
+    say_what_is_cached(graph_module, hook)
+    return compiled
 
 
 def hook_after(earlier: Any, minimum_logits: int) -> Hook:
@@ -56,6 +55,19 @@ def hook_after(earlier: Any, minimum_logits: int) -> Hook:
     hook = Hook(tuple(others), minimum_logits)
     _install_lowerings()
     return hook
+
+
+def enabled_hook() -> Hook | None:
+    """That of `enable`, where it is in force."""
+    passes = configuration.passes_of(configuration.pre_grad_passes())
+    return next((one for one in passes if isinstance(one, Hook)), None)
+
+
+def tell_of_cached_graphs(graph_module: fx.GraphModule) -> None:
+    """What `enable` has done to each graph, where it comes from the compiler's cache."""
+    hook = enabled_hook()
+    if hook is not None:
+        say_what_is_cached(graph_module, hook)
 
 
 @functools.cache

@@ -18,7 +18,8 @@ from .._version import __version__
 from .inductor import dynamo, support
 from .inductor.configuration import CustomGraphPass
 from .passes.constant_discounts import give_numbers
-from .passes.linear_cross_entropy import MINIMUM_LOGITS, fuse_linear_cross_entropy
+from .passes.findings import Finding, say
+from .passes.linear_cross_entropy import MINIMUM_LOGITS, find_linear_cross_entropy, fuse_linear_cross_entropy
 from .passes.standalone_returns import mark_returns_alone
 
 log = logging.getLogger("torch_dcs_ops.compile")
@@ -38,8 +39,10 @@ class Hook(CustomGraphPass):
             raise ValueError(f"minimum_logits must be an integer >= 0, got {minimum_logits!r}")
         self.earlier = earlier
         self.minimum_logits = minimum_logits
+        self.has_run = False  # on the graph at hand: one whose code comes from the compiler's cache meets no pass
 
     def __call__(self, graph: fx.Graph) -> None:
+        self.has_run = True
         for earlier in self.earlier:
             earlier(graph)
         if not support.supports("passes"):
@@ -73,6 +76,19 @@ class Hook(CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash((self.earlier, self.minimum_logits))
+
+
+def say_what_is_cached(graph_module: fx.GraphModule, hook: Hook) -> None:
+    """Logs, if that is asked for, what `hook` did to a graph whose code the compiler has just found in its cache."""
+    if not hook.has_run and log.isEnabledFor(logging.INFO) and support.supports("passes"):
+        say(losses_in(graph_module, hook.minimum_logits), "the compiler's cache has code with")
+    hook.has_run = False
+
+
+def losses_in(graph_module: fx.GraphModule, minimum_logits: int) -> list[Finding]:
+    """What the pass over losses does to a graph and those within it, which stay as they are."""
+    graphs = [module.graph for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    return [finding for graph in graphs for finding in find_linear_cross_entropy(graph, minimum_logits)]
 
 
 def _guarded(name: str, rewrite: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 from abc import ABC
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,25 @@ def backend(mode: str | None, options: dict[str, Any], pre_grad_passes: Any) -> 
     compiler = torch._TorchCompileInductorWrapper(mode, options, None)
     compiler.config["pre_grad_custom_pass"] = pre_grad_passes
     return compiler
+
+
+@functools.cache
+def after_each_graph(listener: Callable[[Any], None]) -> None:
+    """Calls `listener`, from here on, with each graph that torch.compile's ordinary backend has compiled with the
+    configuration's pre-grad passes, or found in its cache. Where torch has no place for that: never."""
+    if probes.missing("listening"):
+        return
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    compiles = wrapper.__call__
+
+    @functools.wraps(compiles)
+    def compiles_and_tells(self: Any, model_: Any, inputs_: Any, **keywords: Any) -> Any:
+        compiled = compiles(self, model_, inputs_, **keywords)
+        if "pre_grad_custom_pass" not in self.config:
+            listener(model_)
+        return compiled
+
+    wrapper.__call__ = compiles_and_tells
 
 
 def plain_backend(mode: str | None, options: dict[str, Any]) -> Any:

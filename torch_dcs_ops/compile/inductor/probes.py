@@ -46,6 +46,10 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part(f"{_I}.custom_graph_pass", "CustomGraphPass", attributes=("uuid", "__call__")),
         Part("torch", "_TorchCompileInductorWrapper", takes=("mode", "options", "dynamic"), attributes=("config",)),
     ),
+    "listening": (
+        Part("torch", "_TorchCompileInductorWrapper.__call__", takes=("model_", "inputs_")),
+        Part("torch", "_TorchCompileInductorWrapper", attributes=("config",)),
+    ),
     # dynamo.py
     "passes": (
         Part("torch._dispatch.python", "enable_python_dispatcher", takes=()),
@@ -58,6 +62,12 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part("torch.amp.autocast_mode", "_enter_autocast"),
         Part("torch.amp.autocast_mode", "_exit_autocast", takes=("mode",)),
         Part("torch._C", "_set_grad_enabled"),
+    ),
+    # breaks.py
+    "breaks": (
+        Part("torch._dynamo.output_graph", attributes=("graph_break_reasons",)),
+        Part("torch._dynamo.output_graph", "GraphCompileReason", attributes=("reason", "user_stack")),
+        Part("torch._dynamo.utils", attributes=("counters",)),
     ),
     # tracing.py
     "tracing": (

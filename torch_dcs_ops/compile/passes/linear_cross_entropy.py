@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, fx
 from ... import _registry
 from ..inductor import dynamo
 from .build import Builder, hint, shown, value_of
+from .findings import Finding, Reason, say
 from .match import Match, find, is_loss, logits_of, place_of
 from .nodes import Refusal
 
@@ -27,53 +29,49 @@ log = logging.getLogger("torch_dcs_ops.compile")
 MINIMUM_LOGITS = 2**22
 _LARGE_SIZE = 2048
 
-_said: set[str] = set()
 
-
-def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> int:
-    """Fuses every linear + cross-entropy of `graph`, in place, and returns how many there were.
+def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> list[Finding]:
+    """Fuses every linear + cross-entropy of `graph`, in place, and returns what became of each loss.
 
     Never raises: what goes wrong is logged, and the graph is then what it was.
     """
     before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
-    fused = 0
-    for node in [node for node in graph.nodes if is_loss(node)]:
-        try:
-            if not _has_logits(node, minimum_logits):
-                continue
-            _replace(find(node))
-        except Refusal as refusal:
-            _say_once(logging.WARNING, node, str(refusal))
-        except Exception as error:
-            log.debug("linear_cross_entropy", exc_info=True)
-            _say_once(logging.WARNING, node, f"could not be fused: {type(error).__name__}: {error}")
-        else:
-            fused += 1
-    if fused:
-        log.info("fused %d linear + cross_entropy into dcs::linear_cross_entropy", fused)
+    findings = [_attempt(node, minimum_logits, _replace) for node in _losses(graph)]
+    say(findings)
+    if any(finding.fused for finding in findings):
         log.debug("before:\n%s\nafter:\n%s", before, graph)
-    return fused
+    return findings
 
 
-def _say_once(level: int, loss: fx.Node, reason: str) -> None:
-    place = place_of(loss)
-    text = f"{shown(loss)}{place and f' ({place})'} is compiled as it stands: it {reason}"
-    if text not in _said:
-        _said.add(text)
-        log.log(level, text)
+def find_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> list[Finding]:
+    """What `fuse_linear_cross_entropy` would do; nothing is logged, and the graph stays as it is."""
+    return [_attempt(node, minimum_logits, _try_out) for node in _losses(graph)]
 
 
-def _has_logits(loss: fx.Node, minimum: int) -> bool:
-    """Whether a loss is of so many logits, as far as that is known, that it is worth fusing."""
-    logits = logits_of(loss)
-    if not isinstance(logits, Tensor):
-        return False
-    count = math.prod(map(_large_hint, logits.shape))
+def _losses(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if is_loss(node) and isinstance(logits_of(node), Tensor)]
+
+
+def _attempt(loss: fx.Node, minimum_logits: int, rewrite: Callable[[Match], None]) -> Finding:
+    name, place = shown(loss), place_of(loss)
+    try:
+        _check_size(loss, minimum_logits)
+        rewrite(find(loss))
+    except Refusal as refusal:
+        return Finding(name, place, refusal.reason, str(refusal))
+    except Exception as error:
+        log.debug("linear_cross_entropy", exc_info=True)
+        return Finding(name, place, Reason.ERROR, f"could not be fused: {type(error).__name__}: {error}")
+    return Finding(name, place)
+
+
+def _check_size(loss: fx.Node, minimum: int) -> None:
+    """That a loss is of so many logits, as far as that is known, that it is worth fusing."""
+    count = math.prod(map(_large_hint, logits_of(loss).shape))
     if count < minimum:
-        _say_once(
-            logging.INFO, loss, f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden"
+        raise Refusal(
+            f"takes {count} logits, fewer than {minimum} (minimum_logits), which are no burden", Reason.FEW_LOGITS
         )
-    return count >= minimum
 
 
 def _large_hint(size: Any) -> int:
@@ -93,6 +91,14 @@ def _replace(match: Match) -> None:
     # Nothing else: a graph of Dynamo's has statements that are there for what they do to their operands.
     for node in match.chain:
         loss.graph.erase_node(node)
+
+
+def _try_out(match: Match) -> None:
+    build = Builder(match.loss)
+    try:
+        _fused(match, build)
+    finally:
+        build.undo()
 
 
 def _fused(match: Match, build: Builder) -> fx.Node:

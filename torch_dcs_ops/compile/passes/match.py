@@ -9,6 +9,7 @@ Nothing is changed here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 from ..inductor import dynamo
 from ..inductor.dynamo import is_same
 from .build import shown, value_of
+from .findings import Reason
 from .match_steps import COPIES, LINEAR_MAPS, LOG_SOFTMAX, ROW_STEPS, STEPS, TRANSPOSITIONS, RowStep, Steps
 from .mutation import between, first_writer
 from .nodes import (
@@ -92,7 +94,8 @@ def place_of(node: fx.Node) -> str:
     """The line of the user's that a node comes from, or nothing."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     outside = [line for line in lines if line.startswith("File ") and "/torch/nn/" not in line]
-    return outside[-1] if outside else ""
+    # Behind a graph break the rest of a function f is one of the name torch_dynamo_resume_in_f_at_n.
+    return re.sub(r"\btorch_dynamo_resume_in_(\w+)_at_\d+$", r"\1", outside[-1]) if outside else ""
 
 
 def find(loss: fx.Node) -> Match:
@@ -284,11 +287,11 @@ def _check_circumstances(chain: list[fx.Node], operands: list[fx.Node | None]) -
     loss, linear = chain[0], chain[-1]
     for node in between(linear, loss):
         if dynamo.sets_autograd_mode(node):
-            raise Refusal("is recorded by autograd in another mode than its logits")
+            raise Refusal("is recorded by autograd in another mode than its logits", Reason.MODE)
         if dynamo.is_of_functorch(node):
-            raise Refusal("is within a transform of torch.func that its logits are not in")
+            raise Refusal("is within a transform of torch.func that its logits are not in", Reason.MODE)
     writer = first_writer(chain, [operand for operand in operands if operand is not None])
     if writer is not None:
-        raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of")
+        raise Refusal(f"follows `{shown(writer)}`, which may change what its logits were made of", Reason.CHANGED)
     if any(map(dynamo.differentiates_forward, loss.graph.nodes)):
-        raise Refusal("is differentiated in forward mode")
+        raise Refusal("is differentiated in forward mode", Reason.MODE)

@@ -17,6 +17,7 @@ from torch import fx
 from ..inductor import dynamo
 from ..inductor.dynamo import is_same
 from .build import Builder, value_of
+from .findings import Reason
 from .nodes import (
     Refusal,
     arguments_of,
@@ -64,7 +65,8 @@ class Steps:
             if is_known and name in ends:
                 return chain
             if not is_known or name not in steps:
-                raise Refusal(f"takes logits that come {through(node)}, not from {NAMES_OF_ENDS[ends[0]]}")
+                reason = Reason.OTHER_GRAPH if node.op == "placeholder" else Reason.FORM
+                raise Refusal(f"takes logits that come {through(node)}, not from {NAMES_OF_ENDS[ends[0]]}", reason)
             user, node = node, steps[name](self, node)
 
     def scale(self, place: str) -> tuple[float | None, float, list[tuple[fx.Node, bool]]]:

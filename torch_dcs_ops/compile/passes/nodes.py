@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from .build import shown, value_of
+from .findings import Reason
 
 _FUNCTIONS: dict[Any, str] = {
     torch.reshape: "reshape", torch.flatten: "flatten", torch.clone: "clone", operator.getitem: "getitem",
@@ -29,7 +30,11 @@ _METHODS |= {"multiply": "mul", "divide": "div", "true_divide": "div", "mm": "ma
 
 
 class Refusal(Exception):
-    """Why a loss is left as it is: a clause about the loss."""
+    """Why a loss is left as it is: a clause about the loss, and what kind of reason that is."""
+
+    def __init__(self, clause: str, reason: Reason = Reason.FORM) -> None:
+        super().__init__(clause)
+        self.reason = reason
 
 
 def name_of(node: Any) -> str | None:
@@ -107,6 +112,9 @@ def order_after(node: fx.Node) -> list[int]:
 def check_sole_user(node: fx.Node, user: fx.Node) -> None:
     others = [other for other in node.users if other is not user]
     if any(other.op == "output" for other in others):
-        raise Refusal("takes logits that the compiled function also returns, so that they have to be made anyway")
+        raise Refusal(
+            "takes logits that the compiled function also returns, so that they have to be made anyway", Reason.RETURNED
+        )
     if others:
-        raise Refusal(f"takes logits that `{shown(others[0])}` uses too, so that they have to be made anyway")
+        clause = f"takes logits that `{shown(others[0])}` uses too, so that they have to be made anyway"
+        raise Refusal(clause, Reason.USED)
