@@ -113,8 +113,7 @@ class VocabParallel(torch.autograd.Function):
             own(predictions, settings.need_predictions).to(torch.int64),
             own(statistics[_ENTROPY], settings.need_entropy),
         )
-        differentiable = (is_loss, not is_loss, settings.need_lse, False, settings.need_entropy)
-        ctx.mark_non_differentiable(*(r for r, can in zip(results, differentiable, strict=True) if not can))
+        ctx.mark_non_differentiable(*(r for r, can in zip(results, _differentiable(settings), strict=True) if not can))
         return results
 
     @staticmethod
@@ -122,7 +121,11 @@ class VocabParallel(torch.autograd.Function):
         settings: Settings = ctx.settings
         check_not_differentiated_again(settings.op)
         input, linear_weight, linear_bias, ids, weight, weight_sum, scale, statistics, *kept = ctx.saved_tensors
-        grad_loss, grad_log_probs, grad_lse, _, grad_entropy = upstream
+        # A compiled graph has zeros for what is not differentiable.
+        wanted = _differentiable(settings)
+        grad_loss, grad_log_probs, grad_lse, _, grad_entropy = (
+            grad if can else None for grad, can in zip(upstream, wanted, strict=True)
+        )
         is_reduced, dtype = settings.kind in ("mean", "sum"), row_dtype(input.dtype)
         if grad_loss is None and grad_log_probs is None and grad_lse is None and grad_entropy is None:
             return (None,) * 6
@@ -158,6 +161,12 @@ class VocabParallel(torch.autograd.Function):
             grad_input = _summed(grad_input, settings, input.dtype).view(input.shape)
         results = (grad_input, grad_weight, grad_bias if linear_bias is None else grad_bias.to(linear_bias.dtype))
         return (*(g if need else None for g, need in zip(results, ctx.needs, strict=True)), None, None, None)
+
+
+def _differentiable(settings: Settings) -> tuple[bool, ...]:
+    """Which results of the node are."""
+    is_loss = settings.kind != "log_probs"
+    return is_loss, not is_loss, settings.need_lse, False, settings.need_entropy
 
 
 def _summed(grad: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
