@@ -1,0 +1,176 @@
+"""Ops called with DTensors, beside the same call with plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import torch_dcs_ops as dcs
+
+R = Replicate()
+Layouts = Sequence[Any]
+_meshes: dict[tuple[int, ...], DeviceMesh] = {}
+
+
+def mesh_of(*shape: int) -> DeviceMesh:
+    return _meshes.setdefault(shape, init_device_mesh("cpu", shape))
+
+
+def _weights(like: Tensor) -> Tensor:
+    return torch.linspace(0.5, 2, like.numel(), dtype=torch.float64).view(like.shape)
+
+
+def compare(
+    name: str, function: Callable[..., Any], tensors: Sequence[Tensor], layouts: Layouts, mesh: DeviceMesh, compiler: str | None = None
+) -> str:
+    """What differs, results and gradients of all floating-point operands; "" if nothing does."""
+    wants = [t.is_floating_point() for t in tensors]
+    plain = [t.clone().requires_grad_(w) for t, w in zip(tensors, wants, strict=True)]
+    shards = [distribute_tensor(t, mesh, p).requires_grad_(w) for t, p, w in zip(tensors, layouts, wants, strict=True)]
+    run = function
+    if compiler is not None:
+        torch.compiler.reset()
+        run = torch.compile(function, backend=compiler, fullgraph=True)
+    worst = 0.0
+    for differentiates in (True, False):
+        with torch.set_grad_enabled(differentiates):
+            expected, found = function(*plain), run(*shards)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            found = found if isinstance(found, tuple) else (found,)
+        assert all(isinstance(f, DTensor) for f in found)
+        pairs = list(zip(found, expected, strict=True))
+        if differentiates:
+            replicated = [R] * mesh.ndim
+            total = sum((e * _weights(e)).sum() for e in expected if e.requires_grad)
+            of_shards = sum(
+                (f * distribute_tensor(_weights(e), mesh, replicated)).sum() for f, e in pairs if e.requires_grad
+            )
+            wanted = torch.autograd.grad(total, [p for p, w in zip(plain, wants, strict=True) if w])
+            got = torch.autograd.grad(of_shards, [s for s, w in zip(shards, wants, strict=True) if w])
+            pairs += list(zip(got, wanted, strict=True))
+        for f, e in pairs:
+            whole = f.full_tensor()
+            assert whole.shape == e.shape, (name, whole.shape, e.shape)
+            worst = max([worst, *(whole - e).detach().abs().flatten().tolist()])
+    return "" if worst < 1e-12 else f"{name} {layouts} {compiler}: {worst}"
+
+
+def lines() -> list[str]:
+    mesh, generator = mesh_of(dist.get_world_size()), torch.Generator().manual_seed(0)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    x, g, u, reset = uniform(5, 7, 3) - 0.5, uniform(5, 7, 3), uniform(5, 3), uniform(5, 7, 3) < 0.2
+    found = []
+    for layout in ([R], [Shard(0)], [Shard(1)], [Shard(2)]):
+        rows = [Shard(0)] if layout == [Shard(0)] else [R]
+        found += [
+            compare("number", lambda x, i, r: dcs.discounted_cumsum(x, 0.9, dim=1, initial=i, reset=r), (x, u, reset), (layout, rows, layout), mesh),
+            compare("row", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, u), (layout, rows), mesh),
+            compare("step", lambda x, c, r: dcs.discounted_cumsum(x, c, dim=1, direction="left", reset=r), (x, g, reset), (layout, layout, layout), mesh),
+            compare("0-D", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, torch.tensor(0.8, dtype=torch.float64)), (layout, [R]), mesh),
+            compare("cumsum", lambda x: dcs.cumsum(x, 1), (x,), (layout,), mesh),
+            compare("softmax", lambda x: dcs.softmax(x, 1), (x,), (layout,), mesh),
+            compare("gae", lambda r, v, b, t, c: dcs.returns.gae(r, v, bootstrap_value=b, terminated=t, truncated=c, time_dim=1), (x, g, u, reset, ~reset & (g < 0.1)), (layout, layout, rows, layout, layout), mesh),
+            compare("n_step", lambda r, n, t: dcs.returns.n_step_returns(r, n=3, next_values=n, terminated=t, time_dim=1), (x, g, reset), (layout, layout, layout), mesh),
+        ]  # fmt: skip
+    found.append(compare("compiled", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, g), ([Shard(0)], [Shard(0)]), mesh, "aot_eager"))
+    return [one for one in found if one]
+
+
+def matrices() -> list[str]:
+    mesh, generator = mesh_of(dist.get_world_size()), torch.Generator().manual_seed(0)
+    a = torch.randn(5, 4, 3, generator=generator, dtype=torch.float64)
+    b = torch.randn(5, 3, 6, generator=generator, dtype=torch.float64)
+    found = []
+    for layouts in ([[R], [R]], [[Shard(0)], [Shard(0)]], [[Shard(0)], [R]], [[Shard(1)], [R]], [[R], [Shard(2)]], [[Shard(2)], [Shard(1)]]):
+        found.append(compare("log_bmm", dcs.log_bmm, (a, b), layouts, mesh))
+        found.append(compare("max_bmm", lambda a, b: dcs.max_bmm(a, b)[0], (a, b), layouts, mesh))
+    return [one for one in found if one]
+
+
+def loss_operands() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    h, w, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4, 6, 5), (11, 5), (11,)))
+    target = torch.randint(11, (4, 6), generator=generator)
+    target[0, :3] = -100
+    return h, w, b, target
+
+
+def losses(compilers: tuple[str | None, ...] = (None,)) -> list[str]:
+    ranks = dist.get_world_size()
+    one = mesh_of(ranks)
+    h, w, b, t = loss_operands()
+    S = Shard
+    layouts: list[tuple[DeviceMesh, Layouts]] = [
+        (one, ([R], [R], [R], [R])), (one, ([S(0)], [R], [R], [S(0)])), (one, ([R], [S(0)], [S(0)], [R])),
+        (one, ([R], [S(0)], [R], [R])), (one, ([S(0)], [S(0)], [S(0)], [S(0)])), (one, ([S(1)], [R], [R], [R])),
+        (one, ([S(1)], [S(0)], [S(0)], [S(1)])), (one, ([S(2)], [S(1)], [R], [R])),
+    ]  # fmt: skip
+    if ranks == 4:
+        two = mesh_of(2, 2)
+        layouts += [
+            (two, ([S(0), R], [R, S(0)], [R, S(0)], [S(0), R])),
+            (two, ([S(0), S(1)], [R, S(0)], [R, S(0)], [S(0), S(1)])),
+            (two, ([S(0), S(1)], [R, R], [R, R], [S(0), S(1)])),
+        ]
+    everything: dict[str, Any] = {"label_smoothing": 0.1, "softcap": 3.0, "z_loss": 0.1}
+    found = []
+    for compiler in compilers:
+        for mesh, layout in layouts:
+            for options in ({}, {"reduction": "none", **everything}, {"return_lse": True, **everything}, {"reduction": "sum", "return_lse": True}):
+                function = lambda h, w, b, t, o=options: dcs.linear_cross_entropy(h, w, t, linear_bias=b, **o)  # noqa: E731
+                found.append(compare(f"loss {options}", function, (h, w, b, t), layout, mesh, compiler))
+            for function in (
+                lambda h, w, b, t: dcs.linear_log_probs(h, w, t, linear_bias=b),
+                lambda h, w, b, t: dcs.linear_log_probs(h, w, t.unsqueeze(-1), linear_bias=b, return_lse=True),
+            ):
+                found.append(compare("log_probs", function, (h, w, b, t), layout, mesh, compiler))
+    weighted = lambda h, w, c, t: dcs.linear_cross_entropy(h, w, t, weight=c.detach())  # noqa: E731
+    for layout in ([[S(0)], [R], [R], [S(0)]], [[R], [S(0)], [S(0)], [R]]):
+        c = torch.rand(11, dtype=torch.float64)
+        dist.broadcast(c, 0)
+        found.append(compare("class weights", lambda h, w, t, c: dcs.linear_cross_entropy(h, w, t, weight=c.to(torch.float64)), (h, w, t, (c * 8).long()), [layout[0], layout[1], layout[3], layout[2]], one))
+    del weighted
+    found.append(compare("kl", lambda h, w, t: dcs.linear_kl_div(h, w, h.detach() + 1, w.detach() * 2, target=t), (h, w, t), ([S(0)], [R], [S(0)]), one))
+    found.append(compare("top_k", lambda h, w: dcs.linear_top_k(h.detach(), w.detach(), 2)[0] + 0 * h.sum() + 0 * w.sum(), (h, w), ([S(0)], [R]), one))
+    return [one for one in found if one]
+
+
+def layouts_of_results() -> dict[str, Any]:
+    """Where the gradients of a shared-out vocabulary are left."""
+    mesh = mesh_of(dist.get_world_size())
+    h, w, _, t = loss_operands()
+    h, w = distribute_tensor(h, mesh, [R]).requires_grad_(), distribute_tensor(w, mesh, [Shard(0)]).requires_grad_()
+    loss = dcs.linear_cross_entropy(h, w, distribute_tensor(t, mesh, [R]))
+    dh, dw = torch.autograd.grad(loss, (h, w))
+    return {"loss": loss.placements == (R,), "input": dh.placements == (Partial(),), "weight": dw.placements == (Shard(0),)}
+
+
+def refusals() -> dict[str, str]:
+    mesh = mesh_of(dist.get_world_size())
+    h, w, _, t = loss_operands()
+    x = distribute_tensor(h, mesh, [R])
+    other = DeviceMesh("cpu", list(range(dist.get_world_size()))[::-1])
+    calls: dict[str, Callable[[], Any]] = {
+        "linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: dcs.linear_cross_entropy(x, w, t),
+        "gamma must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(x, h),
+        "input must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(h, x),
+        "for which this op has no rule": lambda: dcs.sample_bmm(x, x.transpose(1, 2)),
+        "gamma must be on the other operands' mesh": lambda: dcs.discounted_cumsum(x, distribute_tensor(h, other, [R])),
+    }
+    found = {}
+    for sentence, call in calls.items():
+        try:
+            call()
+            found[sentence] = "nothing"
+        except Exception as error:
+            found[sentence] = f"{type(error).__name__}: {error}"
+    return found

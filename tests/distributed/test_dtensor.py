@@ -1,0 +1,60 @@
+"""Ops with DTensors against the same calls with plain tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from support.subprocesses import environment
+
+from distributed.team import Team
+
+
+def run(team: Team, name: str, *args: object) -> list[object]:
+    # Importing the cases imports DTensor, which the package itself must not: here and not above.
+    from distributed import dtensor_cases
+
+    return team.run(getattr(dtensor_cases, name), *args)
+
+
+@pytest.mark.parametrize("cases", ["lines", "matrices", "losses"])
+def test_results_and_gradients_are_those_of_plain_tensors(two: Team, cases: str) -> None:
+    assert run(two, cases) == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", ["lines", "matrices", "losses"])
+def test_on_four_ranks(four: Team, cases: str) -> None:
+    assert run(four, cases) == [[]] * 4
+
+
+@pytest.mark.slow
+def test_compiled(two: Team) -> None:
+    assert run(two, "losses", ("aot_eager",)) == [[], []]
+
+
+def test_gradients_stay_where_they_are(two: Team) -> None:
+    """input's is left for its consumer to reduce or to scatter."""
+    for found in run(two, "layouts_of_results"):
+        assert found == {"loss": True, "input": True, "weight": True}
+
+
+def test_what_has_no_rule_is_refused_by_a_sentence(two: Team) -> None:
+    for found in run(two, "refusals"):
+        assert isinstance(found, dict)
+        for sentence, said in found.items():
+            assert sentence in said
+
+
+def test_rules_come_with_dtensor_in_either_order() -> None:
+    """Importing the package does not import DTensor, which takes half a second."""
+    check = "import torch; assert torch._C._dispatch_has_kernel('dcs::softmax'); from torch.distributed.tensor import DTensor; " \
+            "from torch_dcs_ops import _registry; assert DTensor in _registry.softmax.python_key_table"  # fmt: skip
+    for code in (
+        f"import sys, torch_dcs_ops; assert 'torch.distributed.tensor' not in sys.modules; {check}",
+        f"import torch.distributed.tensor, torch_dcs_ops; {check}",
+    ):
+        done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
