@@ -228,7 +228,10 @@ def next_values_of(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -
 
 
 def _is_last(r: Tensor, dim: int) -> Tensor:
-    steps = torch.arange(r.size(dim), device=r.device)
+    if hasattr(r, "device_mesh"):  # a DTensor, which takes no plain tensor beside it
+        steps = r.new_ones(r.size(dim), dtype=torch.int64).cumsum(0) - 1
+    else:
+        steps = torch.arange(r.size(dim), device=r.device)
     return (steps == r.size(dim) - 1).view([-1 if d == dim else 1 for d in range(r.dim())])
 
 
