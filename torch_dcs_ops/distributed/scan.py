@@ -76,30 +76,51 @@ def layout_of(op: str, group: Any, zigzag: bool) -> Layout:
     return Layout(ranks_of(op, group), 2 if zigzag else 1)
 
 
-class _Call(NamedTuple):
+class ScanPieces(NamedTuple):
+    """A scan of a rank's pieces of time, tensors with these in front."""
+
     gamma_value: float
     dim: int
     reverse: bool
     layout: Layout
+
+    @property
+    def first(self) -> int:
+        """The step that a piece begins with, in the direction of the scan."""
+        return -1 if self.reverse else 0
+
+    @property
+    def last(self) -> int:
+        return 0 if self.reverse else -1
+
+    def adjoint(self) -> ScanPieces:
+        return self._replace(reverse=not self.reverse)
+
+    def scan(
+        self, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, shifted: bool = False
+    ) -> Tensor:
+        """Every piece by itself."""
+        y: Tensor = _registry.scan(x, gamma, self.gamma_value, self.dim, self.reverse, shifted, initial, reset, None)
+        return y
 
 
 def _rows(gamma: Tensor, x: Tensor, dim: int) -> Tensor:
     return gamma.expand(x.shape[:dim] + x.shape[dim + 1 :])
 
 
-def _products(x: Tensor, gamma: Tensor | None, gamma_value: float, dim: int) -> Tensor:
+def _products(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> Tensor:
     """Of all gates of a piece, in float64 or complex128.
 
     One that leaves float64's range stays at its end, so that what a product of finite gates makes of 0 is 0, and of an
     infinity an infinity, as in the recurrence.
     """
-    wide = torch.promote_types(x.dtype, torch.float64)
+    wide, dim = torch.promote_types(x.dtype, torch.float64), call.dim
     if gamma is not None and has_step_gates(gamma, x.dim()):
         gates = gamma.to(wide).expand(x.shape)
         product = gates.prod(dim)
         signs, is_infinite = gates.sgn().prod(dim), gates.isinf().any(dim)
     else:
-        base = x.new_full((), gamma_value, dtype=wide) if gamma is None else gamma.to(device=x.device, dtype=wide)
+        base = x.new_full((), call.gamma_value, dtype=wide) if gamma is None else gamma.to(device=x.device, dtype=wide)
         base = _rows(base, x, dim)
         steps = x.size(dim)
         product, signs, is_infinite = base**steps, base.sgn() ** steps, base.isinf()
@@ -109,83 +130,101 @@ def _products(x: Tensor, gamma: Tensor | None, gamma_value: float, dim: int) -> 
     return torch.where(is_infinite, product, torch.nan_to_num(product, torch.nan, _HUGE, -_HUGE))
 
 
-def _exchanged(ends: Tensor, products: Tensor, cut: Tensor | None, ranks: Ranks) -> list[Tensor | None]:
-    """Every rank's, (ranks, pieces, *rows)."""
-    columns = [ends, products] if cut is None else [ends, products, cut.to(ends.dtype)]
-    every = ranks.gather(torch.stack(columns))
-    return [*every.unbind(1), None][:3]
+def carried_in(
+    x: Tensor, gamma: Tensor | None, call: ScanPieces, initial: Tensor | None, reset: Tensor | None
+) -> Tensor:
+    """What is carried into this rank's pieces, (pieces, *rows), in x's dtype."""
+    wide = torch.promote_types(x.dtype, torch.float64)
+    products = _products(x, gamma, call)
+    ends = torch.zeros_like(products)
+    if x.size(call.dim):
+        own = call.scan(x, gamma, None, reset)
+        ends = own.select(call.dim, call.last).to(wide)
+    first = ends.new_zeros(()) if initial is None else initial.to(wide)
+    return _folded(ends, products, reset, call, first)[0].to(x.dtype).contiguous()
+
+
+def carried_in_shifted(
+    x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every piece, what comes out).
+
+    A step hands on its y times its own gate.
+    """
+    products = _products(x, gamma, call)
+    ends = torch.zeros_like(products)
+    if x.size(call.dim):
+        own = call.scan(x, gamma, None, reset, shifted=True).select(call.dim, call.last).to(products.dtype)
+        gate: Any = call.gamma_value
+        if gamma is not None:
+            steps = has_step_gates(gamma, x.dim())
+            gate = gamma.expand(x.shape).select(call.dim, call.last) if steps else _rows(gamma.to(x.device), x, call.dim)
+        ends = gate * own
+        ends = ends if reset is None else torch.where(reset.select(call.dim, call.last), 0, ends)
+    into, behind = _folded(ends, products, reset, call, ends.new_zeros(()))
+    return into.to(x.dtype), behind
+
+
+def _folded(
+    ends: Tensor, products: Tensor, reset: Tensor | None, call: ScanPieces, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(what is carried into this rank's pieces, what comes out behind the last of all), by one all-gather."""
+    columns = [ends, products] if reset is None else [ends, products, reset.any(call.dim).to(ends.dtype)]
+    every = call.layout.ranks.gather(torch.stack(columns)).unbind(1)
+    cuts = None if reset is None else every[2]
+    fold = call.layout.fold(call.reverse)
+    into, behind = fold.carried(every[0], every[1], cuts, first.expand(products.shape[1:]))
+    return into[call.layout.ranks.rank], behind
+
+
+def with_carry(x: Tensor, call: ScanPieces, carry: Tensor) -> Tensor:
+    """x for a shifted scan into which `carry` comes."""
+    x = x.clone()
+    if x.size(call.dim):
+        x.select(call.dim, call.first).add_(carry)
+    return x
 
 
 class _SequenceParallelScan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, call: _Call
+        ctx: Any, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, call: ScanPieces
     ) -> Tensor:
-        gamma_value, dim, reverse, (ranks, _) = call
-        wide, empty = torch.promote_types(x.dtype, torch.float64), x.size(dim) == 0
-        last = 0 if reverse else -1
-        products = _products(x, gamma, gamma_value, dim)
-        ends = torch.zeros_like(products)
-        if not empty:
-            own = _registry.scan(x, gamma, gamma_value, dim, reverse, False, None, reset, None)
-            ends = own.select(dim, last).to(wide)
-        cut = None if reset is None else reset.any(dim)
-        first = ends.new_zeros(()) if initial is None else initial.to(wide)
-        every = _exchanged(ends, products, cut, ranks)
-        assert every[0] is not None
-        assert every[1] is not None
-        into, _ = call.layout.fold(reverse).carried(every[0], every[1], every[2], first.expand(products.shape[1:]))
-        carry = into[ranks.rank].to(x.dtype).contiguous()
-        y = torch.empty_like(x)
-        if not empty:
-            y = _registry.scan(x, gamma, gamma_value, dim, reverse, False, carry, reset, None)
+        carry = carried_in(x, gamma, call, initial, reset)
+        y = call.scan(x, gamma, carry, reset)
         ctx.call = call
-        ctx.save_for_backward(gamma, initial, reset, y, carry, products)
+        ctx.save_for_backward(gamma, initial, reset, y, carry)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         check_not_differentiated_again(_OP)
-        gamma, initial, reset, y, carry, products = ctx.saved_tensors
-        gamma_value, dim, reverse, (ranks, _) = ctx.call
+        gamma, initial, reset, y, carry = ctx.saved_tensors
+        call: ScanPieces = ctx.call
         need_x, need_gamma, need_initial, _, _ = ctx.needs_input_grad
-        wide, empty, first = products.dtype, y.size(dim) == 0, -1 if reverse else 0
-        conj = gamma.conj_physical() if gamma is not None and gamma.is_complex() else gamma
+        adjoint, conj = call.adjoint(), conjugate(gamma)
         grad = grad.contiguous()
-        worth = torch.zeros_like(products)
-        if not empty:
-            own = _registry.scan(grad, conj, gamma_value, dim, not reverse, True, None, reset, None)
-            gate: Any = gamma_value
-            if conj is not None:
-                steps = has_step_gates(conj, y.dim())
-                gate = conj.expand(y.shape).select(dim, first) if steps else _rows(conj.to(y.device), y, dim)
-            worth = gate * own.select(dim, first).to(wide)
-            worth = worth if reset is None else torch.where(reset.select(dim, first), 0, worth)
-        every = _exchanged(worth, products.conj().resolve_conj(), None if reset is None else reset.any(dim), ranks)
-        assert every[0] is not None
-        assert every[1] is not None
-        fold = ctx.call.layout.fold(not reverse)
-        back, behind = fold.carried(every[0], every[1], every[2], worth.new_zeros(()).expand(worth.shape[1:]))
-        grad_x, grad_gamma, grad_initial = torch.zeros_like(y), None, None
+        back, behind = carried_in_shifted(grad, conj, adjoint, reset)
+        grad_x, grad_gamma, grad_initial = None, None, None
         if need_initial:
             grad_initial = behind.sum_to_size(initial.shape).to(initial.dtype)
-        upstream = grad.clone()
-        if not empty:
-            upstream.select(dim, 0 if reverse else -1).add_(back[ranks.rank].to(grad.dtype))
+        upstream = with_carry(grad, adjoint, back)
         if need_gamma:
-            grad_gamma = torch.zeros_like(gamma)
-            if not empty:
-                grad_x, of_gates = _registry.scan_gradients(
-                    upstream, y, gamma, gamma_value, dim, reverse, carry, reset
-                )
-                grad_gamma = of_gates if gamma.is_complex() or not of_gates.is_complex() else of_gates.real
-                grad_gamma = grad_gamma.sum_to_size(gamma.shape)
+            grad_x, of_gates = _registry.scan_gradients(
+                upstream, y, gamma, call.gamma_value, call.dim, call.reverse, carry, reset
+            )
+            of_gates = of_gates if gamma.is_complex() or not of_gates.is_complex() else of_gates.real
+            grad_gamma = of_gates.sum_to_size(gamma.shape)
             if not has_step_gates(gamma, y.dim()):
-                grad_gamma = ranks.total(grad_gamma)  # a gate of all steps is every rank's
+                grad_gamma = call.layout.ranks.total(grad_gamma)  # a gate of all steps is every rank's
             grad_gamma = grad_gamma.to(device=gamma.device, dtype=gamma.dtype)
-        elif need_x and not empty:
-            grad_x = _registry.scan(upstream, conj, gamma_value, dim, not reverse, True, None, reset, None)
+        elif need_x:
+            grad_x = adjoint.scan(upstream, conj, None, reset, shifted=True)
         return grad_x if need_x else None, grad_gamma, grad_initial, None, None
+
+
+def conjugate(gamma: Tensor | None) -> Tensor | None:
+    return gamma.conj_physical() if gamma is not None and gamma.is_complex() else gamma
 
 
 def sequence_parallel_discounted_cumsum(
@@ -271,7 +310,7 @@ def scanned(
         rates = layout.split(rates.expand(x.shape), dim)
     y: Tensor = _SequenceParallelScan.apply(  # type: ignore[no-untyped-call]
         layout.split(x, dim), rates, initial, None if reset is None else layout.split(reset, dim),
-        _Call(number, dim + 1, direction == "right", layout),
+        ScanPieces(number, dim + 1, direction == "right", layout),
     )  # fmt: skip
     return layout.joined(y, dim)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from .rules import Layout, call, empty, is_shard, lead_of, local, rule, spread
+from .rules import Placements, call, empty, is_shard, lead_of, local, rule, spread
 
 # The dimensions of operands: b, the batch, i and j those of the result, k what is summed over.
 _DIMS = {"a": "bik", "b": "bkj", "grad": "bij", "log_s": "bij", "x": "bik", "y": "bij", "z": "bkj"}
@@ -39,7 +39,7 @@ def matrices(name: str, op: Any, bound: dict[str, Any]) -> Any:
             letters[-1] = None  # one axis of the mesh a dimension
     sizes = {letter: size for of, value in tensors.items() for letter, size in zip(_DIMS[of], value.shape, strict=True)}
 
-    def layout(dims: str, other: Any) -> Layout:
+    def layout(dims: str, other: Any) -> Placements:
         return tuple(
             Replicate() if letter is None else Shard(dims.index(letter)) if letter in dims else other
             for letter in letters

@@ -19,7 +19,7 @@ from ...reference.linear_cross_entropy.loss import normalizer
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..linear_cross_entropy.autograd import Settings, divisor
 from ..linear_cross_entropy.kernel_ops import STATISTICS, Numbers
-from .rules import Layout, call, empty, is_shard, lead_of, local, ranks_along, replicated, rule, spread
+from .rules import Placements, call, empty, is_shard, lead_of, local, ranks_along, replicated, rule, spread
 
 # Operands with a value, or several, for every row, and what becomes of the results: a value a row, a sum over rows.
 _OF_ROWS = ("input", "teacher_input", "target", "grad", "grad_loss", "grad_lse", "grad_entropy", "grad_log_probs")
@@ -41,7 +41,7 @@ class _Axes(NamedTuple):
     rows: tuple[int | None, ...]
     classes: int | None
 
-    def layout(self, of_rows: Any, of_classes: Placement) -> Layout:
+    def layout(self, of_rows: Any, of_classes: Placement) -> Placements:
         """`of_rows` is a placement for an axis of rows, None for the axis's own."""
         return tuple(
             of_classes if axis == self.classes else Replicate() if dim is None else of_rows or Shard(dim)
@@ -49,11 +49,11 @@ class _Axes(NamedTuple):
         )
 
     @property
-    def operand(self) -> Layout:
+    def operand(self) -> Placements:
         return self.layout(None, Replicate())
 
     @property
-    def weights(self) -> Layout:
+    def weights(self) -> Placements:
         return self.layout(Replicate(), Shard(0))
 
 

@@ -19,7 +19,7 @@ from ... import _registry
 from ...ops._common.validate import fail
 from ..common import Ranks
 
-Layout = tuple[Placement, ...]
+Placements = tuple[Placement, ...]
 Rule = Callable[[str, Any, dict[str, Any]], Any]
 
 
@@ -55,7 +55,7 @@ def lead_of(name: str, bound: dict[str, Any], first: str) -> DTensor:
     return lead
 
 
-def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Layout) -> Any:
+def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Placements) -> Any:
     """The shard of an operand, in the layout that the op needs it in."""
     if tensor is None:
         return None
@@ -70,19 +70,19 @@ def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Layout) 
     return tensor.to_local()
 
 
-def _redistributed(tensor: DTensor, mesh: Any, layout: Layout) -> DTensor:
+def _redistributed(tensor: DTensor, mesh: Any, layout: Placements) -> DTensor:
     if tensor.dtype != torch.bool:
         return tensor.redistribute(mesh, layout)
     # Inductor makes int64 of a bool tensor that it pads for uneven shards.
     return tensor.to(torch.uint8).redistribute(mesh, layout).to(torch.bool)
 
 
-def spread(shard: Tensor, mesh: Any, layout: Layout, shape: Sequence[int]) -> DTensor:
+def spread(shard: Tensor, mesh: Any, layout: Placements, shape: Sequence[int]) -> DTensor:
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return DTensor.from_local(shard, mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def replicated(mesh: Any) -> Layout:
+def replicated(mesh: Any) -> Placements:
     return (Replicate(),) * mesh.ndim
 
 
@@ -95,7 +95,7 @@ def ranks_along(mesh: Any, axis: int) -> Ranks:
     return Ranks(mesh.get_group(axis).group_name, mesh.size(axis), mesh.get_local_rank(axis))
 
 
-def summed(layout: Layout) -> Layout:
+def summed(layout: Placements) -> Placements:
     """Of a sum over what `layout` shards."""
     return tuple(Partial() if isinstance(placement, Shard) else Replicate() for placement in layout)
 
