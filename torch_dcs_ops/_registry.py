@@ -129,15 +129,15 @@ _SCHEMAS = (
     "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
     "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
     "-> Tensor",
-    # A linear layer's softmax whose classes are shared out among the ranks of `group` (distributed/linear_cross_entropy):
+    # A linear layer's softmax whose classes are shared out among the ranks of `group` (distributed/):
     # (loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias) of input (N, D), target (N, K) and
     # this rank's rows of linear_weight, the gradients of the losses' sum times `scale`. grad_input is this rank's part.
-    f"_vocab_parallel_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
+    "_vocab_parallel_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
     f"Tensor? weight_sum, Tensor? scale, {_VOCAB_PARALLEL}, bool need_predictions, bool need_entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (grad_input, grad_weight, grad_bias) from the gradients of loss (N,) or (1,), log_probs, lse and entropy.
-    f"_vocab_parallel_backward(Tensor? grad_loss, Tensor? grad_log_probs, Tensor? grad_lse, Tensor? grad_entropy, "
-    f"Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? weight_sum, "
+    "_vocab_parallel_backward(Tensor? grad_loss, Tensor? grad_log_probs, Tensor? grad_lse, Tensor? grad_entropy, "
+    "Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? weight_sum, "
     f"Tensor statistics, {_VOCAB_PARALLEL}) -> (Tensor, Tensor, Tensor)",
     # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
     "_tied(Tensor value, Tensor operand) -> Tensor",

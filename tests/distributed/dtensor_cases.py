@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_dcs_ops as dcs
 
+from distributed.team import sentence_of
+
 R = Replicate()
 Layouts = Sequence[Any]
 _meshes: dict[tuple[int, ...], DeviceMesh] = {}
@@ -27,7 +29,12 @@ def _weights(like: Tensor) -> Tensor:
 
 
 def compare(
-    name: str, function: Callable[..., Any], tensors: Sequence[Tensor], layouts: Layouts, mesh: DeviceMesh, compiler: str | None = None
+    name: str,
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    layouts: Layouts,
+    mesh: DeviceMesh,
+    compiler: str | None = None,
 ) -> str:
     """What differs, results and gradients of all floating-point operands; "" if nothing does."""
     wants = [t.is_floating_point() for t in tensors]
@@ -61,28 +68,42 @@ def compare(
     return "" if worst < 1e-12 else f"{name} {layouts} {compiler}: {worst}"
 
 
-def lines() -> list[str]:
+def lines(compiler: str | None = None) -> list[str]:
     mesh, generator = mesh_of(dist.get_world_size()), torch.Generator().manual_seed(0)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     x, g, u, reset = uniform(5, 7, 3) - 0.5, uniform(5, 7, 3), uniform(5, 3), uniform(5, 7, 3) < 0.2
+    cut, one = ~reset & (g < 0.1), torch.tensor(0.8, dtype=torch.float64)
+    scan, returns = dcs.discounted_cumsum, dcs.returns
     found = []
-    for layout in ([R], [Shard(0)], [Shard(1)], [Shard(2)]):
-        rows = [Shard(0)] if layout == [Shard(0)] else [R]
-        found += [
-            compare("number", lambda x, i, r: dcs.discounted_cumsum(x, 0.9, dim=1, initial=i, reset=r), (x, u, reset), (layout, rows, layout), mesh),
-            compare("row", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, u), (layout, rows), mesh),
-            compare("step", lambda x, c, r: dcs.discounted_cumsum(x, c, dim=1, direction="left", reset=r), (x, g, reset), (layout, layout, layout), mesh),
-            compare("0-D", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, torch.tensor(0.8, dtype=torch.float64)), (layout, [R]), mesh),
-            compare("cumsum", lambda x: dcs.cumsum(x, 1), (x,), (layout,), mesh),
-            compare("softmax", lambda x: dcs.softmax(x, 1), (x,), (layout,), mesh),
-            compare("gae", lambda r, v, b, t, c: dcs.returns.gae(r, v, bootstrap_value=b, terminated=t, truncated=c, time_dim=1), (x, g, u, reset, ~reset & (g < 0.1)), (layout, layout, rows, layout, layout), mesh),
-            compare("n_step", lambda r, n, t: dcs.returns.n_step_returns(r, n=3, next_values=n, terminated=t, time_dim=1), (x, g, reset), (layout, layout, layout), mesh),
-        ]  # fmt: skip
-    found.append(compare("compiled", lambda x, c: dcs.discounted_cumsum(x, c, dim=1), (x, g), ([Shard(0)], [Shard(0)]), mesh, "aot_eager"))
-    return [one for one in found if one]
+
+    def add(
+        function: Callable[..., Any], tensors: Sequence[Tensor], layouts: Layouts, compiler: str | None = None
+    ) -> None:
+        found.append(compare(f"case {len(found)}", function, tensors, layouts, mesh, compiler))
+
+    for of in ([R], [Shard(0)], [Shard(1)], [Shard(2)]):
+        row = [Shard(0)] if of == [Shard(0)] else [R]
+        add(lambda x, i, r: scan(x, 0.9, dim=1, initial=i, reset=r), (x, u, reset), (of, row, of))
+        add(lambda x, c: scan(x, c, dim=1), (x, u), (of, row))
+        add(lambda x, c, r: scan(x, c, dim=1, direction="left", reset=r), (x, g, reset), (of, of, of))
+        add(lambda x, c: scan(x, c, dim=1), (x, one), (of, [R]))
+        add(lambda x: dcs.cumsum(x, 1), (x,), (of,))
+        add(lambda x: dcs.softmax(x, 1), (x,), (of,))
+        add(
+            lambda r, v, b, t, c: returns.gae(r, v, bootstrap_value=b, terminated=t, truncated=c, time_dim=1),
+            (x, g, u, reset, cut),
+            (of, of, row, of, of),
+        )
+        add(
+            lambda r, v, t: returns.n_step_returns(r, n=3, next_values=v, terminated=t, time_dim=1),
+            (x, g, reset),
+            (of, of, of),
+        )
+    add(lambda x, c: scan(x, c, dim=1, window=3), (x, g), ([Shard(1)], [Shard(1)]))
+    return [difference for difference in found if difference]
 
 
 def matrices() -> list[str]:
@@ -90,7 +111,9 @@ def matrices() -> list[str]:
     a = torch.randn(5, 4, 3, generator=generator, dtype=torch.float64)
     b = torch.randn(5, 3, 6, generator=generator, dtype=torch.float64)
     found = []
-    for layouts in ([[R], [R]], [[Shard(0)], [Shard(0)]], [[Shard(0)], [R]], [[Shard(1)], [R]], [[R], [Shard(2)]], [[Shard(2)], [Shard(1)]]):
+    S = Shard
+    for pair in ((R, R), (S(0), S(0)), (S(0), R), (S(1), R), (R, S(2)), (S(2), S(1))):
+        layouts = [[placement] for placement in pair]
         found.append(compare("log_bmm", dcs.log_bmm, (a, b), layouts, mesh))
         found.append(compare("max_bmm", lambda a, b: dcs.max_bmm(a, b)[0], (a, b), layouts, mesh))
     return [one for one in found if one]
@@ -104,7 +127,7 @@ def loss_operands() -> tuple[Tensor, ...]:
     return h, w, b, target
 
 
-def losses(compilers: tuple[str | None, ...] = (None,)) -> list[str]:
+def losses(compiler: str | None = None) -> list[str]:
     ranks = dist.get_world_size()
     one = mesh_of(ranks)
     h, w, b, t = loss_operands()
@@ -121,27 +144,27 @@ def losses(compilers: tuple[str | None, ...] = (None,)) -> list[str]:
             (two, ([S(0), S(1)], [R, S(0)], [R, S(0)], [S(0), S(1)])),
             (two, ([S(0), S(1)], [R, R], [R, R], [S(0), S(1)])),
         ]
-    everything: dict[str, Any] = {"label_smoothing": 0.1, "softcap": 3.0, "z_loss": 0.1}
+    every: dict[str, Any] = {"label_smoothing": 0.1, "softcap": 3.0, "z_loss": 0.1}
+    calls: list[Callable[..., Any]] = [
+        lambda h, w, b, t: dcs.linear_cross_entropy(h, w, t, linear_bias=b),
+        lambda h, w, b, t: dcs.linear_cross_entropy(h, w, t, linear_bias=b, reduction="none", **every),
+        lambda h, w, b, t: dcs.linear_cross_entropy(h, w, t, linear_bias=b, return_lse=True, **every),
+        lambda h, w, b, t: dcs.linear_cross_entropy(h, w, t, linear_bias=b, reduction="sum", return_predictions=True),
+        lambda h, w, b, t: dcs.linear_log_probs(h, w, t, linear_bias=b),
+        lambda h, w, b, t: dcs.linear_log_probs(h, w, t.unsqueeze(-1), linear_bias=b, return_lse=True),
+    ]
     found = []
-    for compiler in compilers:
-        for mesh, layout in layouts:
-            for options in ({}, {"reduction": "none", **everything}, {"return_lse": True, **everything}, {"reduction": "sum", "return_lse": True}):
-                function = lambda h, w, b, t, o=options: dcs.linear_cross_entropy(h, w, t, linear_bias=b, **o)  # noqa: E731
-                found.append(compare(f"loss {options}", function, (h, w, b, t), layout, mesh, compiler))
-            for function in (
-                lambda h, w, b, t: dcs.linear_log_probs(h, w, t, linear_bias=b),
-                lambda h, w, b, t: dcs.linear_log_probs(h, w, t.unsqueeze(-1), linear_bias=b, return_lse=True),
-            ):
-                found.append(compare("log_probs", function, (h, w, b, t), layout, mesh, compiler))
-    weighted = lambda h, w, c, t: dcs.linear_cross_entropy(h, w, t, weight=c.detach())  # noqa: E731
-    for layout in ([[S(0)], [R], [R], [S(0)]], [[R], [S(0)], [S(0)], [R]]):
-        c = torch.rand(11, dtype=torch.float64)
-        dist.broadcast(c, 0)
-        found.append(compare("class weights", lambda h, w, t, c: dcs.linear_cross_entropy(h, w, t, weight=c.to(torch.float64)), (h, w, t, (c * 8).long()), [layout[0], layout[1], layout[3], layout[2]], one))
-    del weighted
-    found.append(compare("kl", lambda h, w, t: dcs.linear_kl_div(h, w, h.detach() + 1, w.detach() * 2, target=t), (h, w, t), ([S(0)], [R], [S(0)]), one))
-    found.append(compare("top_k", lambda h, w: dcs.linear_top_k(h.detach(), w.detach(), 2)[0] + 0 * h.sum() + 0 * w.sum(), (h, w), ([S(0)], [R]), one))
-    return [one for one in found if one]
+    for mesh, layout in layouts:
+        for at, call in enumerate(calls):
+            found.append(compare(f"loss {at}", call, (h, w, b, t), layout, mesh, compiler))
+    # Class weights, as whole numbers: compare asks for the gradient of all others.
+    c = torch.arange(11) % 4
+    weighted = lambda h, w, t, c: dcs.linear_cross_entropy(h, w, t, weight=c.double())  # noqa: E731
+    of_rows, of_classes = ([S(0)], [R], [S(0)], [R]), ([R], [S(0)], [R], [S(0)])
+    found += [compare("weights", weighted, (h, w, t, c), layout, one) for layout in (of_rows, of_classes)]
+    rows = ([S(0)], [R], [S(0)])
+    found.append(compare("kl", lambda h, w, t: dcs.linear_kl_div(h, w, h + 1, w * 2, target=t), (h, w, t), rows, one))
+    return [difference for difference in found if difference]
 
 
 def layouts_of_results() -> dict[str, Any]:
@@ -151,7 +174,11 @@ def layouts_of_results() -> dict[str, Any]:
     h, w = distribute_tensor(h, mesh, [R]).requires_grad_(), distribute_tensor(w, mesh, [Shard(0)]).requires_grad_()
     loss = dcs.linear_cross_entropy(h, w, distribute_tensor(t, mesh, [R]))
     dh, dw = torch.autograd.grad(loss, (h, w))
-    return {"loss": loss.placements == (R,), "input": dh.placements == (Partial(),), "weight": dw.placements == (Shard(0),)}
+    return {
+        "loss": loss.placements == (R,),
+        "input": dh.placements == (Partial(),),
+        "weight": dw.placements == (Shard(0),),
+    }
 
 
 def refusals() -> dict[str, str]:
@@ -160,17 +187,12 @@ def refusals() -> dict[str, str]:
     x = distribute_tensor(h, mesh, [R])
     other = DeviceMesh("cpu", list(range(dist.get_world_size()))[::-1])
     calls: dict[str, Callable[[], Any]] = {
-        "linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: dcs.linear_cross_entropy(x, w, t),
+        "linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: dcs.linear_cross_entropy(
+            x, w, t
+        ),
         "gamma must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(x, h),
         "input must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(h, x),
         "for which this op has no rule": lambda: dcs.sample_bmm(x, x.transpose(1, 2)),
         "gamma must be on the other operands' mesh": lambda: dcs.discounted_cumsum(x, distribute_tensor(h, other, [R])),
     }
-    found = {}
-    for sentence, call in calls.items():
-        try:
-            call()
-            found[sentence] = "nothing"
-        except Exception as error:
-            found[sentence] = f"{type(error).__name__}: {error}"
-    return found
+    return {sentence: sentence_of(call)[1] for sentence, call in calls.items()}

@@ -11,7 +11,10 @@ from torch import Tensor
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.distributed import vocab_parallel_linear_cross_entropy, vocab_parallel_linear_log_probs
 
+from distributed.team import sentence_of
+
 Case = dict[str, Any]
+_OF_CLASSES = ("linear_weight", "linear_bias", "weight")
 
 
 def bounds(sizes: list[int], rank: int) -> slice:
@@ -81,8 +84,8 @@ def on_a_rank(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     parts: dict[str, Any] = {
         "input": data["input"][rows],
         "target": data["target"][rows],
-        **{name: data[name] if data[name] is None else data[name][mine] for name in ("linear_weight", "linear_bias", "weight")},
-    }  # fmt: skip
+        **{name: None if data[name] is None else data[name][mine] for name in _OF_CLASSES},
+    }
     leaves = {name: parts[name].clone().requires_grad_() for name in case.get("grads", ("input", "linear_weight"))}
     if case.get("bias"):
         leaves["linear_bias"] = parts["linear_bias"].clone().requires_grad_()
@@ -140,8 +143,15 @@ def masked_slice() -> tuple[Tensor, ...]:
     del data["upstream"], data["weight"]
     data["linear_bias"][3:] = -torch.inf
     data["target"] = data["target"] % 3
-    mine, x, y = slice(3 * rank, 3 * rank + 3), data["input"].clone().requires_grad_(), data["input"].clone().requires_grad_()
-    parts = {"linear_weight": data["linear_weight"][mine].clone().requires_grad_(), "linear_bias": data["linear_bias"][mine]}
+    mine, x, y = (
+        slice(3 * rank, 3 * rank + 3),
+        data["input"].clone().requires_grad_(),
+        data["input"].clone().requires_grad_(),
+    )
+    parts = {
+        "linear_weight": data["linear_weight"][mine].clone().requires_grad_(),
+        "linear_bias": data["linear_bias"][mine],
+    }
     whole = data["linear_weight"].clone().requires_grad_()
     loss = vocab_parallel_linear_cross_entropy(x, target=data["target"], group=dist.group.WORLD, **parts)
     expected = linear_cross_entropy(y, whole, data["target"], linear_bias=data["linear_bias"])
@@ -190,9 +200,7 @@ def refusals() -> dict[str, tuple[str, str]]:
         "logit_scale must be a number, got a tensor": lambda: loss(
             input, weight, target, group=group, logit_scale=torch.ones(())
         ),
-        "target must be int64 (class indices), got float32": lambda: loss(
-            input, weight, torch.ones(4, 3), group=group
-        ),
+        "target must be int64 (class indices), got float32": lambda: loss(input, weight, torch.ones(4, 3), group=group),
         "first_class and classes must be given together, got 0 and None": lambda: loss(
             input, weight, target, group=group, first_class=0
         ),
@@ -205,14 +213,7 @@ def refusals() -> dict[str, tuple[str, str]]:
         )(input.detach()),
         "derivatives must be taken in reverse mode, got forward mode": lambda: _in_forward_mode(loss, weight, target),
     }
-    found = {}
-    for sentence, call in calls.items():
-        try:
-            call()
-            found[sentence] = ("nothing", "no exception")
-        except Exception as error:
-            found[sentence] = (type(error).__name__, str(error))
-    return found
+    return {sentence: sentence_of(call) for sentence, call in calls.items()}
 
 
 def _in_forward_mode(loss: Any, weight: Tensor, target: Tensor) -> None:

@@ -170,4 +170,6 @@ def differs(difference: str) -> None:
     elif difference == "odd":
         options |= {"zigzag": True}
         input = torch.ones(3, 3)
-    sequence_parallel_discounted_cumsum(input, 0.8 if second and difference == "gamma" else 0.9, group=dist.group.WORLD, **options)
+    sequence_parallel_discounted_cumsum(
+        input, 0.8 if second and difference == "gamma" else 0.9, group=dist.group.WORLD, **options
+    )

@@ -24,10 +24,6 @@ ANSWERS_IN = 120.0
 COLLECTIVES_IN = 60.0
 
 
-class Failed(Exception):
-    """A case raised: (type, sentence, traceback) of each rank, None of those that did not."""
-
-
 def _serve(rank: int, ranks: int, file: str, commands: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -46,6 +42,15 @@ def _serve(rank: int, ranks: int, file: str, commands: Connection) -> None:
         except Exception as error:
             commands.send((False, (type(error).__name__, str(error), traceback.format_exc())))
     dist.destroy_process_group()
+
+
+def sentence_of(call: Callable[[], Any]) -> tuple[str, str]:
+    """(type, words) of what a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", "nothing was raised"
 
 
 class Team:

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from support.subprocesses import environment
-
 from distributed.team import Team
+from support.subprocesses import environment
 
 
 def run(team: Team, name: str, *args: object) -> list[object]:
@@ -31,8 +30,9 @@ def test_on_four_ranks(four: Team, cases: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled(two: Team) -> None:
-    assert run(two, "losses", ("aot_eager",)) == [[], []]
+@pytest.mark.parametrize("cases", ["lines", "losses"])
+def test_compiled(two: Team, cases: str) -> None:
+    assert run(two, cases, "aot_eager") == [[], []]
 
 
 def test_gradients_stay_where_they_are(two: Team) -> None:
@@ -50,7 +50,8 @@ def test_what_has_no_rule_is_refused_by_a_sentence(two: Team) -> None:
 
 CALL = """
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.randn(2, 3)
 y = torch_dcs_ops.softmax(distribute_tensor(x, init_device_mesh("cpu", (1,)), [Replicate()]))

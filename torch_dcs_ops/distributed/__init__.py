@@ -21,7 +21,7 @@ __all__ = [
 
 
 def _register_rules(_: ModuleType) -> None:
-    from . import dtensor  # noqa: F401
+    from . import dtensor
 
 
 when_imported("torch.distributed.tensor", _register_rules)

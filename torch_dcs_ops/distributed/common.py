@@ -26,33 +26,33 @@ class Ranks(NamedTuple):
     """A group of processes, in what an op's schema can hold."""
 
     group: str
-    count: int
+    size: int
     rank: int
 
     def gather(self, values: Tensor) -> Tensor:
-        """(count, *shape), in the order of the ranks."""
+        """(size, *shape), in the order of the ranks."""
         values = values.contiguous()
-        if self.count == 1:
+        if self.size == 1:
             return values.unsqueeze(0).clone()
         found: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
-            values.view(torch.uint8) if values.dtype == torch.bool else values, self.count, self.group
+            values.view(torch.uint8) if values.dtype == torch.bool else values, self.size, self.group
         )
         found = torch.ops._c10d_functional.wait_tensor(found).view(values.dtype)
-        return found.view(self.count, *values.shape)
+        return found.view(self.size, *values.shape)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on all of them."""
-        if self.count == 1:
+        if self.size == 1:
             return values
         found: Tensor = torch.ops._c10d_functional.all_reduce(values.contiguous(), "sum", self.group)
         return torch.ops._c10d_functional.wait_tensor(found)  # type: ignore[no-any-return]
 
     def scattered_total(self, values: Tensor) -> Tensor:
-        """This rank's rows of the sum over the ranks of values (count·n, ...)."""
-        if self.count == 1:
+        """This rank's rows of the sum over the ranks of values (size·n, ...)."""
+        if self.size == 1:
             return values
         found: Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
-            values.contiguous(), "sum", self.count, self.group
+            values.contiguous(), "sum", self.size, self.group
         )
         return torch.ops._c10d_functional.wait_tensor(found)  # type: ignore[no-any-return]
 
@@ -87,9 +87,12 @@ def agreed(
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         failure = error
     # What may be cut off comes last.
-    text = "\n\n".join(("failed" if failure else "passed", _text(own), _text(said) if failure is None else str(failure)))
+    text = "\n\n".join(
+        ("failed" if failure else "passed", _text(own), _text(said) if failure is None else str(failure))
+    )
     known = _seen.setdefault(group, {})
-    if text in known and dist.get_debug_level() == dist.DebugLevel.OFF:
+    is_debugged = dist.get_debug_level() != dist.DebugLevel.OFF  # type: ignore[attr-defined]
+    if text in known and not is_debugged:
         return known[text]
     texts = [other.split("\n\n", 2) for other in _exchanged(text, group, device)]
     for rank, (state, _, sentence) in enumerate(texts):

@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     pieces: int  # of a rank: 1, or 2 where rank r holds the pieces r and 2·ranks - 1 - r
 
     def fold(self, from_the_end: bool) -> Fold:
-        count = self.ranks.count
+        count = self.ranks.size
         order = [(rank, 0) for rank in range(count)]
         if self.pieces == 2:
             order += [(rank, 1) for rank in reversed(range(count))]
@@ -65,7 +65,8 @@ class Layout(NamedTuple):
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
         """Pieces in front: `dim` moves on by 1."""
-        return tensor.unflatten(dim, (self.pieces, tensor.size(dim) // self.pieces)).movedim(dim, 0)
+        pieces: Tensor = tensor.unflatten(dim, (self.pieces, tensor.size(dim) // self.pieces))
+        return pieces.movedim(dim, 0)
 
     def joined(self, tensor: Tensor, dim: int) -> Tensor:
         """Undoes `split`."""
@@ -158,7 +159,9 @@ def carried_in_shifted(
         gate: Any = call.gamma_value
         if gamma is not None:
             steps = has_step_gates(gamma, x.dim())
-            gate = gamma.expand(x.shape).select(call.dim, call.last) if steps else _rows(gamma.to(x.device), x, call.dim)
+            gate = (
+                gamma.expand(x.shape).select(call.dim, call.last) if steps else _rows(gamma.to(x.device), x, call.dim)
+            )
         ends = gate * own
         ends = ends if reset is None else torch.where(reset.select(call.dim, call.last), 0, ends)
     into, behind = _folded(ends, products, reset, call, ends.new_zeros(()))
@@ -320,9 +323,7 @@ def check_pieces(op: str, input: Tensor, dim: int, zigzag: bool) -> None:
         fail(op, f"input must have an even number of steps with zigzag=True, got {input.size(dim)}")
 
 
-def check_same(
-    op: str, group: Any, operands: dict[str, Any], dim: Any, same: dict[str, Any], check: Any
-) -> None:
+def check_same(op: str, group: Any, operands: dict[str, Any], dim: Any, same: dict[str, Any], check: Any) -> None:
     """That all ranks call alike, but for the number of their steps; `check` raises what is wrong here."""
     ranks_of(op, group)
 

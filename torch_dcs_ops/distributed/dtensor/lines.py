@@ -16,11 +16,11 @@ from ... import _registry
 from ...ops.scan.validate import check_direction
 from ..common import Ranks
 from ..scan import Layout, ScanPieces, carried_in, carried_in_shifted, conjugate, with_carry
-from .rules import Placements, call, empty, is_shard, lead_of, local, ranks_along, rule, spread, summed
+from .rules import Placements, call, empty, lead_of, local, ranks_along, rule, sharded_dim, spread, summed
 
 
 def _without(layout: Placements, dim: int) -> Placements:
-    return tuple(p if is_shard(p) and p.dim != dim else Replicate() for p in layout)
+    return tuple(p if sharded_dim(p) not in (None, dim) else Replicate() for p in layout)
 
 
 def _moved(layout: Placements, shape: tuple[int, ...], ndim: int, dim: int) -> Placements:
@@ -93,7 +93,7 @@ def scans(name: str, op: Any, bound: dict[str, Any]) -> Any:
 
 
 def _gathers_time(bound: dict[str, Any], lead: DTensor) -> bool:
-    """A window would need its steps of the neighbor, and carries are float64, which holds no int64."""
+    """A window would need its steps of the neighbor, and carries are float64: no int64, no complex number."""
     return bound.get("window") is not None or not (bound.get("dtype") or lead.dtype).is_floating_point
 
 
@@ -102,7 +102,7 @@ def _axis_of_time(bound: dict[str, Any], dim: int, ndim: int) -> int | None:
     for value in bound.values():
         if isinstance(value, DTensor) and value.dim() == ndim:
             for axis, placement in enumerate(value.placements):
-                if is_shard(placement) and placement.dim == dim and value.size(dim) > 1:
+                if sharded_dim(placement) == dim and value.size(dim) > 1:
                     return axis
     return None
 

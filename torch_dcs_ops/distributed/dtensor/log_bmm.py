@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from .rules import Placements, call, empty, is_shard, lead_of, local, rule, spread
+from .rules import Placements, call, empty, lead_of, local, rule, sharded_dim, spread
 
 # The dimensions of operands: b, the batch, i and j those of the result, k what is summed over.
 _DIMS = {"a": "bik", "b": "bkj", "grad": "bij", "log_s": "bij", "x": "bik", "y": "bij", "z": "bkj"}
@@ -27,13 +27,11 @@ def _results(op: Any, bound: dict[str, Any]) -> tuple[str, ...]:
 @rule("_log_bmm", "_max_bmm", "_log_bmm_backward", "_log_bmm_product")
 def matrices(name: str, op: Any, bound: dict[str, Any]) -> Any:
     mesh = lead_of(name, bound, "a").device_mesh
-    tensors = {of: value for of, value in bound.items() if isinstance(value, Tensor)}
-    for of in tensors:
-        lead_of(name, bound, of)
-    letters = []
+    tensors = {of: lead_of(name, bound, of) for of, value in bound.items() if isinstance(value, Tensor)}
+    letters: list[str | None] = []
     for axis in range(mesh.ndim):
-        found = [(of, value.placements[axis]) for of, value in tensors.items() if is_shard(value.placements[axis])]
-        wanted = [_DIMS[of][placement.dim] for of, placement in found]
+        dims = [(of, sharded_dim(value.placements[axis])) for of, value in tensors.items()]
+        wanted = [_DIMS[of][dim] for of, dim in dims if dim is not None]
         letters.append(next((letter for letter in wanted if letter in _SHARDED), None))
         if letters[-1] in letters[:-1]:
             letters[-1] = None  # one axis of the mesh a dimension
@@ -52,9 +50,7 @@ def matrices(name: str, op: Any, bound: dict[str, Any]) -> Any:
         spread(shard, mesh, layout(dims, Partial()), [sizes[letter] for letter in dims])
         if shard.dim() == 3
         else empty(shard, mesh)
-        for shard, dims in zip(
-            found_results if several else (found_results,), _results(op, bound), strict=True
-        )
+        for shard, dims in zip(found_results if several else (found_results,), _results(op, bound), strict=True)
     ]
     return tuple(results) if several else results[0]
 

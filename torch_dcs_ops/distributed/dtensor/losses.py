@@ -19,7 +19,7 @@ from ...reference.linear_cross_entropy.loss import normalizer
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..linear_cross_entropy.autograd import Settings, divisor
 from ..linear_cross_entropy.kernel_ops import STATISTICS, Numbers
-from .rules import Placements, call, empty, is_shard, lead_of, local, ranks_along, replicated, rule, spread
+from .rules import Placements, call, empty, lead_of, local, ranks_along, replicated, rule, sharded_dim, spread
 
 # Operands with a value, or several, for every row, and what becomes of the results: a value a row, a sum over rows.
 _OF_ROWS = ("input", "teacher_input", "target", "grad", "grad_loss", "grad_lse", "grad_entropy", "grad_log_probs")
@@ -59,8 +59,10 @@ class _Axes(NamedTuple):
 
 def _axes(name: str, bound: dict[str, Any], may_share_classes: bool) -> _Axes:
     input, weight = lead_of(name, bound, "input"), lead_of(name, bound, "linear_weight")
-    shards = [(p.dim if is_shard(p) and p.dim < input.dim() - 1 else None) for p in input.placements]
-    shared = [i for i, p in enumerate(weight.placements) if is_shard(p) and p.dim == 0] if may_share_classes else []
+    dims = [sharded_dim(placement) for placement in input.placements]
+    shards = [dim if dim is not None and dim < input.dim() - 1 else None for dim in dims]
+    of_classes = [axis for axis, placement in enumerate(weight.placements) if sharded_dim(placement) == 0]
+    shared = of_classes if may_share_classes else []
     classes = shared[-1] if shared else None
     seen: set[int] = set()
     for axis, dim in enumerate(shards):
@@ -144,12 +146,12 @@ def tied(name: str, op: Any, bound: dict[str, Any]) -> Any:
 
 def _rows(name: str, op: Any, bound: dict[str, Any], shards: dict[str, Any], axes: _Axes) -> Any:
     found = call(op, shards)
-    return _spread_rows(name, bound, found if isinstance(found, tuple) else (found,), axes, not isinstance(found, tuple))
+    if isinstance(found, Tensor):
+        return _spread_rows(name, bound, (found,), axes)[0]
+    return _spread_rows(name, bound, found, axes)
 
 
-def _spread_rows(
-    name: str, bound: dict[str, Any], found: tuple[Tensor, ...], axes: _Axes, is_single: bool = False
-) -> Any:
+def _spread_rows(name: str, bound: dict[str, Any], found: tuple[Tensor, ...], axes: _Axes) -> tuple[DTensor, ...]:
     lead = tuple(bound["input"].shape[:-1])
     results = []
     for shard, kind, asked in zip(found, _RESULTS[name], _asked(name, bound), strict=True):
@@ -162,7 +164,7 @@ def _spread_rows(
         else:
             layout = axes.layout(Partial(), Replicate())
             results.append(spread(shard.contiguous(), axes.mesh, layout, tuple(shard.shape)))
-    return results[0] if is_single else tuple(results)
+    return tuple(results)
 
 
 def _asked(name: str, bound: dict[str, Any]) -> list[bool]:
@@ -186,7 +188,7 @@ def _over_rows(value: Tensor, axes: _Axes) -> Tensor:
 def _numbers(bound: dict[str, Any], shards: dict[str, Any], axes: _Axes, needs: tuple[bool, ...]) -> Numbers:
     assert axes.classes is not None
     team, classes = ranks_along(axes.mesh, axes.classes), bound["linear_weight"].size(0)
-    share = -(-classes // team.count)  # as torch.chunk cuts
+    share = -(-classes // team.size)  # as torch.chunk cuts
     return Numbers(
         bound["ignore_index"], bound.get("label_smoothing", 0.0), bound["softcap"], bound["logit_scale"],
         bound.get("z_loss", 0.0), bound["memory_budget"], bound.get("accumulate_dtype"),
@@ -224,7 +226,7 @@ def _shared_classes(name: str, bound: dict[str, Any], shards: dict[str, Any], ax
     if mean is not None:
         mean = _over_rows(mean, axes)
     wants_entropy = bound["need_entropy"] if is_forward else bound["grad_entropy"] is not None
-    given = numbers if is_forward else numbers._replace(**dict.fromkeys(Numbers._fields[-3:], False))
+    given = numbers if is_forward else numbers.needing((False,) * 3)
     scale = None if mean is None else mean.reciprocal().reshape(1)
     loss, _, predictions, statistics, *gradients = _registry.vocab_parallel_forward(
         *flat, scale, *given, is_forward and bound["need_predictions"], wants_entropy
@@ -274,14 +276,16 @@ def _shared_log_probs(name: str, bound: dict[str, Any], shards: dict[str, Any], 
     if is_forward:
         kept, lead = dict(zip(STATISTICS, statistics.unbind(0), strict=True)), tuple(bound["input"].shape[:-1])
         none = empty(found.new_empty(0), mesh)
-        rows = [spread(kept[of].reshape(input.shape[:-1]).clone(), mesh, axes.operand, lead) for of in ("entropy", "lse")]
+        rows = [
+            spread(kept[of].reshape(input.shape[:-1]).clone(), mesh, axes.operand, lead) for of in ("entropy", "lse")
+        ]
         target = spread(found.reshape(shards["target"].shape), mesh, axes.operand, tuple(bound["target"].shape))
         integers = empty(found.new_empty(0, dtype=torch.int64), mesh)
         return target, rows[0] if wants_entropy else none, rows[1], integers, empty(found.new_empty(0), mesh)
     of_ids = shards["grad_log_probs"]
     of_ids = None if of_ids is None else of_ids.reshape(flat.target.shape).to(dtype)
     upstream = [None if shards[of] is None else shards[of].reshape(-1).to(dtype) for of in ("grad_lse", "grad_entropy")]
-    numbers = numbers._replace(grad_input_dtype=input.dtype, **dict(zip(Numbers._fields[-3:], needs, strict=True)))
+    numbers = numbers._replace(grad_input_dtype=input.dtype).needing(needs)
     gradients = _registry.vocab_parallel_backward(None, of_ids, *upstream, *flat, statistics, *numbers)
     return _spread_gradients(bound, shards, gradients, axes, needs)
 

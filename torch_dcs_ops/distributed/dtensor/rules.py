@@ -66,11 +66,11 @@ def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Placemen
     if tensor.device_mesh != mesh:
         fail(name, f"{of} must be on the other operands' mesh {mesh}, got one on {tensor.device_mesh}")
     if tensor.placements != layout:
-        tensor = _redistributed(tensor, mesh, layout)
+        return _redistributed(tensor, mesh, layout).to_local()
     return tensor.to_local()
 
 
-def _redistributed(tensor: DTensor, mesh: Any, layout: Placements) -> DTensor:
+def _redistributed(tensor: Any, mesh: Any, layout: Placements) -> Any:
     if tensor.dtype != torch.bool:
         return tensor.redistribute(mesh, layout)
     # Inductor makes int64 of a bool tensor that it pads for uneven shards.
@@ -83,7 +83,7 @@ def spread(shard: Tensor, mesh: Any, layout: Placements, shape: Sequence[int]) -
 
 
 def replicated(mesh: Any) -> Placements:
-    return (Replicate(),) * mesh.ndim
+    return tuple(Replicate() for _ in range(mesh.ndim))
 
 
 def empty(shard: Tensor, mesh: Any) -> DTensor:
@@ -100,6 +100,6 @@ def summed(layout: Placements) -> Placements:
     return tuple(Partial() if isinstance(placement, Shard) else Replicate() for placement in layout)
 
 
-def is_shard(placement: Placement) -> bool:
-    """A plain one: an order that is not that of the ranks (a strided shard) is gathered."""
-    return type(placement) is Shard
+def sharded_dim(placement: Placement) -> int | None:
+    """The dimension that is cut in the order of the ranks; what is strided or no shard has none, and is gathered."""
+    return placement.dim if type(placement) is Shard else None

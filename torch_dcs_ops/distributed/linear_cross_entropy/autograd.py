@@ -78,9 +78,7 @@ class VocabParallel(torch.autograd.Function):
         mean, weight_sum = divisor(ids, weight, settings, linear_weight.size(0), dtype)
         is_reduced = kind in ("mean", "sum")
         needs = ctx.needs_input_grad[:3]
-        numbers = settings.numbers._replace(
-            **dict(zip(Numbers._fields[-3:], needs if is_reduced else (False,) * 3, strict=True))
-        )
+        numbers = settings.numbers.needing(needs if is_reduced else (False,) * 3)
         scale = None if mean is None else mean.reciprocal().reshape(1)
         loss, log_probs, predictions, statistics, *gradients = _registry.vocab_parallel_forward(
             rows, linear_weight, ids, linear_bias, weight, weight_sum, scale, *numbers, settings.need_predictions,
@@ -97,14 +95,15 @@ class VocabParallel(torch.autograd.Function):
             loss = zeroed_if_empty(loss, ids, numbers.ignore_index) if settings.zero_if_empty else loss
         elif kind == "sum":
             loss = loss.sum()
-        empty = loss.new_empty(0)
+        empty: Tensor = loss.new_empty(0)
 
         def own(values: Tensor, wanted: bool, shape: Any = lead) -> Tensor:
             if not wanted:
                 return empty.clone()
             if settings.sequence_parallel:
-                values = values.view(team.count, -1)[team.rank]
-            return values.reshape(shape).clone()
+                values = values.view(team.size, -1)[team.rank]
+            shaped: Tensor = values.reshape(shape)
+            return shaped.clone()
 
         results = (
             loss if is_reduced else own(loss, is_loss),
@@ -151,7 +150,7 @@ class VocabParallel(torch.autograd.Function):
         every = input.reshape(-1, input.size(-1))
         if settings.sequence_parallel:
             every = settings.numbers.team.gather(every).flatten(0, 1)
-        numbers = settings.numbers._replace(**dict(zip(Numbers._fields[-3:], ctx.needs, strict=True)))
+        numbers = settings.numbers.needing(ctx.needs)
         gradients = _registry.vocab_parallel_backward(
             grad_loss, None if grad_log_probs is None else grad_log_probs.view(ids.shape), rows(grad_lse),
             rows(grad_entropy), every, linear_weight, ids, linear_bias, weight, weight_sum, statistics, *numbers,
@@ -174,7 +173,7 @@ def _summed(grad: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
     team: Ranks = settings.numbers.team
     if settings.sequence_parallel:
         return team.scattered_total(grad).to(dtype)
-    if team.count > 1 and grad.dtype != dtype and grad.size(0) % team.count == 0:
+    if team.size > 1 and grad.dtype != dtype and grad.size(0) % team.size == 0:
         # The sum in the wide dtype, the result in the narrow one: three quarters of an all-reduce's bytes.
         return team.gather(team.scattered_total(grad).to(dtype)).flatten(0, 1)
     return team.total(grad).to(dtype)

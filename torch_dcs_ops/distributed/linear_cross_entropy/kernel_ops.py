@@ -8,6 +8,7 @@ order the collectives of one rank unlike another's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,10 @@ class Numbers(NamedTuple):
     def needs(self) -> Needs:
         return Needs(self.need_input_grad, self.need_weight_grad, self.need_bias_grad)
 
+    def needing(self, needs: Sequence[bool]) -> Numbers:
+        """With the gradients of input, linear_weight and linear_bias that are needed."""
+        return Numbers(*self[:-3], *needs)
+
     @property
     def team(self) -> Ranks:
         return Ranks(self.group, self.ranks, self.rank)
@@ -74,8 +79,10 @@ class _Upstream(NamedTuple):
 class _Rows:
     """The rows of one call: all of them, or on a CPU those that count."""
 
-    def __init__(self, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
-                 weight: Tensor | None, weight_sum: Tensor | None, numbers: Numbers, keeps_all: bool) -> None:  # fmt: skip
+    def __init__(
+        self, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+        weight_sum: Tensor | None, numbers: Numbers, keeps_all: bool,
+    ) -> None:  # fmt: skip
         dtype, ignored = row_dtype(input.dtype), numbers.ignore_index
         check_target_range(target, ignored, numbers.classes)
         self.numbers, self.total, self.features = numbers, input.size(0), input.size(1)
@@ -85,7 +92,7 @@ class _Rows:
             self.weight_sum: Tensor | float = float(numbers.classes)
         else:
             self.weight_sum = 0.0 if weight_sum is None else weight_sum
-        operands = alignment.operands(input, linear_weight) if self.slice.count else (input, linear_weight)
+        operands = alignment.operands(input, linear_weight) if self.slice.size else (input, linear_weight)
         bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
         options = HeadOptions(numbers.softcap, numbers.logit_scale, IGNORED, numbers.memory_budget)
         self.call = Call(*operands, bias, options)
@@ -108,20 +115,20 @@ class _Rows:
             )  # fmt: skip
 
         # Of the mean share on all ranks; only the room for a row is that of this slice.
-        return of(-(-numbers.classes // numbers.ranks))._replace(stride=of(self.slice.count).stride)
+        return of(-(-numbers.classes // numbers.ranks))._replace(stride=of(self.slice.size).stride)
 
     def chunks(self, plan: Plan) -> list[slice]:
         return [slice(start, min(start + plan.rows, self.count)) for start in range(0, self.count, plan.rows)]
 
     def logits(self, plan: Plan) -> Logits | None:
-        if self.slice.count == 0:
+        if self.slice.size == 0:
             return None
         word = alignment.word(self.call.input.size(0), self.call.linear_weight)
         return Logits(plan, self.operand, self.call.linear_weight, word)
 
     def gradients(self, plan: Plan, dtype: torch.dtype) -> ExactGradients | None:
         needs, weight = self.numbers.needs, self.call.linear_weight
-        if self.slice.count == 0 or not any(needs):
+        if self.slice.size == 0 or not any(needs):
             return None
         shape = self.call.input.shape if needs.input else (0, 0)
         grad_input = self.call.input.new_empty(shape, dtype=self.numbers.grad_input_dtype)
@@ -171,7 +178,7 @@ class _Rows:
         if found is None:
             rows = self.total if needs.input else 0
             grad_input = weight.new_zeros((rows, self.features), dtype=self.numbers.grad_input_dtype)
-            grad_weight = weight.new_zeros((self.slice.count if needs.linear_weight else 0, self.features), dtype=dtype)
+            grad_weight = weight.new_zeros((self.slice.size if needs.linear_weight else 0, self.features), dtype=dtype)
             return Gradients(grad_input, grad_weight, weight.new_zeros(0, dtype=row_dtype(weight.dtype)))
         grad_input, grad_weight, grad_bias = found.result()
         if not needs.input:
@@ -296,8 +303,9 @@ def _forward_fake(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: A
     )
 
 
-def _backward_fake(_loss: Any, _probs: Any, _lse: Any, _entropy: Any, input: Tensor, linear_weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:  # fmt: skip
-    return _gradients_fake(input, linear_weight, Numbers(*rest[5:]), input.dtype)
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    input, linear_weight = args[4:6]
+    return _gradients_fake(input, linear_weight, Numbers(*args[11:]), input.dtype)
 
 
 def _gradients_fake(input: Tensor, linear_weight: Tensor, numbers: Numbers, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -74,6 +74,8 @@ def vocab_parallel_linear_log_probs(
         (sequence_parallel, reduce_dtype), same, check,
     )  # fmt: skip
     settings = Settings(_OP, "log_probs", numbers, sequence_parallel, False, False, need_entropy, return_lse)
-    _, log_probs, lse, _, entropy = VocabParallel.apply(input, linear_weight, linear_bias, target, None, settings)  # type: ignore[no-untyped-call]
+    _, log_probs, lse, _, entropy = VocabParallel.apply(  # type: ignore[no-untyped-call]
+        input, linear_weight, linear_bias, target, None, settings
+    )
     rows = [values for values, want in ((entropy, need_entropy), (lse, return_lse)) if want]
-    return (log_probs, *rows) if rows else log_probs  # type: ignore[no-any-return]
+    return (log_probs, *rows) if rows else log_probs

@@ -74,14 +74,12 @@ def vocab_parallel_linear_cross_entropy(
         The loss, or a tuple (loss, lse, predictions) of what was asked for, on every rank; what has a value a row has
         input's leading shape.
 
-    linear_weight's and linear_bias's gradients are this rank's, input's is whole (with sequence_parallel of this rank's
-    rows). Differentiable once, in reverse mode, in input, linear_weight and linear_bias. Works under
-    torch.compile(fullgraph=True) and autocast.
+    input's gradient is whole (with sequence_parallel of this rank's rows), linear_weight's and linear_bias's are this
+    rank's. Differentiable once, in reverse mode. Works under torch.compile(fullgraph=True) and autocast.
 
     Raises:
         IndexError: a target is out of range, on a CPU, on all ranks. On CUDA that is a device-side assertion.
-        RuntimeError, ValueError, TypeError: an argument is wrong, or ranks disagree on shapes, dtypes or options: in
-            the first eager call of its kind the sentence comes on all ranks.
+        RuntimeError, ValueError, TypeError: an argument is wrong, or ranks disagree (see the documentation).
 
     Example::
 
@@ -118,16 +116,18 @@ def vocab_parallel_linear_cross_entropy(
     settings = Settings(
         _OP, reduction, numbers, sequence_parallel, zero_if_empty, return_predictions, False, return_lse
     )
-    loss, _, lse, predictions, _ = VocabParallel.apply(input, linear_weight, linear_bias, target, weight, settings)  # type: ignore[no-untyped-call]
+    loss, _, lse, predictions, _ = VocabParallel.apply(  # type: ignore[no-untyped-call]
+        input, linear_weight, linear_bias, target, weight, settings
+    )
     rows = [values for values, want in ((lse, return_lse), (predictions, return_predictions)) if want]
-    return (loss, *rows) if rows else loss  # type: ignore[no-any-return]
+    return (loss, *rows) if rows else loss
 
 
 def lowered_operands(input: Any, linear_weight: Any, linear_bias: Any) -> tuple[Any, Any, Any]:
     """As F.linear has them under autocast."""
-    if isinstance(input, Tensor) and input.device.type in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(input.device.type):
-            return autocast.lowered(input), autocast.lowered(linear_weight), autocast.lowered(linear_bias)
+    has_autocast = isinstance(input, Tensor) and input.device.type in ("cpu", "cuda")
+    if has_autocast and torch.is_autocast_enabled(input.device.type):
+        return autocast.lowered(input), autocast.lowered(linear_weight), autocast.lowered(linear_bias)
     return input, linear_weight, linear_bias
 
 
@@ -161,7 +161,7 @@ def agreed_numbers(
     of = {name: t for name, t in (*tensors.items(), *optional.items()) if isinstance(t, Tensor)}
     of_ranks: list[dict[str, str]] = []
     if not is_compiling():
-        asked = {f"the dtype of {name}": dtype_name(t.dtype) for name, t in of.items()}
+        asked: dict[str, object] = {f"the dtype of {name}": dtype_name(t.dtype) for name, t in of.items()}
         asked |= {f"the shape of {name}": tuple(t.shape) for name, t in of.items() if name in ("input", "target")}
         asked |= {f"the device of {name}": t.device.type for name, t in of.items()}
         if tensors["linear_weight"].dim() == 2:
@@ -169,9 +169,7 @@ def agreed_numbers(
         asked |= {"optional tensors": sorted(of), "gradients": (torch.is_grad_enabled(), *needs), "classes": classes}
         asked |= {"sequence_parallel": sequence_parallel, "reduce_dtype": reduce_dtype, **same}
         count = tensors["linear_weight"].size(0) if tensors["linear_weight"].dim() else 0
-        of_ranks = agreed(
-            op, group, tensors["input"].device, asked, {"count": count, "first_class": first}, check_all
-        )
+        of_ranks = agreed(op, group, tensors["input"].device, asked, {"count": count, "first_class": first}, check_all)
     else:
         check_all()
     if of_ranks:

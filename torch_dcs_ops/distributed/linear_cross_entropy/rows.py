@@ -37,23 +37,23 @@ _ELSEWHERE = torch.inf  # in the place of a log-probability that another rank ha
 
 
 class Slice(NamedTuple):
-    """The classes of this rank, [first, first + count) of `classes`, and their weights in the rows' dtype."""
+    """The classes of this rank, [first, first + size) of `classes`, and their weights in the rows' dtype."""
 
     first: int
-    count: int
+    size: int
     classes: int
     weight: Tensor | None
 
     def local(self, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """(ids in this slice, 0 for others; which they are)."""
         ids = target - self.first
-        here = (target != ignore_index) & (ids >= 0) & (ids < self.count)
+        here = (target != ignore_index) & (ids >= 0) & (ids < self.size)
         return torch.where(here, ids, 0), here
 
     def weights_at(self, target: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
         """The class weights of the targets, 0 for others."""
         ids, here = self.local(target, ignore_index)
-        if self.count == 0:
+        if self.size == 0:
             return target.new_zeros(target.shape, dtype=dtype)
         values = target.new_ones((), dtype=dtype) if self.weight is None else self.weight[ids]
         return torch.where(here, values, 0)
@@ -139,8 +139,8 @@ def columns_of_slice(
     if wanted.entropy:
         found.append(entropy)
     if wanted.spread:
-        total = float(of.count) if of.weight is None else of.weight.sum()
-        found += [_spread(call, logits, ids[:, 0], of) * of.count, nothing + total]
+        total = float(of.size) if of.weight is None else of.weight.sum()
+        found += [_spread(call, logits, ids[:, 0], of) * of.size, nothing + total]
     if wanted.predictions:
         # Numbers of classes are exact as float32 up to 2**24.
         best = values_at(logits, predictions.unsqueeze(1), call.linear_bias, call.options).squeeze(1)
@@ -189,8 +189,8 @@ def to_gradient_(
         of_lse = of_lse - of_entropy * (whole.entropy - delta - own.entropy)
     smoothing, of_loss = 0.0, of_lse.new_zeros(1)
     if upstream.even is not None:
-        smoothing, of_loss = 1.0, upstream.even * of.count
-        of_lse = of_lse - upstream.even * (float(of.count) if of.weight is None else of.weight.sum())
+        smoothing, of_loss = 1.0, upstream.even * of.size
+        of_lse = of_lse - upstream.even * (float(of.size) if of.weight is None else of.weight.sum())
     columns = columns_of(logits, ids, call.linear_bias, call.options)
     shown = torch.where(counts, columns.target, IGNORED)
     softcap, scale = call.options.softcap, call.options.logit_scale
