@@ -192,6 +192,9 @@ def refusals() -> dict[str, str]:
         ),
         "gamma must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(x, h),
         "input must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(h, x),
+        "input must be this rank's plain tensor, got a DTensor": lambda: (
+            dcs.distributed.vocab_parallel_linear_cross_entropy(x, w, t, group=dist.group.WORLD)
+        ),
         "for which this op has no rule": lambda: dcs.sample_bmm(x, x.transpose(1, 2)),
         "gamma must be on the other operands' mesh": lambda: dcs.discounted_cumsum(x, distribute_tensor(h, other, [R])),
     }

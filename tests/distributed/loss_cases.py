@@ -123,6 +123,23 @@ def many(cases: list[Case]) -> list[tuple[list[Tensor], list[Tensor]]]:
     return [on_a_rank(case) for case in cases]
 
 
+def under_autocast() -> tuple[Tensor, ...]:
+    """(loss, dX) under autocast, and those of the same call with bfloat16 operands; and of all of input's gradients."""
+    data, rank = operands({"sizes": [4, 4], "dtype": torch.float32}), dist.get_rank()
+    weight = data["linear_weight"][4 * rank : 4 * rank + 4]
+    found: list[Tensor] = []
+    for enabled in (True, False):
+        x = data["input"].clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            dtype = torch.float32 if enabled else torch.bfloat16
+            loss = vocab_parallel_linear_cross_entropy(
+                x.to(dtype), weight.to(dtype), data["target"], group=dist.group.WORLD
+            )
+        assert isinstance(loss, Tensor)
+        found += [loss.detach(), *torch.autograd.grad(loss, x)]
+    return tuple(found)
+
+
 def certain(rank_of_target: int, gap: float) -> tuple[Tensor, Tensor]:
     """float32: four classes, two a rank, of which the target's logit is `gap` above the others'."""
     rank, other = dist.get_rank(), 3 if rank_of_target == 0 else 0
@@ -201,6 +218,7 @@ def refusals() -> dict[str, tuple[str, str]]:
             input, weight, target, group=group, logit_scale=torch.ones(())
         ),
         "target must be int64 (class indices), got float32": lambda: loss(input, weight, torch.ones(4, 3), group=group),
+        "input must be a tensor, got list": lambda: loss([1], weight, target, group=group),
         "first_class and classes must be given together, got 0 and None": lambda: loss(
             input, weight, target, group=group, first_class=0
         ),

@@ -60,13 +60,16 @@ dist.destroy_process_group()
 """
 
 
-def test_rules_come_with_dtensor_in_either_order() -> None:
-    """Importing the package does not import DTensor, which takes half a second."""
-    for first in (
+@pytest.mark.parametrize(
+    "first",
+    [
         "import sys, torch, torch_dcs_ops; assert 'torch.distributed.tensor' not in sys.modules",
-        "import torch.distributed.tensor, torch_dcs_ops",
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", first + CALL], env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        pytest.param("import torch.distributed.tensor, torch_dcs_ops", marks=pytest.mark.slow),
+    ],
+)
+def test_rules_come_with_dtensor_in_either_order(first: str) -> None:
+    """Importing the package does not import DTensor, which takes half a second."""
+    done = subprocess.run(
+        [sys.executable, "-c", first + CALL], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -89,6 +89,12 @@ def test_half_precision(two: Team) -> None:
         check(two, cases, 16 * unit)
 
 
+def test_autocast(two: Team) -> None:
+    for loss, gradient, expected, expected_gradient in two.run(loss_cases.under_autocast):
+        assert torch.equal(loss, expected)
+        assert torch.equal(gradient, expected_gradient)
+
+
 def test_compiled(two: Team) -> None:
     """In full graphs, one opaque call each."""
     cases: list[Case] = [

@@ -130,6 +130,12 @@ def _exchanged(text: str, group: Any, device: torch.device) -> list[str]:
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in found]
 
 
+def check_plain(op: str, **tensors: object) -> None:
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "device_mesh"):
+            raise TypeError(f"{op}: {name} must be this rank's plain tensor, got a DTensor")
+
+
 def check_first_derivatives(op: str) -> None:
     """Communication is differentiated once, in reverse mode."""
     if is_compiling():

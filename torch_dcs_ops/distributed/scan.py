@@ -25,7 +25,7 @@ from ..ops._common.validate import check_dense, dtype_name, fail
 from ..ops.scan.discounted_cumsum import as_number, number_as_tensor
 from ..ops.scan.validate import check_argument_types, check_direction, check_scan
 from ..reference.scan import has_step_gates
-from .common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, ranks_of
+from .common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
 
 _OP = "sequence_parallel_discounted_cumsum"
 _TINY, _HUGE = 5e-324, torch.finfo(torch.float64).max
@@ -326,6 +326,7 @@ def check_pieces(op: str, input: Tensor, dim: int, zigzag: bool) -> None:
 def check_same(op: str, group: Any, operands: dict[str, Any], dim: Any, same: dict[str, Any], check: Any) -> None:
     """That all ranks call alike, but for the number of their steps; `check` raises what is wrong here."""
     ranks_of(op, group)
+    check_plain(op, **operands)
 
     def check_all() -> None:
         check_dense(op, **operands)

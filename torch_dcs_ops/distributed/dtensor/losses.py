@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from ... import _registry
 from ...ops.linear_cross_entropy.kernel_ops import forward_gradient_dtype
+from ...ops.linear_cross_entropy.scale import scaled
 from ...reference.linear_cross_entropy.loss import normalizer
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..linear_cross_entropy.autograd import Settings, divisor
@@ -105,7 +106,9 @@ def losses(name: str, op: Any, bound: dict[str, Any]) -> Any:
     if grad_scale.numel():
         grad_scale = grad_scale / count
     else:
-        gradients = [gradient / count.to(gradient.dtype) if gradient.numel() else gradient for gradient in gradients]
+        # Over no valid target the gradients are 0.
+        factor = torch.where(count == 0, 1, count).reciprocal()
+        gradients = [scaled(gradient, factor, gradient.dtype, True) for gradient in gradients]
     return _spread_rows(name, bound, (loss / count, lse, predictions, entropy, *gradients, grad_scale), axes)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
+from ...ops._common import autocast
 from ...ops.linear_cross_entropy import alignment
 from ...ops.linear_cross_entropy.chunks import Logits
 from ...ops.linear_cross_entropy.gradients import ExactGradients, Gradients
@@ -323,3 +324,5 @@ for _name, _kernel, _fake in (
 ):
     _registry.LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dcs::{_name}", _fake, lib=_registry.LIBRARY)
+    # The products here are of the dtypes that the caller has chosen.
+    autocast.register_cast(_name, getattr(torch.ops.dcs, _name).default, lambda args, keywords: (args, keywords))

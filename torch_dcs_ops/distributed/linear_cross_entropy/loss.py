@@ -13,7 +13,7 @@ from ...ops._common.validate import dtype_name, fail
 from ...ops.linear_cross_entropy.arguments import check_argument_types
 from ...ops.linear_cross_entropy.validate import check_call, normal_ignore_index
 from ...reference.linear_cross_entropy.loss import Options
-from ..common import Ranks, agreed, check_first_derivatives, ranks_of
+from ..common import Ranks, agreed, check_first_derivatives, check_plain, ranks_of
 from .autograd import Settings, VocabParallel
 from .kernel_ops import Numbers
 
@@ -150,6 +150,9 @@ def agreed_numbers(
 ) -> Numbers:
     """The ops' numbers, once all ranks have said the same; `place` is (first_class, classes)."""
     ranks, (first, classes), (sequence_parallel, reduce_dtype) = ranks_of(op, group), place, sums
+    check_plain(op, **tensors, **optional)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        check()
 
     def check_all() -> None:
         check()
