@@ -71,6 +71,7 @@ def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Placemen
 
 
 def _redistributed(tensor: Any, mesh: Any, layout: Placements) -> Any:
+    tensor = tensor.detach()  # rules run below autograd, and what they redistribute is no part of its graph
     if tensor.dtype != torch.bool:
         return tensor.redistribute(mesh, layout)
     # Inductor makes int64 of a bool tensor that it pads for uneven shards.

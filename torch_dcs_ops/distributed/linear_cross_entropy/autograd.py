@@ -80,12 +80,14 @@ class VocabParallel(torch.autograd.Function):
         needs = ctx.needs_input_grad[:3]
         numbers = settings.numbers.needing(needs if is_reduced else (False,) * 3)
         scale = None if mean is None else mean.reciprocal().reshape(1)
-        loss, log_probs, predictions, statistics, *gradients = _registry.vocab_parallel_forward(
+        results = _registry.vocab_parallel_forward(
             rows, linear_weight, ids, linear_bias, weight, weight_sum, scale, *numbers, settings.need_predictions,
             settings.need_entropy,
         )  # fmt: skip
+        loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias = results
         if is_reduced and needs[0]:
-            gradients[0] = _summed(gradients[0], settings, forward_gradient_dtype(input.dtype)).view(input.shape)
+            grad_input = _summed(grad_input, settings, forward_gradient_dtype(input.dtype)).view(input.shape)
+        gradients = (grad_input, grad_weight, grad_bias)
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.needs, ctx.private = settings, needs, buffers_may_be_private()
         kept = [gradient for gradient, need in zip(gradients, needs, strict=True) if need] if is_reduced else []
