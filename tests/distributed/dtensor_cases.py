@@ -102,7 +102,7 @@ def lines(compiler: str | None = None) -> list[str]:
             (x, g, reset),
             (of, of, of),
         )
-    add(lambda x, c: scan(x, c, dim=1, window=3), (x, g), ([Shard(1)], [Shard(1)]))
+    add(lambda x: scan(x, 0.9, dim=1, window=3), (x,), ([Shard(1)],))
     return [difference for difference in found if difference]
 
 

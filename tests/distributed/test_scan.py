@@ -104,6 +104,11 @@ def test_advantages_are_those_of_one_process(two: Team) -> None:
                 torch.testing.assert_close(a, wanted, rtol=BUDGET, atol=BUDGET)
 
 
+def test_a_slice_may_change_alone(two: Team) -> None:
+    """What a group has seen does not depend on how many steps or classes a rank has."""
+    check(two, [{"sizes": [3, 9]}, {"sizes": [3, 8]}, {"sizes": [2, 8]}])
+
+
 DIFFERENCES = {
     "rows": "the shape of input must be the same on all ranks, got ('steps', 3) on rank 0 and ('steps', 4) on rank 1",
     "gamma": "gamma must be the same on all ranks, got 0.9 on rank 0 and 0.8 on rank 1",

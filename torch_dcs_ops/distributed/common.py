@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from ..ops._common.autograd import in_forward_mode
 
 _FINGERPRINT_BYTES = 2048
-_seen: WeakKeyDictionary[Any, dict[str, list[dict[str, str]]]] = WeakKeyDictionary()
+_seen: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class Ranks(NamedTuple):
@@ -68,33 +68,35 @@ def agreed(
     group: Any,
     device: torch.device,
     same: Mapping[str, object],
-    own: Mapping[str, object],
     check: Callable[[], None],
-) -> list[dict[str, str]]:
-    """What every rank says of itself (`own`), once all have said the same of the call (`same`) and passed `check`.
+    own: Mapping[str, object] | None = None,
+    judge: Callable[[list[dict[str, str]]], None] | None = None,
+    *,
+    always: bool = False,
+) -> None:
+    """Returns once all ranks have said the same of the call (`same`), and `check` has passed on all of them.
 
-    One all-gather of a fixed size where the group has not seen this call yet, or in every call if
-    TORCH_DISTRIBUTED_DEBUG is INFO or DETAIL. A rank whose `check` raises tells the others, who raise it too. A graph
-    that is being compiled asks nobody: a rank that compiles alone would wait for ever.
+    One all-gather of a fixed size where the group has not seen this call yet; in every call with `always`, or if
+    TORCH_DISTRIBUTED_DEBUG is INFO or DETAIL. What has been seen must be the same on all ranks, so `same` alone is
+    looked at; `judge` gets what every rank says of itself (`own`). A rank whose `check` raises tells the others, who
+    raise it too. A graph that is being compiled asks nobody: a rank that compiles alone would wait for ever.
     """
     if is_compiling():
         check()
-        return []
-    said = {"call": op, **same}
+        return
+    failure: Exception | None = None
     try:
         check()
-        failure: Exception | None = None
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         failure = error
-    # What may be cut off comes last.
-    text = "\n\n".join(
-        ("failed" if failure else "passed", _text(own), _text(said) if failure is None else str(failure))
-    )
-    known = _seen.setdefault(group, {})
+    said = _text({"call": op, **same})
+    known = _seen.setdefault(group, set())
     is_debugged = dist.get_debug_level() != dist.DebugLevel.OFF  # type: ignore[attr-defined]
-    if text in known and not is_debugged:
-        return known[text]
-    texts = [other.split("\n\n", 2) for other in _exchanged(text, group, device)]
+    if failure is None and said in known and not (always or is_debugged):
+        return
+    # What may be cut off comes last.
+    parts = ("failed" if failure else "passed", _text(own or {}), said if failure is None else str(failure))
+    texts = [other.split("\n\n", 2) for other in _exchanged("\n\n".join(parts), group, device)]
     for rank, (state, _, sentence) in enumerate(texts):
         if state == "failed":
             raise failure or RuntimeError(f"{sentence} (on rank {rank})")
@@ -107,8 +109,9 @@ def agreed(
                     f"{op}: {name} must be the same on all ranks, got {first[name]} on rank 0 and {there} on rank "
                     f"{rank}"
                 )
-    known[text] = [_fields(of_rank) for _, of_rank, _ in texts]
-    return known[text]
+    if judge is not None:
+        judge([_fields(of_rank) for _, of_rank, _ in texts])
+    known.add(said)
 
 
 def _text(fields: Mapping[str, object]) -> str:

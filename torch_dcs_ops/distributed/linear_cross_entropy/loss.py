@@ -57,8 +57,8 @@ def vocab_parallel_linear_cross_entropy(
             they are all V.
         target: class indices of all V, int64 (...), as input is shared out.
         group: a torch.distributed.ProcessGroup.
-        first_class, classes: the number of this rank's first class, and V. None: the ranks ask each other, once for
-            every new shape; under torch.compile they must be given.
+        first_class, classes: the number of this rank's first class, and V. None: the ranks ask each other in every
+            call, which waits for the device; under torch.compile they must be given.
         linear_bias, weight: (V_r,), of this rank's classes.
         reduction, ignore_index, label_smoothing, softcap, z_loss, zero_if_empty, accumulate_dtype: as of
             linear_cross_entropy; with sequence_parallel a mean or a sum is one over the rows of all ranks.
@@ -162,8 +162,14 @@ def agreed_numbers(
 
     needs = [isinstance(t, Tensor) and t.requires_grad for t in (*list(tensors.values())[:2], optional["linear_bias"])]
     of = {name: t for name, t in (*tensors.items(), *optional.items()) if isinstance(t, Tensor)}
-    of_ranks: list[dict[str, str]] = []
-    if not is_compiling():
+    found = [place]
+
+    def judge(of_ranks: list[dict[str, str]]) -> None:
+        found[0] = _place_among(op, of_ranks, ranks, place)
+
+    if is_compiling():
+        check_all()
+    else:
         asked: dict[str, object] = {f"the dtype of {name}": dtype_name(t.dtype) for name, t in of.items()}
         asked |= {f"the shape of {name}": tuple(t.shape) for name, t in of.items() if name in ("input", "target")}
         asked |= {f"the device of {name}": t.device.type for name, t in of.items()}
@@ -172,11 +178,9 @@ def agreed_numbers(
         asked |= {"optional tensors": sorted(of), "gradients": (torch.is_grad_enabled(), *needs), "classes": classes}
         asked |= {"sequence_parallel": sequence_parallel, "reduce_dtype": reduce_dtype, **same}
         count = tensors["linear_weight"].size(0) if tensors["linear_weight"].dim() else 0
-        of_ranks = agreed(op, group, tensors["input"].device, asked, {"count": count, "first_class": first}, check_all)
-    else:
-        check_all()
-    if of_ranks:
-        first, classes = _place_among(op, of_ranks, ranks, place)
+        own, device = {"count": count, "first_class": first}, tensors["input"].device
+        agreed(op, group, device, asked, check_all, own, judge, always=first is None)
+    first, classes = found[0]
     assert first is not None
     assert classes is not None
     wide = torch.promote_types(tensors["input"].dtype, torch.float32) if reduce_dtype is None else reduce_dtype
