@@ -46,14 +46,15 @@ def operands(case: Case) -> dict[str, Any]:
     }
 
 
-def scalar(results: Any, upstream: list[Tensor]) -> Tensor:
-    """A sum of the results, each entry with a factor of its own."""
+def scalar(results: Any, upstream: list[Tensor], part: int = 0) -> Tensor:
+    """A sum of the results, each entry with a factor of its own; `part`: of several that are equally long."""
     results = results if isinstance(results, tuple) else (results,)
     total = results[0].new_zeros((), dtype=torch.float64)
     for values, factors in zip(results, upstream, strict=False):
         if values.requires_grad:
-            of = factors[:1] if values.dim() == 0 else factors.repeat(values.numel() // 64 + 1)[: values.numel()]
-            total = total + (values.double().reshape(-1) * of).sum()
+            first = part * values.numel() if values.dim() else 0
+            place = torch.arange(first, first + values.numel()) % factors.numel()
+            total = total + (values.double().reshape(-1) * factors[place]).sum()
     return total
 
 
@@ -108,13 +109,8 @@ def on_a_rank(case: Case) -> tuple[list[Tensor], list[Tensor]]:
         results = call(**parts)
     else:
         results = call(**parts, group=dist.group.WORLD, **options)
-    upstream = data["upstream"]
-    if sequence:
-        offset = rows.start * data["input"][0].numel() // 5
-        per_row = [values.repeat(4)[offset:] for values in upstream]
-        first = results[0] if isinstance(results, tuple) else results
-        upstream = [upstream[0] if first.dim() == 0 else per_row[0][:64], *(values[:64] for values in per_row[1:])]
-    gradients = torch.autograd.grad(scalar(results, upstream), list(leaves.values())) if leaves else ()
+    total = scalar(results, data["upstream"], rank if sequence else 0)
+    gradients = torch.autograd.grad(total, list(leaves.values())) if leaves else ()
     results = results if isinstance(results, tuple) else (results,)
     return [r.detach() for r in results], list(gradients)
 

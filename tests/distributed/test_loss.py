@@ -61,7 +61,9 @@ def assert_equal_one_process(case: Case, found: list[Any], budget: float = BUDGE
         wanted = [rows_of(case, of, rank) if name == "input" else of[mine]
                   for name, of in zip([*names, "linear_bias"], gradients, strict=False)]  # fmt: skip
         for a, b in zip([*got, *got_gradients], [*(rows_of(case, r, rank) for r in results), *wanted], strict=True):
-            torch.testing.assert_close(a, b, rtol=budget, atol=budget, equal_nan=True, msg=lambda said: f"{said} {case}")
+            torch.testing.assert_close(
+                a, b, rtol=budget, atol=budget, equal_nan=True, msg=lambda said: f"{said} {case}"
+            )
     if not case.get("sequence_parallel"):
         for results_of_rank, (input_gradient, *_) in ((r, [*g, torch.zeros(0)]) for r, g in found[1:]):
             for a, b in zip(results_of_rank, found[0][0], strict=True):
@@ -73,6 +75,21 @@ def assert_equal_one_process(case: Case, found: list[Any], budget: float = BUDGE
 def check(team: Team, cases: list[Case], budget: float = BUDGET) -> None:
     for case, *found in zip(cases, *team.run(loss_cases.many, cases), strict=True):
         assert_equal_one_process(case, found, budget)
+
+
+@pytest.mark.parametrize("needs", [(True, True, True), (False, True, False), (False, False, False)])
+@pytest.mark.parametrize("classes", [5, 0])
+def test_ops_are_what_their_schemas_and_fakes_say(needs: tuple[bool, ...], classes: int) -> None:
+    """Of a group of one rank, which communicates nothing; with a slice of all classes, and with none."""
+    x, w, b = torch.randn(4, 3), torch.randn(classes, 3), torch.randn(classes)
+    target = torch.tensor([[0], [-100], [4], [2]])
+    numbers = (-100, 0.1, None, 1.0, 0.0, None, None, torch.float32, 0, 5, "", 1, 0, *needs)
+    forward = (x, w, target, b, None, None, None, *numbers, True, True)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.dcs._vocab_parallel_forward, forward, test_utils=tests)
+    statistics = torch.ops.dcs._vocab_parallel_forward(*forward)[3]
+    backward = (torch.ones(4), torch.ones(4, 1), None, torch.ones(4), x, w, target, b, None, None, statistics, *numbers)
+    torch.library.opcheck(torch.ops.dcs._vocab_parallel_backward, backward, test_utils=tests)
 
 
 def test_losses_are_those_of_one_process(two: Team) -> None:
