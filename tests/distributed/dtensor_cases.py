@@ -103,6 +103,11 @@ def lines(compiler: str | None = None) -> list[str]:
             (of, of, of),
         )
     add(lambda x: scan(x, 0.9, dim=1, window=3), (x,), ([Shard(1)],))
+    if dist.get_world_size() == 4:
+        mesh = mesh_of(2, 2)
+        for of in ([Shard(0), Shard(0)], [Shard(1), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(1)]):
+            add(lambda x, c, r: scan(x, c, dim=1, reset=r), (x, g, reset), (of, of, of))
+            add(lambda x: dcs.softmax(x, 1), (x,), (of,))
     return [difference for difference in found if difference]
 
 
@@ -143,6 +148,7 @@ def losses(compiler: str | None = None) -> list[str]:
             (two, ([S(0), R], [R, S(0)], [R, S(0)], [S(0), R])),
             (two, ([S(0), S(1)], [R, S(0)], [R, S(0)], [S(0), S(1)])),
             (two, ([S(0), S(1)], [R, R], [R, R], [S(0), S(1)])),
+            (two, ([S(0), S(0)], [R, R], [R, R], [S(0), S(0)])),
         ]
     every: dict[str, Any] = {"label_smoothing": 0.1, "softcap": 3.0, "z_loss": 0.1}
     calls: list[Callable[..., Any]] = [

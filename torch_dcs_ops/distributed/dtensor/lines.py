@@ -48,15 +48,8 @@ def _shards(
     # Of all operands of input's shape: a replicated gradient beside a sharded output is cut, not the output gathered.
     whole = [_without(t.placements, dim) for t in tensors.values() if isinstance(t, DTensor) and t.dim() == ndim]
     layout = tuple(next((p for p in axis if isinstance(p, Shard)), axis[0]) for axis in zip(*whole, strict=True))
-    seen: set[int] = set()
-    unique: list[Any] = []
-    for placement in layout:
-        again = isinstance(placement, Shard) and placement.dim in seen
-        unique.append(Replicate() if again else placement)
-        seen |= {placement.dim} if isinstance(placement, Shard) else set()
     if time is not None:
-        unique[time] = Shard(dim)
-    layout = tuple(unique)
+        layout = (*layout[:time], Shard(dim), *layout[time + 1 :])
     shards = {of: local(name, of, t, mesh, _moved(layout, tuple(t.shape), ndim, dim)) for of, t in tensors.items()}
     return layout, shards
 

@@ -65,12 +65,8 @@ def _axes(name: str, bound: dict[str, Any], may_share_classes: bool) -> _Axes:
     of_classes = [axis for axis, placement in enumerate(weight.placements) if sharded_dim(placement) == 0]
     shared = of_classes if may_share_classes else []
     classes = shared[-1] if shared else None
-    seen: set[int] = set()
-    for axis, dim in enumerate(shards):
-        if axis == classes or dim in seen:
-            shards[axis] = None
-        elif dim is not None:
-            seen.add(dim)
+    if classes is not None:
+        shards[classes] = None
     return _Axes(input.device_mesh, tuple(shards), classes)
 
 
