@@ -36,7 +36,7 @@ from .ops import (
     sample_bmm,
     softmax,
 )
-from . import returns
+from . import distributed, returns
 from ._info import info
 from ._version import __version__
 
@@ -47,6 +47,7 @@ __all__ = [
     "discounted_cumsum",
     "discounted_cumsum_left",
     "discounted_cumsum_right",
+    "distributed",
     "info",
     "linear_cross_entropy",
     "linear_kl_div",

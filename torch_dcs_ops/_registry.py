@@ -22,6 +22,11 @@ _HEAD_AND_TARGET = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, float? softcap=None, "
     "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None"
 )
+_VOCAB_PARALLEL = (
+    "int ignore_index, float label_smoothing, float? softcap, float logit_scale, float z_loss, int? memory_budget, "
+    "ScalarType? accumulate_dtype, ScalarType grad_input_dtype, int first_class, int classes, str group, int ranks, "
+    "int rank, bool need_input_grad, bool need_weight_grad, bool need_bias_grad"
+)
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "
     "Tensor? reset=None, SymInt? window=None) -> Tensor",
@@ -124,6 +129,16 @@ _SCHEMAS = (
     "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
     "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
     "-> Tensor",
+    # A linear layer's softmax whose classes are shared out among the ranks of `group` (distributed/):
+    # (loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias) of input (N, D), target (N, K) and
+    # this rank's rows of linear_weight, the gradients of the losses' sum times `scale`. grad_input is this rank's part.
+    "_vocab_parallel_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
+    f"Tensor? weight_sum, Tensor? scale, {_VOCAB_PARALLEL}, bool need_predictions, bool need_entropy) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # (grad_input, grad_weight, grad_bias) from the gradients of loss (N,) or (1,), log_probs, lse and entropy.
+    "_vocab_parallel_backward(Tensor? grad_loss, Tensor? grad_log_probs, Tensor? grad_lse, Tensor? grad_entropy, "
+    "Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? weight_sum, "
+    f"Tensor statistics, {_VOCAB_PARALLEL}) -> (Tensor, Tensor, Tensor)",
     # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
     "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
@@ -164,6 +179,8 @@ max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 n_step_returns = torch.ops.dcs._n_step_returns.default
+vocab_parallel_forward = torch.ops.dcs._vocab_parallel_forward.default
+vocab_parallel_backward = torch.ops.dcs._vocab_parallel_backward.default
 tied = torch.ops.dcs._tied.default
 scale = torch.ops.dcs._scale.default
 softmax = torch.ops.dcs.softmax.default

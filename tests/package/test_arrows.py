@@ -34,6 +34,22 @@ PYTHON = {
     "ops": ("ops/scan", "ops/returns", "ops/linear_cross_entropy", "ops/log_bmm", "ops/softmax"),
     "returns": ("_registry", "ops/_common", "ops/returns", "reference/returns"),
     "nn": ("ops/linear_cross_entropy",),
+    "distributed/common": ("ops/_common",),
+    "distributed/linear_cross_entropy": (
+        *("_registry", "ops/_common", "ops/linear_cross_entropy", "reference", "distributed/common"),
+    ),
+    "distributed/scan": ("_registry", "ops/_common", "ops/scan", "reference/scan", "distributed/common"),
+    "distributed/returns": (
+        *("ops/_common", "ops/returns", "reference/returns", "distributed/common", "distributed/scan"),
+    ),
+    "distributed/dtensor": (
+        *("_registry", "ops/_common", "ops/scan", "ops/linear_cross_entropy", "reference", "distributed/common"),
+        *("distributed/linear_cross_entropy", "distributed/scan"),
+    ),
+    "distributed": (
+        *("ops/_common", "distributed/linear_cross_entropy", "distributed/scan", "distributed/returns"),
+        "distributed/dtensor",
+    ),
     "compile/inductor": ("_version",),
     "compile/passes": ("_registry", "ops/returns", "compile/inductor"),
     "compile/scan_values": ("compile/inductor",),
@@ -50,7 +66,7 @@ PYTHON = {
     "_info": ("_native", "_version", "compile", "compile/inductor"),
     "integrations": ("returns", "ops/linear_cross_entropy"),
     "__init__": (
-        *("_info", "_native", "_registry", "_version", "compile", "nn", "ops", "returns"),
+        *("_info", "_native", "_registry", "_version", "compile", "distributed", "nn", "ops", "returns"),
         *("ops/linear_cross_entropy", "ops/log_bmm", "ops/softmax"),  # the packages that its functions are named after
     ),
     "_plan": ("_native", "_registry"),

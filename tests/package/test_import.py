@@ -63,6 +63,7 @@ def test_public_names() -> None:
         "discounted_cumsum",
         "discounted_cumsum_left",
         "discounted_cumsum_right",
+        "distributed",
         "info",
         "linear_cross_entropy",
         "linear_kl_div",

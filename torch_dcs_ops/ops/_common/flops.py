@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from .at_import import when_imported
 
 _COUNTER = "torch.utils.flop_counter"
 _FORMULAS: dict[Any, Callable[..., int]] = {}
@@ -27,27 +26,4 @@ def _hand_over(counter: ModuleType) -> None:
             counter.register_flop_formula(packet)(formula)
 
 
-class _AtImport(importlib.abc.MetaPathFinder):
-    """Runs `_hand_over` right behind the counter's own code, and is gone from then on."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            _hand_over(module)
-
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
-
-
-if _COUNTER not in sys.modules:
-    sys.meta_path.insert(0, _AtImport())
+when_imported(_COUNTER, _hand_over)

@@ -49,6 +49,8 @@ def saves_logits_gradient(input: Tensor, linear_weight: Tensor, options: Options
     """Whether the graph that is being traced, if any, saves the logits' gradient for its backward."""
     if not is_traced() or input.device.type not in _DEVICES or input.dtype not in _DTYPES:
         return False
+    if hasattr(input, "device_mesh"):  # a DTensor, of whose logits a rank holds a part
+        return False
     sizes = (*input.shape, *linear_weight.shape)
     if not (needs.input and needs.linear_weight) or not all(isinstance(size, int) and size for size in sizes):
         return False

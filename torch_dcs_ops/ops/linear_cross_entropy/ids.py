@@ -62,7 +62,7 @@ class _Columns(NamedTuple):
         return torch.where(z == self.top, 0, z - self.top) - loss.unsqueeze(1)
 
 
-def _values(logits: Tensor, index: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> Tensor:
+def values_at(logits: Tensor, index: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> Tensor:
     """z at some classes (n, K)."""
     z = logits.gather(1, index).to(row_dtype(logits.dtype))
     if linear_bias is not None:
@@ -72,10 +72,10 @@ def _values(logits: Tensor, index: Tensor, linear_bias: Tensor | None, options: 
     return z if options.softcap is None else torch.tanh(z / options.softcap) * options.softcap
 
 
-def _columns(logits: Tensor, ids: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> _Columns:
+def columns_of(logits: Tensor, ids: Tensor, linear_bias: Tensor | None, options: HeadOptions) -> _Columns:
     valid = ids != options.ignore_index
     index = torch.where(valid, ids, 0)
-    z = _values(logits, index, linear_bias, options)
+    z = values_at(logits, index, linear_bias, options)
     place = z.masked_fill(~valid, -torch.inf).argmax(1, keepdim=True)
     reference, top = index.gather(1, place), z.gather(1, place)
     target = torch.where(valid.any(1), reference.squeeze(1), IGNORED)
@@ -169,7 +169,7 @@ def forward(
         if need_entropy:
             results.entropy[part] = entropy
         if need_predictions:
-            z = _values(logits, predictions.unsqueeze(1), call.linear_bias, options)
+            z = values_at(logits, predictions.unsqueeze(1), call.linear_bias, options)
             results.predictions[part] = predictions
             best = columns.log_probs(loss, z).squeeze(1)
             results.best[part] = torch.where(columns.target != IGNORED, best, 0)
@@ -189,7 +189,7 @@ def statistics(
     call: Call, logits: Tensor, ids: Tensor, need_predictions: bool, need_entropy: bool
 ) -> tuple[_Columns, Tensor, list[Tensor]]:
     """The ids' columns, their log-probabilities (n, K), and the row op's results."""
-    columns = _columns(logits, ids, call.linear_bias, call.options)
+    columns = columns_of(logits, ids, call.linear_bias, call.options)
     rows = call.rows(logits, columns.target, (None, None, None), False, need_predictions, need_entropy)
     is_valid = ids != call.options.ignore_index
     return columns, torch.where(is_valid, columns.log_probs(rows[0]), 0), rows
@@ -256,7 +256,7 @@ def finished(
 
 def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) -> Tensor:
     """Turns the logits of a chunk into their gradient; its lse."""
-    columns = _columns(logits, ids, call.linear_bias, call.options)
+    columns = columns_of(logits, ids, call.linear_bias, call.options)
     zero = columns.z.new_zeros(())
     g = None if upstream.log_probs is None else torch.where(ids != call.options.ignore_index, upstream.log_probs, zero)
     a = columns.z.new_zeros(logits.size(0)) if upstream.lse is None else upstream.lse
@@ -269,7 +269,7 @@ def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) 
         return lse
     log_p = columns.log_probs(loss)
     p = log_p.exp()
-    sums = _sums_of_equal_ids(columns.ids, g)
+    sums = sums_of_equal_ids(columns.ids, g)
     value = p * (a.unsqueeze(1) + sums) - sums * torch.expm1(log_p)
     if upstream.entropy is not None:
         finite = log_p.masked_fill(log_p == -torch.inf, 0)
@@ -281,7 +281,7 @@ def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) 
     return lse
 
 
-def _sums_of_equal_ids(index: Tensor, values: Tensor) -> Tensor:
+def sums_of_equal_ids(index: Tensor, values: Tensor) -> Tensor:
     """(n, K): the sum of a row's values (n, K) that have the same index."""
     rows, count = index.shape
     if count == 1:
@@ -307,7 +307,7 @@ def top_k(
     for part, logits in chunks_of(call, call.input, False, True)[1]:
         for block, some in zip(indices[part].split(step), logits.split(step), strict=True):
             block.copy_(_largest(some, k, call))
-        columns = _columns(logits, indices[part], call.linear_bias, options._replace(ignore_index=IGNORED))
+        columns = columns_of(logits, indices[part], call.linear_bias, options._replace(ignore_index=IGNORED))
         loss = call.rows(logits, columns.target, (None, None, None), False, False, False)[0]
         log_probs[part] = columns.log_probs(loss)
         del logits

@@ -55,7 +55,7 @@ def formulas(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     dtype = rewards.dtype
     r, v, rho = map(widened, (rewards, call.values, call.rhos))
     lacks_after, ends, after = _ends(call, r, v)
-    discounts = _discounts(call, r)
+    discounts = discounts_of(call, r)
     if v is None or not call.has_own_values:
         targets = _lambda_returns(r, after, lacks_after, ends, discounts, dim)
         return _none(rewards), targets.to(dtype), _none(rewards)
@@ -89,7 +89,7 @@ def n_step_formulas(call: NStepCall) -> Tensor:
     dim = call.dim
     r, v = widened(call.rewards), widened(call.values)
     lacks_after, ends, after = _ends(call, r, v)
-    discounts = _discounts(call, r)
+    discounts = discounts_of(call, r)
     if v is None:
         # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
         v = _step_before(_filled(after, ends), dim)
@@ -102,7 +102,7 @@ def one_step_errors(call: TemporalDifferenceCall) -> Tensor:
     """``r_t + boot_t - v_t``, of a call with values."""
     r, v = widened(call.rewards), widened(call.values)
     lacks_after, _, after = _ends(call, r, v)
-    return _Steps(r, v, after, lacks_after, _discounts(call, r).gamma).difference()
+    return _Steps(r, v, after, lacks_after, discounts_of(call, r).gamma).difference()
 
 
 def retrace_as_lambda_returns(call: TemporalDifferenceCall) -> TemporalDifferenceCall:
@@ -192,7 +192,7 @@ def _lambda_returns(
     return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
 
 
-def _discounts(call: _Call, r: Tensor) -> _Discounts:
+def discounts_of(call: _Call, r: Tensor) -> _Discounts:
     gamma, gamma_value, trace, trace_value, dim = call.gamma, call.gamma_value, call.trace, call.trace_value, call.dim
     if gamma is None and trace is None:
         product = gamma_value * trace_value
@@ -228,7 +228,10 @@ def next_values_of(r: Tensor, v: Tensor | None, last: Tensor | None, dim: int) -
 
 
 def _is_last(r: Tensor, dim: int) -> Tensor:
-    steps = torch.arange(r.size(dim), device=r.device)
+    if hasattr(r, "device_mesh"):  # a DTensor, which takes no plain tensor beside it
+        steps = r.new_ones(r.size(dim), dtype=torch.int64).cumsum(0) - 1
+    else:
+        steps = torch.arange(r.size(dim), device=r.device)
     return (steps == r.size(dim) - 1).view([-1 if d == dim else 1 for d in range(r.dim())])
 
 

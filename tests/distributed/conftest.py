@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from distributed.team import Team
+
+if not dist.is_available():
+    collect_ignore_glob = ["test_*.py"]  # a torch that was built without torch.distributed
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[Team]:
+    with Team(2) as team:
+        yield team
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Team]:
+    with Team(4) as team:
+        yield team

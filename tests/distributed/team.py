@@ -1,0 +1,114 @@
+"""A few processes of one gloo group that run the cases they are sent, one after the other.
+
+To start a process takes seconds, a case milliseconds: the processes stay for all tests of a session. Whatever does not
+answer in time is ended, and its test fails.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+STARTS_IN = 180.0
+ANSWERS_IN = 120.0
+COLLECTIVES_IN = 60.0
+
+
+def _serve(rank: int, ranks: int, file: str, commands: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{file}",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=COLLECTIVES_IN),
+    )
+    commands.send((True, None))
+    while (command := commands.recv()) is not None:
+        case, args = command
+        torch.manual_seed(0)
+        try:
+            commands.send((True, case(*args)))
+        except Exception as error:
+            commands.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+    dist.destroy_process_group()
+
+
+def sentence_of(call: Callable[[], Any]) -> tuple[str, str]:
+    """(type, words) of what a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", "nothing was raised"
+
+
+class Team:
+    def __init__(self, ranks: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.folder = tempfile.TemporaryDirectory()
+        file = str(Path(self.folder.name) / "rendezvous")
+        self.pipes, self.processes = [], []
+        for rank in range(ranks):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, ranks, file, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+        self._answers(STARTS_IN)
+
+    def answers(self, case: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:
+        """Every rank's (whether it returned, what, or its exception in words)."""
+        for pipe in self.pipes:
+            pipe.send((case, args))
+        return self._answers(ANSWERS_IN)
+
+    def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
+        """What the ranks return; `case` is a function of a module, and its tensors are plain."""
+        answers = self.answers(case, *args)
+        failed = "\n".join(f"rank {rank}: {what[2]}" for rank, (ok, what) in enumerate(answers) if not ok)
+        assert not failed, failed
+        return [what for _, what in answers]
+
+    def _answers(self, seconds: float) -> list[tuple[bool, Any]]:
+        found = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(seconds):
+                self.stop()
+                raise AssertionError(f"rank {rank} did not answer within {seconds} s")
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                self.stop()
+                raise AssertionError(f"rank {rank} ended") from None
+        return found
+
+    def stop(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.folder.cleanup()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        for pipe in self.pipes:
+            if not pipe.closed:
+                pipe.send(None)
+        self.stop()
