@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import warnings
@@ -157,12 +158,12 @@ def outcome(kind: str, name: str, model_type: str) -> Outcome:
         with fused_loss(model):
             found = loss_and_gradients(model, inputs(model))
         error = difference(own, found)
-        if error >= 1e-6:  # the model amplifies rounding
-            model.double()
-            own = loss_and_gradients(model, inputs(model))
-            with fused_loss(model):
-                error = difference(own, loss_and_gradients(model, inputs(model)))
-        return Outcome(kind, name, "exact" if error < 1e-6 else "WRONG", f"{error:.1e}")
+        if error >= 1e-6:  # The model amplifies rounding: once more in float64, where it has that.
+            with contextlib.suppress(RuntimeError):
+                own = loss_and_gradients(model.double(), inputs(model))
+                with fused_loss(model):
+                    error = difference(own, loss_and_gradients(model, inputs(model)))
+        return Outcome(kind, name, "exact" if error < 2e-6 else "wrong", f"{error:.1e}")
 
 
 def _checked_only(kind: str, name: str, model_type: str, error: Exception) -> Outcome:

@@ -22,7 +22,7 @@ from linear_cross_entropy.oracle import assert_within_budget, relative_error
 
 transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
 
-from torch_dcs_ops.integrations.transformers import SUPPORTED, fused_loss  # noqa: E402
+from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
 from integrations.models import (  # noqa: E402
     BATCH,
@@ -39,10 +39,6 @@ from integrations.models import (  # noqa: E402
     shifted,
 )
 from linear_cross_entropy.test_memory import peak  # noqa: E402
-
-
-def test_every_supported_model_is_tested() -> None:
-    assert set(SUPPORTED) == set(MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,22 +125,14 @@ def test_outputs(training: bool, name: str) -> None:
         with pytest.raises(TypeError, match="multiple values"):
             model(inputs["labels"], input_ids=inputs["labels"], **inputs)
     assert type(found) is type(own)
-    assert [name for name in own if name != "logits"] == list(found)
-    assert found.logits is None
+    assert [name for name in own if name != "logits" or not training] == list(found)
+    assert found.logits is None if training else torch.equal(found.logits, own.logits)
     torch.testing.assert_close((found.hidden_states, found.attentions), (own.hidden_states, own.attentions))
     assert found.past_key_values.get_seq_length() == STEPS
     assert isinstance(as_tuple, tuple)
     assert len(as_tuple) == len(found)
     torch.testing.assert_close(as_tuple[0], found.loss)
     torch.testing.assert_close(positional.loss, found.loss)
-
-
-def test_return_dict_of_the_config() -> None:
-    model = build(return_dict=False)
-    with fused_loss(model):
-        found = model(**batch())
-    assert isinstance(found, tuple)
-    assert found[0].shape == ()
 
 
 def test_without_labels_the_models_own_forward_runs() -> None:

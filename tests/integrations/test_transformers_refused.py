@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "head hooks": (lambda m: m.lm_head.register_forward_hook(lambda *_: None), "lm_head has hooks"),
     "head forward": (with_attribute("lm_head.forward", lambda m: m.forward), "lm_head's forward was replaced"),
     "loss_function": (with_attribute("loss_function", lambda m: exact_loss), "the model's loss_function"),
-    "loss_type": (with_attribute("loss_type", lambda m: "ForMaskedLM"), "the model's loss_"),
+    "loss_type": (with_attribute("loss_type", lambda m: "ForCTC"), "the model's loss_"),
 }
 
 
@@ -61,8 +61,8 @@ def test_refused_before_and_at_a_call(case: str) -> None:
 
 def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
     class WithForward(transformers.LlamaForCausalLM):  # type: ignore[name-defined,misc]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return super().forward(*args, **kwargs)
+        def forward(self, input_ids: Any, labels: Any = None) -> Any:
+            return super().forward(input_ids, labels=labels)
 
     class Named(transformers.LlamaForCausalLM):  # type: ignore[name-defined,misc]
         pass
@@ -70,14 +70,10 @@ def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = build()
     with fused_loss(Named(llama.config)):
         pass
-    with pytest.raises(
-        RuntimeError, match=r"fused_loss: WithForward\.forward is that of \S*test_transformers_refused, not"
-    ):
+    with pytest.raises(RuntimeError, match=r"fused_loss: WithForward\.forward uses __class__ .* as super\(\) does"):
         fused_loss(WithForward(llama.config))
-    # The router's loss is part of a mixture's.
-    mixture = build("MixtralForCausalLM", num_local_experts=2)
-    for other in (mixture, nn.Linear(2, 2), nn.Sequential(llama)):
-        with pytest.raises(RuntimeError, match=rf"{type(other).__name__} is not a class it knows; .*LlamaForCausalLM"):
+    for other in (nn.Linear(2, 2), nn.Sequential(llama)):
+        with pytest.raises(RuntimeError, match=rf"{type(other).__name__} is not a transformers.PreTrainedModel"):
             fused_loss(other)
     with fused_loss(llama), pytest.raises(RuntimeError, match="has a fused loss already"):
         fused_loss(llama)
@@ -85,14 +81,5 @@ def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="the model's forward was replaced"):
         fused_loss(llama)
     del llama.forward
-    monkeypatch.setattr(type(llama), "forward", lambda self: None)
-    with pytest.raises(RuntimeError, match=r"LlamaForCausalLM\.forward is that of \S*test_transformers_refused"):
-        fused_loss(llama)
 
 
-def test_a_forward_that_another_release_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(integration._ARCHITECTURES, "GraniteForCausalLM", integration._PLAIN)
-    with pytest.raises(
-        RuntimeError, match=r"reads \['config.logits_scaling', 'model'\] of the model, where \['model'\]"
-    ):
-        fused_loss(build("GraniteForCausalLM"))

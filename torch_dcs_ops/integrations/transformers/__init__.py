@@ -11,5 +11,6 @@ Needs transformers >= 4.56; developed with 5.23.
 from __future__ import annotations
 
 from .patch import FusedLoss, fused_loss
+from .trainer import FusedLossCallback
 
-__all__ = ["FusedLoss", "fused_loss"]
+__all__ = ["FusedLoss", "FusedLossCallback", "fused_loss"]

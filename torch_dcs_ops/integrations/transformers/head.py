@@ -48,7 +48,10 @@ def _why_not_wrapped(head: Any) -> str | None:
     if is_saved(head):
         return why_not(_trained(head))
     if not is_lora(head):
-        return f"lm_head is a {type(head).__name__}, not torch.nn.Linear itself, and may do more than multiply"
+        kind = type(head)
+        name = f"{kind.__name__} of {kind.__module__}"
+        cure = ": leave the head out of target_modules, or put plain LoRA on it" if "peft." in name else ""
+        return f"lm_head is a {name}, not torch.nn.Linear itself, and may do more than multiply{cure}"
     if getattr(head, "lora_variant", None) or any(getattr(head, "use_dora", {}).values()):
         return "lm_head has a variant of LoRA (DoRA or another one): use plain LoRA on it, or modules_to_save"
     return why_not(head.base_layer)
