@@ -276,28 +276,6 @@ def test_training_loop(name: str) -> None:
     assert_within_budget(found, own, exact, [FACTOR] * len(own))
 
 
-def test_trainer(tmp_path: Any) -> None:
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    data = [{k: v[0] for k, v in batch().items()}, {k: v[1] for k, v in batch().items()}] * 8
-
-    def fit(model: Any, **options: Any) -> float:
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), use_cpu=True, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=2,
-            optim="sgd", learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True, **options,
-        )  # fmt: skip
-        return float(transformers.Trainer(model, arguments, train_dataset=data).train().training_loss)
-
-    model = build()
-    patched, halved = copy.deepcopy(model), copy.deepcopy(model)
-    loss = fit(model)
-    with fused_loss(patched):
-        assert fit(patched) == pytest.approx(loss, rel=1e-5)
-    torch.testing.assert_close(patched.state_dict(), model.state_dict())
-    with fused_loss(halved):
-        assert fit(halved, bf16=True) == pytest.approx(loss, rel=2**-8)
-    assert has_own_loss(halved), "Accelerate's autocast wraps the forward again"
-
-
 # --- what the model is left as --------------------------------------------------------------------------------------
 
 

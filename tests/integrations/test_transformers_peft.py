@@ -101,5 +101,7 @@ def test_refused() -> None:
     with pytest.raises(RuntimeError, match=r"fused_loss: lm_head has a variant of LoRA .*: use plain LoRA on it"):
         fused_loss(dora)
     ia3 = peft.get_peft_model(build(), peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]))
-    with pytest.raises(RuntimeError, match=r"fused_loss: lm_head is a Linear of peft\.\S*, not torch\.nn\.Linear itself"):
+    with pytest.raises(
+        RuntimeError, match=r"fused_loss: lm_head is a Linear of peft\.\S*, not torch\.nn\.Linear itself"
+    ):
         fused_loss(ia3)

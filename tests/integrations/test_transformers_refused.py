@@ -81,5 +81,3 @@ def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="the model's forward was replaced"):
         fused_loss(llama)
     del llama.forward
-
-

@@ -67,7 +67,9 @@ def _rewritten(
     original: Any = inspect.unwrap(type(owner).forward)
     name = f"{type(owner).__name__}.forward"
     if original.__code__.co_freevars:
-        raise Refused(f"{name} uses {', '.join(original.__code__.co_freevars)} of where it was defined, as super() does")
+        raise Refused(
+            f"{name} uses {', '.join(original.__code__.co_freevars)} of where it was defined, as super() does"
+        )
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
     except (OSError, SyntaxError, TypeError) as error:

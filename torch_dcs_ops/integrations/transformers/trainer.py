@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import transformers
@@ -26,7 +27,7 @@ class FusedLossCallback(transformers.TrainerCallback):  # type: ignore[misc]
             partition parameters by DeepSpeed's ZeRO stage 3.
     """
 
-    def __init__(self, *, backend: str | None = None, **options: Any) -> None:
+    def __init__(self, *, backend: str | Callable[..., Any] | None = None, **options: Any) -> None:
         self.fused: FusedLoss | None = None
         self._backend = backend
         self._options = options

@@ -1,0 +1,121 @@
+"""fused_loss of all language model classes of transformers, and the page that says which are taken."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
+
+from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
+
+from integrations.every_class import KINDS, Outcome, classes, inputs, loss_and_gradients, outcome, tiny  # noqa: E402
+
+PAGE = Path(__file__).parents[2] / "docs" / "transformers_classes.md"
+COLUMNS = {
+    "exact": "equal",
+    "taken": "taken, not run",
+    "refused": "refused",
+    "not built": "not tried",
+}
+REPRESENTATIVE = (
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "Qwen2_5_VLForConditionalGeneration",
+    "LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration",
+    "T5ForConditionalGeneration", "BartForConditionalGeneration", "BertForMaskedLM", "ModernBertForMaskedLM",
+    "OPTForCausalLM", "WhisperForConditionalGeneration",
+)  # fmt: skip
+
+
+def every() -> dict[str, tuple[str, str]]:
+    return {name: (kind, model_type) for kind, name, model_type in classes()}
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_loss_and_gradients(name: str) -> None:
+    known = every()
+    if name not in known:
+        pytest.skip(f"transformers {transformers.__version__} lists no {name} among its language models")
+    found = outcome(known[name][0], name, known[name][1])
+    if found.what in ("not built", "taken") and not transformers.__version__.startswith("5.23"):
+        pytest.skip(f"the small configuration is made for transformers 5.23: {found.why}")
+    assert found.what == "exact", found
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "BartForConditionalGeneration", "BertForMaskedLM"])
+def test_bfloat16(name: str) -> None:
+    """The loss within bfloat16's rounding of the logits, gradients within that of the model."""
+    model = tiny(name, every()[name][1]).bfloat16()
+    own = loss_and_gradients(model, inputs())
+    with fused_loss(model):
+        found = loss_and_gradients(model, inputs())
+    assert float(found[0]) == pytest.approx(float(own[0]), rel=2**-7)  # type: ignore[arg-type]
+    whole = [torch.cat([g.float().flatten() for g in values[1:] if g is not None]) for values in (own, found)]
+    assert float((whole[0] - whole[1]).norm() / whole[0].norm()) < 2**-5
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BartForConditionalGeneration", "MixtralForCausalLM"])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_without_a_graph_break(name: str) -> None:
+    model = tiny(name, every()[name][1])
+    own = loss_and_gradients(model, inputs())
+    with fused_loss(model):
+        found = torch.compile(model, backend="eager", fullgraph=name != "MixtralForCausalLM")(**inputs())
+    assert found.logits is None
+    torch.testing.assert_close(found.loss, own[0], rtol=1e-6, atol=0)
+
+
+def page(outcomes: list[Outcome]) -> str:
+    counts = collections.Counter((o.kind, o.what) for o in outcomes)
+    kinds = [kind for kind in ("causal", "MoE", "VLM", "seq2seq", "MLM") if any(o.kind == kind for o in outcomes)]
+    lines = [
+        "# Which classes of transformers fused_loss takes",
+        "",
+        f"Made with transformers {transformers.__version__} by `tests/integrations/test_every_class.py`, from a tiny "
+        "model of random weights of each class. Equal: the loss and all gradients are the model's own, to 2e-6 of the "
+        "largest, in float32, or to 1e-6 in float64 for models that amplify rounding. Taken, not run: the forward is "
+        "taken, but the test's small configuration or its inputs of tokens alone do not suit the model. Not tried: no "
+        "model could be made.",
+        "",
+        f"| | {' | '.join(COLUMNS.values())} |",
+        f"| --- |{' ---: |' * len(COLUMNS)}",
+        *(f"| {kind} | {' | '.join(str(counts[kind, what]) for what in COLUMNS)} |" for kind in kinds),
+    ]
+    for what, title in COLUMNS.items():
+        lines += ["", f"## {title.capitalize()}"]
+        for kind in kinds:
+            chosen = sorted((o for o in outcomes if (o.kind, o.what) == (kind, what)), key=lambda o: o.name)
+            if not chosen:
+                continue
+            if what == "exact":
+                lines += ["", f"{kind}: {', '.join(o.name for o in chosen)}."]
+            else:
+                lines += ["", f"{kind}:", "", *(f"- {o.name}: {_reason(o.why)}" for o in chosen)]
+    return "\n".join([*lines, ""])
+
+
+def _reason(why: str) -> str:
+    return why.removeprefix("fused_loss: ").split("; torch.compile")[0].removesuffix("; the model is left as it was")
+
+
+@pytest.mark.slow
+def test_all_classes_and_their_page() -> None:
+    """DCS_WRITE_DOCS=1 writes the page anew."""
+    outcomes = [outcome(*each) for each in classes()]
+    assert not [o for o in outcomes if o.what == "wrong"]
+    assert {o.kind for o in outcomes} == {*KINDS, "MoE"}
+    made = page(outcomes)
+    if os.environ.get("DCS_WRITE_DOCS"):
+        PAGE.write_text(made)
+    text = PAGE.read_text()
+    if f"transformers {transformers.__version__} " in text:
+        # Further libraries (torchvision) only move classes out of "not tried".
+        for what in ("exact", "refused"):
+            names = {o.name for o in outcomes if o.what == what}
+            section = text.split(f"## {COLUMNS[what].capitalize()}\n")[1].split("\n## ")[0]
+            stale = [n for n in re.findall(r"^- (\w+):|(\w+)[,.](?= |$)", section, re.M) if "".join(n) not in names]
+            assert not stale, f"run this test with DCS_WRITE_DOCS=1: {stale}"
