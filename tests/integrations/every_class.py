@@ -1,4 +1,4 @@
-"""Every language model class of the installed transformers: a tiny one of random weights, its own loss and the fused one."""
+"""Every language model class of transformers: a tiny model of random weights, its own loss and the fused one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"(?!.*(image|video|audio|vision)).*vocab_size|num_embeddings", VOCABULARY),
     (r"embedding_size|word_embed_proj_dim", 32),
     (r"qk_head_dim", 32),
-    (r"(v_|qk_.*|.*attention_|.*mamba_|.*linear_.*|.*global_)?head_dim|d_kv|kv_channels|v_head_dim|attention_head_size", 16),
+    (r"(v_|qk_.*|.*attention_|.*mamba_|.*linear_.*|.*global_)?head_dim|d_kv|kv_channels|attention_head_size", 16),
     (r".*(lora_rank|lora_dim)", 16),
     (r".*(intermediate|ffn|inner|feed_forward|ff)_?(hidden)?_?(size|dim|hidden)|d_ff|n_inner|ffn_hidden.*", 48),
     (r"num_key_value_heads|.*kv_heads", 2),
@@ -72,15 +72,21 @@ class Outcome(NamedTuple):
     why: str = ""
 
 
-def classes() -> Iterator[tuple[str, str, str]]:
-    """(kind, class, model type)."""
-    seen = set()
+def model_types() -> dict[str, tuple[str, str]]:
+    """(the table's kind, model type) of every class."""
+    found: dict[str, tuple[str, str]] = {}
     for kind, table in KINDS.items():
         for model_type, names in getattr(modeling_auto, table).items():
             for name in (names,) if isinstance(names, str) else names:
-                if name not in seen and hasattr(transformers, name):
-                    seen.add(name)
-                    yield _kind(kind, name), name, model_type
+                found.setdefault(name, (kind, model_type))
+    return found
+
+
+def classes() -> Iterator[tuple[str, str, str]]:
+    """(kind, class, model type); imports them all."""
+    for name, (kind, model_type) in model_types().items():
+        if hasattr(transformers, name):
+            yield _kind(kind, name), name, model_type
 
 
 def _kind(kind: str, name: str) -> str:
@@ -109,7 +115,7 @@ def tiny_config(kind: Any, depth: int = 0) -> Any:
             changes[name] = type(value or 0.0)(0)
         elif name in ("initializer_range", "init_std", "initializer_factor"):
             changes[name] = 0.3 if "factor" not in name else 1.0
-        elif isinstance(value, int) and not isinstance(value, bool) or value is None:
+        elif (isinstance(value, int) and not isinstance(value, bool)) or value is None:
             found = next((size for pattern, size in SIZES if re.fullmatch(pattern, name)), None)
             if found is not None and (value is not None or FILLED.fullmatch(name)):
                 changes[name] = found

@@ -11,7 +11,6 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
 
-from torch_dcs_ops.integrations import transformers as integration  # noqa: E402
 from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
 from integrations.models import (  # noqa: E402

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
+from .expressions import Helpers, Refused
 from .head import linear_of, why_not
 from .logits import Logits, Settings, causal_loss, criterion, cross_entropy, masked_loss
-from .rewrite import Helpers, Refused, rewritten
+from .rewrite import rewritten
 
 _LOSSES: dict[Any, Callable[..., Any]] = {ForCausalLMLoss: causal_loss, ForMaskedLMLoss: masked_loss}
 _CURE = 'torch.compile(lambda **batch: model(**batch).loss, backend="dcs") may fuse it without fused_loss'
@@ -164,6 +165,7 @@ def _fused_forward(model: Any, settings: Settings) -> Callable[..., Any]:
         RuntimeError: it is refused.
     """
     head = model.get_output_embeddings()
+    losses: list[Callable[..., Any]] = []
     own_loss, loss_type = getattr(model, "_loss_function", None), getattr(model, "loss_type", None)
 
     def defer(head: nn.Module, hidden: torch.Tensor) -> Logits:
@@ -174,7 +176,7 @@ def _fused_forward(model: Any, settings: Settings) -> Callable[..., Any]:
             raise RuntimeError("fused_loss: the model's loss_function was replaced, and would not be called")
         if getattr(self, "loss_type", None) != loss_type:
             raise RuntimeError(f"fused_loss: the model's loss_type was {loss_type!r} and is {self.loss_type!r} now")
-        result: torch.Tensor = loss(*args, **kwargs)
+        result: torch.Tensor = losses[0](*args, **kwargs)
         return result
 
     helpers = Helpers(defer, loss_function, criterion, cross_entropy)
@@ -193,7 +195,7 @@ def _fused_forward(model: Any, settings: Settings) -> Callable[..., Any]:
             raise _refused(
                 f"the model's loss_function is {_name_of(wanted)}, not transformers' ForCausalLMLoss or ForMaskedLMLoss"
             )
-        loss = _LOSSES[wanted]
+        losses.append(_LOSSES[wanted])
     return function
 
 

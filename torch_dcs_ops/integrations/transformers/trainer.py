@@ -49,8 +49,8 @@ def _why_not(args: Any) -> str | None:
         )
     if args.n_gpu > 1:
         return (
-            f"Trainer would run torch.nn.DataParallel on {args.n_gpu} GPUs, whose replicas run the forward of the model "
-            "they were made from: start it with torchrun"
+            f"Trainer would run torch.nn.DataParallel on {args.n_gpu} GPUs, whose replicas run the forward of the "
+            "model they were made from: start it with torchrun"
         )
     if is_deepspeed_zero3_enabled():
         return (
