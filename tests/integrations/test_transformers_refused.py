@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
+
+from transformers.modeling_outputs import CausalLMOutput  # noqa: E402
 
 from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
@@ -80,3 +83,118 @@ def test_refused_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="the model's forward was replaced"):
         fused_loss(llama)
     del llama.forward
+
+
+class Head(nn.Module):
+    """A part of a model that ends in its head, as BERT's is."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, hidden: Any) -> Any:
+        return self.decoder(hidden).log_softmax(-1)
+
+
+class Model(transformers.LlamaPreTrainedModel):  # type: ignore[name-defined,misc]
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = transformers.LlamaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.cls = Head(config)
+        self.scaled = True
+
+
+class Entropy(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        loss = self.loss_function(logits, labels, self.config.vocab_size)
+        entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+        return CausalLMOutput(loss=loss - entropy.mean(), logits=logits)
+
+
+class Masked(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        logits[..., 3] = 0
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class Fewer(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)[..., :9]
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class CappedTwice(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        logits = torch.tanh(logits / 3.0) * 3.0
+        logits = logits * 2.0
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class OtherCap(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        logits = torch.tanh(logits / 3.0) * 2.0
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class Sometimes(Model):
+    def forward(self, input_ids: Any, labels: Any = None, other: Any = None) -> Any:
+        hidden = self.model(input_ids).last_hidden_state
+        logits = other
+        if other is None:
+            logits = self.lm_head(hidden)
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class Softmaxed(Model):
+    def get_output_embeddings(self) -> Any:
+        return self.cls.decoder
+
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = self.cls(self.model(input_ids).last_hidden_state)
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+class Chosen(Model):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        hidden = self.model(input_ids).last_hidden_state
+        if self.scaled:
+            logits = self.lm_head(hidden) / 2.0
+        else:
+            logits = self.cls(hidden)
+        return CausalLMOutput(loss=self.loss_function(logits, labels, self.config.vocab_size), logits=logits)
+
+
+STATEMENTS = {
+    Entropy: r"entropy = -\(logits\.softmax",
+    Masked: r"logits\[\.\.\., 3\] = 0",
+    Fewer: r"logits = self\.lm_head\(.*\[\.\.\., :9\]",
+    CappedTwice: r"logits = logits \* 2\.0",
+    OtherCap: r"logits = torch\.tanh\(logits / 3\.0\) \* 2\.0|computes no cross entropy",
+    Sometimes: r"return CausalLMOutput",
+    Softmaxed: r"return self\.decoder\(hidden\)\.log_softmax",
+}
+
+
+@pytest.mark.parametrize("kind", STATEMENTS)
+def test_what_is_done_to_the_logits_is_quoted(kind: Any) -> None:
+    model = kind(build().config)
+    with pytest.raises(RuntimeError, match=rf"fused_loss: .*{STATEMENTS[kind]}.*the model is left as it was"):
+        fused_loss(model)
+    assert "forward" not in model.__dict__
+
+
+def test_a_choice_of_the_model_is_held() -> None:
+    model = Chosen(build().config)
+    model.loss_type = "ForCausalLM"
+    inputs = {name: batch()[name] for name in ("input_ids", "labels")}
+    own = model(**inputs).loss
+    with fused_loss(model):
+        torch.testing.assert_close(model(**inputs).loss, own)
+        model.scaled = False
+        with pytest.raises(RuntimeError, match=r"fused_loss: self\.scaled was True and has changed"):
+            model(**inputs)

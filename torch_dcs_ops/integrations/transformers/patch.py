@@ -128,11 +128,11 @@ def fused_loss(
     return FusedLoss(model, switch)
 
 
-def _unwrapped(model: nn.Module) -> Any:
+def _unwrapped(model: Any) -> Any:
     """The model that torch.compile, DistributedDataParallel and PEFT have wrapped."""
     while True:
         if hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
+            model = model._orig_mod
         elif isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         elif type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
