@@ -42,8 +42,8 @@ def test_loss_and_gradients(name: str) -> None:
     if name not in TYPES:
         pytest.skip(f"transformers {transformers.__version__} lists no {name} among its language models")
     found = outcome("", name, TYPES[name][1])
-    if found.what in ("not built", "taken") and not transformers.__version__.startswith("5.23"):
-        pytest.skip(f"the small configuration is made for transformers 5.23: {found.why}")
+    if found.what in ("not built", "taken", "refused") and not transformers.__version__.startswith("5.23"):
+        pytest.skip(f"refused, or not for the small configuration, which is made for transformers 5.23: {found.why}")
     assert found.what == "exact", found
 
 
@@ -111,7 +111,12 @@ def _reason(why: str) -> str:
 @pytest.mark.slow
 def test_all_classes_and_their_page() -> None:
     """DCS_WRITE_DOCS=1 writes the page anew."""
-    outcomes = [outcome(*each) for each in classes()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # These products are smaller than what threads wait for each other.
+    try:
+        outcomes = [outcome(*each) for each in classes()]
+    finally:
+        torch.set_num_threads(threads)
     assert not [o for o in outcomes if o.what == "wrong"]
     assert {o.kind for o in outcomes} == {*KINDS, "MoE"}
     made = page(outcomes)

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput  # noqa: E402
 
 from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
+from integrations.every_class import inputs, tiny  # noqa: E402
 from integrations.models import (  # noqa: E402
     VOCABULARY,
     batch,
@@ -198,3 +199,16 @@ def test_a_choice_of_the_model_is_held() -> None:
         model.scaled = False
         with pytest.raises(RuntimeError, match=r"fused_loss: self\.scaled was True and has changed"):
             model(**inputs)
+
+
+def test_hooks_of_a_part_that_ends_in_the_head_are_refused() -> None:
+    model = tiny("BertForMaskedLM", "bert")
+    with fused_loss(model):
+        hook = model.cls.register_forward_hook(lambda *_: None)
+        with pytest.raises(RuntimeError, match="fused_loss: BertOnlyMLMHead has hooks"):
+            model(**inputs())
+        hook.remove()
+        assert model(**inputs()).logits is None
+    model.cls.predictions.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="fused_loss: BertLMPredictionHead has hooks"):
+        fused_loss(model)

@@ -29,18 +29,25 @@ def why_not(head: Any) -> str | None:
     """Why the product of head cannot be taken out of it, None if it can. Dynamo has to be able to follow."""
     if type(head) is not nn.Linear and not is_fsdp(head):
         return _why_not_wrapped(head)
-    if "forward" in head.__dict__:
-        return "lm_head's forward was replaced, and would not be called"
-    allowed = 1 if is_fsdp(head) else 0  # its own, which are called
-    if max(len(head._forward_hooks), len(head._forward_pre_hooks)) > allowed or (
-        head._backward_hooks or head._backward_pre_hooks
-    ):
-        return "lm_head has hooks, which would not be called"
+    hooked = why_not_bypassed("lm_head", head, 1 if is_fsdp(head) else 0)  # FSDP2's own are called
+    if hooked:
+        return hooked
     if hasattr(head.weight, "ds_id"):
         return (
             "lm_head.weight is partitioned by DeepSpeed's ZeRO stage 3, which gathers it only where lm_head is called: "
             "use stage 2, or FSDP2's fully_shard"
         )
+    return None
+
+
+def why_not_bypassed(name: str, module: Any, hooks: int = 0) -> str | None:
+    """Why module's parts cannot be used without calling it, None if they can."""
+    if "forward" in module.__dict__:
+        return f"{name}'s forward was replaced, and would not be called"
+    if max(len(module._forward_hooks), len(module._forward_pre_hooks)) > hooks or (
+        module._backward_hooks or module._backward_pre_hooks
+    ):
+        return f"{name} has hooks, which would not be called"
     return None
 
 

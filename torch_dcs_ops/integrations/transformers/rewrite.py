@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from .expressions import Expressions, Helpers, Refused, assign, options_of, same
+from .head import why_not_bypassed
 
 # They document the class's forward and do nothing in a call.
 _DOCUMENTING = ("auto_docstring", "add_start_docstrings", "add_code_sample_docstrings", "replace_return_docstrings")
@@ -232,10 +233,21 @@ class _Rewriter(Expressions):
         return ast.Return(value)
 
     def _part(self, module: nn.Module) -> Callable[..., Any]:
+        name = type(module).__name__
+        refused = why_not_bypassed(name, module)
+        if refused:
+            raise Refused(refused)
         function, rewriter = _rewritten(module, self._head, self.helpers, is_model=False)
         self._softcapped = self._softcapped or rewriter._softcapped
         self.heads.extend(rewriter.heads)
-        return function
+
+        def part(module: Any, *args: Any, **kwargs: Any) -> Any:
+            changed = why_not_bypassed(name, module)
+            if changed:
+                raise RuntimeError(f"fused_loss: {changed}; restore() the model to run it so")
+            return function(module, *args, **kwargs)
+
+        return part
 
 
 def _name_of_decorator(node: ast.expr) -> str:
