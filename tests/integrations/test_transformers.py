@@ -22,7 +22,7 @@ from linear_cross_entropy.oracle import assert_within_budget, relative_error
 
 transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
 
-from torch_dcs_ops.integrations.transformers import SUPPORTED, fused_loss  # noqa: E402
+from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
 from integrations.models import (  # noqa: E402
     BATCH,
@@ -39,10 +39,6 @@ from integrations.models import (  # noqa: E402
     shifted,
 )
 from linear_cross_entropy.test_memory import peak  # noqa: E402
-
-
-def test_every_supported_model_is_tested() -> None:
-    assert set(SUPPORTED) == set(MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,22 +125,14 @@ def test_outputs(training: bool, name: str) -> None:
         with pytest.raises(TypeError, match="multiple values"):
             model(inputs["labels"], input_ids=inputs["labels"], **inputs)
     assert type(found) is type(own)
-    assert [name for name in own if name != "logits"] == list(found)
-    assert found.logits is None
+    assert [name for name in own if name != "logits" or not training] == list(found)
+    assert found.logits is None if training else torch.equal(found.logits, own.logits)
     torch.testing.assert_close((found.hidden_states, found.attentions), (own.hidden_states, own.attentions))
     assert found.past_key_values.get_seq_length() == STEPS
     assert isinstance(as_tuple, tuple)
     assert len(as_tuple) == len(found)
     torch.testing.assert_close(as_tuple[0], found.loss)
     torch.testing.assert_close(positional.loss, found.loss)
-
-
-def test_return_dict_of_the_config() -> None:
-    model = build(return_dict=False)
-    with fused_loss(model):
-        found = model(**batch())
-    assert isinstance(found, tuple)
-    assert found[0].shape == ()
 
 
 def test_without_labels_the_models_own_forward_runs() -> None:
@@ -286,28 +274,6 @@ def test_training_loop(name: str) -> None:
         found = train(patched)
     assert found[0][-1] < found[0][0]
     assert_within_budget(found, own, exact, [FACTOR] * len(own))
-
-
-def test_trainer(tmp_path: Any) -> None:
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    data = [{k: v[0] for k, v in batch().items()}, {k: v[1] for k, v in batch().items()}] * 8
-
-    def fit(model: Any, **options: Any) -> float:
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), use_cpu=True, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=2,
-            optim="sgd", learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True, **options,
-        )  # fmt: skip
-        return float(transformers.Trainer(model, arguments, train_dataset=data).train().training_loss)
-
-    model = build()
-    patched, halved = copy.deepcopy(model), copy.deepcopy(model)
-    loss = fit(model)
-    with fused_loss(patched):
-        assert fit(patched) == pytest.approx(loss, rel=1e-5)
-    torch.testing.assert_close(patched.state_dict(), model.state_dict())
-    with fused_loss(halved):
-        assert fit(halved, bf16=True) == pytest.approx(loss, rel=2**-8)
-    assert has_own_loss(halved), "Accelerate's autocast wraps the forward again"
 
 
 # --- what the model is left as --------------------------------------------------------------------------------------
