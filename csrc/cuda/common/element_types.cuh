@@ -279,8 +279,8 @@ __device__ __forceinline__ Wide power_of(Wide base) {
   return base;
 }
 
-// base^exponent, clamped as products of power_mul are: the sign and the side on which plain products leave the range say
-// to what.
+// base^exponent, clamped as products of power_mul are: the sign and the side on which plain products leave the range
+// say to what.
 __device__ inline double whole_power(double base, unsigned exponent) {
   double power = 1.0, square = base;
   for (; exponent; exponent >>= 1) {

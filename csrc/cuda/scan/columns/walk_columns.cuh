@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const _
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   ColumnPlace at;
   // A 64-bit division takes as long as some steps.
-  at.outer = p.outer == 1 ? 0
+  at.outer = p.outer == 1    ? 0
       : (cell | cells) >> 32 ? cell / cells
                              : static_cast<uint32_t>(cell) / static_cast<uint32_t>(cells);
   at.column = (cell - at.outer * cells) * kUnit;
