@@ -13,6 +13,7 @@ from torch.library import opcheck
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import compiled as compiled_module
 from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan, prefers_saved_gradient
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from linear_cross_entropy.recorder import Recorder
@@ -125,6 +126,7 @@ REFUSED: dict[str, Any] = {
     "memory_budget": {"memory_budget": 1 << 20},
     "accumulate_dtype": {"accumulate_dtype": BF16},
     "grad_filter_eps": {"grad_filter_eps": 0.5},
+    "logits_dtype": {"logits_dtype": torch.float32},
 }
 
 
@@ -166,7 +168,7 @@ def test_which_plans_save_the_gradient(rows: int, features: int, saved: bool) ->
 
 def test_opcheck(device: str) -> None:
     problem = make((4, 10), 32, 101, BF16, device)
-    options = ("mean", -100, 0.0, None, 1.0, 0.0, None, None, None)
+    options = Options()
     arguments = (problem.input, problem.linear_weight, problem.target, problem.linear_bias, problem.weight, *options)
     for wanted in (False, True):
         opcheck(torch.ops.dcs._linear_cross_entropy_logits.default, (*arguments, wanted, wanted))
@@ -174,13 +176,15 @@ def test_opcheck(device: str) -> None:
 
 def test_calls_that_have_no_gradient_to_save() -> None:
     problem = make((4,), 6, 11, BF16)
-    options = (-100, 0.0, None, 1.0, 0.0, None, None, None, False, False)
+    options = (*Options()[1:], False, False)
     operands = (problem.linear_weight, problem.target, None, None)
     op = torch.ops.dcs._linear_cross_entropy_logits.default
     with pytest.raises(RuntimeError, match=r'reduction must be "mean" or "sum" .* got "none"'):
         op(problem.input, *operands, "none", *options)
     with pytest.raises(RuntimeError, match="must not require a gradient"):
         op(leaf(problem.input), *operands, "mean", *options)
+    with pytest.raises(RuntimeError, match=r"logits_dtype must be None or input's dtype .* got float32"):
+        op(problem.input, *operands, *Options(logits_dtype=torch.float32), False, False)
 
 
 def test_flops() -> None:

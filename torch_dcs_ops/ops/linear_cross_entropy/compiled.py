@@ -54,6 +54,8 @@ def saves_logits_gradient(input: Tensor, linear_weight: Tensor, options: Options
         return False
     if options.grad_filter_eps or options.memory_budget is not None or options.accumulate_dtype == input.dtype:
         return False
+    if options.logits_dtype not in (None, input.dtype):
+        return False
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
     plan = make_plan(rows, features, classes, input.dtype, input.dtype, input.device.type, need_weight_grad=True)
     return prefers_saved_gradient(rows, features, plan)
@@ -129,6 +131,9 @@ def _checked(
     if input.dtype == torch.float16 or input.shape[:-1].numel() == 0:
         fail(_OP, f"input must have rows, and a range that holds 1 / N, for the gradient of the logits, "
                   f"got {tuple(input.shape)} of {dtype_name(input.dtype)}")  # fmt: skip
+    if options.logits_dtype not in (None, input.dtype):
+        fail(_OP, "logits_dtype must be None or input's dtype for the gradient of the logits, "
+                  f"got {dtype_name(options.logits_dtype)}")  # fmt: skip
     return linear_bias, weight, options, rest[-2:]
 
 
