@@ -30,9 +30,12 @@ _LARGE_SIZE = 2048
 _said: set[str] = set()
 
 
-def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> int:
+def fuse_linear_cross_entropy(
+    graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS, memory_budget: int | None = None
+) -> int:
     """Fuses every linear + cross-entropy of `graph`, in place, and returns how many there were.
 
+    memory_budget is the op's argument.
     Never raises: what goes wrong is logged, and the graph is then what it was.
     """
     before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
@@ -41,7 +44,7 @@ def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOG
         try:
             if not _has_logits(node, minimum_logits):
                 continue
-            _replace(find(node))
+            _replace(find(node), memory_budget)
         except Refusal as refusal:
             _say_once(logging.WARNING, node, str(refusal))
         except Exception as error:
@@ -81,10 +84,10 @@ def _large_hint(size: Any) -> int:
     return size if isinstance(size, int) else max(hint(size), _LARGE_SIZE)
 
 
-def _replace(match: Match) -> None:
+def _replace(match: Match, memory_budget: int | None) -> None:
     loss, build = match.loss, Builder(match.loss)
     try:
-        result = _fused(match, build)
+        result = _fused(match, build, memory_budget)
     except BaseException:
         build.undo()
         raise
@@ -95,7 +98,7 @@ def _replace(match: Match) -> None:
         loss.graph.erase_node(node)
 
 
-def _fused(match: Match, build: Builder) -> fx.Node:
+def _fused(match: Match, build: Builder, memory_budget: int | None) -> fx.Node:
     def cast(node: fx.Node) -> fx.Node:
         # What autocast made of the linear map's operands.
         return node if value_of(node).dtype == match.dtype else build.method("to", node, match.dtype)
@@ -124,6 +127,7 @@ def _fused(match: Match, build: Builder) -> fx.Node:
         "label_smoothing": match.label_smoothing,
         "softcap": match.softcap,
         "logit_scale": match.logit_scale,
+        "memory_budget": memory_budget,
     }
     target = build.method("squeeze", match.target, -1) if match.is_gathered else match.target
     operands = cast(rows), cast(weight), target

@@ -45,8 +45,8 @@ bytes. Beyond the logits it holds, for every group and for every 32 rows of a se
 of them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a
 chunk keeps of linear_weight.
 
-A graph that is compiled with its backward may save the gradient of all logits for it instead
-(`prefers_saved_gradient`).
+A graph that is compiled with its backward saves the gradient of all logits for it instead, where `memory_budget` has
+room for them (`prefers_saved_gradient`).
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
 
 
 def prefers_saved_gradient(rows: int, features: int, plan: Plan) -> bool:
-    """Whether a compiled graph does better to save the gradient of all logits for its backward than to follow `plan`.
+    """Whether a compiled graph with room for all logits saves their gradient for its backward.
 
-    That is where `plan` would add to a float32 sum, and hold as much with a chunk of logits, the result included. The
-    gradient of the logits stays until the backward, in which the compiler may form linear_weight's last, when what the
-    layers hold is free again; several losses whose backward is one hold that many.
+    That is where `plan`, made without a budget, would add to a float32 sum, and hold as much with a chunk of logits,
+    the result included. The gradient of the logits stays until the backward, in which the compiler may form
+    linear_weight's last, when what the layers hold is free again; several losses whose backward is one hold that many.
     """
     return plan.accumulation == "float32" and rows <= 2 * features + plan.rows
 
