@@ -25,6 +25,7 @@ from torch_dcs_ops.compile.graph_pass import Hook
 from torch_dcs_ops.compile.inductor import configuration
 from torch_dcs_ops.ops.linear_cross_entropy import compiled as saved_gradient
 
+from support.compiler import no_cached_graphs
 from support.subprocesses import COMPILES_ITSELF, environment
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -218,7 +219,7 @@ class Earlier(CustomGraphPass):
 
 def test_the_passes_of_others_still_run() -> None:
     earlier = Earlier("a")
-    with config.patch(pre_grad_custom_pass=earlier, force_disable_caches=True):
+    with config.patch(pre_grad_custom_pass=earlier), no_cached_graphs():
         torch_dcs_ops.compile.enable(minimum_logits=0)
         assert is_fused(torch.compile(Model(), fullgraph=True), torch.randint(23, (2, 5)))
         assert earlier.calls == 1
