@@ -13,6 +13,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     triton_interpreter.install()
 
+if not torch.cuda.is_available():
+    # Of the processes that it starts to compile Triton kernels, each imports torch; there are no such kernels here.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 

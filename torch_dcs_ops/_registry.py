@@ -16,11 +16,11 @@ _LINEAR_CROSS_ENTROPY = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     "str reduction='mean', int? ignore_index=-100, float label_smoothing=0., float? softcap=None, "
     "float logit_scale=1., float z_loss=0., int shift=0, float? grad_filter_eps=None, int? memory_budget=None, "
-    "ScalarType? accumulate_dtype=None, bool zero_if_empty=False)"
+    "ScalarType? accumulate_dtype=None, ScalarType? logits_dtype=None, bool zero_if_empty=False)"
 )
 _HEAD_AND_TARGET = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, float? softcap=None, "
-    "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None"
+    "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None, ScalarType? logits_dtype=None"
 )
 _VOCAB_PARALLEL = (
     "int ignore_index, float label_smoothing, float? softcap, float logit_scale, float z_loss, int? memory_budget, "
@@ -56,11 +56,11 @@ _SCHEMAS = (
     # (grad_input, grad_weight, grad_bias) from the gradients of log_probs (..., K), entropy and lse.
     "_linear_log_probs_backward(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor input, "
     "Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, int ignore_index, "
-    "int? memory_budget, bool need_input_grad, bool need_weight_grad, bool need_bias_grad) "
-    "-> (Tensor, Tensor, Tensor)",
+    "int? memory_budget, ScalarType? logits_dtype, bool need_input_grad, bool need_weight_grad, "
+    "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
     # (log_probs, indices) of the k largest logits.
     "linear_top_k(Tensor input, Tensor linear_weight, SymInt k, *, Tensor? linear_bias=None, float? softcap=None, "
-    "float logit_scale=1., int? memory_budget=None) -> (Tensor, Tensor)",
+    "float logit_scale=1., int? memory_budget=None, ScalarType? logits_dtype=None) -> (Tensor, Tensor)",
     # The divergence of every row; defined in reference/linear_cross_entropy/kl_div.py.
     "linear_kl_div(Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, "
     "Tensor? linear_bias=None, Tensor? teacher_bias=None, Tensor? target=None, *, str direction='forward', "
@@ -78,21 +78,21 @@ _SCHEMAS = (
     # grad_scale (1,): a factor that the gradients of float16 input still lack.
     "_linear_cross_entropy_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
     "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
-    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, "
-    "bool need_weight_grad, bool need_bias_grad, bool need_predictions, bool need_entropy) "
+    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, ScalarType? logits_dtype, "
+    "bool need_input_grad, bool need_weight_grad, bool need_bias_grad, bool need_predictions, bool need_entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (grad_input, grad_weight, grad_bias) from the gradients of loss, lse and entropy, by making the logits again.
     "_linear_cross_entropy_backward(Tensor? grad_loss, Tensor? grad_lse, Tensor? grad_entropy, Tensor input, "
     "Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, str reduction, int ignore_index, "
     "float label_smoothing, float? softcap, float logit_scale, float z_loss, float? grad_filter_eps, "
-    "int? memory_budget, ScalarType? accumulate_dtype, bool need_input_grad, bool need_weight_grad, "
-    "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
+    "int? memory_budget, ScalarType? accumulate_dtype, ScalarType? logits_dtype, bool need_input_grad, "
+    "bool need_weight_grad, bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy, logits_gradient): the forward of a compiled graph whose backward makes the
     # gradients of the operands from the logits' (linear_cross_entropy/compiled.py).
     "_linear_cross_entropy_logits(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
     "Tensor? weight, str reduction, int ignore_index, float label_smoothing, float? softcap, float logit_scale, "
-    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, bool need_predictions, "
-    "bool need_entropy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, ScalarType? logits_dtype, "
+    "bool need_predictions, bool need_entropy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
     # softcap 0: none. within, beside: a second place for the gradient, of the CUDA kernels
     # (linear_cross_entropy/weight_gradient.py).

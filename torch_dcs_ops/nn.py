@@ -111,6 +111,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         grad_filter_eps: float | None = None,
         memory_budget: int | None = None,
         accumulate_dtype: torch.dtype | None = None,
+        logits_dtype: torch.dtype | None = None,
         zero_if_empty: bool = False,
         return_lse: bool = False,
         return_predictions: bool = False,
@@ -135,6 +136,7 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
             "grad_filter_eps": grad_filter_eps,
             "memory_budget": memory_budget,
             "accumulate_dtype": accumulate_dtype,
+            "logits_dtype": logits_dtype,
             "zero_if_empty": zero_if_empty,
         }
         check_keywords("LinearCrossEntropyLoss", options, keywords)

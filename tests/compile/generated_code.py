@@ -29,6 +29,8 @@ from torch import Tensor
 from torch_dcs_ops import discounted_cumsum
 from torch_dcs_ops.compile.inductor import versions
 
+from support.compiler import no_cached_graphs
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # What an emulated kernel takes at a time: less than the sizes that are tested, and not a divisor of them.
@@ -76,7 +78,6 @@ class Kernels:
 
 @contextlib.contextmanager
 def recorded_kernels() -> Iterator[Kernels]:
-    import torch._inductor.config as inductor_config
     from torch._inductor.graph import GraphLowering
 
     kernels = Kernels()
@@ -87,8 +88,7 @@ def recorded_kernels() -> Iterator[Kernels]:
         kernels.graphs.append(code.value)
         return code, kernel_code
 
-    # A graph that comes out of a cache is not generated.
-    with mock.patch.object(GraphLowering, "codegen", codegen), inductor_config.patch(force_disable_caches=True):
+    with mock.patch.object(GraphLowering, "codegen", codegen), no_cached_graphs():
         torch._dynamo.reset()
         yield kernels
     torch._dynamo.reset()

@@ -23,7 +23,9 @@ import torch_dcs_ops
 from torch_dcs_ops.compile import graph_pass
 from torch_dcs_ops.compile.graph_pass import Hook
 from torch_dcs_ops.compile.inductor import configuration
+from torch_dcs_ops.ops.linear_cross_entropy import compiled as saved_gradient
 
+from support.compiler import no_cached_graphs
 from support.subprocesses import COMPILES_ITSELF, environment
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -115,6 +117,8 @@ def test_mode_and_options_are_those_of_inductor(device: str) -> None:
     [
         ({"dcs.minimum_logits": -1}, "minimum_logits must be an integer >= 0, got -1"),
         ({"dcs.minimum_logits": "many"}, "minimum_logits must be an integer >= 0, got 'many'"),
+        ({"dcs.memory_budget": 0}, "memory_budget must be None or an integer >= 1, got 0"),
+        ({"dcs.memory_budget": 1e9}, r"memory_budget must be None or an integer >= 1, got 1000000000\.0"),
         ({"dcs.unknown": 1}, "Unexpected optimization option dcs.unknown"),
     ],
 )
@@ -148,7 +152,58 @@ def test_enable_and_disable(device: str) -> None:
 def test_enable_refuses_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="minimum_logits must be an integer >= 0, got True"):
         torch_dcs_ops.compile.enable(minimum_logits=True)
+    with pytest.raises(ValueError, match="memory_budget must be None or an integer >= 1, got True"):
+        torch_dcs_ops.compile.enable(memory_budget=True)
     assert not torch_dcs_ops.compile.is_enabled()
+
+
+ROWS, CLASSES = 512, 1000
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, CLASSES, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(hidden), target)
+
+
+def saved_bytes(compiled: Callable[..., Tensor]) -> int:
+    """What a training step holds for its backward."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hidden = torch.randn(ROWS, 16, dtype=torch.bfloat16).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = compiled(hidden, torch.randint(CLASSES, (ROWS,)))
+    loss.backward()
+    assert hidden.grad is not None
+    return sum(saved.values())
+
+
+def test_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training holds no logits by default; where the budget has room for all, their gradient."""
+    # As on a GPU with sizes that fill it.
+    monkeypatch.setattr(saved_gradient, "_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(saved_gradient, "prefers_saved_gradient", lambda *_: True)
+    logits = ROWS * CLASSES * 2
+    # The head and its gradient; hidden states, their gradient, targets and values of rows.
+    rest = 2 * CLASSES * 16 * 2 + ROWS * (2 * 16 * 2 + 3 * 8)
+    assert rest < logits / 4
+    for budget, held in ((None, 0), (1 << 16, 0), (logits, logits)):
+        torch._dynamo.reset()
+        options = {**ALWAYS, "dcs.memory_budget": budget}
+        assert held <= saved_bytes(torch.compile(Head(), backend="dcs", options=options)) <= held + rest
+    torch._dynamo.reset()
+    compiled = torch.compile(Head())
+    torch_dcs_ops.compile.enable(minimum_logits=0, memory_budget=logits)
+    assert saved_bytes(compiled) >= logits
+    torch_dcs_ops.compile.enable(minimum_logits=0)
+    assert saved_bytes(compiled) <= rest
 
 
 class Earlier(CustomGraphPass):
@@ -164,7 +219,7 @@ class Earlier(CustomGraphPass):
 
 def test_the_passes_of_others_still_run() -> None:
     earlier = Earlier("a")
-    with config.patch(pre_grad_custom_pass=earlier, force_disable_caches=True):
+    with config.patch(pre_grad_custom_pass=earlier), no_cached_graphs():
         torch_dcs_ops.compile.enable(minimum_logits=0)
         assert is_fused(torch.compile(Model(), fullgraph=True), torch.randint(23, (2, 5)))
         assert earlier.calls == 1
@@ -214,7 +269,9 @@ def test_uuid() -> None:
     plain = Hook().uuid()
     assert plain is not None
     assert plain == Hook().uuid()
-    assert len({plain, Hook((), 7).uuid(), Hook((Earlier("a"),)).uuid(), Hook((Earlier("b"),)).uuid()}) == 4
+    others = [Hook((), 7), Hook((), memory_budget=7), Hook((Earlier("a"),)), Hook((Earlier("b"),))]
+    assert len({plain, *(other.uuid() for other in others)}) == 5
+    assert Hook((), memory_budget=7) == Hook((), memory_budget=7) != Hook()
     assert Hook((lambda graph: None,)).uuid() is None
 
 

@@ -23,18 +23,13 @@ from torch_dcs_ops import discounted_cumsum
 from torch_dcs_ops.compile import backend
 from torch_dcs_ops.compile.inductor import configuration, dynamo, probes, support, versions
 
-from compile.generated_code import DEVICE, Kernels, lowering_test, starts_the_interpreter
+from compile.generated_code import DEVICE, Kernels, lowering_test
 from scan.oracle import make
-from support.subprocesses import run_in_the_interpreter
+from support.compiler import no_cached_graphs
 
 PACKAGE = Path(torch_dcs_ops.__file__).parent
 ROOM = PACKAGE / "compile" / "inductor"
 CACHES = (support.has, support._warn_of_version, support._warn_of_missing, backend._install_lowerings)
-
-
-@starts_the_interpreter
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__, "-m", "skipif")
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +118,7 @@ def assert_trains(**options: Any) -> bool:
     loss = model(hidden, target)
     expected = torch.autograd.grad(loss, model.head.weight)
     torch._dynamo.reset()
-    # A graph that comes out of a cache has gone through no pass.
-    with config.patch(force_disable_caches=True), profile(activities=[ProfilerActivity.CPU]) as events:
+    with no_cached_graphs(), profile(activities=[ProfilerActivity.CPU]) as events:
         result = torch.compile(model, fullgraph=True, **options)(hidden, target)
         gradients = torch.autograd.grad(result, model.head.weight)
     torch.testing.assert_close((result, gradients), (loss, expected))

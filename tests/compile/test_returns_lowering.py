@@ -1,6 +1,6 @@
 """Returns in compiled code: a kernel each, together with what is around them.
 
-As in test_scan_lowering.py the kernels run on a GPU, or in Triton's interpreter in a process of their own.
+The kernels run on a GPU, or in Triton's interpreter in a process that test_scan_lowering.py starts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,11 @@ from torch import Tensor
 
 from torch_dcs_ops import returns
 
-from compile.generated_code import DEVICE, Kernels, lowering_test, starts_the_interpreter
-from support.subprocesses import run_in_the_interpreter
+from compile.generated_code import DEVICE, Kernels, lowering_test
 
 pytest.importorskip("triton")
 
 B, T = 5, 37
-
-
-@starts_the_interpreter
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
 
 
 def inputs(time: int) -> dict[str, Tensor]:

@@ -1,11 +1,12 @@
 """Scans that torch.compile fuses with the operations around them: how many kernels come out, and what these compute.
 
 With a GPU the kernels run for real. Without one Inductor is made to write them for an emulated GPU and they run in
-Triton's interpreter: then one test runs this file in a process of its own that sets TRITON_INTERPRET=1.
+Triton's interpreter: then one test runs this file and others in a process of its own that sets TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -36,7 +37,11 @@ B, T = 5, 37
 @starts_the_interpreter
 @pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marks: str) -> None:
-    run_in_the_interpreter(__file__, "-m", marks)
+    """Files of this folder in one process, which imports the compiler once; test_scan_lowering_values.py is long."""
+    names = ("test_scan_lowering", "test_returns_lowering", "test_inductor")
+    run_in_the_interpreter(
+        *(str(Path(__file__).with_name(f"{name}.py")) for name in names), "-m", f"skipif and {marks}"
+    )
 
 
 def random_inputs(time: int) -> tuple[Tensor]:

@@ -8,7 +8,10 @@ import torch
 
 
 class Recorder:
-    """Keeps the names of the dcs ops in AOTAutograd's graphs: those of the forward, then those of the backward."""
+    """Keeps the names of the dcs ops in AOTAutograd's graphs: those of the forward, then those of the backward.
+
+    But for `_tied`, a copy of one number, which only torch before 2.13 has in backwards.
+    """
 
     def __init__(self) -> None:
         self.ops: list[list[str]] = []
@@ -18,7 +21,8 @@ class Recorder:
         from torch._dynamo.backends.common import aot_autograd
 
         def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-            self.ops.append([str(n.target) for n in graph.graph.nodes if str(n.target).startswith("dcs.")])
+            names = [str(node.target) for node in graph.graph.nodes]
+            self.ops.append([name for name in names if name.startswith("dcs.") and name != "dcs._tied.default"])
             return make_boxed_func(graph.forward)
 
         return aot_autograd(fw_compiler=keep)(module, inputs)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import leaf
 
@@ -243,7 +244,7 @@ def test_the_row_op_is_not_differentiable() -> None:
 def test_gradients_in_forward_need_a_reduced_loss() -> None:
     with pytest.raises(RuntimeError, match='reduction must be "mean" or "sum" for gradients in forward, got "none"'):
         torch.ops.dcs._linear_cross_entropy_forward(
-            X, W, Y, None, None, "none", -100, 0.0, None, 1.0, 0.0, None, None, None, True, False, False, False, False
+            X, W, Y, None, None, *Options(reduction="none"), True, False, False, False, False
         )
 
 

@@ -1,7 +1,8 @@
-"""Compiled graphs that save the logits' gradient for their backward: which ones do, their graphs, their gradients."""
+"""Compiled graphs that save the logits' gradient for their backward, as a budget lets them: which ones, and how."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,12 +14,15 @@ from torch.library import opcheck
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import compiled as compiled_module
 from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan, prefers_saved_gradient
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from linear_cross_entropy.recorder import Recorder
 
 BF16 = torch.bfloat16
 LOGITS = "dcs._linear_cross_entropy_logits.default"
+ROOM = 1 << 20  # bytes, for all logits
+saving = functools.partial(linear_cross_entropy, memory_budget=ROOM)
 OPTIONS: dict[str, dict[str, Any]] = {
     "mean": {},
     "sum": {"reduction": "sum"},
@@ -33,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 @pytest.fixture(autouse=True)
 def _cpus_save_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op is the same on every device and for every size; elsewhere the default is to sum over chunks."""
+    """The op is the same on every device and for every size."""
     monkeypatch.setattr(compiled_module, "_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(compiled_module, "prefers_saved_gradient", lambda *_: True)
 
@@ -64,7 +68,7 @@ def test_gradients(device: str, name: str, ignored: float) -> None:
     problem = make((3, 40), 32, 101, BF16, device, ignored=ignored, ignore_index=ignore_index)
     leaves = [leaf(problem.input), leaf(problem.linear_weight), leaf(problem.linear_bias)]
     recorder = Recorder()
-    compiled = torch.compile(loss_of(problem, OPTIONS[name], linear_cross_entropy), fullgraph=True, backend=recorder)
+    compiled = torch.compile(loss_of(problem, OPTIONS[name], saving), fullgraph=True, backend=recorder)
     by_torch = loss_of(problem, OPTIONS[name], oracle)
     losses, found = [], []
     for run, dtype in ((compiled, BF16), (by_torch, BF16), (by_torch, torch.float64)):
@@ -84,7 +88,7 @@ def test_through_inductor(device: str, upstream: float) -> None:
     problem = make((64,), 32, 101, BF16, device)
 
     def step(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
-        value: Tensor = linear_cross_entropy(torch.tanh(x), w, y) + (w[:5] ** 2).sum().float()
+        value: Tensor = saving(torch.tanh(x), w, y) + (w[:5] ** 2).sum().float()
         return value
 
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
@@ -102,7 +106,7 @@ def test_every_row_ignored(device: str) -> None:
     problem = make((8,), 32, 101, BF16, device, ignored=2.0)
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
     compiled = torch.compile(
-        lambda x, w: linear_cross_entropy(x, w, problem.target, reduction="sum"), fullgraph=True, backend="aot_eager"
+        lambda x, w: saving(x, w, problem.target, reduction="sum"), fullgraph=True, backend="aot_eager"
     )
     assert not any(gradient.any() for gradient in gradients(compiled(*leaves), *leaves))
 
@@ -112,7 +116,7 @@ def test_the_lse_has_a_gradient_as_well(device: str) -> None:
     problem = make((40,), 32, 101, BF16, device)
 
     def step(x: Tensor, w: Tensor) -> Tensor:
-        loss, lse = linear_cross_entropy(x, w, problem.target, return_lse=True)
+        loss, lse = saving(x, w, problem.target, return_lse=True)
         value: Tensor = loss + lse.square().mean()
         return value
 
@@ -122,10 +126,21 @@ def test_the_lse_has_a_gradient_as_well(device: str) -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "memory_budget": {"memory_budget": 1 << 20},
+    "no budget": {"memory_budget": None},
+    "a budget for fewer rows": {"memory_budget": 40 * 104 * 2 - 1},
     "accumulate_dtype": {"accumulate_dtype": BF16},
     "grad_filter_eps": {"grad_filter_eps": 0.5},
+    "logits_dtype": {"logits_dtype": torch.float32},
 }
+
+
+def test_a_budget_that_just_holds_them(device: str) -> None:
+    """Their rows are padded to 16 bytes."""
+    problem = make((40,), 32, 101, BF16, device)
+    recorder = Recorder()
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend=recorder)
+    compiled(leaf(problem.input), leaf(problem.linear_weight), problem.target, memory_budget=40 * 104 * 2).backward()
+    assert recorder.ops == [[LOGITS], []]
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "float32", "float16", "frozen weight", "frozen input", "dynamic"])
@@ -136,14 +151,14 @@ def test_others_have_their_gradients_in_forward(device: str, name: str) -> None:
     if name.startswith("frozen"):
         (w if name.endswith("weight") else x).requires_grad_(False)
     recorder = Recorder()
-    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend=recorder, dynamic=name == "dynamic")
+    compiled = torch.compile(saving, fullgraph=True, backend=recorder, dynamic=name == "dynamic")
     compiled(x, w, problem.target, **REFUSED.get(name, {})).backward()
     assert recorder.ops == [["dcs._linear_cross_entropy_forward.default"], []]
 
 
 def test_eager_calls_have_their_gradients_in_forward(device: str) -> None:
     problem = make((40,), 32, 101, BF16, device)
-    loss = linear_cross_entropy(leaf(problem.input), leaf(problem.linear_weight), problem.target)
+    loss = saving(leaf(problem.input), leaf(problem.linear_weight), problem.target)
     saved = loss.grad_fn.saved_tensors  # type: ignore[union-attr]
     assert (40, 101) not in [tuple(tensor.shape) for tensor in saved if tensor is not None]
 
@@ -166,7 +181,7 @@ def test_which_plans_save_the_gradient(rows: int, features: int, saved: bool) ->
 
 def test_opcheck(device: str) -> None:
     problem = make((4, 10), 32, 101, BF16, device)
-    options = ("mean", -100, 0.0, None, 1.0, 0.0, None, None, None)
+    options = Options()
     arguments = (problem.input, problem.linear_weight, problem.target, problem.linear_bias, problem.weight, *options)
     for wanted in (False, True):
         opcheck(torch.ops.dcs._linear_cross_entropy_logits.default, (*arguments, wanted, wanted))
@@ -174,13 +189,15 @@ def test_opcheck(device: str) -> None:
 
 def test_calls_that_have_no_gradient_to_save() -> None:
     problem = make((4,), 6, 11, BF16)
-    options = (-100, 0.0, None, 1.0, 0.0, None, None, None, False, False)
+    options = (*Options()[1:], False, False)
     operands = (problem.linear_weight, problem.target, None, None)
     op = torch.ops.dcs._linear_cross_entropy_logits.default
     with pytest.raises(RuntimeError, match=r'reduction must be "mean" or "sum" .* got "none"'):
         op(problem.input, *operands, "none", *options)
     with pytest.raises(RuntimeError, match="must not require a gradient"):
         op(leaf(problem.input), *operands, "mean", *options)
+    with pytest.raises(RuntimeError, match=r"logits_dtype must be None or input's dtype .* got float32"):
+        op(problem.input, *operands, *Options(logits_dtype=torch.float32), False, False)
 
 
 def test_flops() -> None:
@@ -188,7 +205,7 @@ def test_flops() -> None:
 
     problem = make((40,), 32, 101, BF16)
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
-    compiled = torch.compile(lambda x, w: linear_cross_entropy(x, w, problem.target), backend="aot_eager")
+    compiled = torch.compile(lambda x, w: saving(x, w, problem.target), backend="aot_eager")
     gradients(compiled(*leaves), *leaves)
     with FlopCounterMode(display=False) as counter:
         gradients(compiled(*leaves), *leaves)

@@ -25,6 +25,7 @@ SIGNATURES = {
     "torch_dcs_ops/nn.py:__init__": "public: the options of linear_cross_entropy",
     "torch_dcs_ops/ops/linear_cross_entropy/loss.py:linear_cross_entropy": "public",
     "torch_dcs_ops/ops/linear_cross_entropy/kl_div.py:linear_kl_div": "public",
+    "torch_dcs_ops/ops/linear_cross_entropy/log_probs.py:linear_log_probs": "public",
     "torch_dcs_ops/ops/linear_cross_entropy/policy_loss.py:linear_policy_loss": "public",
     "torch_dcs_ops/returns.py:vtrace": "public",
     "torch_dcs_ops/distributed/linear_cross_entropy/loss.py:vocab_parallel_linear_cross_entropy": "public",

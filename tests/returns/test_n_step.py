@@ -229,11 +229,12 @@ kernel_test = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernel runs in this process")
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_in_the_interpreter(marks: str) -> None:
+def test_in_the_interpreter() -> None:
+    """The short ones run with test_triton.py."""
     pytest.importorskip("triton")
-    run_in_the_interpreter(__file__, "-k", "triton", "-m", marks)
+    run_in_the_interpreter(__file__, "-k", "triton", "-m", "slow")
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torch_dcs_ops.reference.returns import TemporalDifferenceCall
 
-from returns import test_kernels
+from returns import test_kernels, test_n_step
 from returns.test_kernels import KINDS, Call, call, check
 from support.subprocesses import run_in_the_interpreter, run_tests
 
@@ -36,7 +36,8 @@ SHAPES = (((3, 300), 1), ((5, 7), 1), ((21, 140), 0), ((2, 19, 9), 1), ((40, 3),
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernel runs in this process")
 def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+    """With the short ones of test_n_step.py, in one process."""
+    run_in_the_interpreter(__file__, test_n_step.__file__, "-k", "triton", "-m", "not slow")
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU")

@@ -3,7 +3,7 @@
 Before each launch, and each call of one device function by another, it searches all attributes of `triton.language` for
 builtins to replace: a third of what the tests took. Here the names are searched for once, and the functions of one
 module are seen to once a launch. What is replaced by what, and all that kernels compute and the interpreter checks,
-stays as it is.
+stays as it is. Beside that, triton 3.6 makes a number of an array of one element, which NumPy 2.4 refuses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from triton.runtime import interpreter
 
 def install() -> None:
     """Replaces private functions of triton 3.6 and 3.7; a version without them stays as slow as it is."""
+    if hasattr(interpreter, "_patch_lang_tensor"):
+        _take_numbers_of_one_element(interpreter._patch_lang_tensor)
     try:
         is_builtin, patch_attr = interpreter.tl.core.is_builtin, interpreter._patch_attr
         patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
@@ -65,3 +67,11 @@ def install() -> None:
     interpreter._patch_builtin = patch_builtin
     interpreter._patch_lang = patch_lang_once
     interpreter.GridExecutor.__call__ = launched
+
+
+def _take_numbers_of_one_element(patch_lang_tensor: Any) -> None:
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch_lang_tensor(tensor, *scope)  # notes what `tensor` had, and puts it back after the launch
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched

@@ -24,16 +24,19 @@ __all__ = ["disable", "enable", "explain", "is_enabled"]
 _compiled.is_traced = _tracing.is_traced
 
 
-def enable(*, minimum_logits: int | None = None) -> None:
+def enable(*, minimum_logits: int | None = None, memory_budget: int | None = None) -> None:
     """Makes ``torch.compile`` with its ordinary backend do what ``backend="dcs"`` does, in this process.
 
     Functions that are compiled already are compiled again at their next call. Calling it again changes the options.
 
     Args:
         minimum_logits: a loss of fewer logits (rows times classes) is left to the compiler. None: 2**22.
+        memory_budget: bytes of logits that a fused loss may hold at a time. None: that of
+            :func:`torch_dcs_ops.linear_cross_entropy`, whose chunks do not grow with the rows. On CUDA a training step
+            in bfloat16 keeps the gradient of all logits for its backward where the budget has room for them.
 
     Raises:
-        ValueError: minimum_logits is not an integer >= 0.
+        ValueError: minimum_logits is not an integer >= 0, or memory_budget not one >= 1.
     """
     from .backend import hook_after, tell_of_cached_graphs
     from .graph_pass import log
@@ -41,7 +44,7 @@ def enable(*, minimum_logits: int | None = None) -> None:
     from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
     earlier = configuration.pre_grad_passes()
-    hook = hook_after(earlier, MINIMUM_LOGITS if minimum_logits is None else minimum_logits)
+    hook = hook_after(earlier, MINIMUM_LOGITS if minimum_logits is None else minimum_logits, memory_budget)
     if support.can_hook() and earlier != hook:
         configuration.set_pre_grad_passes(hook)
     if support.can_hook() and log.isEnabledFor(logging.INFO):

@@ -12,6 +12,7 @@ from .inductor import configuration, support
 from .passes.linear_cross_entropy import MINIMUM_LOGITS
 
 _MINIMUM_LOGITS = "dcs.minimum_logits"
+_MEMORY_BUDGET = "dcs.memory_budget"
 
 
 def dcs(
@@ -32,27 +33,28 @@ def dcs(
         graph_module, example_inputs: what torch.compile hands to a backend.
         mode: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
         options: TorchInductor's, and ``"dcs.minimum_logits"``: a loss of fewer logits is left to the compiler
-            (default 2**22).
+            (default 2**22); ``"dcs.memory_budget"``: bytes of logits that a fused loss may hold, as of `enable`.
 
     Raises:
         RuntimeError: an option that TorchInductor does not know.
-        ValueError: minimum_logits is not an integer >= 0.
+        ValueError: minimum_logits is not an integer >= 0, or memory_budget not one >= 1.
     """
     options = dict(options or {})
     minimum_logits = options.pop(_MINIMUM_LOGITS, MINIMUM_LOGITS)
+    memory_budget = options.pop(_MEMORY_BUDGET, None)
     if not support.can_hook():
         return configuration.plain_backend(mode, options)(graph_module, example_inputs)
     earlier = options.pop("pre_grad_custom_pass", configuration.pre_grad_passes())
-    hook = hook_after(earlier, minimum_logits)
+    hook = hook_after(earlier, minimum_logits, memory_budget)
     compiled = configuration.backend(mode, options, hook)(graph_module, example_inputs)
     say_what_is_cached(graph_module, hook)
     return compiled
 
 
-def hook_after(earlier: Any, minimum_logits: int) -> Hook:
+def hook_after(earlier: Any, minimum_logits: int, memory_budget: int | None) -> Hook:
     """The hook to be put in the place of `earlier`, pre-grad passes of others."""
     others = (one for one in configuration.passes_of(earlier) if not isinstance(one, Hook))
-    hook = Hook(tuple(others), minimum_logits)
+    hook = Hook(tuple(others), minimum_logits, memory_budget)
     _install_lowerings()
     return hook
 

@@ -34,11 +34,18 @@ class Hook(CustomGraphPass):
     # different keys in the compiler's caches, as `uuid` is part of these.
     dcs_scan_lowering = True
 
-    def __init__(self, earlier: tuple[Any, ...] = (), minimum_logits: int = MINIMUM_LOGITS) -> None:
-        if not isinstance(minimum_logits, int) or isinstance(minimum_logits, bool) or minimum_logits < 0:
+    def __init__(
+        self,
+        earlier: tuple[Any, ...] = (),
+        minimum_logits: int = MINIMUM_LOGITS,
+        memory_budget: int | None = None,
+    ) -> None:
+        if not _is_integer(minimum_logits) or minimum_logits < 0:
             raise ValueError(f"minimum_logits must be an integer >= 0, got {minimum_logits!r}")
+        if memory_budget is not None and (not _is_integer(memory_budget) or memory_budget < 1):
+            raise ValueError(f"memory_budget must be None or an integer >= 1, got {memory_budget!r}")
         self.earlier = earlier
-        self.minimum_logits = minimum_logits
+        self.minimum_logits, self.memory_budget = minimum_logits, memory_budget
         self.has_run = False  # on the graph at hand: one whose code comes from the compiler's cache meets no pass
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -50,7 +57,10 @@ class Hook(CustomGraphPass):
         if dynamo.lacks_values(graph):
             support.failed("passes", "the nodes of Dynamo's graph do not say what they stand for")
             return
-        _guarded("linear + cross_entropy", lambda: fuse_linear_cross_entropy(graph, self.minimum_logits))
+        _guarded(
+            "linear + cross_entropy",
+            lambda: fuse_linear_cross_entropy(graph, self.minimum_logits, self.memory_budget),
+        )
         _guarded("discounts", lambda: give_numbers(graph))
         _guarded("returns", lambda: mark_returns_alone(graph))
 
@@ -59,7 +69,7 @@ class Hook(CustomGraphPass):
         others = [earlier.uuid() if isinstance(earlier, CustomGraphPass) else None for earlier in self.earlier]
         if None in others:
             return None
-        return hashlib.sha256(repr((_sources(), self.minimum_logits, others)).encode()).digest()
+        return hashlib.sha256(repr((_sources(), *self._settings(), others)).encode()).digest()
 
     # torch 2.11 does not ask pre-grad passes for their uuid: it pickles a deep copy of them into its keys.
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
@@ -72,10 +82,17 @@ class Hook(CustomGraphPass):
         return (bytes, (uuid,))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hook) and (other.earlier, other.minimum_logits) == (self.earlier, self.minimum_logits)
+        return isinstance(other, Hook) and (other.earlier, other._settings()) == (self.earlier, self._settings())
 
     def __hash__(self) -> int:
-        return hash((self.earlier, self.minimum_logits))
+        return hash((self.earlier, self._settings()))
+
+    def _settings(self) -> tuple[int, int | None]:
+        return self.minimum_logits, self.memory_budget
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def say_what_is_cached(graph_module: fx.GraphModule, hook: Hook) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from linear_cross_entropy.filter.kernel_oracle import GPU, GROUP_ROWS, INTERPRETED, load
-from support.subprocesses import run_in_the_interpreter
+from support.subprocesses import rare, run_in_the_interpreter
 
 pytest.importorskip("triton")
 
@@ -80,19 +80,29 @@ def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> 
 WIDE_ROWS = ("kept_ptr", "weight_ptr", "weight_stride", "out_ptr", "out_stride", "D")
 
 
-@pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
-@pytest.mark.parametrize("total", ["bf16", "fp32"])
-@pytest.mark.parametrize(
-    ("module", "name", "tile", "aligned"),
-    [
-        ("filter_products_tma", "multiply_kept_in_bulk", "BULK_KEPT_TILE", ("weight_ptr", "weight_stride", "D")),
-        ("filter_products_tma", "multiply_kept_in_bulk", "BULK_KEPT_TILE", WIDE_ROWS[1:]),
-        ("filter_products_tma", "add_products_in_bulk", "BULK_TILE", ()),
-        ("filter_products_tma", "add_products_in_bulk", "BULK_TILE", ("total_ptr", "rest_ptr", "total_stride", "D")),
-        ("filter_products", "multiply_kept", "WIDE", ()),
-        ("filter_products", "multiply_kept", "WIDE", WIDE_ROWS),
-    ],
+# The tile of a kernel with few and with many aligned arguments: the results' dtypes take turns, the rest is rare.
+WIDE_KERNELS = (
+    (
+        ("filter_products_tma", "multiply_kept_in_bulk", "BULK_KEPT_TILE"),
+        (("weight_ptr", "weight_stride", "D"), WIDE_ROWS[1:]),
+    ),
+    (
+        ("filter_products_tma", "add_products_in_bulk", "BULK_TILE"),
+        ((), ("total_ptr", "rest_ptr", "total_stride", "D")),
+    ),
+    (("filter_products", "multiply_kept", "WIDE"), ((), WIDE_ROWS)),
 )
+WIDE = [
+    (pytest.param if takes_turn else rare)(*kernel, aligned, total)
+    for kernel, alignments in WIDE_KERNELS
+    for aligned, turn in zip(alignments, ("fp32", "bf16"), strict=True)
+    for total in ("bf16", "fp32")
+    for takes_turn in [total == turn]
+]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
+@pytest.mark.parametrize(("module", "name", "tile", "aligned", "total"), WIDE)
 def test_wide_tiles_fit(module: str, name: str, tile: str, aligned: tuple[str, ...], total: str) -> None:
     """Into the shared memory of the devices that they are chosen for, however much of it the compiler plans."""
     tiles = load("filter_tiles")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from . import support
 
 _context: Any = None
@@ -14,5 +16,10 @@ if support.has("tracing"):
 
 
 def is_traced() -> bool:
-    """Whether a graph is being traced for the compiler. Where torch does not tell: False."""
-    return _context is not None and _context.try_get() is not None
+    """Whether a graph is being traced for the compiler. Where torch does not tell: False.
+
+    So it is in Dynamo, which traces the backward of compiled autograd and in torch 2.11 takes no such question.
+    """
+    if _context is None or torch.compiler.is_dynamo_compiling():
+        return False
+    return _context.try_get() is not None

@@ -30,13 +30,16 @@ MINIMUM_LOGITS = 2**22
 _LARGE_SIZE = 2048
 
 
-def fuse_linear_cross_entropy(graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS) -> list[Finding]:
+def fuse_linear_cross_entropy(
+    graph: fx.Graph, minimum_logits: int = MINIMUM_LOGITS, memory_budget: int | None = None
+) -> list[Finding]:
     """Fuses every linear + cross-entropy of `graph`, in place, and returns what became of each loss.
 
+    memory_budget is the op's argument.
     Never raises: what goes wrong is logged, and the graph is then what it was.
     """
     before = str(graph) if log.isEnabledFor(logging.DEBUG) else ""
-    findings = [_attempt(node, minimum_logits, _replace) for node in _losses(graph)]
+    findings = [_attempt(node, minimum_logits, lambda match: _replace(match, memory_budget)) for node in _losses(graph)]
     say(findings)
     if any(finding.fused for finding in findings):
         log.debug("before:\n%s\nafter:\n%s", before, graph)
@@ -79,10 +82,10 @@ def _large_hint(size: Any) -> int:
     return size if isinstance(size, int) else max(hint(size), _LARGE_SIZE)
 
 
-def _replace(match: Match) -> None:
+def _replace(match: Match, memory_budget: int | None) -> None:
     loss, build = match.loss, Builder(match.loss)
     try:
-        result = _fused(match, build)
+        result = _fused(match, build, memory_budget)
     except BaseException:
         build.undo()
         raise
@@ -101,7 +104,7 @@ def _try_out(match: Match) -> None:
         build.undo()
 
 
-def _fused(match: Match, build: Builder) -> fx.Node:
+def _fused(match: Match, build: Builder, memory_budget: int | None = None) -> fx.Node:
     def cast(node: fx.Node) -> fx.Node:
         # What autocast made of the linear map's operands.
         return node if value_of(node).dtype == match.dtype else build.method("to", node, match.dtype)
@@ -130,6 +133,7 @@ def _fused(match: Match, build: Builder) -> fx.Node:
         "label_smoothing": match.label_smoothing,
         "softcap": match.softcap,
         "logit_scale": match.logit_scale,
+        "memory_budget": memory_budget,
     }
     target = build.method("squeeze", match.target, -1) if match.is_gathered else match.target
     operands = cast(rows), cast(weight), target

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 _WORD_BYTES = 16
+_WIDE_BYTES = 8 << 20  # of linear_weight's classes in float32 at a time, for float32 logits on a CPU
 _HALF = (torch.float16, torch.bfloat16)
 _LEAST_PRODUCT = 1 << 31  # N·V·D from which on another launch is small beside a GEMM
 _LEAST_COPIED_ROWS = 256  # N from which on copies of linear_weight and its gradient are
@@ -81,14 +82,27 @@ def widened(matrix: Tensor, columns: int) -> Tensor:
 
 
 def logits_product(rows: Tensor, linear_weight: Tensor, word: int, out: Tensor | None) -> Tensor:
-    """rows (n, D) times linear_weight (V, D) transposed, to `out`."""
+    """rows (n, D) times linear_weight (V, D) transposed, to `out`, which may be float32 for half-precision factors."""
+    if out is None:
+        return torch.mm(rows, linear_weight.t())
     classes = linear_weight.size(0)
     middle = whole(classes, word)
-    if middle == classes or out is None:
-        return torch.mm(rows, linear_weight.t(), out=out)
-    torch.mm(rows, linear_weight[:middle].t(), out=out[:, :middle])
-    torch.mm(rows, linear_weight[middle:].t(), out=out[:, middle:])
+    _logits(rows, linear_weight[:middle], out[:, :middle])
+    if middle < classes:
+        _logits(rows, linear_weight[middle:], out[:, middle:])
     return out
+
+
+def _logits(rows: Tensor, linear_weight: Tensor, out: Tensor) -> None:
+    if out.dtype == rows.dtype:
+        torch.mm(rows, linear_weight.t(), out=out)
+    elif rows.device.type == "cuda":
+        torch.mm(rows, linear_weight.t(), out_dtype=out.dtype, out=out)
+    else:
+        rows = rows.to(out.dtype)
+        step = max(_WIDE_BYTES // max(linear_weight.size(1) * out.dtype.itemsize, 1), 1)
+        for part in (slice(start, start + step) for start in range(0, linear_weight.size(0), step)):
+            torch.mm(rows, linear_weight[part].to(out.dtype).t(), out=out[:, part])
 
 
 def input_gradient_product(logits_gradient: Tensor, linear_weight: Tensor, word: int, out: Tensor) -> None:

@@ -39,6 +39,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "ignore_index": ((*_INTEGERS, _NONE), "an integer or None"),
     "memory_budget": ((*_INTEGERS, _NONE), "an integer or None"),
     "accumulate_dtype": ((torch.dtype, _NONE), "a torch.dtype or None"),
+    "logits_dtype": ((torch.dtype, _NONE), "a torch.dtype or None"),
 }
 
 

@@ -101,7 +101,7 @@ class LossFunction(Node):
             if ctx.is_saved:
                 found = gradients_of_saved(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
             else:
-                grad_scale = gradients.pop()
+                *gradients, grad_scale = gradients
                 grad_loss = tied_to_operand(grad_loss, (linear_weight, input, linear_bias))
                 if grad_scale.numel():
                     grad_loss = grad_loss * grad_scale.view(())

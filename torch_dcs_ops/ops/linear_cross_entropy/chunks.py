@@ -173,7 +173,7 @@ def _run_rows(
     keeps, needs = needs is None, needs or Needs()
     steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
     grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
-    where = None if keeps else compacts(input, linear_weight, target, need_predictions)
+    where = None if keeps else compacts(input, linear_weight, target, need_predictions, options.logits_dtype)
     chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
     operand: Tensor | ValidRows = input
     if chosen is not None:
@@ -195,6 +195,7 @@ def _run_rows(
             needs.linear_weight,
             *limits,
             is_forward=not any(needs),
+            logits_dtype=options.logits_dtype,
         )
         gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype, word)
     else:
@@ -202,7 +203,7 @@ def _run_rows(
         gradients = FilteredGradients(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
-    make_logits = Logits(plan, operand, linear_weight, word)
+    make_logits = Logits(plan, operand, linear_weight, word, options.logits_dtype)
     of_chunks: list[tuple[Tensor, ...]] = []
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
@@ -221,7 +222,7 @@ def _run_rows(
             keeps or (steps is None and any(needs)),
             need_predictions,
             need_entropy,
-            *(gradients.places(part) if isinstance(gradients, ExactGradients) else ()),
+            *(gradients.places(logits, part) if isinstance(gradients, ExactGradients) else ()),
         )
         of_chunks.append(results)
         gradients.add(logits, part, results[1])
@@ -259,13 +260,23 @@ def _joined(
 class Logits:
     """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
 
-    def __init__(self, plan: Plan | FilteredPlan, input: Tensor | ValidRows, linear_weight: Tensor, word: int) -> None:
+    def __init__(
+        self,
+        plan: Plan | FilteredPlan,
+        input: Tensor | ValidRows,
+        linear_weight: Tensor,
+        word: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """dtype: None is input's; float32 where rows of other dtypes are not counted on the device."""
         self.input, self.linear_weight, self.word = input, linear_weight, word
         classes = linear_weight.size(0)
         # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
         self.buffer: Tensor | None = None
         if isinstance(input, Tensor) or input.count is None:
-            self.buffer = with_padding(input.new_empty(min(plan.rows, input.size(0)), plan.stride), classes)
+            self.buffer = with_padding(
+                input.new_empty((min(plan.rows, input.size(0)), plan.stride), dtype=dtype or input.dtype), classes
+            )
 
     def __call__(self, part: slice) -> Tensor:
         count = row_count(self.input, part)

@@ -1,9 +1,10 @@
 """A compiled graph's linear_cross_entropy: forward saves the logits' gradient, backward makes the others of it.
 
-`_linear_cross_entropy_forward` sums linear_weight's gradient over chunks of rows, and holds it until the optimizer has
-it. A graph whose backward is compiled with it saves the gradient of all logits instead, where that takes the place of
-float32 sums (`plan.prefers_saved_gradient`): each gradient is one GEMM of the compiler's then, which places it, and
-adds to it what else the weight is used for, as in a graph without this op. Ignored rows are multiplied with the others:
+`_linear_cross_entropy_forward` sums linear_weight's gradient over chunks of rows, in memory that does not grow with
+them, and holds it until the optimizer has it. A graph whose backward is compiled with it saves the gradient of all
+logits instead, where a memory_budget has room for them and it takes the place of float32 sums
+(`plan.prefers_saved_gradient`): each gradient is one GEMM of the compiler's then, which places it, and adds to it what
+else the weight is used for, as in a graph without this op. Ignored rows are multiplied with the others:
 to leave them out takes the products 6 % longer where there are none (a 1.2-billion-parameter Llama's step on an H200:
 1.009 of TorchInductor's time, and 0.993 without).
 """
@@ -54,9 +55,13 @@ def saves_logits_gradient(input: Tensor, linear_weight: Tensor, options: Options
     sizes = (*input.shape, *linear_weight.shape)
     if not (needs.input and needs.linear_weight) or not all(isinstance(size, int) and size for size in sizes):
         return False
-    if options.grad_filter_eps or options.memory_budget is not None or options.accumulate_dtype == input.dtype:
+    if options.grad_filter_eps or options.memory_budget is None or options.accumulate_dtype == input.dtype:
+        return False
+    if options.logits_dtype not in (None, input.dtype):
         return False
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
+    if rows * single_chunk(rows, classes, input.dtype).stride * input.dtype.itemsize > options.memory_budget:
+        return False
     plan = make_plan(rows, features, classes, input.dtype, input.dtype, input.device.type, need_weight_grad=True)
     return prefers_saved_gradient(rows, features, plan)
 
@@ -131,6 +136,9 @@ def _checked(
     if input.dtype == torch.float16 or input.shape[:-1].numel() == 0:
         fail(_OP, f"input must have rows, and a range that holds 1 / N, for the gradient of the logits, "
                   f"got {tuple(input.shape)} of {dtype_name(input.dtype)}")  # fmt: skip
+    if options.logits_dtype not in (None, input.dtype):
+        fail(_OP, "logits_dtype must be None or input's dtype for the gradient of the logits, "
+                  f"got {dtype_name(options.logits_dtype)}")  # fmt: skip
     return linear_bias, weight, options, rest[-2:]
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment
-from .plan import Plan
+from .plan import Plan, with_padding
 from .valid_rows import ValidRows, grouped_product_fills, row_count
 from .weight_gradient import make_accumulator
 
@@ -33,7 +33,10 @@ class Gradients(NamedTuple):
 
 
 class ExactGradients:
-    """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results."""
+    """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results.
+
+    The gradient of float32 logits of half-precision operands is multiplied in their dtype, as a factor like any other.
+    """
 
     def __init__(
         self,
@@ -48,18 +51,27 @@ class ExactGradients:
         """input is (N, D); grad_input, where it is needed, has rows for all of these. word: see alignment.py."""
         self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
         self.grad_input, self.word = grad_input, word
+        self.narrow: Tensor | None = None
         classes = linear_weight.size(0)
         self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
         self.grad_weight = (
             make_accumulator(plan.accumulation, input, linear_weight, dtype, word) if needs.linear_weight else None
         )
 
-    def places(self, part: slice) -> tuple[Any, ...]:
+    def places(self, logits: Tensor, part: slice) -> tuple[Any, ...]:
         """The row op's last arguments for the rows `part`."""
-        return () if self.grad_weight is None else self.grad_weight.places(part)
+        if self.grad_weight is None or logits.dtype != self.input.dtype:
+            return ()
+        return self.grad_weight.places(part)
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
-        """logits (n, V) of the rows `part`."""
+        """logits (n, V) of the rows `part`; no chunk has more rows than the first."""
+        if self.needs.linear_bias:
+            self.grad_bias += logits.sum(0, dtype=self.grad_bias.dtype)
+        if not (self.needs.input or self.needs.linear_weight):
+            return
+        if logits.dtype != self.input.dtype:
+            logits = self._narrowed(logits)
         if self.needs.input:
             count = row_count(self.input, part)
             if count is not None and grouped_product_fills(logits.size(0), self.linear_weight.size(1), logits.device):
@@ -68,8 +80,13 @@ class ExactGradients:
                 alignment.input_gradient_product(logits, self.linear_weight, self.word, self.grad_input[part])
         if self.grad_weight is not None:
             self.grad_weight.add(logits, part)
-        if self.needs.linear_bias:
-            self.grad_bias += logits.sum(0, dtype=self.grad_bias.dtype)
+
+    def _narrowed(self, logits: Tensor) -> Tensor:
+        """In the same memory for every chunk."""
+        if self.narrow is None:
+            room = self.input.new_empty((logits.size(0), logits.stride(0)))
+            self.narrow = with_padding(room, logits.size(1))
+        return self.narrow[: logits.size(0)].copy_(logits)
 
     def result(self) -> Gradients:
         grad_weight = self.grad_input.new_empty(0) if self.grad_weight is None else self.grad_weight.result()

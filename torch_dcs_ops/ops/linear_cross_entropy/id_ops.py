@@ -38,10 +38,13 @@ def checked(
     logit_scale: float = 1.0,
     ignore_index: int | None = -100,
     memory_budget: int | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> HeadOptions:
     check_head(op, input, linear_weight, linear_bias)
-    options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget)
-    check_options(op, Options(softcap=softcap, logit_scale=logit_scale, memory_budget=memory_budget), input.dtype)
+    options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget, logits_dtype)
+    shared = options._asdict()
+    del shared["ignore_index"]
+    check_options(op, Options(**shared), input.dtype)
     return options
 
 

@@ -114,11 +114,13 @@ def chunks_of(
     (classes, features), dtype = call.linear_weight.shape, call.input.dtype
     count, budget = operand.size(0), call.options.memory_budget
     plan = make_plan(
-        count, features, classes, dtype, dtype, call.input.device.type, needs_weight, budget, is_forward=is_forward
-    )
+        count, features, classes, dtype, dtype, call.input.device.type, needs_weight, budget, is_forward=is_forward,
+        logits_dtype=call.options.logits_dtype,
+    )  # fmt: skip
 
     def chunks() -> Iterator[tuple[slice, Tensor]]:
-        make_logits = Logits(plan, operand, call.linear_weight, alignment.word(call.input.size(0), call.linear_weight))
+        word = alignment.word(call.input.size(0), call.linear_weight)
+        make_logits = Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype)
         for start in range(0, count, plan.rows):
             part = slice(start, min(start + plan.rows, count))
             yield part, make_logits(part)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         logit_scale: float | Tensor
         ignore_index: int | None
         memory_budget: int | None
+        logits_dtype: torch.dtype | None
 
 
 @overload
@@ -69,6 +70,7 @@ def linear_log_probs(
     logit_scale: float | Tensor = 1.0,
     ignore_index: int | None = -100,
     memory_budget: int | None = None,
+    logits_dtype: torch.dtype | None = None,
     need_entropy: bool = True,
     return_lse: bool = False,
     return_predictions: bool = False,
@@ -91,6 +93,8 @@ def linear_log_probs(
         ignore_index: a target that is this has the log-probability 0 and no gradient; in a row of no other targets so
             have all results but predictions. None is -100.
         memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
+        logits_dtype: torch.float32 for half-precision input: logits that are not rounded to input's dtype. Importance
+            ratios are exp of a difference, and bfloat16 rounds a logit of 4 to 8 by up to 0.016.
         need_entropy: whether the entropy is made and returned.
         return_lse: also returns the logsumexp of every row's logits (differentiable).
         return_predictions: also returns the argmax of every row's logits, int64.
@@ -117,6 +121,7 @@ def linear_log_probs(
         "logit_scale": logit_scale,
         "ignore_index": ignore_index,
         "memory_budget": memory_budget,
+        "logits_dtype": logits_dtype,
     }
     finds_best = return_predictions or return_argmax_log_prob
     try:
@@ -145,11 +150,12 @@ def _options(
     logit_scale: float = 1.0,
     ignore_index: int | None = -100,
     memory_budget: int | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> Options:
     """Those of a checked call."""
     options = Options(
         reduction="none", ignore_index=normal_ignore_index(ignore_index), softcap=softcap, logit_scale=logit_scale,
-        memory_budget=memory_budget,
+        memory_budget=memory_budget, logits_dtype=logits_dtype,
     )  # fmt: skip
     if target.is_floating_point():
         fail(_OP, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         grad_filter_eps: float | None
         memory_budget: int | None
         accumulate_dtype: torch.dtype | None
+        logits_dtype: torch.dtype | None
         zero_if_empty: bool
         options: None
 
@@ -101,6 +102,7 @@ def linear_cross_entropy(
     grad_filter_eps: float | None = None,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
+    logits_dtype: torch.dtype | None = None,
     zero_if_empty: bool = False,
     return_lse: bool = False,
     return_predictions: bool = False,
@@ -111,7 +113,7 @@ def linear_cross_entropy(
 
     With u = logit_scale·(input·linear_weightᵀ + linear_bias), z = softcap·tanh(u / softcap) and lse = logsumexp(z),
     the loss of a row with target t is ``weight[t]·(lse - z[t]) + z_loss·lse²``; label smoothing and class
-    probabilities as in F.cross_entropy. Logits are formed for some rows at a time, in input's dtype, and everything
+    probabilities as in F.cross_entropy. Logits are formed for some rows at a time, in logits_dtype, and everything
     behind them is float32 (float64 for float64).
 
     Args:
@@ -122,27 +124,26 @@ def linear_cross_entropy(
         weight: (V,), a factor of every class, of any floating dtype.
         reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
             F.cross_entropy; over no valid target it is nan. "sum", or "none" for a loss per row.
-        ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where that can
-            be. None is -100. Negative or None for class probabilities, for which it means nothing.
+        ignore_index: a row with this target has the loss 0 and no gradient, and is left out of the work where possible.
+            None is -100. Negative or None for class probabilities, for which it means nothing.
         label_smoothing: in [0, 1].
         softcap: bounds the logits to (-softcap, softcap).
-        logit_scale: a factor of the logits, before the softcap; 1 / temperature. A tensor of one element, such as
-            CLIP's learned scale, is differentiable: it multiplies input and linear_bias, in their dtype.
-        z_loss: a factor of lse². It counts every valid row with weight 1 in the sum; a mean divides that sum, like all
-            of the loss, by the weights of the valid targets.
+        logit_scale: of the logits, before the softcap; 1 / temperature. A tensor of one element is differentiable: it
+            multiplies input and linear_bias, in their dtype.
+        z_loss: a factor of lse². Every valid row counts with weight 1 in the sum, which a mean divides as the loss.
         shift: input (..., T, D) at step t predicts target (..., T) at step t + shift; True is 1, False is 0. The last
             `shift` steps have no target: whatever has a value per row, has T - shift of them.
-        grad_filter_eps: None or 0, the exact gradient. A number below 1 asks for an approximation, which is the faster
-            the fewer classes matter: of a chunk of rows only the classes are kept that any row gives a probability
-            above it or has for its target; the other classes' part of a row's gradient keeps its exact mass, and has
-            the mean shape of 32 rows. The results themselves are exact, and some gradients (see the documentation).
+        grad_filter_eps: None or 0, the exact gradient. A number below 1, an approximation: a chunk of rows keeps the
+            classes that any row gives a probability above it or has for its target; the others' part of a row's
+            gradient keeps its mass in the mean shape of 32 rows. Results and some gradients stay exact (see the docs).
         memory_budget: bytes of logits to hold at a time, one row at least. None: 256 MiB on a GPU and at least 1024
             rows, 32 MiB and 64 rows on a CPU. linear_weight's gradient may take further memory (see the documentation).
         accumulate_dtype: of linear_weight's gradient across chunks. None is accurate: at least float32. torch.bfloat16,
             for bfloat16 input, rounds after every chunk and needs no memory. torch.float32 is what None is.
+        logits_dtype: None is input's, to which logits are rounded. torch.float32, for half-precision input without a
+            grad_filter_eps, keeps the products' sums as they are, in chunks of fewer rows.
         return_lse: also returns the lse of every row (differentiable), 0 for ignored rows.
-        return_predictions: also returns the argmax of every row's logits, int64, of ignored rows too, which then are
-            not left out.
+        return_predictions: also returns the argmax of every row's logits, int64; ignored rows are not left out then.
         zero_if_empty: a mean over no valid target is 0 instead of nan.
         return_z_loss: also returns what z_loss adds to the loss, reduced as it is, without a gradient of its own.
         options: of torch.nn.functional.linear_cross_entropy; only None is taken.
@@ -151,10 +152,10 @@ def linear_cross_entropy(
         The loss: float32 for half-precision input, else input's dtype; 0-D, or input's leading shape for "none". With
         return_lse, return_predictions or return_z_loss a tuple (loss, lse, predictions, z-loss) of what was asked for.
 
-    A mean or a sum forms its gradients in forward, where the logits are, and only those that are needed; backward()
-    scales them. Reduction "none" and the gradient of the lse make the logits a second time.
-    Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class
-    probabilities or class weights hold full logits, and are exact whatever grad_filter_eps is. Works under torch.func,
+    A mean or a sum forms the gradients that are needed in forward, where the logits are; backward() scales them.
+    Reduction "none" and the gradient of the lse make the logits a second time.
+    Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class probabilities
+    or weights hold full float32 logits, and are exact whatever grad_filter_eps is. Works under torch.func,
     torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias as for F.linear).
 
     Raises:
@@ -173,9 +174,9 @@ def linear_cross_entropy(
     is_aux = return_lse or return_predictions or return_z_loss
     results = _call(
         _aux_op if is_aux else _op, input, linear_weight, target, linear_bias=linear_bias, weight=weight,
-        reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap,
-        logit_scale=logit_scale, z_loss=z_loss, shift=shift, grad_filter_eps=grad_filter_eps,
-        memory_budget=memory_budget, accumulate_dtype=accumulate_dtype, zero_if_empty=zero_if_empty,
+        reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss,
+        logit_scale=logit_scale, shift=shift, grad_filter_eps=grad_filter_eps, memory_budget=memory_budget,
+        accumulate_dtype=accumulate_dtype, logits_dtype=logits_dtype, zero_if_empty=zero_if_empty,
     )  # fmt: skip
     if isinstance(results, Tensor):
         return results
@@ -228,10 +229,11 @@ def _options(
     grad_filter_eps: float | None = None,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> Options:
     return Options(
         reduction, normal_ignore_index(ignore_index), label_smoothing, softcap, logit_scale, z_loss, grad_filter_eps,
-        memory_budget, accumulate_dtype,
+        memory_budget, accumulate_dtype, logits_dtype,
     )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ float32   half: GEMMs that add to a float32 sum, half of which is in the result'
 compact   bfloat16, by name: GEMMs that add to the bfloat16 result, rounded after every chunk   nothing
 ========  ====================================================================================  ======================
 
+Logits that are float32 by name, of half-precision operands, take four bytes each in that buffer, and two more for their
+gradient, which is multiplied in the operands' dtype; chunks are of as many rows fewer.
+
 Where ignored rows are left out (valid_rows.py), the rows are the valid ones on a CPU, and all of them on CUDA.
 
 A budget of rows that covers all of them is a single chunk. Beyond it, what a half-precision gradient costs beside its
@@ -42,8 +45,8 @@ bytes. Beyond the logits it holds, for every group and for every 32 rows of a se
 of them for linear_weight's gradient; a segment is the chunks that fit into 8192 rows, one at least. A CPU copies what a
 chunk keeps of linear_weight.
 
-A graph that is compiled with its backward may save the gradient of all logits for it instead
-(`prefers_saved_gradient`).
+A graph that is compiled with its backward saves the gradient of all logits for it instead, where `memory_budget` has
+room for them (`prefers_saved_gradient`).
 """
 
 from __future__ import annotations
@@ -102,13 +105,15 @@ def make_plan(
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
     is_forward: bool = False,
+    logits_dtype: torch.dtype | None = None,
 ) -> Plan:
     """The plan for (rows, features) input and (classes, features) linear_weight, both of `dtype`.
 
     `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalized, else `dtype`;
-    `is_forward`: no gradient is wanted.
+    `is_forward`: no gradient is wanted; `logits_dtype`: None is `dtype`.
     """
     stride = _stride(classes, dtype)
+    times_bytes = _bytes_of_logits(dtype, logits_dtype, is_forward) // dtype.itemsize
     single: Accumulation = "direct" if gradient_dtype == dtype else "float32"
     accumulation = _accumulation(dtype, accumulate_dtype) if need_weight_grad else "direct"
     times, least = 1, 0
@@ -116,15 +121,16 @@ def make_plan(
         times, least = _COMPACT_TIMES, min(_LARGE_ROWS, features)
     elif is_forward:
         least = _LARGE_ROWS
-    fitting = _rows_within(memory_budget, stride * dtype.itemsize, device_type, times, least)
+    fitting = _rows_within(memory_budget, stride * dtype.itemsize * times_bytes, device_type, times, least)
     if rows <= fitting:
         return Plan(max(rows, 1), stride, single)
     chunk = _even_chunks(rows, fitting)
     if accumulation == "float32":
         # In rows of logits, each as much as 1/D of a half-precision result.
         result = features * gradient_dtype.itemsize // dtype.itemsize
-        shared, summed = max(rows, result) + chunk, 2 * features + chunk
-        if memory_budget is None and rows + result <= _SINGLE_BYTES * min(shared, summed):
+        held = chunk * times_bytes
+        shared, summed = max(rows, result) + held, 2 * features + held
+        if memory_budget is None and rows * times_bytes + result <= _SINGLE_BYTES * min(shared, summed):
             return Plan(rows, stride, single)
         if shared <= _SHARED_BYTES * summed:
             accumulation = "shared"
@@ -132,11 +138,18 @@ def make_plan(
             summed = min(_SUMMED_ROWS - features, 2 * features)
             if rows > _MANY_CHUNKS * summed:
                 summed = summed * 3 // 4
-            fitting = max(fitting, summed // _TILE_ROWS * _TILE_ROWS)
+            fitting = max(fitting, summed // times_bytes // _TILE_ROWS * _TILE_ROWS)
             if rows <= fitting:
                 return Plan(rows, stride, single)
             chunk = _even_chunks(rows, fitting)
     return Plan(chunk, stride, accumulation)
+
+
+def _bytes_of_logits(dtype: torch.dtype, logits_dtype: torch.dtype | None, is_forward: bool) -> int:
+    """Each, where they are of another dtype than the operands with their gradient in the operands' beside them."""
+    if logits_dtype in (None, dtype):
+        return dtype.itemsize
+    return logits_dtype.itemsize + (0 if is_forward else dtype.itemsize)
 
 
 def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
@@ -145,11 +158,11 @@ def single_chunk(rows: int, classes: int, dtype: torch.dtype) -> Plan:
 
 
 def prefers_saved_gradient(rows: int, features: int, plan: Plan) -> bool:
-    """Whether a compiled graph does better to save the gradient of all logits for its backward than to follow `plan`.
+    """Whether a compiled graph with room for all logits saves their gradient for its backward.
 
-    That is where `plan` would add to a float32 sum, and hold as much with a chunk of logits, the result included. The
-    gradient of the logits stays until the backward, in which the compiler may form linear_weight's last, when what the
-    layers hold is free again; several losses whose backward is one hold that many.
+    That is where `plan`, made without a budget, would add to a float32 sum, and hold as much with a chunk of logits,
+    the result included. The gradient of the logits stays until the backward, in which the compiler may form
+    linear_weight's last, when what the layers hold is free again; several losses whose backward is one hold that many.
     """
     return plan.accumulation == "float32" and rows <= 2 * features + plan.rows
 

@@ -85,7 +85,7 @@ def forward(
         rows.put(part, log_probs, entropy, found)
         if any(needs):
             # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
-            places = gradients.places(part) if ids_of_part.size(1) == 1 else ()
+            places = gradients.places(logits, part) if ids_of_part.size(1) == 1 else ()
             gradients.add(logits, part, _to_gradient_(call, logits, ids_of_part, found, places))
         del logits
     rows.restore(chosen)
@@ -97,7 +97,7 @@ def forward(
 def _chosen(call: Call, valid: Tensor) -> ValidRows | None:
     """Where rows of ignored ids are left out; the others first."""
     marked = torch.where(valid, IGNORED + 1, IGNORED)
-    where = compacts(call.input, call.linear_weight, marked, False)
+    where = compacts(call.input, call.linear_weight, marked, False, call.options.logits_dtype)
     return None if where is None else valid_rows(call.input, marked, IGNORED, where)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         zero_if_empty: bool
         need_entropy: bool
         memory_budget: int | None
+        logits_dtype: torch.dtype | None
 
 
 class _Result(NamedTuple):
@@ -86,6 +87,7 @@ def linear_policy_loss(
     zero_if_empty: bool = False,
     need_entropy: bool = True,
     memory_budget: int | None = None,
+    logits_dtype: torch.dtype | None = None,
     return_statistics: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
     """The loss ``loss_fn(log_probs, entropy, *row_args)`` of a policy's tokens, reduced, without its logits in memory.
@@ -103,7 +105,7 @@ def linear_policy_loss(
         row_args: tensors of input's leading shape, 1 in it where all are the same, and any dimensions behind it, of
             which loss_fn has (n, ...). 0-D tensors, numbers and None are for all rows. Those that require a gradient
             get one; a tensor that does must not come to loss_fn in another way.
-        linear_bias, softcap, memory_budget: as of :func:`linear_log_probs`.
+        linear_bias, softcap, memory_budget, logits_dtype: as of :func:`linear_log_probs`.
         logit_scale: 1 / temperature; as of linear_log_probs.
         ignore_index: rows of no other targets have the loss 0 and no gradient, and are left out of the work where that
             can be. Of several targets a row, one that is this has the log-probability 0. None is -100.
@@ -137,7 +139,7 @@ def linear_policy_loss(
         raise ValueError(f'{_OP}: reduction must be "none", "mean" or "sum", got "{reduction}"')
     wanted = _Result(reduction, zero_if_empty, need_entropy, return_statistics)
     input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
-    options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget)
+    options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget, logits_dtype)
     if not torch.compiler.is_compiling():  # There it is linear_log_probs that checks.
         check_keyword_types(_OP, {**wanted._asdict(), "ignore_index": ignore_index})
         _check(input, linear_weight, linear_bias, target, options)

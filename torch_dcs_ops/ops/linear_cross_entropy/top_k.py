@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ... import _registry
@@ -23,6 +24,7 @@ def linear_top_k(
     softcap: float | None = None,
     logit_scale: float | Tensor = 1.0,
     memory_budget: int | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k largest log-probabilities of every row of a linear layer's softmax, and their classes.
 
@@ -34,7 +36,7 @@ def linear_top_k(
         linear_weight: (V, D), input's dtype.
         k: from 1 to V.
         linear_bias: (V,), input's dtype.
-        softcap, logit_scale, memory_budget: as of :func:`linear_log_probs`.
+        softcap, logit_scale, memory_budget, logits_dtype: as of :func:`linear_log_probs`.
 
     Returns:
         (log_probs, indices), both (..., k), in descending order. log_probs are over all classes, differentiable any
@@ -54,6 +56,7 @@ def linear_top_k(
         "softcap": softcap,
         "logit_scale": logit_scale,
         "memory_budget": memory_budget,
+        "logits_dtype": logits_dtype,
     }
     try:
         log_probs, indices = _op(input, linear_weight, k, **keywords)

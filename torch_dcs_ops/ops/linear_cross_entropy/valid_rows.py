@@ -30,12 +30,17 @@ _PLAIN_PART = 0.25  # of the rows, the first ones
 
 
 def compacts(
-    input: Tensor, linear_weight: Tensor, target: Tensor, need_predictions: bool
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    need_predictions: bool,
+    logits_dtype: torch.dtype | None = None,
 ) -> Literal["host", "device"] | None:
     """Where the number of valid rows is known if ignored rows are left out; None where they are not.
 
     Predictions are wanted of ignored rows too. On CUDA: bfloat16 on devices of compute capability 9 and 10, V and D
-    multiples of 8 and a contiguous linear_weight, as grouped_mm reads 16 bytes at a time, and N·V·D of 2**40 or more.
+    multiples of 8 and a contiguous linear_weight, as grouped_mm reads 16 bytes at a time, N·V·D of 2**40 or more, and
+    logits of input's dtype, which is what grouped_mm writes.
     """
     if need_predictions or target.is_floating_point():
         return None
@@ -46,6 +51,7 @@ def compacts(
         input.device.type != "cuda"
         or torch.version.hip is not None
         or input.dtype != torch.bfloat16
+        or logits_dtype not in (None, input.dtype)
         or target.numel() * classes * features < LEAST_PRODUCT
         or not hasattr(functional, "grouped_mm")
         or torch.cuda.get_device_capability(input.device)[0] not in _GROUPED_CAPABILITIES

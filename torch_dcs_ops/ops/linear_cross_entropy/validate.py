@@ -113,6 +113,14 @@ def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
             f"accumulate_dtype must be None or {' or '.join(map(dtype_name, accepted))} for {dtype_name(dtype)} "
             f"input, got {dtype_name(options.accumulate_dtype)}",
         )
+    if options.logits_dtype in (None, dtype):
+        return
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    if not is_half or options.logits_dtype != torch.float32:
+        fail(op, f"logits_dtype must be None or {'float32' if is_half else dtype_name(dtype)} for {dtype_name(dtype)} "
+                 f"input, got {dtype_name(options.logits_dtype)}")  # fmt: skip
+    if options.grad_filter_eps:
+        fail(op, f"logits_dtype must be None with grad_filter_eps, got {dtype_name(options.logits_dtype)}")
 
 
 def check_numbers(op: str, options: Options) -> None:

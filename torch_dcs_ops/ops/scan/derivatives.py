@@ -119,7 +119,7 @@ def _windowed_rate_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
         values, upstream = torch.cat((first, values), -1), pad(upstream, (1, 0))
         cuts = None if cuts is None else pad(cuts, (1, 0))
     total = values.size(-1)
-    span = torch.sym_min(call.window, total)
+    span = _smaller(call.window, total)
     blocks = (total + span - 1) // span
 
     def cut_up(tensor: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def initial_gradient(grad: Tensor, grad_input: Tensor | None, call: ScanCall) ->
     assert call.initial is not None
     initial, dim, ndim = call.initial, call.dim, grad.dim()
     length = grad.size(dim) if ndim else 1
-    reach = length if call.window is None else torch.sym_min(call.window - 1, length)
+    reach = length if call.window is None else _smaller(call.window - 1, length)
     if known(reach == 0):
         return torch.zeros_like(initial)
     first = length - 1 if call.reverse else 0
@@ -248,3 +248,8 @@ def _like_gamma(gradient: Tensor, gamma: Tensor, row_gamma: Tensor | None) -> Te
         gradient = gradient.sum_to_size(row_gamma.shape)  # to no dimensions it is a launch even from none
     gradient = gradient.reshape(gamma.shape)
     return gradient.to(dtype=gamma.dtype, device=gamma.device)
+
+
+def _smaller(a: int, b: int) -> int:
+    """Of two sizes that may be symbols. In a graph of torch 2.11 torch.sym_min takes no two numbers."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)

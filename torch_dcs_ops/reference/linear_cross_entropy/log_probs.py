@@ -16,12 +16,13 @@ from .rows import row_dtype
 
 
 class HeadOptions(NamedTuple):
-    """What is no tensor in a call, in the schemas' order. The last one means nothing here."""
+    """What is no tensor in a call, in the schemas' order. The last two mean nothing here."""
 
     softcap: float | None = None
     logit_scale: float = 1.0
     ignore_index: int = -100
     memory_budget: int | None = None
+    logits_dtype: torch.dtype | None = None
 
 
 def scaled_logits(

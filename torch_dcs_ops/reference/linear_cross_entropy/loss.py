@@ -17,7 +17,7 @@ from .rows import row_dtype
 
 
 class Options(NamedTuple):
-    """What is no tensor in a call of the private ops, in their schemas' order. The last three mean nothing here."""
+    """What is no tensor in a call of the private ops, in their schemas' order. The last four mean nothing here."""
 
     reduction: str = "mean"
     ignore_index: int = -100
@@ -28,6 +28,7 @@ class Options(NamedTuple):
     grad_filter_eps: float | None = None
     memory_budget: int | None = None
     accumulate_dtype: torch.dtype | None = None
+    logits_dtype: torch.dtype | None = None
 
 
 class Needs(NamedTuple):
