@@ -181,6 +181,11 @@ def test_a_block_a_row_at_the_limit_of_static_shared_memory(device: str, dtype: 
     check(call((3, 5000), 1, dtype, device, kind="returns", flags=flags))
 
 
+def columns_on(device: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A CPU takes columns by the vector, a GPU by the block: there remainders will do. test_large has more columns."""
+    return shape if device == "cuda" else (*shape[:-1], shape[-1] if shape[-1] < 2048 else shape[-1] % 2048 or 2048)
+
+
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [
@@ -196,6 +201,7 @@ def test_a_block_a_row_at_the_limit_of_static_shared_memory(device: str, dtype: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_columns(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None:
     """On a GPU: a block's warps in turn, or a warp alone, on columns in whole words or not, the last ones in part."""
+    shape = columns_on(device, shape)
     for next_values, flags in itertools.product((False, True), ("bool", "none")):
         check(call(shape, dim, torch.float32, device, kind=kind, next_values=next_values, flags=flags))
     check(call(shape, dim, torch.bfloat16, device, kind=kind))
@@ -216,7 +222,8 @@ def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) 
     """On a GPU: one kind of end, whole warps and blocks, the public functions' outputs; and what just misses it."""
     for shape in ((16, 8), (112, 2104), (128, 256), (240, 40), (256, 24), (128, 255), (120, 256), (256, 2112)):
         for next_values in (False, True):
-            c = call(shape, 0, dtype, device, kind=kind, next_values=next_values)._replace(truncated=None)
+            c = call(columns_on(device, shape), 0, dtype, device, kind=kind, next_values=next_values)
+            c = c._replace(truncated=None)
             check(c)
             if kind == "vtrace":
                 c = c._replace(needs=(False, True, True))
