@@ -184,10 +184,10 @@ def agreed_numbers(
     assert first is not None
     assert classes is not None
     wide = torch.promote_types(tensors["input"].dtype, torch.float32) if reduce_dtype is None else reduce_dtype
-    _, ignore_index, smoothing, softcap, scale, z_loss, _, budget, accumulate_dtype = options
+    o = options
     return Numbers(
-        ignore_index, smoothing, softcap, scale, z_loss, budget, accumulate_dtype, wide, first, classes, *ranks, False,
-        False, False,
+        o.ignore_index, o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.memory_budget, o.accumulate_dtype,
+        wide, first, classes, *ranks, False, False, False,
     )  # fmt: skip
 
 
