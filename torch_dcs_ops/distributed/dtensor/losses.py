@@ -71,7 +71,7 @@ def _axes(name: str, bound: dict[str, Any], may_share_classes: bool) -> _Axes:
 
 
 def _shares_classes(bound: dict[str, Any]) -> bool:
-    return not (bound["grad_filter_eps"] or bound["target"].is_floating_point())
+    return not (bound["grad_filter_eps"] or bound["logits_dtype"] or bound["target"].is_floating_point())
 
 
 def _local_operands(name: str, bound: dict[str, Any], axes: _Axes) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def losses(name: str, op: Any, bound: dict[str, Any]) -> Any:
 
 @rule("linear_log_probs.full", "_linear_log_probs_backward")
 def log_probs(name: str, op: Any, bound: dict[str, Any]) -> Any:
-    axes = _axes(name, bound, not bound.get("need_predictions"))
+    axes = _axes(name, bound, not (bound.get("need_predictions") or bound["logits_dtype"]))
     shards = _local_operands(name, bound, axes)
     if axes.classes is not None:
         return _shared_log_probs(name, bound, shards, axes)
