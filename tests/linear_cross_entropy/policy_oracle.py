@@ -72,7 +72,8 @@ def ids_of(problem: Problem, count: int | None) -> Tensor:
     if count is None:
         return problem.target
     shape = (*problem.target.shape, count)
-    ids = torch.randint(13, shape, generator=torch.Generator().manual_seed(5)).to(problem.target.device)
+    ids = torch.randint(13, shape, generator=torch.Generator().manual_seed(5), device="cpu")
+    ids = ids.to(problem.target.device)
     ids[..., -1] = ids[..., 0] = problem.target
     ids = ids.masked_fill((problem.target == -100).unsqueeze(-1), -100)
     if count > 2:
