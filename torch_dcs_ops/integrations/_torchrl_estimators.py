@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torchrl
 from torchrl.objectives.value import advantages as _theirs
 
-from . import torchrl as _ours
+from ._torchrl_functions import OURS as _OURS
 
 __all__ = ["GAE", "TDLambdaEstimator", "VTrace"]
 
 globals().update({name: value for name, value in vars(_theirs).items() if not name.startswith("__")})
-globals().update({name: getattr(_ours, name) for name in _ours.FUNCTIONS})
+globals().update(_OURS)
 
 
 def _with_our_functions(method: Any) -> Any:
@@ -46,7 +46,7 @@ def _estimator(name: str) -> Any:
     methods = {
         key: _with_our_functions(method)
         for key, method in vars(base).items()
-        if inspect.isfunction(method) and not set(_ours.FUNCTIONS).isdisjoint(inspect.unwrap(method).__code__.co_names)
+        if inspect.isfunction(method) and not set(_OURS).isdisjoint(inspect.unwrap(method).__code__.co_names)
     }
     if not methods:
         raise ImportError(

@@ -343,3 +343,24 @@ def _rate(rate: float | Tensor, value: Tensor) -> float | Tensor:
     if rate.numel() == 1:
         return rate.reshape(())
     return rate.reshape((1,) * (value.dim() - rate.dim()) + rate.shape)
+
+
+# By torchrl's names.
+OURS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        generalized_advantage_estimate,
+        vec_generalized_advantage_estimate,
+        td0_advantage_estimate,
+        td0_return_estimate,
+        td1_return_estimate,
+        vec_td1_return_estimate,
+        td1_advantage_estimate,
+        vec_td1_advantage_estimate,
+        td_lambda_return_estimate,
+        vec_td_lambda_return_estimate,
+        td_lambda_advantage_estimate,
+        vec_td_lambda_advantage_estimate,
+        vtrace_advantage_estimate,
+    )
+}

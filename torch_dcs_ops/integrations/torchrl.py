@@ -20,54 +20,32 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._libraries import checked, version
-from ._torchrl_functions import (
-    MODULE,
-    generalized_advantage_estimate,
-    replaced,
-    td0_advantage_estimate,
-    td0_return_estimate,
-    td1_advantage_estimate,
-    td1_return_estimate,
-    td_lambda_advantage_estimate,
-    td_lambda_return_estimate,
-    vec_generalized_advantage_estimate,
-    vec_td1_advantage_estimate,
-    vec_td1_return_estimate,
-    vec_td_lambda_advantage_estimate,
-    vec_td_lambda_return_estimate,
-    vtrace_advantage_estimate,
-)
+from ._torchrl_functions import MODULE, OURS, replaced
+from ._torchrl_functions import generalized_advantage_estimate as generalized_advantage_estimate
+from ._torchrl_functions import td0_advantage_estimate as td0_advantage_estimate
+from ._torchrl_functions import td0_return_estimate as td0_return_estimate
+from ._torchrl_functions import td1_advantage_estimate as td1_advantage_estimate
+from ._torchrl_functions import td1_return_estimate as td1_return_estimate
+from ._torchrl_functions import td_lambda_advantage_estimate as td_lambda_advantage_estimate
+from ._torchrl_functions import td_lambda_return_estimate as td_lambda_return_estimate
+from ._torchrl_functions import vec_generalized_advantage_estimate as vec_generalized_advantage_estimate
+from ._torchrl_functions import vec_td1_advantage_estimate as vec_td1_advantage_estimate
+from ._torchrl_functions import vec_td1_return_estimate as vec_td1_return_estimate
+from ._torchrl_functions import vec_td_lambda_advantage_estimate as vec_td_lambda_advantage_estimate
+from ._torchrl_functions import vec_td_lambda_return_estimate as vec_td_lambda_return_estimate
+from ._torchrl_functions import vtrace_advantage_estimate as vtrace_advantage_estimate
 
 if TYPE_CHECKING:
     from ._torchrl_estimators import GAE as GAE
     from ._torchrl_estimators import TDLambdaEstimator as TDLambdaEstimator
     from ._torchrl_estimators import VTrace as VTrace
 
-_OURS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        generalized_advantage_estimate,
-        vec_generalized_advantage_estimate,
-        td0_advantage_estimate,
-        td0_return_estimate,
-        td1_return_estimate,
-        vec_td1_return_estimate,
-        td1_advantage_estimate,
-        vec_td1_advantage_estimate,
-        td_lambda_return_estimate,
-        vec_td_lambda_return_estimate,
-        td_lambda_advantage_estimate,
-        vec_td_lambda_advantage_estimate,
-        vtrace_advantage_estimate,
-    )
-}
-FUNCTIONS, ESTIMATORS = tuple(_OURS), ("GAE", "TDLambdaEstimator", "VTrace")
+FUNCTIONS, ESTIMATORS = tuple(OURS), ("GAE", "TDLambdaEstimator", "VTrace")
 __all__ = [*FUNCTIONS, *ESTIMATORS, "disable", "enable", "patch", "unpatch"]
 
 
@@ -85,7 +63,7 @@ def enable() -> None:
     if replaced:
         return
     functional = importlib.import_module(MODULE)
-    originals = {name: checked("torchrl", name, getattr(functional, name, None), ours) for name, ours in _OURS.items()}
+    originals = {name: checked("torchrl", name, getattr(functional, name, None), ours) for name, ours in OURS.items()}
     if not vtrace_ends_with_episodes():
         del originals["vtrace_advantage_estimate"]
         warnings.warn(
@@ -93,13 +71,13 @@ def enable() -> None:
             "next episode's target at the end of one; torchrl 0.14's does not",
             stacklevel=2,
         )
-    _exchange({name: (original, _OURS[name]) for name, original in originals.items()})
+    _exchange({name: (original, OURS[name]) for name, original in originals.items()})
     replaced.update(originals)
 
 
 def disable() -> None:
     """Gives torchrl its own functions back; without `enable()` it does nothing."""
-    _exchange({name: (_OURS[name], original) for name, original in replaced.items()})
+    _exchange({name: (OURS[name], original) for name, original in replaced.items()})
     replaced.clear()
 
 
