@@ -212,6 +212,8 @@ def test_the_function_runs_once_and_its_errors_come_through() -> None:
 def test_minimum_logits_is_checked() -> None:
     with pytest.raises(ValueError, match="minimum_logits must be an integer >= 0, got -1"):
         explain(Model(), minimum_logits=-1)
+    with pytest.raises(TypeError, match="explain: function must be a function or a module, got int"):
+        explain(3)  # type: ignore[arg-type]
 
 
 def test_an_untested_torch(monkeypatch: pytest.MonkeyPatch) -> None:

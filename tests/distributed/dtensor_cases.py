@@ -193,8 +193,8 @@ def refusals() -> dict[str, str]:
     x = distribute_tensor(h, mesh, [R])
     other = DeviceMesh("cpu", list(range(dist.get_world_size()))[::-1])
     calls: dict[str, Callable[[], Any]] = {
-        "linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: dcs.linear_cross_entropy(
-            x, w, t
+        "linear_cross_entropy: linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: (
+            dcs.linear_cross_entropy(x, w, t)
         ),
         "gamma must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(x, h),
         "input must be a DTensor like the other operands, got a plain tensor": lambda: dcs.discounted_cumsum(h, x),

@@ -93,12 +93,15 @@ def explain(
         `hindrance` are data, ``str()`` of it a report.
 
     Raises:
+        TypeError: function cannot be called.
         ValueError: minimum_logits is not an integer >= 0.
 
     Example::
 
         >>> print(torch_dcs_ops.compile.explain(lambda **batch: model(**batch).loss)(input_ids=ids, labels=ids))
     """
+    if not callable(function):
+        raise TypeError(f"explain: function must be a function or a module, got {type(function).__name__}")
     from .backend import enabled_hook
     from .explanation import explanation_of
     from .graph_pass import Hook

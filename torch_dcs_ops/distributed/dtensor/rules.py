@@ -47,11 +47,16 @@ def call(op: Any, bound: dict[str, Any]) -> Any:
     return op(*positional, **{argument.name: bound[argument.name] for argument in schema if argument.kwarg_only})
 
 
+def _public(name: str) -> str:
+    """The op that calls the private one."""
+    return name.removesuffix("_forward").removesuffix("_backward")
+
+
 def lead_of(name: str, bound: dict[str, Any], first: str) -> DTensor:
     """The operand whose mesh is the call's."""
     lead = bound[first]
     if not isinstance(lead, DTensor):
-        fail(name, f"{first} must be a DTensor like the other operands, got a plain tensor")
+        fail(_public(name), f"{first} must be a DTensor like the other operands, got a plain tensor")
     return lead
 
 
@@ -62,9 +67,9 @@ def local(name: str, of: str, tensor: Tensor | None, mesh: Any, layout: Placemen
     if not isinstance(tensor, DTensor):
         if tensor.numel() == 1 and tensor.dim() == 0:  # the same everywhere, as DTensor's own ops take it
             return tensor
-        fail(name, f"{of} must be a DTensor like the other operands, got a plain tensor")
+        fail(_public(name), f"{of} must be a DTensor like the other operands, got a plain tensor")
     if tensor.device_mesh != mesh:
-        fail(name, f"{of} must be on the other operands' mesh {mesh}, got one on {tensor.device_mesh}")
+        fail(_public(name), f"{of} must be on the other operands' mesh {mesh}, got one on {tensor.device_mesh}")
     if tensor.placements != layout:
         return _redistributed(tensor, mesh, layout).to_local()
     return tensor.to_local()
