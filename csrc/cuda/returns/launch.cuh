@@ -12,6 +12,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/launch.h"
 #include "returns/block_columns.cuh"
+#include "returns/chunks/launch.cuh"
 #include "returns/n_step_launch.cuh"
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
@@ -389,7 +390,9 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, void* workspace, cudaStream_t stream) {
+  if (const auto plan = plan_chunks(problem, device.multiprocessors))
+    return launch_chunks<T>(problem, *plan, workspace, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }

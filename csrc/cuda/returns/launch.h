@@ -9,7 +9,8 @@
 
 namespace dcs {
 
-using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&, cudaStream_t);
+// `workspace`: of plan_chunks(...), where there is one.
+using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

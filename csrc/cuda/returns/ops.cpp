@@ -1,6 +1,7 @@
 // `_temporal_difference_scan` on CUDA.
 #include "returns/launch.h"
 #include "dcs/returns/ops.h"
+#include "dcs/returns/plan.h"
 #include "common/host.h"
 
 namespace dcs {
@@ -19,8 +20,17 @@ struct CudaReturns {
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
-    check_cuda(launcher(problem.dtype)(problem, device_of(index, kReturns), current_stream(index)), kReturns,
-        "launching the kernel");
+    const Device& device = device_of(index, kReturns);
+    Tensor workspace;
+    void* memory = nullptr;
+    if (const auto plan = plan_chunks(problem, device.multiprocessors)) {
+      const std::array<int64_t, 1> size{plan->workspace_bytes()};
+      workspace =
+          torch::stable::new_empty(rewards, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+      memory = workspace.mutable_data_ptr();
+    }
+    check_cuda(
+        launcher(problem.dtype)(problem, device, memory, current_stream(index)), kReturns, "launching the kernel");
   }
 };
 

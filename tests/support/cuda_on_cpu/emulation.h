@@ -80,6 +80,7 @@ struct Block {
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Warp> warps;
   unsigned arrived = 0, generation = 0;  // at __syncthreads
+  bool all[2] = {true, true};            // at __syncthreads_and, of this generation and the next
   Fiber* now = nullptr;
   std::vector<Copy> loads;
   std::mt19937 random;

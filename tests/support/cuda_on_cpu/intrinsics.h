@@ -50,6 +50,14 @@ inline void __syncthreads() {
     while (block.generation == generation) emulation::wait_for("the block");
   }
 }
+inline int __syncthreads_and(int predicate) {
+  emulation::Block& block = emulation::current();
+  const unsigned generation = block.generation % 2;
+  block.all[generation] = block.all[generation] && predicate != 0;
+  if (block.arrived + 1 == block.threads) block.all[1 - generation] = true;
+  __syncthreads();
+  return block.all[generation];
+}
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 template <typename To, typename From>
@@ -75,6 +83,7 @@ inline unsigned long long __brevll(unsigned long long value) {
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 inline float __uint_as_float(unsigned value) { return bits_as<float>(value); }
 inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 inline float __int_as_float(int value) { return bits_as<float>(value); }

@@ -1,0 +1,23 @@
+// Divisions of 31-bit numbers by one that is known before the launch: a multiplication and a shift (Granlund and
+// Montgomery, "Division by invariant integers using multiplication", PLDI 1994).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace dcs {
+
+struct Divisor {
+  uint32_t divisor = 1, factor = 1;
+  int shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(uint32_t by) : divisor(by) {
+    while (uint64_t{1} << shift < by) ++shift;
+    factor = static_cast<uint32_t>((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by) / by + 1);
+  }
+  __device__ __forceinline__ uint32_t of(uint32_t number) const { return (__umulhi(factor, number) + number) >> shift; }
+};
+
+}  // namespace dcs

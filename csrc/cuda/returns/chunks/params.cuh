@@ -1,0 +1,79 @@
+// What the kernels of the temporal difference scan of any shape are launched with (returns/chunks/chunk.cuh).
+#pragma once
+
+#include <algorithm>
+#include <climits>
+
+#include "common/divisor.cuh"
+#include "dcs/returns/plan.h"
+#include "returns/step.cuh"
+#include "scan/carry/segment.cuh"
+
+namespace dcs {
+
+template <typename Acc>
+struct ReturnsChunksParams {
+  ReturnsProblem problem;
+  ReturnsPlan plan;
+  Rates<Acc> rates;     // where gamma and the trace are numbers
+  Divisor inner, line;  // line: neighboring slots that are a tile's sequences, or a row's steps
+  bool own_rates;       // gamma or the trace is one a row
+  // All inputs with a value for every step lie as the rewards do, all outputs as these, and neighboring slots are
+  // neighbors in memory; packed: also those of different rows, or steps.
+  bool quads, packed;
+  Strides results;
+  Piece<double>* pieces;  // of chunks
+};
+
+// Whether `test` holds for the strides of all inputs with a value for every step; of all outputs.
+template <typename Test>
+bool all_inputs(const ReturnsProblem& p, const Test& test) {
+  for (const ReturnsInput* input : {&p.rewards, &p.values, &p.next_values, &p.rhos, &p.terminated, &p.truncated})
+    if (input->data && !test(input->strides)) return false;
+  for (const ReturnsDiscount* rate : {&p.gamma, &p.trace})
+    if (rate->kind == GammaKind::kStep && !test(rate->tensor.strides)) return false;
+  return true;
+}
+template <typename Test>
+bool all_outputs(const ReturnsProblem& p, const Test& test) {
+  for (const ReturnsOutput* output : {&p.advantages, &p.targets, &p.pg_advantages})
+    if (output->data && !test(output->strides)) return false;
+  return true;
+}
+
+// Whether gates of steps may differ.
+inline bool has_gates(const ReturnsProblem& p) {
+  return p.rhos.data || p.pg_advantages.data || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
+}
+
+template <typename T>
+ReturnsChunksParams<typename Types<T>::Acc> chunks_params(
+    const ReturnsProblem& problem, const ReturnsPlan& plan, void* workspace) {
+  ReturnsChunksParams<typename Types<T>::Acc> params{problem, plan};
+  params.rates = number_rates<typename Types<T>::Acc>(number_of(problem.gamma), number_of(problem.trace));
+  params.inner = Divisor(static_cast<uint32_t>(problem.inner));
+  params.line = Divisor(static_cast<uint32_t>(plan.order == ReturnsOrder::kFlat ? problem.length
+          : plan.order == ReturnsOrder::kRows                                   ? plan.tile_steps
+                                                                                : plan.sequences));
+  params.own_rates = problem.gamma.kind == GammaKind::kRow || problem.trace.kind == GammaKind::kRow;
+  const bool columns = plan.order == ReturnsOrder::kColumns;
+  for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
+    if (output->data) params.results = output->strides;
+  const auto lie_as = [&](const Strides& like) {
+    return [&](const Strides& s) {
+      return (problem.length == 1 || s.time == like.time) && (problem.outer == 1 || s.outer == like.outer) &&
+          (problem.inner == 1 || s.inner == like.inner) && (columns ? problem.inner == 1 || s.inner == 1 : s.time == 1);
+    };
+  };
+  const auto is_packed = [&](const Strides& s) {
+    if (columns) return problem.outer == 1 && plan.sequences == problem.inner && s.time == problem.inner;
+    return (problem.inner == 1 || s.inner == problem.length) &&
+        (problem.outer == 1 || s.outer == problem.inner * problem.length);
+  };
+  params.quads = all_inputs(problem, lie_as(problem.rewards.strides)) && all_outputs(problem, lie_as(params.results));
+  params.packed = is_packed(problem.rewards.strides) && is_packed(params.results);
+  params.pieces = static_cast<Piece<double>*>(workspace);
+  return params;
+}
+
+}  // namespace dcs

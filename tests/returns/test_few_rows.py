@@ -1,0 +1,28 @@
+"""`_temporal_difference_scan` over few rows of many steps, whose time the blocks of a GPU share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from returns.test_kernels import call, check
+from scan.oracle import REAL_DTYPES
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((2, 12_345), 1), ((1033, 7), 0), ((2, 1100, 70), 1)], ids=str)
+@pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
+def test_few_rows_of_many_steps(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    """Steps are neighbors in memory, or nearly, or not at all."""
+    options = [
+        ("gae", "number", "bool", "contiguous"),
+        ("gae", "row", "none", "strided"),
+        ("vtrace", "number", "none", "contiguous"),
+        ("vtrace", "step", "float", "permuted"),
+        ("shifted", "number", "bool", "sub_view"),
+        ("returns", "row", "bool", "contiguous"),
+    ]
+    # The reference takes a second for rows of so many steps.
+    if device == "cpu" and shape[dim] > 10_000:
+        options = options[:1]
+    for kind, rates, flags, layout in options:
+        check(call(shape, dim, dtype, device, kind=kind, rates=rates, flags=flags, layout=layout))
