@@ -106,10 +106,10 @@ constexpr int kWalkCells = 192;               // a multiprocessor, from which on
 constexpr int64_t kFewSteps = 16;             // that a thread walks in any case
 constexpr int kHeldWords = 32;                // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;                 // of its steps at once
-constexpr int kSpan = 32;                     // columns of a block that holds its tile, at most
-constexpr int kFan = kColumnThreads / kSpan;  // tiles of a group: a word for each part
-// Of a tile in shared memory, and of its gates where they are there: threads hold all of it.
-constexpr int kMostFlatBytes = 4 * kHeldWords * kColumnThreads;
+constexpr int kSpan = 32;                     // cells of a block that holds its tile, at most
+constexpr int kFewestHeldSteps = 8;           // of a thread, so that blocks have work beside their exchange
+// Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
+constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
