@@ -44,7 +44,10 @@ struct HeldColumns {
   Wide gamma[kUnit];
   Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
   Cell x[kSteps], gates[kStep ? kSteps : 1], saved[kBackward ? kSteps : 1];
-  uint32_t cuts[kUnit] = {}, drops[kUnit] = {};  // a bit a step
+  // A bit a step, before which the scan starts anew. Backward (the adjoint is shifted) the reset flag of a step is the
+  // next one's bit.
+  uint32_t cuts[kUnit] = {};
+  static_assert(!kBackward || kSteps < 32);
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
     const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
@@ -59,8 +62,7 @@ struct HeldColumns {
     works = own_part < t.parts && own_cell < width;
     part = min(own_part, t.parts - 1);
     cell = min(own_cell, width - 1);
-    first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
-    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
+    find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       gamma[u] = Values::gamma_of(p, place(), u);
@@ -68,6 +70,12 @@ struct HeldColumns {
     }
   }
 
+  // Also after the exchange, which has no registers for what is quickly found again.
+  __device__ __forceinline__ void find_steps() {
+    asm volatile("" : "+r"(tile));
+    first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
+    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
+  }
   __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
   __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
 
@@ -110,7 +118,7 @@ struct HeldColumns {
   }
 
   template <bool kFull>
-  __device__ __forceinline__ void load(const TileCopy& copy) {
+  __device__ __forceinline__ void load(const TileMemory& memory) {
     const auto bring = [&](const NearSteps<const char>& from, int later, auto& to) {
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
@@ -122,10 +130,10 @@ struct HeldColumns {
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
       bring(in_memory(static_cast<const char*>(pointer), strides, later), later, to);
     };
-    if constexpr (kFlat) bring(in_tile<const char>(copy.tile_of(0)), 0, x);
+    if constexpr (kFlat) bring(in_tile<const char>(memory.tile_of(0)), 0, x);
     else bring_from_memory(p.input, p.input_strides, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(in_tile<const char>(copy.tile_of(1)), 0, gates);
+      if (kFlat && !p.shifted) bring(in_tile<const char>(memory.tile_of(1)), 0, gates);
       else bring_from_memory(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, gates);
     }
     if constexpr (kBackward) bring_from_memory(p.saved, p.saved_strides, 1, saved);
@@ -141,14 +149,15 @@ struct HeldColumns {
       const ColumnPlace at = place();
       const bool* const flags = p.reset + at.outer * p.reset_strides.outer + (at.column + u) * p.reset_strides.inner +
           row_of(first_step) * p.reset_strides.time;
-      each<false>([&](int i) { drops[u] |= (flags[i * apart] ? 1u : 0u) << i; });
-      cuts[u] |= p.shifted ? drops[u] << 1 | (first_step > 0 && flags[-apart] ? 1u : 0u) : drops[u];
+      uint32_t bits = 0;
+      each<false>([&](int i) { bits |= (flags[i * apart] ? 1u : 0u) << i; });
+      cuts[u] |= kBackward || p.shifted ? bits << 1 | (first_step > 0 && flags[-apart] ? 1u : 0u) : bits;
     }
   }
   __device__ __forceinline__ bool has_flags() const {
     uint32_t any = 0;
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) any |= cuts[u] | drops[u];
+    for (int u = 0; u < kUnit; ++u) any |= cuts[u];
     return __any_sync(0xffffffffu, any != 0);
   }
 
@@ -218,9 +227,9 @@ struct HeldColumns {
 
   // The results from what enters the part; of gamma's gradient, the sums.
   template <bool kFull, bool kCuts>
-  __device__ __forceinline__ void finish(const TileCopy& copy, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
+  __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
     NearSteps<char> to, gates_to{nullptr, 0};
-    if constexpr (kFlat) to = in_tile<char>(copy.tile_of(0));
+    if constexpr (kFlat) to = in_tile<char>(memory.tile_of(0));
     else to = in_memory(static_cast<char*>(p.output), p.output_strides, 0);
     if constexpr (kBackward && kStep) gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, 0);
     each<kFull>([&](int i) {
@@ -237,7 +246,7 @@ struct HeldColumns {
 #pragma unroll
         for (int u = 0; u < kUnit; ++u) {
           const Sum other = is_last ? cast<Sum>(Values::initial_of(p, place(), u)) : others[u];
-          const bool is_dropped = kCuts && (drops[u] >> i & 1);
+          const bool is_dropped = kCuts && (cuts[u] >> (i + 1) & 1);
           terms[u] = is_dropped ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
           if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
         }
@@ -248,18 +257,17 @@ struct HeldColumns {
   }
 
   // What enters the thread's part.
-  __device__ __forceinline__ void enter(const Carries& carries, const Piece<Wide> (&pieces)[kUnit], Sum (&y)[kUnit]) const {
-    Wide over_parts[kUnit];
+  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      over_parts[u] = carries.over_parts(part, gamma[u]);
+      if constexpr (!kStep) pieces[u].gates = carries.over_parts(part, gamma[u]);
       if (works) carries.put(part, cell * kUnit + u, pieces[u]);
     }
     carries.exchange(block_place());
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       const int column = cell * kUnit + u;
-      y[u] = cast<Sum>(after(carries.get(part, column, over_parts[u]), carries.shared.carries[column]));
+      y[u] = cast<Sum>(after(carries.get(part, column), carries.shared.carries[column]));
     }
   }
   __device__ __forceinline__ void add_sums(const Carries& carries, const Wide (&sums)[kUnit]) const {
@@ -278,11 +286,14 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   extern __shared__ __align__(16) unsigned char columns_shared[];
   __shared__ CarryExchange<Wide, kStep, kUnit> exchange;
   Held held(params);
-  const TileCopy copy(params, columns_shared, held.tile, held.outer, params.plan.span * Held::kCellBytes);
-  if constexpr (kFlat) copy.template bring<kStep>();
+  const TileMemory memory(params, columns_shared);
+  const auto copy = [&] {
+    return TileCopy(params, memory, held.tile, held.outer, params.plan.span * Held::kCellBytes);
+  };
+  if constexpr (kFlat) copy().template bring<kStep>();
   const bool full = held.is_full();
-  if (full) held.template load<true>(copy);
-  else held.template load<false>(copy);
+  if (full) held.template load<true>(memory);
+  else held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
   held.read_flags();
@@ -292,10 +303,11 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   else held.template add_up<false, true>(pieces);
   typename Held::Sum y[kUnit];
   held.enter(carries, pieces, y);
+  held.find_steps();
   Wide sums[kUnit] = {};
-  if (plain) held.template finish<true, false>(copy, y, sums);
-  else held.template finish<false, true>(copy, y, sums);
-  if constexpr (kFlat) copy.put();
+  if (plain) held.template finish<true, false>(memory, y, sums);
+  else held.template finish<false, true>(memory, y, sums);
+  if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
 }
 

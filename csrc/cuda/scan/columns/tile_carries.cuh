@@ -14,10 +14,10 @@ namespace dcs {
 
 template <typename Wide, bool kStep, int kUnit>
 struct CarryExchange {
-  static constexpr int kColumns = kUnit * kSpan, kGates = kStep ? 1 : 0, kPowers = kStep ? 0 : kColumns;
+  static constexpr int kColumns = kUnit * kSpan, kPowers = kStep ? 0 : kColumns;
   static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
-  // Of the parts, then of the parts before them.
-  Wide totals[kItems], gates[kItems * kGates + 1];
+  // Of the parts, then of the parts before them; without gates of steps, powers over the parts before from the start.
+  Wide totals[kItems], gates[kItems];
   bool closed[kItems];
   Wide carries[kColumns];                 // into the tile
   Wide powers[kHeldPowers * kPowers + 1];  // a column's, or the first one's for all
@@ -80,13 +80,12 @@ struct TileCarries {
   __device__ __forceinline__ void put(int part, int column, const Piece<Wide>& piece) const {
     const int item = part * pitch + column;
     shared.totals[item] = piece.total;
-    if constexpr (kStep) shared.gates[item] = piece.gates;
+    shared.gates[item] = piece.gates;
     shared.closed[item] = piece.closed;
   }
-  __device__ __forceinline__ Piece<Wide> get(int part, int column, Wide over_it) const {
+  __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
     const int item = part * pitch + column;
-    if constexpr (kStep) over_it = shared.gates[item];
-    return {shared.totals[item], over_it, shared.closed[item]};
+    return {shared.totals[item], shared.gates[item], shared.closed[item]};
   }
 
   // From the parts' pieces (`put`) what enters each (`get`) and the tile (`shared.carries`), by all threads.
@@ -163,9 +162,14 @@ struct TileCarries {
     const int many = 1 << t.lane_bits, first = ((lane - fan) << t.lane_bits) + t.parts;
     Wide over_part = cast<Wide>(1.0);
     if constexpr (!kStep) over_part = powers[kParts];
+    const auto piece_of = [&](int part) {
+      Piece<Wide> piece = get(part, column);
+      if constexpr (!kStep) piece.gates = over_part;
+      return piece;
+    };
     Piece<Wide> own = identity<Wide>();
 #pragma unroll 1
-    for (int part = max(first, 0); part < first + many; ++part) own = joined(own, get(part, column, over_part));
+    for (int part = max(first, 0); part < first + many; ++part) own = joined(own, piece_of(part));
     fold_lanes(own, powers + kParts + t.lane_bits);
     Piece<Wide> running{shuffle_up(own.total, 1, fan), cast<Wide>(1.0), false};
     if constexpr (kStep) running.gates = shuffle_up(own.gates, 1, fan);
@@ -173,18 +177,22 @@ struct TileCarries {
     if (lane == 0) running = identity<Wide>();
 #pragma unroll 1
     for (int part = max(first, 0); part < first + many; ++part) {
-      const Piece<Wide> piece = get(part, column, over_part);
-      if (exists) put(part, column, running);
+      const Piece<Wide> piece = piece_of(part);
+      const int item = part * pitch + column;
+      if (exists) {
+        shared.totals[item] = running.total;
+        shared.closed[item] = running.closed;
+        if constexpr (kStep) shared.gates[item] = running.gates;
+      }
       running = joined(running, piece);
     }
-    if constexpr (!kStep) own.gates = powers[kTiles];
     return own;
   }
 
   // The lanes' words of one level, asked for before: those that are not there yet are asked for again.
   __device__ __forceinline__ void wait_for(
-      bool wanted, Words& words, const Words* from, Piece<Wide> (&pieces)[kTogether]) const {
-    while (!words.get(pieces, params.tag) && wanted) words.load_if(true, *from);
+      bool wanted, Words& lanes, uint32_t from, Piece<Wide> (&pieces)[kTogether]) const {
+    while (!lanes.get(pieces, params.tag) && wanted) lanes.load_if(true, words()[from]);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u)
       if (!wanted) pieces[u] = identity<Wide>();
@@ -199,50 +207,56 @@ struct TileCarries {
     // What entered the group of groups is the first of its groups' pieces.
     const bool wants_tile = back <= before, wants_above = above > 0 && back == groups_before + 1,
                wants_group = back <= groups_before || wants_above;
-    const Words* const of_tile = word_of(0, tile - (wants_tile ? back : 0), column);
-    const Words* const of_group =
-        wants_above ? word_of(2, above - 1, column) : word_of(1, group - (wants_group ? back : 0), column);
+    const uint32_t of_tile = index_of(0, tile - (wants_tile ? back : 0), column);
+    const uint32_t of_group =
+        wants_above ? index_of(2, above - 1, column) : index_of(1, group - (wants_group ? back : 0), column);
     Words of_lane_tile{}, of_lane_group{};
     Piece<Wide> own[kTogether], near[kTogether], far[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u, exists);
-    if (publishes && !ends_group) word_of(0, tile, column)->publish(own, params.tag);
-    of_lane_tile.load_if(wants_tile, *of_tile);
-    of_lane_group.load_if(wants_group, *of_group);
-    Wide over_near[kTogether];
+    if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(own, params.tag);
+    of_lane_tile.load_if(wants_tile, words()[of_tile]);
+    of_lane_group.load_if(wants_group, words()[of_group]);
+    // Until the carry is known its place has the power over the tiles before in the group.
+    if constexpr (!kStep) {
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u)
-      if constexpr (!kStep) over_near[u] = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
+      for (int u = 0; u < kTogether; ++u) {
+        const Wide over_near = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
+        if (is_last) shared.carries[column + u] = over_near;
+      }
+    }
     wait_for(wants_tile, of_lane_tile, of_tile, near);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
+      if constexpr (!kStep) own[u].gates = powers_of(column + u)[kTiles];
       far[u] = joined(near[u], own[u]);
     }
-    if (publishes && ends_group && !ends_above) word_of(1, group, column)->publish(far, params.tag);
+    if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
     wait_for(wants_group, of_lane_group, of_group, far);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (above == 0 && back == groups_before + 1)
         far[u] = {initial_of({block.outer, block.column + column}, u), cast<Wide>(1.0), true};
       if (groups_before > 0) fold_lanes(far[u], powers_of(column + u) + kGroups);
-      if constexpr (!kStep) near[u].gates = over_near[u];
+      if constexpr (!kStep) near[u].gates = shared.carries[column + u];
       far[u].total = after(near[u], far[u].total);
       if (is_last) shared.carries[column + u] = far[u].total;
+      if constexpr (!kStep) own[u].gates = powers_of(column + u)[kTiles];
       far[u] = {after(own[u], far[u].total), cast<Wide>(1.0), true};
     }
-    if (publishes && ends_above) word_of(2, above, column)->publish(far, params.tag);
+    if (publishes && ends_above) words()[index_of(2, above, column)].publish(far, params.tag);
   }
   __device__ __forceinline__ Wide initial_of(const ColumnPlace& at, int u) const {
     return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, u);
   }
   // Of tiles, of groups, of groups of groups.
-  __device__ __forceinline__ Words* word_of(int level, uint32_t number, int column) const {
+  __device__ __forceinline__ Words* words() const { return static_cast<Words*>(params.workspace); }
+  __device__ __forceinline__ uint32_t index_of(int level, uint32_t number, int column) const {
     const uint32_t tiles = static_cast<uint32_t>(t.tiles), groups = static_cast<uint32_t>(t.groups);
     const uint32_t at = number + (level > 0 ? tiles : 0) + (level > 1 ? groups : 0);
-    return static_cast<Words*>(params.workspace) +
-        ((at * static_cast<uint32_t>(t.walks) + walk) * static_cast<uint32_t>(t.span * kUnit / kTogether) +
-            static_cast<uint32_t>(column / kTogether));
+    return (at * static_cast<uint32_t>(t.walks) + walk) * static_cast<uint32_t>(t.span * kUnit / kTogether) +
+        static_cast<uint32_t>(column / kTogether);
   }
 };
 

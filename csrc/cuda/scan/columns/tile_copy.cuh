@@ -7,16 +7,28 @@
 
 namespace dcs {
 
-struct TileCopy {
+struct TileMemory {
   const HeldColumnsParams& params;
   unsigned char* shared;
+  __device__ __forceinline__ TileMemory(const HeldColumnsParams& given, unsigned char* memory)
+      : params(given), shared(memory) {}
+
+  // Of the input, which the output takes the place of, then of the gates.
+  __device__ __forceinline__ char* tile_of(int which) const {
+    return reinterpret_cast<char*>(shared) + which * params.plan.flat_bytes;
+  }
+};
+
+struct TileCopy {
+  const HeldColumnsParams& params;
+  const TileMemory& memory;
   int64_t first;  // byte of the tile's memory
   int bytes;
   int missing;  // vectors before them in shared memory: a last tile's rows lie at its end where time runs backwards
 
   __device__ __forceinline__ TileCopy(
-      const HeldColumnsParams& given, unsigned char* memory, int64_t tile, int64_t outer, int row_bytes)
-      : params(given), shared(memory) {
+      const HeldColumnsParams& given, const TileMemory& tiles, int64_t tile, int64_t outer, int row_bytes)
+      : params(given), memory(tiles) {
     const ScanProblem& p = given.problem;
     const int64_t rows = int64_t{given.plan.parts} * given.plan.part_steps, begin = tile * rows,
                   end = min(begin + rows, p.length);
@@ -25,10 +37,6 @@ struct TileCopy {
     missing = p.reverse ? static_cast<int>(rows - (end - begin)) * row_bytes / 16 : 0;
   }
 
-  // Tile of the input, then of the gates.
-  __device__ __forceinline__ char* tile_of(int which) const {
-    return reinterpret_cast<char*>(shared) + which * params.plan.flat_bytes;
-  }
   template <bool kStep>
   __device__ __forceinline__ void bring() const {
     const ScanProblem& p = params.problem;
@@ -42,7 +50,7 @@ struct TileCopy {
   }
   __device__ __forceinline__ void put() const {
     __syncthreads();
-    char *const tile = tile_of(0), *const to = static_cast<char*>(params.problem.output) + first;
+    char *const tile = memory.tile_of(0), *const to = static_cast<char*>(params.problem.output) + first;
     each_vector([&](int vector, int place) {
       *reinterpret_cast<uint4*>(to + 16 * vector) = *reinterpret_cast<const uint4*>(tile + place);
     });
@@ -53,7 +61,7 @@ struct TileCopy {
 
  private:
   __device__ __forceinline__ void bring_one(int which, const char* pointer) const {
-    char* const tile = tile_of(which);
+    char* const tile = memory.tile_of(which);
     const char* const from = pointer + first;
     each_vector([&](int vector, int place) { copy_async(tile + place, from + 16 * vector); });
     rest([&](int byte, int place) {
