@@ -57,11 +57,6 @@ struct HeldColumns {
     const int first_cell = static_cast<int>(walk - outer * spans) * t.span;
     first_column = first_cell * kUnit;
     width = min(t.span, static_cast<int>(p.inner) / kUnit - first_cell);
-    const int own_part = static_cast<int>(threadIdx.x * t.span_inverse >> 16);
-    const int own_cell = static_cast<int>(threadIdx.x) - own_part * t.span;
-    works = own_part < t.parts && own_cell < width;
-    part = min(own_part, t.parts - 1);
-    cell = min(own_cell, width - 1);
     find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
@@ -70,9 +65,15 @@ struct HeldColumns {
     }
   }
 
-  // Also after the exchange, which has no registers for what is quickly found again.
+  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
   __device__ __forceinline__ void find_steps() {
-    asm volatile("" : "+r"(tile));
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(tile));
+    const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
+    const int own_cell = static_cast<int>(thread) - own_part * t.span;
+    works = own_part < t.parts && own_cell < width;
+    part = min(own_part, t.parts - 1);
+    cell = min(own_cell, width - 1);
     first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
     count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
   }

@@ -19,7 +19,8 @@ struct CarryExchange {
   // Of the parts, then of the parts before them; without gates of steps, powers over the parts before from the start.
   Wide totals[kItems], gates[kItems];
   bool closed[kItems];
-  Wide carries[kColumns];                 // into the tile
+  Wide carries[kColumns];  // into the tile
+  Piece<Wide> tiles[kColumns];
   Wide powers[kHeldPowers * kPowers + 1];  // a column's, or the first one's for all
 };
 
@@ -211,10 +212,14 @@ struct TileCarries {
     const uint32_t of_group =
         wants_above ? index_of(2, above - 1, column) : index_of(1, group - (wants_group ? back : 0), column);
     Words of_lane_tile{}, of_lane_group{};
-    Piece<Wide> own[kTogether], near[kTogether], far[kTogether];
+    Piece<Wide> near[kTogether], far[kTogether];
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u, exists);
-    if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(own, params.tag);
+    for (int u = 0; u < kTogether; ++u) {
+      far[u] = fold_parts(column + u, exists);
+      if constexpr (!kStep) far[u].gates = powers_of(column + u)[kTiles];
+      if (is_last) shared.tiles[column + u] = far[u];
+    }
+    if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
     of_lane_tile.load_if(wants_tile, words()[of_tile]);
     of_lane_group.load_if(wants_group, words()[of_group]);
     // Until the carry is known its place has the power over the tiles before in the group.
@@ -229,8 +234,7 @@ struct TileCarries {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
-      if constexpr (!kStep) own[u].gates = powers_of(column + u)[kTiles];
-      far[u] = joined(near[u], own[u]);
+      if (is_last) far[u] = joined(near[u], shared.tiles[column + u]);
     }
     if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
     wait_for(wants_group, of_lane_group, of_group, far);
@@ -239,11 +243,10 @@ struct TileCarries {
       if (above == 0 && back == groups_before + 1)
         far[u] = {initial_of({block.outer, block.column + column}, u), cast<Wide>(1.0), true};
       if (groups_before > 0) fold_lanes(far[u], powers_of(column + u) + kGroups);
+      if (!is_last) continue;
       if constexpr (!kStep) near[u].gates = shared.carries[column + u];
-      far[u].total = after(near[u], far[u].total);
-      if (is_last) shared.carries[column + u] = far[u].total;
-      if constexpr (!kStep) own[u].gates = powers_of(column + u)[kTiles];
-      far[u] = {after(own[u], far[u].total), cast<Wide>(1.0), true};
+      shared.carries[column + u] = far[u].total = after(near[u], far[u].total);
+      far[u] = {after(shared.tiles[column + u], far[u].total), cast<Wide>(1.0), true};
     }
     if (publishes && ends_above) words()[index_of(2, above, column)].publish(far, params.tag);
   }
