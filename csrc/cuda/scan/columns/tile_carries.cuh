@@ -234,7 +234,7 @@ struct TileCarries {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
-      if (is_last) far[u] = joined(near[u], shared.tiles[column + u]);
+      far[u] = joined(near[u], shared.tiles[column + u]);
     }
     if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
     wait_for(wants_group, of_lane_group, of_group, far);
@@ -243,9 +243,9 @@ struct TileCarries {
       if (above == 0 && back == groups_before + 1)
         far[u] = {initial_of({block.outer, block.column + column}, u), cast<Wide>(1.0), true};
       if (groups_before > 0) fold_lanes(far[u], powers_of(column + u) + kGroups);
-      if (!is_last) continue;
       if constexpr (!kStep) near[u].gates = shared.carries[column + u];
-      shared.carries[column + u] = far[u].total = after(near[u], far[u].total);
+      far[u].total = after(near[u], far[u].total);
+      if (is_last) shared.carries[column + u] = far[u].total;
       far[u] = {after(shared.tiles[column + u], far[u].total), cast<Wide>(1.0), true};
     }
     if (publishes && ends_above) words()[index_of(2, above, column)].publish(far, params.tag);
