@@ -118,7 +118,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
   if (unit > steps) plan.flat = false, unit = batch;
   const int64_t most = steps / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
-  const int64_t tiles = std::max(ceil_div(p.length, plan.parts * most), ceil_div(device.multiprocessors, plan.walks));
+  const int64_t tiles = std::max(ceil_div(p.length, plan.parts * most), device.multiprocessors / plan.walks);
   plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
   plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);

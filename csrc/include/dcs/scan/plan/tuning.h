@@ -111,6 +111,9 @@ constexpr int kFewestHeldSteps = 8;           // of a thread, so that blocks hav
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 
+// Of tiles in shared memory, the input's and the gates', each part of which begins up to seven vectors on.
+constexpr int kMostFlatBytes = (4 * kHeldWords + 2 * 7 * 16) * kColumnThreads;
+
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
   const int tensors = (step ? 2 : 1) + (backward ? 1 : 0),
