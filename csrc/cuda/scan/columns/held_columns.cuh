@@ -5,20 +5,13 @@
 // memory in whole vectors; elsewhere neighboring lanes read neighboring cells, whatever their alignment.
 #pragma once
 
+#include "common/ptx/known_address.cuh"
 #include "common/vector.cuh"
 #include "scan/columns/column_values.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
-
-// An operand at a thread's first step. Each of the others is an instruction away: a product of 32 bits, added.
-template <typename Byte>
-struct NearSteps {
-  Byte* at;
-  int apart;
-  __device__ __forceinline__ Byte* step(int i) const { return at + static_cast<int64_t>(apart) * i; }
-};
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
 struct HeldColumns {
@@ -37,7 +30,7 @@ struct HeldColumns {
   const HeldColumnsPlan& t;
   uint32_t tile, walk;  // of the walk's tiles
   int outer, first_column;
-  int part, cell, width;  // cell of the block's `width`; a thread without one of its own reads what others do
+  int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
   int count;           // steps
   int64_t first_step;  // in the order of the scan
@@ -103,15 +96,16 @@ struct HeldColumns {
   }
   // An operand `later` steps after the thread's first one: in memory, or in a tile of shared memory.
   template <typename Byte>
-  __device__ __forceinline__ NearSteps<Byte> in_memory(Byte* pointer, const Strides& strides, int later) const {
+  __device__ __forceinline__ Steps<Byte> in_memory(Byte* pointer, const Strides& strides, int later) const {
     const int sign = p.reverse ? -1 : 1;
     const int64_t row = row_of(first_step) + sign * later;
     const ColumnPlace at = place();
-    return {pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize,
+    return {known_address(
+                pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize),
         sign * static_cast<int>(strides.time) * kSize};
   }
   template <typename Byte>
-  __device__ __forceinline__ NearSteps<Byte> in_tile(Byte* tile_memory) const {
+  __device__ __forceinline__ Steps<Byte> in_tile(Byte* tile_memory) const {
     const int row_bytes = t.span * kCellBytes, from_part = p.reverse ? t.parts - 1 - part : part;
     return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
             cell * kCellBytes,
@@ -120,12 +114,14 @@ struct HeldColumns {
 
   template <bool kFull>
   __device__ __forceinline__ void load(const TileMemory& memory) {
-    const auto bring = [&](const NearSteps<const char>& from, int later, auto& to) {
+    const auto bring = [&](const auto& from, int later, auto& to) {
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
+      const char* at = from.at;
       each<kFull>([&](int i) {
-        if (kFull || (i >= least && i < most)) to[i] = *reinterpret_cast<const Cell*>(from.step(i));
+        if (kFull || (i >= least && i < most)) to[i] = *reinterpret_cast<const Cell*>(at);
         else to[i] = Cell{};
+        at += from.apart;
       });
     };
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
@@ -229,7 +225,7 @@ struct HeldColumns {
   // The results from what enters the part; of gamma's gradient, the sums.
   template <bool kFull, bool kCuts>
   __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
-    NearSteps<char> to, gates_to{nullptr, 0};
+    Steps<char> to, gates_to{nullptr, 0};
     if constexpr (kFlat) to = in_tile<char>(memory.tile_of(0));
     else to = in_memory(static_cast<char*>(p.output), p.output_strides, 0);
     if constexpr (kBackward && kStep) gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, 0);
@@ -238,7 +234,8 @@ struct HeldColumns {
       values_of(x[i], values);
       factors_of(i, factors);
       advance<kCuts>(i, values, factors, y);
-      if (works) *reinterpret_cast<Cell*>(to.step(i)) = packed(y);
+      *reinterpret_cast<Cell*>(to.at) = packed(y);
+      to.at += to.apart;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
         const bool is_last = !kFull && first_step + i + 1 == p.length;
@@ -251,8 +248,10 @@ struct HeldColumns {
           terms[u] = is_dropped ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
           if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
         }
-        if constexpr (kStep)
-          if (works) *reinterpret_cast<Cell*>(gates_to.step(i)) = packed(terms);
+        if constexpr (kStep) {
+          *reinterpret_cast<Cell*>(gates_to.at) = packed(terms);
+          gates_to.at += gates_to.apart;
+        }
       }
     });
   }
@@ -272,6 +271,7 @@ struct HeldColumns {
     }
   }
   __device__ __forceinline__ void add_sums(const Carries& carries, const Wide (&sums)[kUnit]) const {
+    __syncthreads();  // others may still read what is before a part
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
