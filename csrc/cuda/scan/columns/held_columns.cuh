@@ -13,6 +13,27 @@
 
 namespace dcs {
 
+// A thread's cells in registers: those of two bytes in twos.
+template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2>
+struct HeldCells {
+  Cell cells[kCount];
+  __device__ __forceinline__ Cell get(int i) const { return cells[i]; }
+  __device__ __forceinline__ void set(int i, const Cell& cell) { cells[i] = cell; }
+};
+template <typename Cell, int kCount>
+struct HeldCells<Cell, kCount, true> {
+  uint32_t words[kCount / 2];
+  __device__ __forceinline__ Cell get(int i) const {
+    const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+    return *reinterpret_cast<const Cell*>(&bits);
+  }
+  __device__ __forceinline__ void set(int i, const Cell& cell) {
+    const uint32_t bits = *reinterpret_cast<const uint16_t*>(&cell);
+    words[i / 2] = i % 2 ? words[i / 2] | bits << 16 : bits;
+  }
+};
+struct NoCells {};
+
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
 struct HeldColumns {
   using Acc = typename Types<T>::Acc;
@@ -25,6 +46,7 @@ struct HeldColumns {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
+  static constexpr int kLoads = kSteps < kHeldWords ? kSteps : kHeldWords;  // on their way before the first use
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;
@@ -36,11 +58,14 @@ struct HeldColumns {
   int64_t first_step;  // in the order of the scan
   Wide gamma[kUnit];
   Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
-  Cell x[kSteps], gates[kStep ? kSteps : 1], saved[kBackward ? kSteps : 1];
+  using Cells = HeldCells<Cell, kSteps>;
+  Cells x;
+  std::conditional_t<kStep, Cells, NoCells> gates;
+  std::conditional_t<kBackward, Cells, NoCells> saved;
   // A bit a step, before which the scan starts anew. Backward (the adjoint is shifted) the reset flag of a step is the
   // next one's bit.
-  uint32_t cuts[kUnit] = {};
-  static_assert(!kBackward || kSteps < 32);
+  using Bits = std::conditional_t<(kSteps + (kBackward ? 1 : 0) > 32), uint64_t, uint32_t>;
+  Bits cuts[kUnit] = {};
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
     const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
@@ -73,15 +98,15 @@ struct HeldColumns {
   __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
   __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
 
-  // Batches of the steps that there are; kFull: all of a part's.
-  template <bool kFull, typename Visit>
-  __device__ __forceinline__ void each(const Visit& visit) const {
+  // Batches of the steps that there are, or of kCount from one on; kFull: all of a part's.
+  template <bool kFull, int kCount = kSteps, typename Visit>
+  __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
 #pragma unroll
-    for (int k = 0; k < kSteps; k += kBatch) {
-      if (k >= (kFull ? t.part_steps : count)) break;
+    for (int k = 0; k < kCount; k += kBatch) {
+      if (from + k >= (kFull ? t.part_steps : count)) break;
 #pragma unroll
-      for (int i = k; i < k + kBatch && i < kSteps; ++i)
-        if (kFull || i < count) visit(i);
+      for (int i = k; i < k + kBatch && i < kCount; ++i)
+        if (kFull || from + i < count) visit(from + i);
     }
   }
   // Whether the warp's threads have all of their steps, and neighbors in time on both sides where they ask for them.
@@ -118,11 +143,18 @@ struct HeldColumns {
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
       const char* at = from.at;
-      each<kFull>([&](int i) {
-        if (kFull || (i >= least && i < most)) to[i] = *reinterpret_cast<const Cell*>(at);
-        else to[i] = Cell{};
-        at += from.apart;
-      });
+#pragma unroll
+      for (int k = 0; k < kSteps; k += kLoads) {
+        Cell loaded[kLoads];
+        const auto bring_one = [&](int i) {
+          if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(at);
+          else loaded[i - k] = Cell{};
+          at += from.apart;
+        };
+        each<kFull, kLoads>(bring_one, k);
+#pragma unroll
+        for (int i = k; i < k + kLoads; ++i) to.set(i, loaded[i - k]);
+      }
     };
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
       bring(in_memory(static_cast<const char*>(pointer), strides, later), later, to);
@@ -146,13 +178,13 @@ struct HeldColumns {
       const ColumnPlace at = place();
       const bool* const flags = p.reset + at.outer * p.reset_strides.outer + (at.column + u) * p.reset_strides.inner +
           row_of(first_step) * p.reset_strides.time;
-      uint32_t bits = 0;
-      each<false>([&](int i) { bits |= (flags[i * apart] ? 1u : 0u) << i; });
-      cuts[u] |= kBackward || p.shifted ? bits << 1 | (first_step > 0 && flags[-apart] ? 1u : 0u) : bits;
+      Bits bits = 0;
+      each<false>([&](int i) { bits |= Bits{flags[i * apart]} << i; });
+      cuts[u] |= kBackward || p.shifted ? bits << 1 | Bits{first_step > 0 && flags[-apart]} : bits;
     }
   }
   __device__ __forceinline__ bool has_flags() const {
-    uint32_t any = 0;
+    Bits any = 0;
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) any |= cuts[u];
     return __any_sync(0xffffffffu, any != 0);
@@ -183,10 +215,11 @@ struct HeldColumns {
     }
   }
   __device__ __forceinline__ void factors_of(int i, Sum (&to)[kUnit]) const {
-    if constexpr (!kStep) return;
-    values_of(gates[kStep ? i : 0], to);
+    if constexpr (kStep) {
+      values_of(gates.get(i), to);
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) to[u] = conj_if(p.conjugate_gamma, to[u]);
+      for (int u = 0; u < kUnit; ++u) to[u] = conj_if(p.conjugate_gamma, to[u]);
+    }
   }
 
   // The part's pieces, from nothing.
@@ -201,7 +234,7 @@ struct HeldColumns {
     }
     each<kFull>([&](int i) {
       Sum values[kUnit], factors[kUnit] = {};
-      values_of(x[i], values);
+      values_of(x.get(i), values);
       factors_of(i, factors);
       if (i > 0) advance<kCuts>(i, values, factors, y);
 #pragma unroll
@@ -231,7 +264,7 @@ struct HeldColumns {
     if constexpr (kBackward && kStep) gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, 0);
     each<kFull>([&](int i) {
       Sum values[kUnit], factors[kUnit] = {};
-      values_of(x[i], values);
+      values_of(x.get(i), values);
       factors_of(i, factors);
       advance<kCuts>(i, values, factors, y);
       *reinterpret_cast<Cell*>(to.at) = packed(y);
@@ -240,7 +273,7 @@ struct HeldColumns {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
         const bool is_last = !kFull && first_step + i + 1 == p.length;
         Sum others[kUnit], terms[kUnit];
-        values_of(saved[i], others);
+        values_of(saved.get(i), others);
 #pragma unroll
         for (int u = 0; u < kUnit; ++u) {
           const Sum other = is_last ? cast<Sum>(Values::initial_of(p, place(), u)) : others[u];

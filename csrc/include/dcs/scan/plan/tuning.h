@@ -116,9 +116,8 @@ constexpr int kMostFlatBytes = (4 * kHeldWords + 2 * 7 * 16) * kColumnThreads;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
-  const int tensors = (step ? 2 : 1) + (backward ? 1 : 0),
-            words = cell_bytes < 4 ? 1 : static_cast<int>(cell_bytes / 4);
-  return kHeldWords / (words * (tensors == 3 ? 4 : tensors));
+  const int tensors = (step ? 2 : 1) + (backward ? 1 : 0);
+  return 4 * kHeldWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
 }
 constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
 
