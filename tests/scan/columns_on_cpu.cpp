@@ -146,16 +146,17 @@ class Trial {
     if (held) {
       std::vector<Word> words(static_cast<size_t>(held->workspace_bytes / 16) + 1, Word{7, 7});
       const HeldColumnsParams params{p, *held, words.data(), 0x123456789abcdef0};
-      return emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed, [&] {
-        const auto run = [&](auto flat) {
-          if constexpr (sizeof(T) == 2) {
-            if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
-          }
-          held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
-        };
-        if (held->flat) run(std::true_type{});
-        else run(std::false_type{});
-      });
+      return emulation::launch(
+          held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed, [&] {
+            const auto run = [&](auto flat) {
+              if constexpr (sizeof(T) == 2) {
+                if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
+              }
+              held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
+            };
+            if (held->flat) run(std::true_type{});
+            else run(std::false_type{});
+          });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -180,9 +181,9 @@ class Trial {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
-    printf("shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, span %d, parts %d of %d steps, tiles %ld\n", c.shifted,
-        c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs, held ? held->span : 0, held ? held->parts : 0,
-        held ? held->part_steps : 0, held ? held->tiles : 0);
+    printf("shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, span %d, parts %d of %d steps, tiles %ld\n",
+        c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs, held ? held->span : 0,
+        held ? held->parts : 0, held ? held->part_steps : 0, held ? held->tiles : 0);
     return false;
   }
 

@@ -51,8 +51,8 @@ struct PieceWords {
   }
 };
 
-// Two columns' pieces in one word: totals of halves, which are sums of floats, keep a float's digits. The two lowest bits
-// of the tag say which are closed.
+// Two columns' pieces in one word: totals of halves, which are sums of floats, keep a float's digits. The two lowest
+// bits of the tag say which are closed.
 struct PairWord {
   Word word;
 

@@ -46,7 +46,7 @@ struct HeldColumns {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
-  static constexpr int kLoads = kSteps < kHeldWords ? kSteps : kHeldWords;  // on their way before the first use
+  static constexpr int kLoads = kSteps <= kHeldWords ? kSteps : kFlat ? kHeldWords : kHeldWords / 2;  // at once
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;
@@ -71,10 +71,8 @@ struct HeldColumns {
     const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
     tile = walks == 1 ? blockIdx.x : blockIdx.x / walks;
     walk = blockIdx.x - tile * walks;
-    outer = static_cast<int>(spans == 1 ? walk : walk / spans);
-    const int first_cell = static_cast<int>(walk - outer * spans) * t.span;
-    first_column = first_cell * kUnit;
-    width = min(t.span, static_cast<int>(p.inner) / kUnit - first_cell);
+    outer = static_cast<int>(kFlat || spans == 1 ? walk : walk / spans);
+    first_column = kFlat ? 0 : static_cast<int>(walk - outer * spans) * t.span * kUnit;
     find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
@@ -86,7 +84,8 @@ struct HeldColumns {
   // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
   __device__ __forceinline__ void find_steps() {
     uint32_t thread = threadIdx.x;
-    asm volatile("" : "+r"(thread), "+r"(tile));
+    asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
+    width = min(t.span, (static_cast<int>(p.inner) - first_column) / kUnit);
     const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
     const int own_cell = static_cast<int>(thread) - own_part * t.span;
     works = own_part < t.parts && own_cell < width;
@@ -125,8 +124,8 @@ struct HeldColumns {
     const int sign = p.reverse ? -1 : 1;
     const int64_t row = row_of(first_step) + sign * later;
     const ColumnPlace at = place();
-    return {known_address(
-                pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize),
+    return {
+        known_address(pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize),
         sign * static_cast<int>(strides.time) * kSize};
   }
   template <typename Byte>
@@ -204,7 +203,8 @@ struct HeldColumns {
   }
   // From y before a step y after it. `factors` are its gates, as they were read.
   template <bool kCuts>
-  __device__ __forceinline__ void advance(int i, const Sum (&values)[kUnit], const Sum (&factors)[kUnit], Sum (&y)[kUnit]) const {
+  __device__ __forceinline__ void advance(
+      int i, const Sum (&values)[kUnit], const Sum (&factors)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       Sum sum;

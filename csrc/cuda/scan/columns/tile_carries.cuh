@@ -1,9 +1,10 @@
 // What enters each part of a tile of columns: from the totals of the parts before it, by way of shared memory, and of
 // the tiles before, by way of global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
 // scan with decoupled look-back", NVIDIA NVR-2016-002). Tiles are in groups of `fan`, and these in groups of `fan`
-// again. `fan` lanes take a cell: one has some of its parts, the word of a tile before in the group, and that of a group
-// before, or what entered the group of groups. They fold by shuffles, always in the same tree. Blocks begin in the order
-// of their tiles, and a tile's total needs its own elements only, so every total that is waited for will come.
+// again. `fan` lanes take a cell: one has some of its parts, the word of a tile before in the group, and that of a
+// group before, or what entered the group of groups. They fold by shuffles, always in the same tree. Blocks begin in
+// the order of their tiles, and a tile's total needs its own elements only, so every total that is waited for will
+// come.
 #pragma once
 
 #include "scan/carry/piece_words.cuh"
@@ -107,7 +108,8 @@ struct TileCarries {
       const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether + u, columns = width * kUnit;
       Wide sum = cast<Wide>(0.0);
 #pragma unroll 1
-      for (int part = lane; part < t.parts; part += fan) sum = sum + shared.totals[part * pitch + min(column, columns - 1)];
+      for (int part = lane; part < t.parts; part += fan)
+        sum = sum + shared.totals[part * pitch + min(column, columns - 1)];
       for (int d = fan / 2; d > 0; d /= 2) sum = sum + shuffle_down(sum, d);
       if (lane == 0 && column < columns) take(column, sum);
     }

@@ -18,20 +18,20 @@ struct WalkColumnsPlan {
 };
 // A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
 struct HeldColumnsPlan {
-  bool flat;           // a tile is one piece of memory
-  bool pairs;          // a cell is two columns of halves, not one
-  int span, spans;     // cells of a block, of which there are so many side by side
-  int64_t walks;       // outer * spans
-  int parts;           // threads of a cell in a block
-  int part_steps;      // of a thread
-  int fan_bits;        // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
-  int lane_bits;       // 2^these parts are a lane's
-  int64_t tiles;       // of a walk
-  int64_t groups;      // of tiles
-  int part_vectors;    // of 16 bytes in shared memory, where a tile is one piece
-  int part_pitch;      // the same with what keeps parts in different banks
+  bool flat;         // a tile is one piece of memory
+  bool pairs;        // a cell is two columns of halves, not one
+  int span, spans;   // cells of a block, of which there are so many side by side
+  int64_t walks;     // outer * spans
+  int parts;         // threads of a cell in a block
+  int part_steps;    // of a thread
+  int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
+  int lane_bits;     // 2^these parts are a lane's
+  int64_t tiles;     // of a walk
+  int64_t groups;    // of tiles
+  int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
+  int part_pitch;    // the same with what keeps parts in different banks
   uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
-  int64_t flat_bytes;  // of a tile in shared memory
+  int64_t flat_bytes;                      // of a tile in shared memory
   int64_t shared_bytes, workspace_bytes;
   double powers[kHeldPowers];  // of a number gamma
 };
@@ -67,9 +67,8 @@ inline bool columns_lie_flat(const ScanProblem& p) {
 
 // From one step to the next it is less than 2^31 bytes: threads count in them.
 inline bool steps_are_near(const ScanProblem& p) {
-  return all_operands(p, [](const void*, const Strides& s, int64_t bytes) {
-    return std::abs(s.time) < (int64_t{1} << 31) / bytes;
-  });
+  return all_operands(
+      p, [](const void*, const Strides& s, int64_t bytes) { return std::abs(s.time) < (int64_t{1} << 31) / bytes; });
 }
 
 // Powers of gamma over 1, 2, 4, ... of the plan's parts, tiles and groups of tiles.
@@ -108,7 +107,8 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.walks = p.outer * plan.spans;
   plan.parts = kColumnThreads / plan.span;
   plan.fan_bits = 3;
-  while (plan.fan_bits < kTilePowers && plan.span * (folded / cells) << (plan.fan_bits + 1) <= kColumnThreads) ++plan.fan_bits;
+  while (plan.fan_bits < kTilePowers && plan.span * (folded / cells) << (plan.fan_bits + 1) <= kColumnThreads)
+    ++plan.fan_bits;
   while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
   plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
   // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
@@ -126,8 +126,8 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   if (plan.flat) lay_out_flat(plan, row_bytes);
   plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);
   if (plan.tiles > 1)
-    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 *
-        (wide_bytes_of(p.dtype) / 8) * (step ? 2 * columns : 1);
+    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
+        (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.
   const int64_t blocks = plan.walks * plan.tiles;
   return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
