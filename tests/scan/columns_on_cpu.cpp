@@ -233,10 +233,15 @@ Case draw(std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
   Case c{};
-  const unsigned form = random() % 5;
+  const unsigned form = random() % 6;  // the last one: more tiles than two levels of groups hold
   c.outer = one_in(2) ? 1 : up_to(form == 0 ? 20 : 3);
-  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(60) : form == 2 ? up_to(30000) : up_to(3000);
+  c.length = form == 5 ? 4500 + up_to(1000)
+      : form == 0      ? up_to(12)
+      : form == 1      ? up_to(60)
+      : form == 2      ? up_to(30000)
+                       : up_to(3000);
   c.inner = 1 + (form == 0 ? up_to(40) : form == 1 ? up_to(900) : form == 2 ? up_to(10) : up_to(50));
+  if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0};
@@ -250,7 +255,7 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
-  c.multiprocessors = static_cast<int>(up_to(6));
+  c.multiprocessors = static_cast<int>(form == 5 ? 132 : up_to(6));
   c.seed = random();
   return c;
 }
