@@ -46,7 +46,9 @@ struct HeldColumns {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
-  static constexpr int kLoads = kSteps <= kHeldWords ? kSteps : kFlat ? kHeldWords : kHeldWords / 2;  // at once
+  // Cells on their way before the first use: packing waits for them.
+  static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
+                                                                                  : std::min(kSteps, kHeldWords / 2);
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;
