@@ -146,8 +146,17 @@ class Trial {
     if (held) {
       std::vector<Word> words(static_cast<size_t>(held->workspace_bytes / 16) + 1, Word{7, 7});
       const HeldColumnsParams params{p, *held, words.data(), 0x123456789abcdef0};
-      return emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed,
-          [&] { held_columns_kernel<T, kStep, kBackward>(params); });
+      return emulation::launch(
+          held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed, [&] {
+            const auto run = [&](auto flat) {
+              if constexpr (sizeof(T) == 2) {
+                if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
+              }
+              held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
+            };
+            if (held->flat) run(std::true_type{});
+            else run(std::false_type{});
+          });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -172,9 +181,9 @@ class Trial {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
-    printf("shifted %d, backward %d, seed %u; held %d, flat %d, span %d, parts %d of %d steps, tiles %ld\n", c.shifted,
-        c.backward, c.seed, held.has_value(), held && held->flat, held ? held->span : 0, held ? held->parts : 0,
-        held ? held->part_steps : 0, held ? held->tiles : 0);
+    printf("shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, span %d, parts %d of %d steps, tiles %ld\n",
+        c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs, held ? held->span : 0,
+        held ? held->parts : 0, held ? held->part_steps : 0, held ? held->tiles : 0);
     return false;
   }
 
@@ -224,10 +233,15 @@ Case draw(std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
   Case c{};
-  const unsigned form = random() % 5;
+  const unsigned form = random() % 6;  // the last one: more tiles than two levels of groups hold
   c.outer = one_in(2) ? 1 : up_to(form == 0 ? 20 : 3);
-  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(60) : form == 2 ? up_to(30000) : up_to(3000);
+  c.length = form == 5 ? 4500 + up_to(1000)
+      : form == 0      ? up_to(12)
+      : form == 1      ? up_to(60)
+      : form == 2      ? up_to(30000)
+                       : up_to(3000);
   c.inner = 1 + (form == 0 ? up_to(40) : form == 1 ? up_to(900) : form == 2 ? up_to(10) : up_to(50));
+  if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0};
@@ -241,7 +255,7 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
-  c.multiprocessors = static_cast<int>(up_to(6));
+  c.multiprocessors = static_cast<int>(form == 5 ? 132 : up_to(6));
   c.seed = random();
   return c;
 }

@@ -279,18 +279,23 @@ __device__ __forceinline__ Wide power_of(Wide base) {
   return base;
 }
 
-// base^exponent, clamped as products of power_mul are: the sign and the side on which plain products leave the range
-// say to what.
+// A plain product of powers of one base, clamped as products of power_mul are: its sign and the side on which it left
+// the range say to what.
+__device__ __forceinline__ double bounded_product(double product, double base) {
+  const int sign = __double2hiint(product) & 0x80000000, size = __double2hiint(product) & 0x7ff00000;
+  if (size == 0 && base != 0.0) return __hiloint2double(sign | 0x00100000, 0);
+  if (size == 0x7ff00000 && is_finite(base)) return __hiloint2double(sign | 0x7fefffff, 0xffffffff);
+  return product;
+}
+
+// base^exponent, clamped.
 __device__ inline double whole_power(double base, unsigned exponent) {
   double power = 1.0, square = base;
   for (; exponent; exponent >>= 1) {
     if (exponent & 1) power *= square;
     square *= square;
   }
-  const int sign = __double2hiint(power) & 0x80000000, size = __double2hiint(power) & 0x7ff00000;
-  if (size == 0 && base != 0.0) return __hiloint2double(sign | 0x00100000, 0);
-  if (size == 0x7ff00000 && is_finite(base)) return __hiloint2double(sign | 0x7fefffff, 0xffffffff);
-  return power;
+  return bounded_product(power, base);
 }
 template <typename Wide>
 __device__ inline Wide whole_power(Wide base, unsigned exponent) {

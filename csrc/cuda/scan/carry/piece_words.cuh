@@ -22,6 +22,7 @@ struct PieceWords {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) store_word(&words[i], i < kValues ? total[i] : gates[i - kValues], state);
   }
+  __device__ __forceinline__ void publish(const Piece<Wide> (&piece)[1], uint64_t tag) { publish(piece[0], tag); }
   // Loads what `from` holds where `wanted`, without a branch.
   __device__ __forceinline__ void load_if(bool wanted, const PieceWords& from) {
 #pragma unroll
@@ -40,12 +41,35 @@ struct PieceWords {
     }
     return there;
   }
+  __device__ __forceinline__ bool get(Piece<Wide> (&piece)[1], uint64_t tag) const { return get(piece[0], tag); }
   // Whether the piece is there, in memory.
   __device__ __forceinline__ bool read(Piece<Wide>& piece, uint64_t tag) const {
     PieceWords loaded;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) loaded.words[i] = load_word(&words[i]);
     return loaded.get(piece, tag);
+  }
+};
+
+// Two columns' pieces in one word: totals of halves, which are sums of floats, keep a float's digits. The two lowest
+// bits of the tag say which are closed.
+struct PairWord {
+  Word word;
+
+  __device__ __forceinline__ void publish(const Piece<double> (&pieces)[2], uint64_t tag) {
+    const auto bits = [](double total) { return uint64_t{__float_as_uint(static_cast<float>(total))}; };
+    const uint64_t closed = (pieces[0].closed ? 1 : 0) | (pieces[1].closed ? 2 : 0);
+    store_word(&word, bits(pieces[0].total) | bits(pieces[1].total) << 32, tag ^ closed);
+  }
+  __device__ __forceinline__ void load_if(bool wanted, const PairWord& from) { load_word_if(wanted, &from.word, word); }
+  __device__ __forceinline__ bool get(Piece<double> (&pieces)[2], uint64_t tag) const {
+    const uint64_t closed = word.state ^ tag;
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      pieces[u].total = static_cast<double>(__uint_as_float(static_cast<uint32_t>(word.value >> 32 * u)));
+      pieces[u].closed = closed >> u & 1;
+    }
+    return closed <= 3;
   }
 };
 

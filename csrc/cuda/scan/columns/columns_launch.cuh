@@ -19,11 +19,22 @@ cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPla
 }
 
 template <typename T, bool kStep, bool kBackward>
+auto held_kernel_of(const HeldColumnsPlan& plan) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.pairs)
+      return plan.flat ? held_columns_kernel<T, kStep, kBackward, 2, true>
+                       : held_columns_kernel<T, kStep, kBackward, 2, false>;
+  }
+  return plan.flat ? held_columns_kernel<T, kStep, kBackward, 1, true>
+                   : held_columns_kernel<T, kStep, kBackward, 1, false>;
+}
+
+template <typename T, bool kStep, bool kBackward>
 cudaError_t launch_held_columns(
     const ScanProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   HeldColumnsParams params{problem, plan, workspace, 0};
   if (plan.workspace_bytes > 0) params.tag = call_tag(workspace, plan.workspace_bytes, stream);
-  const auto kernel = held_columns_kernel<T, kStep, kBackward>;
+  const auto kernel = held_kernel_of<T, kStep, kBackward>(plan);
   if (plan.shared_bytes > 0) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostFlatBytes);
     if (error != cudaSuccess) return error;

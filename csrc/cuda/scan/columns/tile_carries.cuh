@@ -1,183 +1,267 @@
 // What enters each part of a tile of columns: from the totals of the parts before it, by way of shared memory, and of
 // the tiles before, by way of global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
-// scan with decoupled look-back", NVIDIA NVR-2016-002). Tiles are in groups of kFan, and these in groups of kFan again.
-// A tile's carry is folded from what entered its group of groups, the groups before its own there, and the tiles before
-// it in its group, always in this order. Blocks begin in the order of their tiles, and a tile's total needs its own
-// elements only, so every total that is waited for will come.
+// scan with decoupled look-back", NVIDIA NVR-2016-002). Tiles are in groups of `fan`, and these in groups of `fan`
+// again. `fan` lanes take a cell: one has some of its parts, the word of a tile before in the group, and that of a
+// group before, or what entered the group of groups. They fold by shuffles, always in the same tree. Blocks begin in
+// the order of their tiles, and a tile's total needs its own elements only, so every total that is waited for will
+// come.
 #pragma once
 
 #include "scan/carry/piece_words.cuh"
+#include "scan/columns/column_values.cuh"
 #include "scan/columns/columns_params.cuh"
 
 namespace dcs {
 
-template <typename Wide, bool kStep>
+template <typename Wide, bool kStep, int kUnit>
 struct CarryExchange {
-  static constexpr int kGates = kStep ? 1 : 0, kPowers = kStep ? 0 : 1;
-  // Of the parts, then of the parts before them; of the tiles before in the group and the groups before in theirs.
-  Wide totals[kColumnThreads], gates[kColumnThreads * kGates + 1];
-  bool closed[kColumnThreads];
-  Wide near_totals[2][kFan - 1][kSpan], near_gates[2][kFan - 1][kSpan * kGates + 1];
-  bool near_closed[2][kFan - 1][kSpan];
-  Wide carries[kSpan];  // into the tile
-  // Powers that take a carry over the parts before; over a tile, a group, the tiles and groups before.
-  Wide over_parts[kColumnThreads * kPowers + 1], over_near[3][kSpan * kPowers + 1];
+  static constexpr int kColumns = kUnit * kSpan, kPowers = kStep ? 0 : kColumns;
+  static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
+  // Of the parts, then of the parts before them; without gates of steps, powers over the parts before from the start.
+  Wide totals[kItems], gates[kItems];
+  bool closed[kItems];
+  Wide carries[kColumns];  // into the tile
+  Piece<Wide> tiles[kColumns];
+  Wide powers[kHeldPowers * kPowers + 1];  // a column's, or the first one's for all
 };
 
-// A thread's part in it: `gamma` is that of its column.
-template <typename Wide, bool kStep>
+// A thread's part in it. Its own part and cell in the tile may be others than those it folds for.
+template <typename T, bool kStep, int kUnit>
 struct TileCarries {
-  using Words = PieceWords<Wide, kStep>;
-  enum Over { kTile, kGroup, kNear };
+  using Wide = typename Types<T>::Wide;
+  using Values = ColumnValues<T, kStep>;
+  // Columns that lanes fold together, whose totals go in one word where they are two.
+  static constexpr int kTogether = kStep ? 1 : kUnit;
+  using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
 
   const HeldColumnsParams& params;
   const HeldColumnsPlan& t = params.plan;
-  CarryExchange<Wide, kStep>& shared;
+  CarryExchange<Wide, kStep, kUnit>& shared;
   uint32_t tile, walk;
-  int part, column, width;       // columns of the block
-  int before, groups_before;     // tiles before in the group, groups before in theirs
-  Wide power = cast<Wide>(1.0);  // over a part, without gates of steps
+  int width;  // cells of the block
+  int pitch;  // of the parts' columns in shared memory
+  int fan, lane;
+  int before, groups_before;  // tiles before in the group, groups before in theirs
 
-  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given, CarryExchange<Wide, kStep>& memory,
-      uint32_t of_tile, uint32_t of_walk, int of_part, int of_column, int columns, Wide gamma)
-      : params(given), shared(memory), tile(of_tile), walk(of_walk), part(of_part), column(of_column), width(columns) {
-    before = static_cast<int>(tile % kFan);
-    groups_before = static_cast<int>(tile / kFan % kFan);
+  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given, CarryExchange<Wide, kStep, kUnit>& memory,
+      uint32_t of_tile, uint32_t of_walk, int cells)
+      : params(given), shared(memory), tile(of_tile), walk(of_walk), width(cells) {
+    pitch = t.span * kUnit | 1;
+    fan = 1 << t.fan_bits;
+    lane = static_cast<int>(threadIdx.x) & (fan - 1);
+    before = static_cast<int>(tile) & (fan - 1);
+    groups_before = static_cast<int>(tile >> t.fan_bits) & (fan - 1);
+  }
+
+  // The powers of a column's gamma that folds multiply by. `part` and `gammas` are the thread's own.
+  __device__ __forceinline__ void put_powers(bool works, int part, int cell, const Wide (&gammas)[kUnit]) const {
     if constexpr (!kStep) {
-      power = part_power(gamma);
-      shared.over_parts[threadIdx.x] = whole_power(power, static_cast<unsigned>(part));
-      if (part > 0) return;
-      const Wide over_tile = whole_power(power, static_cast<unsigned>(t.parts));
-      shared.over_near[kTile][column] = over_tile;
-      shared.over_near[kGroup][column] = power_of<kFan>(over_tile);
-      shared.over_near[kNear][column] = whole_power(over_tile, static_cast<unsigned>(groups_before * kFan + before));
+      if (params.problem.gamma_kind == GammaKind::kNumber) {
+        if (threadIdx.x < kHeldPowers) shared.powers[threadIdx.x] = cast<Wide>(t.powers[threadIdx.x]);
+        return;
+      }
+      for (int i = part; works && i < kHeldPowers; i += t.parts) {
+        const int level = i < kPartPowers ? 0 : i < kPartPowers + kTilePowers ? 1 : 2;
+        const int bit = i - (level == 0 ? 0 : level == 1 ? kPartPowers : kPartPowers + kTilePowers);
+        const unsigned steps = static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
+            << (bit + (level == 2 ? t.fan_bits : 0));
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u)
+          shared.powers[(cell * kUnit + u) * kHeldPowers + i] = whole_power(gammas[u], steps);
+      }
     }
   }
-
-  // From the part's piece what enters it. `initial` enters the walk.
-  __device__ __forceinline__ Wide exchange(const Piece<Wide>& piece, Wide initial) const {
-    put(threadIdx.x, piece);
-    __syncthreads();
-    const bool folds = part == 0 && column < width;
-    Piece<Wide> own = identity<Wide>();
-    if (folds) own = fold_parts();
-    if (t.tiles > 1) {
-      if (folds && tile + 1 < t.tiles && before + 1 < kFan) word_of(0, tile)->publish(own, params.tag);
-      if (part < kFan && column < width) collect();
-      __syncthreads();
-    }
-    if (folds) shared.carries[column] = t.tiles > 1 ? carry_after(own, initial) : initial;
-    __syncthreads();
-    if (part >= t.parts) return cast<Wide>(0.0);
-    Wide over_parts = cast<Wide>(1.0);
-    if constexpr (!kStep) over_parts = shared.over_parts[threadIdx.x];
-    return after(get(threadIdx.x, over_parts), shared.carries[column]);
+  // Over the parts before one.
+  __device__ __forceinline__ Wide over_parts(int part, Wide gamma) const {
+    if constexpr (kStep) return cast<Wide>(1.0);
+    else if (params.problem.gamma_kind != GammaKind::kNumber)
+      return whole_power(gamma, static_cast<unsigned>(part * t.part_steps));
+    else return cast<Wide>(power_over<kPartPowers>(t.powers, part));
   }
 
-  // The parts' sums, in their order, in the first part.
-  __device__ __forceinline__ Wide add_sums(Wide sum) const {
+  __device__ __forceinline__ void put(int part, int column, const Piece<Wide>& piece) const {
+    const int item = part * pitch + column;
+    shared.totals[item] = piece.total;
+    shared.gates[item] = piece.gates;
+    shared.closed[item] = piece.closed;
+  }
+  __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
+    const int item = part * pitch + column;
+    return {shared.totals[item], shared.gates[item], shared.closed[item]};
+  }
+
+  // From the parts' pieces (`put`) what enters each (`get`) and the tile (`shared.carries`), by all threads.
+  __device__ __forceinline__ void exchange(const ColumnPlace& block) const {
     __syncthreads();
-    shared.totals[threadIdx.x] = sum;
+    const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether, columns = width * kUnit;
+    if (__any_sync(0xffffffffu, column < columns))
+      fold_columns(min(column, columns - kTogether), column < columns, block);
     __syncthreads();
-    if (part == 0)
-      for (int q = 1; q < t.parts; ++q) sum = sum + shared.totals[q * t.span + column];
-    return sum;
+  }
+
+  // The parts' sums (`put`): `take` gets that of a column.
+  template <typename Take>
+  __device__ __forceinline__ void add_sums(const Take& take) const {
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether + u, columns = width * kUnit;
+      Wide sum = cast<Wide>(0.0);
+#pragma unroll 1
+      for (int part = lane; part < t.parts; part += fan)
+        sum = sum + shared.totals[part * pitch + min(column, columns - 1)];
+      for (int d = fan / 2; d > 0; d /= 2) sum = sum + shuffle_down(sum, d);
+      if (lane == 0 && column < columns) take(column, sum);
+    }
   }
 
  private:
-  __device__ __forceinline__ Wide part_power(Wide gamma) const {
-    if constexpr (std::is_same_v<Wide, double>) {
-      if (params.problem.gamma_kind == GammaKind::kNumber) return t.part_power;
+  enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
+  __device__ __forceinline__ const Wide* powers_of(int column) const {
+    if constexpr (kStep) return nullptr;
+    else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kHeldPowers);
+  }
+  // From the powers over 1, 2, 4, ... pieces that over so many.
+  template <int kBits, typename Power>
+  static __device__ __forceinline__ Power power_over(const Power* powers, int pieces) {
+    Power power = cast<Power>(1.0);
+#pragma unroll
+    for (int d = 0; d < kBits; ++d) {
+      if (!(pieces >> d & 1)) continue;
+      if constexpr (std::is_same_v<Power, double>) power *= powers[d];
+      else power = power_mul(power, powers[d]);
     }
-    return whole_power(gamma, static_cast<unsigned>(t.part_steps));
+    if constexpr (std::is_same_v<Power, double>) power = bounded_product(power, powers[0]);
+    return power;
   }
-  __device__ __forceinline__ Wide over(Over what) const {
-    if constexpr (kStep) return cast<Wide>(1.0);
-    else return shared.over_near[what][column];
-  }
-
   // Of pieces one after the other; where powers take carries over them, without the product.
   static __device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>& first, const Piece<Wide>& then) {
     return {after(then, first.total), kStep ? power_mul(first.gates, then.gates) : first.gates,
         first.closed || then.closed};
   }
-  __device__ __forceinline__ void put(int item, const Piece<Wide>& piece) const {
-    shared.totals[item] = piece.total;
-    if constexpr (kStep) shared.gates[item] = piece.gates;
-    shared.closed[item] = piece.closed;
-  }
-  __device__ __forceinline__ Piece<Wide> get(int item, Wide over_it) const {
-    if constexpr (kStep) over_it = shared.gates[item];
-    return {shared.totals[item], over_it, shared.closed[item]};
-  }
-  __device__ __forceinline__ Piece<Wide> near(int level, int q, Wide over_it) const {
-    if constexpr (kStep) over_it = shared.near_gates[level][q][column];
-    return {shared.near_totals[level][q][column], over_it, shared.near_closed[level][q][column]};
+
+  // Each lane's piece with those of the lanes before it. `powers` take a carry over 1, 2, 4, ... lanes' pieces; lanes
+  // without one come first.
+  __device__ __forceinline__ void fold_lanes(Piece<Wide>& piece, const Wide* powers) const {
+    const unsigned closed = __ballot_sync(0xffffffffu, piece.closed) >> (threadIdx.x % 32 - lane) & ((2u << lane) - 1);
+    const int reach = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;  // lanes up to the last closed piece
+#pragma unroll 1
+    for (int bit = 0; bit < t.fan_bits; ++bit) {
+      const int d = 1 << bit;
+      const Wide total = shuffle_up(piece.total, d, fan);
+      Wide power = cast<Wide>(1.0), gates = power;
+      if constexpr (kStep) power = piece.gates, gates = shuffle_up(piece.gates, d, fan);
+      else power = powers[bit];
+      if (d > reach) continue;
+      piece.total = fold(piece.total, power, total);
+      if constexpr (kStep) piece.gates = power_mul(piece.gates, gates);
+    }
+    piece.closed = closed != 0;
   }
 
-  // The tile's piece; before each part is left what is before it in the tile.
-  __device__ __forceinline__ Piece<Wide> fold_parts() const {
+  // The pieces of the parts up to a lane's last one; before each part is left what is before it in the tile.
+  __device__ __forceinline__ Piece<Wide> fold_parts(int column, bool exists) const {
+    const Wide* const powers = powers_of(column);
+    const int many = 1 << t.lane_bits, first = ((lane - fan) << t.lane_bits) + t.parts;
+    Wide over_part = cast<Wide>(1.0);
+    if constexpr (!kStep) over_part = powers[kParts];
+    const auto piece_of = [&](int part) {
+      Piece<Wide> piece = get(part, column);
+      if constexpr (!kStep) piece.gates = over_part;
+      return piece;
+    };
     Piece<Wide> own = identity<Wide>();
-    for (int q = 0; q < t.parts; ++q) {
-      const int item = q * t.span + column;
-      const Piece<Wide> piece = get(item, power);
-      put(item, own);
-      own = joined(own, piece);
+#pragma unroll 1
+    for (int part = max(first, 0); part < first + many; ++part) own = joined(own, piece_of(part));
+    fold_lanes(own, powers + kParts + t.lane_bits);
+    Piece<Wide> running{shuffle_up(own.total, 1, fan), cast<Wide>(1.0), false};
+    if constexpr (kStep) running.gates = shuffle_up(own.gates, 1, fan);
+    running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(own.closed), 1, fan) != 0;
+    if (lane == 0) running = identity<Wide>();
+#pragma unroll 1
+    for (int part = max(first, 0); part < first + many; ++part) {
+      const Piece<Wide> piece = piece_of(part);
+      const int item = part * pitch + column;
+      if (exists) {
+        shared.totals[item] = running.total;
+        shared.closed[item] = running.closed;
+        if constexpr (kStep) shared.gates[item] = running.gates;
+      }
+      running = joined(running, piece);
     }
-    if constexpr (!kStep) own.gates = over(kTile);
     return own;
   }
 
-  // Of tiles, of groups, of groups of groups.
-  __device__ __forceinline__ Words* word_of(int level, int64_t number) const {
-    const int64_t at = level == 0 ? number : level == 1 ? t.tiles + number : t.tiles + t.groups + number;
-    return static_cast<Words*>(params.workspace) + (at * t.walks + walk) * t.span + column;
-  }
-
-  // What the tile needs of other tiles and of groups, a word of each for every part: to shared memory.
-  __device__ __forceinline__ void collect() const {
-    const uint32_t group = tile / kFan, above = group / kFan;
-    const bool wants_tile = part < before, wants_group = part < groups_before;
-    const Words* const of_tile = word_of(0, group * kFan + (wants_tile ? part : 0));
-    const Words* const of_group = word_of(1, above * kFan + (wants_group ? part : 0));
-    Words words[2]{};
-    Piece<Wide> pieces[2]{identity<Wide>(), identity<Wide>()};
-    bool all = false;
-    while (!all) {
-      words[0].load_if(wants_tile, *of_tile);
-      words[1].load_if(wants_group, *of_group);
-      const bool has_tile = words[0].get(pieces[0], params.tag), has_group = words[1].get(pieces[1], params.tag);
-      all = (has_tile || !wants_tile) && (has_group || !wants_group);
-    }
+  // The lanes' words of one level, asked for before: those that are not there yet are asked for again.
+  __device__ __forceinline__ void wait_for(
+      bool wanted, Words& lanes, uint32_t from, Piece<Wide> (&pieces)[kTogether]) const {
+    while (!lanes.get(pieces, params.tag) && wanted) lanes.load_if(true, words()[from]);
 #pragma unroll
-    for (int level = 0; level < 2; ++level) {
-      if (!(level == 0 ? wants_tile : wants_group)) continue;
-      const Piece<Wide>& piece = pieces[level];
-      shared.near_totals[level][part][column] = piece.total;
-      if constexpr (kStep) shared.near_gates[level][part][column] = piece.gates;
-      shared.near_closed[level][part][column] = piece.closed;
-    }
+    for (int u = 0; u < kTogether; ++u)
+      if (!wanted) pieces[u] = identity<Wide>();
   }
 
-  // What enters the tile, from its own piece and what was collected. All but a step is done before it is known what
-  // enters its group of groups.
-  __device__ __forceinline__ Wide carry_after(const Piece<Wide>& own, Wide initial) const {
-    const uint32_t group = tile / kFan, above = group / kFan;
-    const bool ends_group = before + 1 == kFan && tile + 1 < t.tiles,
-               ends_above = ends_group && groups_before + 1 == kFan;
-    Piece<Wide> in_group = identity<Wide>(), in_above = identity<Wide>();
-    for (int q = 0; q < before; ++q) in_group = joined(in_group, near(0, q, over(kTile)));
-    if (ends_group && !ends_above) word_of(1, group)->publish(joined(in_group, own), params.tag);
-    for (int q = 0; q < groups_before; ++q) in_above = joined(in_above, near(1, q, over(kGroup)));
-    if constexpr (!kStep) in_group.gates = whole_power(over(kTile), static_cast<unsigned>(before));
-    Piece<Wide> all = joined(in_above, in_group);
-    if constexpr (!kStep) all.gates = over(kNear);
-    Piece<Wide> entered{initial, cast<Wide>(1.0), true};
-    while (above > 0 && !word_of(2, above - 1)->read(entered, params.tag)) {
+  // The share of some neighboring columns in the exchange. The last lane folds all of it.
+  __device__ __forceinline__ void fold_columns(int column, bool exists, const ColumnPlace& block) const {
+    const int back = fan - lane;
+    const uint32_t group = tile >> t.fan_bits, above = group >> t.fan_bits;
+    const bool is_last = back == 1 && exists, publishes = is_last && tile + 1 < t.tiles;
+    const bool ends_group = before + 1 == fan, ends_above = ends_group && groups_before + 1 == fan;
+    // What entered the group of groups is the first of its groups' pieces.
+    const bool wants_tile = back <= before, wants_above = above > 0 && back == groups_before + 1,
+               wants_group = back <= groups_before || wants_above;
+    const uint32_t of_tile = index_of(0, tile - (wants_tile ? back : 0), column);
+    const uint32_t of_group =
+        wants_above ? index_of(2, above - 1, column) : index_of(1, group - (wants_group ? back : 0), column);
+    Words of_lane_tile{}, of_lane_group{};
+    Piece<Wide> near[kTogether], far[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      far[u] = fold_parts(column + u, exists);
+      if constexpr (!kStep) far[u].gates = powers_of(column + u)[kTiles];
+      if (is_last) shared.tiles[column + u] = far[u];
     }
-    const Wide carry = after(all, entered.total);
-    if (ends_above) word_of(2, above)->publish({after(own, carry), cast<Wide>(1.0), true}, params.tag);
-    return carry;
+    if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
+    of_lane_tile.load_if(wants_tile, words()[of_tile]);
+    of_lane_group.load_if(wants_group, words()[of_group]);
+    // Until the carry is known its place has the power over the tiles before in the group.
+    if constexpr (!kStep) {
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const Wide over_near = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
+        if (is_last) shared.carries[column + u] = over_near;
+      }
+    }
+    wait_for(wants_tile, of_lane_tile, of_tile, near);
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
+      far[u] = joined(near[u], shared.tiles[column + u]);
+    }
+    if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
+    wait_for(wants_group, of_lane_group, of_group, far);
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (above == 0 && back == groups_before + 1)
+        far[u] = {initial_of({block.outer, block.column + column}, u), cast<Wide>(1.0), true};
+      if (groups_before > 0) fold_lanes(far[u], powers_of(column + u) + kGroups);
+      if constexpr (!kStep) near[u].gates = shared.carries[column + u];
+      far[u].total = after(near[u], far[u].total);
+      if (is_last) shared.carries[column + u] = far[u].total;
+      far[u] = {after(shared.tiles[column + u], far[u].total), cast<Wide>(1.0), true};
+    }
+    if (publishes && ends_above) words()[index_of(2, above, column)].publish(far, params.tag);
+  }
+  __device__ __forceinline__ Wide initial_of(const ColumnPlace& at, int u) const {
+    return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, u);
+  }
+  // Of tiles, of groups, of groups of groups.
+  __device__ __forceinline__ Words* words() const { return static_cast<Words*>(params.workspace); }
+  __device__ __forceinline__ uint32_t index_of(int level, uint32_t number, int column) const {
+    const uint32_t tiles = static_cast<uint32_t>(t.tiles), groups = static_cast<uint32_t>(t.groups);
+    const uint32_t at = number + (level > 0 ? tiles : 0) + (level > 1 ? groups : 0);
+    return (at * static_cast<uint32_t>(t.walks) + walk) * static_cast<uint32_t>(t.span * kUnit / kTogether) +
+        static_cast<uint32_t>(column / kTogether);
   }
 };
 

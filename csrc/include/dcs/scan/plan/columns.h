@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 
 #include "dcs/scan/plan/traits.h"
@@ -15,18 +16,24 @@ struct WalkColumnsPlan {
   bool pairs;  // halves are read in pairs
   int64_t blocks;
 };
-// A block holds a tile, some steps of a span of columns (columns/held_columns.cuh).
+// A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
 struct HeldColumnsPlan {
-  bool flat;           // a tile is one piece of memory
-  int span, spans;     // columns of a block, of which there are so many side by side
-  int64_t walks;       // outer * spans
-  int parts;           // threads of a column in a block
-  int part_steps;      // of a thread
-  int64_t tiles;       // of a walk
-  int64_t groups;      // of tiles
-  int64_t flat_bytes;  // of a tile in shared memory
+  bool flat;         // a tile is one piece of memory
+  bool pairs;        // a cell is two columns of halves, not one
+  int span, spans;   // cells of a block, of which there are so many side by side
+  int64_t walks;     // outer * spans
+  int parts;         // threads of a cell in a block
+  int part_steps;    // of a thread
+  int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
+  int lane_bits;     // 2^these parts are a lane's
+  int64_t tiles;     // of a walk
+  int64_t groups;    // of tiles
+  int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
+  int part_pitch;    // the same with what keeps parts in different banks
+  uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
+  int64_t flat_bytes;                      // of a tile in shared memory
   int64_t shared_bytes, workspace_bytes;
-  double part_power;  // of a number gamma, over a part
+  double powers[kHeldPowers];  // of a number gamma
 };
 
 // Halves are read in pairs.
@@ -58,32 +65,72 @@ inline bool columns_lie_flat(const ScanProblem& p) {
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
 }
 
-inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits&) {
-  if (is_windowed(p) || !powers_fold(p)) return std::nullopt;
+// From one step to the next it is less than 2^31 bytes: threads count in them.
+inline bool steps_are_near(const ScanProblem& p) {
+  return all_operands(
+      p, [](const void*, const Strides& s, int64_t bytes) { return std::abs(s.time) < (int64_t{1} << 31) / bytes; });
+}
+
+// Powers of gamma over 1, 2, 4, ... of the plan's parts, tiles and groups of tiles.
+inline void fill_held_powers(HeldColumnsPlan& plan, double gamma) {
+  const auto fill = [](double* powers, int count, double first) {
+    powers[0] = first;
+    for (int d = 1; d < count; ++d) powers[d] = bounded_power(powers[d - 1], 2);
+  };
+  double *const tiles = plan.powers + kPartPowers, *const groups = tiles + kTilePowers;
+  fill(plan.powers, kPartPowers, bounded_power(gamma, plan.part_steps));
+  fill(tiles, kTilePowers, bounded_power(plan.powers[0], plan.parts));
+  fill(groups, kTilePowers, bounded_power(tiles[plan.fan_bits - 1], 2));
+}
+
+// Where a tile is one piece of memory: parts begin in other banks than those before them.
+inline void lay_out_flat(HeldColumnsPlan& plan, int64_t row_bytes) {
+  plan.part_vectors = static_cast<int>(plan.part_steps * row_bytes / 16);
+  const int apart = static_cast<int>(ceil_div(row_bytes, 16));
+  plan.part_pitch = plan.part_vectors + ((apart - plan.part_vectors) % 8 + 8) % 8;
+  plan.vectors_inverse = static_cast<uint32_t>(((int64_t{1} << 32) + plan.part_vectors - 1) / plan.part_vectors);
+  plan.flat_bytes = int64_t{16} * plan.parts * plan.part_pitch;
+}
+
+inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits& device) {
+  if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
-  const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  const int steps = held_steps(bytes, step, p.backward);
   HeldColumnsPlan plan{};
-  plan.span = static_cast<int>(std::min<int64_t>(p.inner, kSpan));
-  plan.spans = static_cast<int>(ceil_div(p.inner, plan.span));
+  plan.pairs = halves_pair(p);
+  const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
+  const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
+  const int steps = held_steps(bytes * columns, step, p.backward);
+  const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
+  plan.spans = static_cast<int>(ceil_div(folded, kSpan));
+  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
+  plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
   plan.walks = p.outer * plan.spans;
   plan.parts = kColumnThreads / plan.span;
-  plan.flat = p.inner < kSpan && columns_lie_flat(p);
-  // Whole batches, and whole vectors to a tile that is one piece; as even as can be.
-  int64_t unit = std::min(kHeldBatch, steps);
-  while (plan.flat && unit <= steps && unit * plan.parts * row_bytes % 16) ++unit;
-  if (unit > steps) plan.flat = false, unit = std::min(kHeldBatch, steps);
-  const int64_t tiles = ceil_div(p.length, plan.parts * (steps / unit * unit));
-  plan.part_steps = static_cast<int>(ceil_div(p.length, tiles * plan.parts * unit) * unit);
-  plan.part_power = bounded_power(p.gamma_value, plan.part_steps);
+  plan.fan_bits = 3;
+  while (plan.fan_bits < kTilePowers && plan.span * (folded / cells) << (plan.fan_bits + 1) <= kColumnThreads)
+    ++plan.fan_bits;
+  while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
+  plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
+  // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
+  // for all multiprocessors.
+  const int batch = std::min(kHeldBatch, steps);
+  int64_t unit = batch;
+  while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
+  if (unit > steps) plan.flat = false, unit = batch;
+  const int64_t most = steps / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
+  const int64_t tiles = std::max(ceil_div(p.length, plan.parts * most), device.multiprocessors / plan.walks);
+  plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
-  plan.groups = ceil_div(plan.tiles, kFan);
-  plan.flat_bytes = plan.flat ? ceil_div(plan.parts * plan.part_steps * row_bytes, 16) * 16 : 0;
+  plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);
+  if (!step) fill_held_powers(plan, p.gamma_value);
+  if (plan.flat) lay_out_flat(plan, row_bytes);
   plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);
   if (plan.tiles > 1)
-    plan.workspace_bytes =
-        (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) * (step ? 2 : 1);
-  return plan.walks * plan.tiles < int64_t{1} << 31 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
+    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
+        (step ? 2 * columns : 1);
+  // Blocks and words are counted in 32 bits.
+  const int64_t blocks = plan.walks * plan.tiles;
+  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
 }
 
 }  // namespace dcs

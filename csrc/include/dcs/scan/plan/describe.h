@@ -79,7 +79,11 @@ inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
 inline void describe_pieces(const HeldColumnsPlan& plan, JsonObject& pieces) {
-  pieces.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans).add("parts", plan.parts);
+  pieces.add("flat", plan.flat)
+      .add("pairs", plan.pairs)
+      .add("span", plan.span)
+      .add("spans", plan.spans)
+      .add("parts", plan.parts);
   pieces.add("part_steps", plan.part_steps).add("tiles", plan.tiles).add("groups", plan.groups);
   pieces.add("shared_bytes", plan.shared_bytes);
 }

@@ -101,21 +101,23 @@ constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
-constexpr int kColumnThreads = 256;           // of a block
-constexpr int kWalkCells = 192;               // a multiprocessor, from which on threads walk alone
-constexpr int64_t kFewSteps = 16;             // that a thread walks in any case
-constexpr int kHeldWords = 32;                // of four bytes that a thread holds
-constexpr int kHeldBatch = 4;                 // of its steps at once
-constexpr int kSpan = 32;                     // columns of a block that holds its tile, at most
-constexpr int kFan = kColumnThreads / kSpan;  // tiles of a group: a word for each part
-// Of a tile in shared memory, and of its gates where they are there: threads hold all of it.
-constexpr int kMostFlatBytes = 4 * kHeldWords * kColumnThreads;
+constexpr int kColumnThreads = 256;  // of a block
+constexpr int kWalkCells = 192;      // a multiprocessor, from which on threads walk alone
+constexpr int64_t kFewSteps = 16;    // that a thread walks in any case
+constexpr int kHeldWords = 32;       // of four bytes that a thread holds
+constexpr int kHeldBatch = 4;        // of its steps at once
+constexpr int kSpan = 32;            // cells of a block that holds its tile, at most
+constexpr int kFewestHeldSteps = 8;  // of a thread, so that blocks have work beside their exchange
+// Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
+constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
+
+// Of tiles in shared memory, the input's and the gates', each part of which begins up to seven vectors on.
+constexpr int kMostFlatBytes = (4 * kHeldWords + 2 * 7 * 16) * kColumnThreads;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
-  const int tensors = (step ? 2 : 1) + (backward ? 1 : 0),
-            words = cell_bytes < 4 ? 1 : static_cast<int>(cell_bytes / 4);
-  return kHeldWords / (words * (tensors == 3 ? 4 : tensors));
+  const int tensors = (step ? 2 : 1) + (backward ? 1 : 0);
+  return 4 * kHeldWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
 }
 constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
 
