@@ -241,7 +241,7 @@ def test_a_loss_of_single_rows_is_taken(device: str, name: str, dtype: torch.dty
 
 
 def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
-    """Where their gradients are 0, which says nothing, at those of the largest ones; and again while these are 0 too."""
+    """Where their gradients are 0, which says nothing, those of the largest ones are; all again while these are 0."""
     problem = make((ROWS,), device=device, ignored=0.0)
     sizes: list[int] = []
 

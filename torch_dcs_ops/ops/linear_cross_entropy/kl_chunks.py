@@ -143,6 +143,7 @@ def run(
             if any(need):
                 gradients[index].add(both[index], part, rows[part])
         del both, of_student, of_teacher, call
+    del make  # its memory is room for the sums' last steps
     if student.chosen is not None:
         student.chosen.restore_(rows)
     student_found, teacher_found = (
