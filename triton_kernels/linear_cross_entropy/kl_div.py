@@ -7,7 +7,8 @@ A gradient that is p - q is written in that pass too; one that needs the row's d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Elements of a block: 16 of each head a thread, 89 registers, and so five programs on a multiprocessor of an H200.
 LARGEST_BLOCK = 2048
 THREADS = 128
+VECTOR = 8  # elements of a half-precision vector, to whose multiples rows of slices are padded
 DIRECTIONS = {"forward": 0, "reverse": 1, "jsd": 2}
 
 
@@ -77,12 +79,37 @@ def log_ratios(log_p, log_q, beta, DIRECTION: tl.constexpr):
 
 
 @triton.jit
+def save(
+    g, start, lanes, row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest,
+    saved_rows, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A block of a row's gradient into the slices of linear_weight's, as SavedPlaces in csrc/cuda has them."""
+    index = start + lanes
+    # No block is wider than a slice.
+    first = start // width
+    piece = first + tl.where(index >= (first + 1) * width, 1, 0)
+    in_piece = index - piece * width
+    own = tl.where(piece == last, last_inner, inner)
+    stride = tl.where(piece == last, last_rest, rest)
+    is_within = tl.max_constancy(in_piece < own, VECTOR)
+    inside = index < V
+    piece = piece.to(tl.int64)
+    # Whole vectors lie in one slice, and on one side of it.
+    at = tl.max_contiguous(tl.multiple_of(piece * width * room + row * own + in_piece, VECTOR), VECTOR)
+    tl.store(within_ptr + at, g, mask=inside & is_within)
+    at = piece * saved_rows * rest + row * stride + (in_piece - own)
+    at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
+    tl.store(beside_ptr + at, g, mask=inside & (is_within == 0))
+
+
+@triton.jit
 def compare(
     row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
     teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
+    saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr, DIRECTION: tl.constexpr, SUM: tl.constexpr, STUDENT: tl.constexpr,
-    TEACHER: tl.constexpr,
+    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """sum p·(log p - ·) and sum q·(log q - ·), of which DIRECTION has one or both; the gradients that are asked for."""
     sums = tl.zeros((BLOCK,), ACC)
@@ -110,8 +137,13 @@ def compare(
                 g = p * (of_p - mean)
             if DIRECTION == 2:
                 g = (1 - beta) * p * (of_p - mean)
-            g = tl.where(valid, g * grad * slope, 0.0)
-            tl.store(row + index, g.to(row.dtype.element_ty), mask=index < V)
+            g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
+            tl.store(row + index, g, mask=index < V)
+            if SAVED:
+                save(
+                    g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest,
+                    last_rest, saved_rows, VECTOR,
+                )  # fmt: skip
         if TEACHER:
             g = q - p
             if DIRECTION == 0:
@@ -126,16 +158,17 @@ def compare(
 @triton.jit(
     do_not_specialize=[
         "valid_stride", "grad_stride", "scale_bits", "softcap_bits", "teacher_scale_bits", "teacher_softcap_bits",
-        "beta_bits",
+        "beta_bits", "first_row", "last", "last_inner", "last_rest",
     ]
 )  # fmt: skip
 def kl_rows(
     logits_ptr, stride, teacher_ptr, teacher_stride, bias_ptr, teacher_bias_ptr, valid_ptr, valid_stride,
     grad_ptr, grad_stride, rows_ptr, V, scale_bits: tl.int64, softcap_bits: tl.int64, teacher_scale_bits: tl.int64,
     teacher_softcap_bits: tl.int64, beta_bits: tl.int64,
+    within_ptr, beside_ptr, first_row, saved_rows, last, width, room, inner, last_inner, rest, last_rest,
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr, MASKED: tl.constexpr, DIRECTION: tl.constexpr, STUDENT: tl.constexpr,
-    TEACHER: tl.constexpr,
+    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     GRADIENT: tl.constexpr = STUDENT or TEACHER
     NEEDS_SUMS: tl.constexpr = (STUDENT and DIRECTION != 0) or (TEACHER and DIRECTION != 1)
@@ -146,6 +179,7 @@ def kl_rows(
     teacher_scale, teacher_softcap = from_bits(teacher_scale_bits).to(ACC), from_bits(teacher_softcap_bits).to(ACC)
     beta = from_bits(beta_bits).to(ACC)
     lanes = tl.arange(0, BLOCK)
+    saved_row = first_row + index_of_row
     valid = index_of_row >= 0
     if MASKED:
         valid = tl.load(valid_ptr + index_of_row * valid_stride) != 0
@@ -163,13 +197,16 @@ def kl_rows(
         mean, teacher_mean = compare(
             row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
             teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, zero, zero, grad,
-            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, False, False,
+            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, False, False, False, VECTOR,
         )  # fmt: skip
     if GRADIENT:
         sums, teacher_sums = compare(
             row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, V, valid, V, scale, softcap, teacher_scale,
             teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
+            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
             BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, not NEEDS_SUMS, STUDENT, TEACHER,
+            SAVED, VECTOR,
         )  # fmt: skip
         if not NEEDS_SUMS:
             mean = sums
@@ -191,6 +228,10 @@ def kl_rows_(call: KlRows) -> Tensor:
         return rows
     is_double = grad.dtype == torch.float64
     block = min(triton.next_power_of_2(classes), LARGEST_BLOCK // 2 if is_double else LARGEST_BLOCK)
+    is_saved = len(student.places) > 0
+    if is_saved:
+        width = student.places[4]
+        block = min(block, 1 << (width.bit_length() - 1))
     with on_device(rows):
         kl_rows[(count,)](
             student.logits, student.logits.stride(0), teacher.logits, teacher.logits.stride(0),
@@ -199,11 +240,13 @@ def kl_rows_(call: KlRows) -> Tensor:
             grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),
             grad, 0 if grad.numel() == 1 else grad.stride(0), rows, classes,
             *_bits(student, call.temperature), *_bits(teacher, call.temperature), float_bits(call.beta),
+            *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 9)),
             BLOCK=block, ACC=tl.float64 if is_double else tl.float32,
             BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
             TEACHER_BIAS=teacher.linear_bias is not None, TEACHER_CAPPED=teacher.softcap is not None,
             MASKED=valid is not None, DIRECTION=DIRECTIONS[call.direction], STUDENT=student.gradient,
-            TEACHER=teacher.gradient, num_warps=max(1, min(THREADS, block // 8) // 32),
+            TEACHER=teacher.gradient, SAVED=is_saved, VECTOR=math.gcd(classes, VECTOR),
+            num_warps=max(1, min(THREADS, block // 8) // 32),
         )  # fmt: skip
     return rows
 
@@ -211,3 +254,23 @@ def kl_rows_(call: KlRows) -> Tensor:
 def _bits(head: HeadRows, temperature: float) -> tuple[int, int]:
     """Scale and softcap of z / temperature, which has the form of z."""
     return float_bits(head.logit_scale / temperature), float_bits((head.softcap or 1.0) / temperature)
+
+
+def _saved(places: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
+    """The kernel's arguments for the slices of linear_weight's gradient."""
+    within, beside, first_row, saved_rows, width, inner, last_inner = places
+    last = (classes - 1) // width
+    rest, last_rest = (-(-count // VECTOR) * VECTOR for count in (width - inner, classes - last * width - last_inner))
+    return (
+        within,
+        beside,
+        first_row,
+        saved_rows,
+        last,
+        width,
+        within.numel() // classes,
+        inner,
+        last_inner,
+        rest,
+        last_rest,
+    )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import make_accumulator
 from torch_dcs_ops.reference.linear_cross_entropy import kl_rows as reference
 from torch_dcs_ops.reference.linear_cross_entropy.kl_div import divergence
 from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
@@ -189,6 +190,30 @@ def test_what_is_not_finite(kernel: Any, direction: str, value: float) -> None:
         assert error(rows[1:], exact[1:]) < 1e-5
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("rows", "features", "classes"), [(6, 4, 520), (5, 9, 333), (9, 2, 1604), (7, 3, 97)] + [(300, 64, 40_008)] * GPU
+)
+def test_written_to_slices(kernel: Any, rows: int, features: int, classes: int, direction: str) -> None:
+    """The student's gradient gets to its second place without a copy: the same bits."""
+    device, run = kernel
+    if run is reference.kl_rows_:
+        pytest.skip("of the kernel")
+    call = make_call(classes, direction, (True, False), (torch.bfloat16,) * 2, device, rows, masked=True)
+    x = torch.randn(rows, features, device=device).bfloat16()
+    copied, written = (make_accumulator("shared", x, x.new_empty(classes, features), x.dtype) for _ in range(2))
+    assert call.valid is not None
+    for part in (slice(0, 4), slice(4, rows)):
+        student, teacher = (head._replace(logits=head.logits[part]) for head in (call.student, call.teacher))
+        of_part = call._replace(student=student, teacher=teacher, grad=call.grad[part], valid=call.valid[part])
+        places = written.places(part, can_write=True)
+        assert places
+        check(run, of_part._replace(student=student._replace(places=places)))
+        copied.add(student.logits, part)
+        written.add(student.logits, part)
+    assert torch.equal(written.result(), copied.result())
+
+
 def test_no_rows(kernel: Any) -> None:
     device, run = kernel
     call = make_call(5, "forward", (True, True), (torch.float32, torch.float32), device, rows=0)
@@ -210,8 +235,9 @@ def test_triton_kernel_compiles_for_sm_90(direction: str) -> None:
         sys.path.pop(0)
     names: list[str] = module.kl_rows.arg_names
     constants: dict[str, Any] = dict.fromkeys(names[names.index("ACC") + 1 :], True)
-    constants |= {"BLOCK": 512, "ACC": triton.language.float64, "DIRECTION": module.DIRECTIONS[direction]}
-    kinds = {"valid_ptr": "*u8"} | dict.fromkeys(("logits_ptr", "teacher_ptr"), "*bf16")
+    constants |= {"BLOCK": 512, "VECTOR": 8, "ACC": triton.language.float64, "DIRECTION": module.DIRECTIONS[direction]}
+    halves = ("logits_ptr", "teacher_ptr", "within_ptr", "beside_ptr")
+    kinds = {"valid_ptr": "*u8"} | dict.fromkeys(halves, "*bf16")
 
     def kind(name: str) -> str:
         if name in constants:

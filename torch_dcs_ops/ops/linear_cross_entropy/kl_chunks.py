@@ -6,7 +6,8 @@ reduced loss in forward, any other in backward, which makes the logits again.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,9 +72,9 @@ class _Rows:
             is_forward=is_forward,
         )  # fmt: skip
 
-    def rows(self, logits: Tensor, need: Needs) -> HeadRows:
+    def rows(self, logits: Tensor, need: Needs, places: tuple[Any, ...] = ()) -> HeadRows:
         """Some logits for the rows' pass."""
-        return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need))
+        return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need), places)
 
 
 def _plans(rows: tuple[_Rows, _Rows], needs: tuple[Needs, Needs], is_forward: bool, budget: int | None) -> list[Plan]:
@@ -126,19 +127,19 @@ def run(
         )
         for plan, of, need in zip(plans, heads_rows, needs, strict=True)
     ]  # fmt: skip
-    lead, count = student.head.input.shape[:-1], student.operand.size(0)
+    lead, count, kernel = student.head.input.shape[:-1], student.operand.size(0), _kernel(grad)
     rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
     for start in range(0, count, plans[0].rows):
         part = slice(start, min(start + plans[0].rows, count))
         both = [one(part) for one in make]
-        of_student, of_teacher = (
-            of.rows(logits, need) for of, logits, need in zip(heads_rows, both, needs, strict=True)
-        )
+        # Both heads' linear_weights seldom have gradients: the kernel writes the student's where its sum wants it.
+        places = gradients[0].places(both[0], part, can_write=kernel is not None)
+        of_student, of_teacher = student.rows(both[0], needs[0], places), teacher.rows(both[1], needs[1])
         call = KlRows(
             of_student, of_teacher, grad if grad.numel() == 1 else grad[part], None if valid is None else valid[part],
             options.direction, options.beta, options.temperature,
         )  # fmt: skip
-        rows[part] = _rows_pass(call)
+        rows[part] = (reference if kernel is None else kernel).kl_rows_(call)
         for index, need in enumerate(needs):
             if any(need):
                 gradients[index].add(both[index], part, rows[part])
@@ -152,12 +153,10 @@ def run(
     return rows.view(lead), student_found, teacher_found
 
 
-def _rows_pass(call: KlRows) -> Tensor:
-    """By one kernel on a GPU; there is no compiled one, so that it is Triton's wherever any kernel is wanted."""
-    has_kernels = _native.CUDA.kind != "reference" if call.grad.is_cuda else _native.CPU.kind == "triton"
-    module = launchers("linear_cross_entropy.kl_div") if has_kernels else None
-    rows: Tensor = reference.kl_rows_(call) if module is None else module.kl_rows_(call)
-    return rows
+def _kernel(tensor: Tensor) -> ModuleType | None:
+    """The rows' pass in one kernel; there is no compiled one, so that it is Triton's wherever a GPU has kernels."""
+    has_kernels = _native.CUDA.kind != "reference" if tensor.is_cuda else _native.CPU.kind == "triton"
+    return launchers("linear_cross_entropy.kl_div") if has_kernels else None
 
 
 def _finished(of: _Rows, found: Gradients, need: Needs) -> Gradients:

@@ -9,7 +9,7 @@ With g a row's gradient, the gradients of the student's and of the teacher's z /
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +20,18 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}  # of logits in the rows' dt
 
 
 class HeadRows(NamedTuple):
-    """One head's logits (n, V) and what they go through; `gradient`: whether theirs takes their place."""
+    """One head's logits (n, V) and what they go through; `gradient`: whether theirs takes their place.
+
+    places: where a kernel writes it a second time, (within, beside, first row, rows, width, inner, last_inner) of the
+    slices of linear_weight's gradient; none here.
+    """
 
     logits: Tensor
     linear_bias: Tensor | None  # in the rows' dtype
     softcap: float | None
     logit_scale: float
     gradient: bool
+    places: tuple[Any, ...] = ()
 
 
 class KlRows(NamedTuple):
