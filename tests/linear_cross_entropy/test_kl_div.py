@@ -242,6 +242,25 @@ def test_other_dtypes_of_the_teacher(device: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(wanted, x))
 
 
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(torch.float64, torch.bfloat16), (torch.float32, torch.float64), (torch.bfloat16, torch.float32)],
+    ids=str,
+)
+def test_gradients_of_both_dtypes(device: str, own: torch.dtype, other: torch.dtype, reduction: str) -> None:
+    """Whichever dtype the loss has, each head's gradients are of its operands' own."""
+    heads = heads_of(device=device)
+    leaves = [leaf(t.to(dtype)) for t, dtype in zip(heads[:4], (own, own, other, other), strict=True)]
+    loss = linear_kl_div(*leaves, reduction=reduction).sum() * 3
+    wide = [leaf(t.detach().double()) for t in leaves]
+    wanted = expected(*wide, None, None, None, "forward", "sum") * 3
+    found = torch.autograd.grad(loss, leaves)
+    assert [g.dtype for g in found] == [own, own, other, other]
+    for got, exact in zip((loss, *found), (wanted, *torch.autograd.grad(wanted, wide)), strict=True):
+        assert relative_error(got, exact) < 2e-2
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_equal_heads_and_masked_classes(device: str, direction: str) -> None:
     """0 and no gradient where they agree; classes of -inf in both count nothing."""

@@ -250,7 +250,7 @@ class ReducedDivergenceFunction(Node):
         else:
             may_overwrite = ctx.private and graph_is_being_freed()
             found = [
-                scaled(gradient, grad, t.dtype, may_overwrite) if need else None
+                scaled(gradient, grad.to(row_dtype(t.dtype)), t.dtype, may_overwrite) if need else None
                 for t, gradient, need in zip(operands, gradients, ctx.needs, strict=True)
             ]
         return (*found, None, None, None)
