@@ -2,8 +2,9 @@
 `PYTHONPATH=benchmarks python -m linear_cross_entropy.policies [--output FILE]`.
 
 A head's work is counted in products of its size (rows x features x classes): log-probabilities with entropy take four
-of them forward and backward, a policy loss three, a divergence of two heads with a frozen teacher four. Medians of
-runs in turns; peak memory is what a step adds to its operands.
+of them forward and backward, of one head without its gradient two, a policy loss three, a divergence of two heads with
+a frozen teacher four, and six where every row has an upstream gradient of its own. Medians of runs in turns; peak
+memory is what a step adds to its operands.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ def measure(n: int, d: int, v: int, dtype: torch.dtype, turns: int) -> list[dict
     teacher_x, teacher_w = torch.randn_like(x), torch.randn_like(w) / d**0.5
     ids = torch.randint(v, (n,), device="cuda")
     old, advantages, weights = (torch.randn(n, device="cuda") for _ in range(3))
-    old = old - 10.0
 
     def product() -> object:
         return torch.mm(x.detach(), frozen.t())
@@ -66,24 +66,46 @@ def measure(n: int, d: int, v: int, dtype: torch.dtype, turns: int) -> list[dict
         loss = (found[0] * weights + 0.01 * found[1]).sum() if entropy else (found * weights).sum()
         return pulled(loss, x, *[weight] * weight.requires_grad)
 
+    # Ratios from 0.8 to 1.2 and beyond, as after a few steps of a policy.
+    with torch.no_grad():
+        old = dcs.linear_log_probs(x, w, ids, need_entropy=False) + 0.2 * old
+
     def row_loss(
         log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
     ) -> torch.Tensor:
         ratio = (log_probs - old).exp()
         return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
 
+    def entropic_loss(
+        log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        return row_loss(log_probs, entropy, old, advantages) - 0.01 * entropy
+
     def policy() -> object:
         return pulled(dcs.linear_policy_loss(x, w, ids, row_loss, old, advantages), x, w)
 
-    def divergence() -> object:
-        return pulled(dcs.linear_kl_div(x, w, teacher_x, teacher_w), x, w)
+    def policy_with_entropy() -> object:
+        return pulled(dcs.linear_policy_loss(x, w, ids, entropic_loss, old, advantages), x, w)
+
+    def divergence(direction: str = "forward", weight: torch.Tensor = w) -> object:
+        loss = dcs.linear_kl_div(x, weight, teacher_x, teacher_w, direction=direction)
+        return pulled(loss, x, *[weight] * weight.requires_grad)
+
+    def divergence_of_rows() -> object:
+        rows = dcs.linear_kl_div(x, w, teacher_x, teacher_w, reduction="none")
+        return pulled((rows * weights).sum(), x, w)
 
     steps: dict[str, tuple[Callable[[], object], int]] = {
         "log_probs and entropy": (lambda: log_probs(w, True), 4),
         "log_probs": (lambda: log_probs(w, False), 4),
         "log_probs, frozen weight": (lambda: log_probs(frozen, False), 2),
         "policy loss": (policy, 3),
+        "policy loss with entropy": (policy_with_entropy, 3),
         "kl_div, frozen teacher": (divergence, 4),
+        "kl_div, two frozen heads": (lambda: divergence(weight=frozen), 3),
+        "reverse kl_div, frozen teacher": (lambda: divergence("reverse"), 4),
+        "jsd, frozen teacher": (lambda: divergence("jsd"), 4),
+        "kl_div of rows, frozen teacher": (divergence_of_rows, 6),
     }
     times = seconds({"product": product, **{name: step for name, (step, _) in steps.items()}}, turns)
     rows: list[dict[str, object]] = []
@@ -99,7 +121,7 @@ def measure(n: int, d: int, v: int, dtype: torch.dtype, turns: int) -> list[dict
         }
         rows.append(row)
         print(
-            f"{row['case']:>18} {row['dtype']:>9} {name:28} {times[name] * 1e3:8.2f} ms "
+            f"{row['case']:>18} {row['dtype']:>9} {name:31} {times[name] * 1e3:8.2f} ms "
             f"{row['over_products']:.3f} x {products} products, {added_bytes(step) / 2**30:.2f} GiB",
             flush=True,
         )

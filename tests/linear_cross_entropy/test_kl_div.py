@@ -102,18 +102,77 @@ def test_ignored_rows_that_are_not_left_out(device: str, direction: str, monkeyp
     test_values_and_gradients(device, "everything", direction)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_what_is_not_needed_is_not_made(device: str, direction: str) -> None:
+def test_what_is_not_needed_is_not_made(device: str, direction: str, reduction: str) -> None:
+    """The logits are made once for a sum and a mean, whose gradients forward forms; else again in the backward."""
     heads = heads_of((4,), device=device)
     sizes = 2 * 4 * 13 * 7, 2 * 4 * 13 * 4  # FLOPs of one product of the student, and of the teacher
     for student, teacher, products in ((True, False, (3, 1)), (False, True, (1, 3)), (True, True, (3, 3))):
         needs = (student, student, teacher, teacher)
         operands = [t.clone().requires_grad_(need) for t, need in zip(heads[:4], needs, strict=True)]
-        loss = linear_kl_div(*operands, direction=direction)
-        with FlopCounterMode(display=False) as counter:
-            loss.backward()
-        assert counter.get_total_flops() == sum(a * b for a, b in zip(products, sizes, strict=True))
+        with FlopCounterMode(display=False) as forward:
+            loss = linear_kl_div(*operands, direction=direction, reduction=reduction)
+        with FlopCounterMode(display=False) as backward:
+            loss.sum().backward()
+        once, gradients = sum(sizes), sum(a * b for a, b in zip(products, sizes, strict=True))
+        counted = forward.get_total_flops(), backward.get_total_flops()
+        assert counted == ((once, gradients) if reduction == "none" else (gradients, 0))
         assert tuple(t.grad is not None for t in operands) == needs
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_reduced_losses(device: str, reduction: str, direction: str) -> None:
+    """Used twice, by a loss that needs another factor, with gradients of gradients, and with batches of factors."""
+    heads = heads_of(device=device)
+    leaves = [leaf(t) for t in heads[:6]]
+    options: dict[str, Any] = {"direction": direction, "reduction": reduction, "softcap": 3.0, "temperature": 1.5}
+    losses = [run((*leaves, heads.target), **options) for run in (call, lambda a, **rest: expected(*a, **rest))]
+    results = [torch.autograd.grad((loss * 3).exp() + loss, leaves, retain_graph=True) for loss in losses]
+    torch.testing.assert_close(*results)
+    factors = torch.randn(4, dtype=torch.float64, device=device)
+    results = [torch.autograd.grad(loss, leaves, factors, retain_graph=True, is_grads_batched=True) for loss in losses]
+    torch.testing.assert_close(*results)
+    of_gradients = []
+    for loss in losses:
+        gradients = torch.autograd.grad(loss * loss, leaves, create_graph=True)
+        of_gradients.append(torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves))
+    torch.testing.assert_close(*of_gradients)
+
+
+def test_a_reduced_loss_of_related_operands(device: str) -> None:
+    """Self-distillation: the teacher's operands are made of the student's; and one operand is both heads'."""
+    heads = heads_of(device=device, teacher_features=7)
+    results = []
+    for run in (call, lambda a, **rest: expected(*a, **rest)):
+        x, w = leaf(heads.x), leaf(heads.w)
+        loss = run((x, w, x.sin(), w, None, None, heads.target), direction="jsd", reduction="mean")
+        gradients = torch.autograd.grad(loss, (x, w), create_graph=True)
+        results.append([loss, *gradients, *torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, w))])
+    torch.testing.assert_close(*results)
+
+
+def test_autocast_with_gradients(device: str) -> None:
+    heads = heads_of(dtype=torch.float32, device=device)
+    leaves = [leaf(t) for t in heads[:4]]
+    with torch.autocast(device, torch.bfloat16):
+        loss = linear_kl_div(*leaves, target=heads.target)
+    half = [leaf(t.bfloat16()) for t in heads[:4]]
+    wanted = linear_kl_div(*half, target=heads.target)
+    assert torch.equal(loss, wanted)
+    results = [[g.float() for g in torch.autograd.grad(*pair)] for pair in ((loss, leaves), (wanted, half))]
+    torch.testing.assert_close(*results)
+
+
+def test_packed_gradients(device: str) -> None:
+    """By hooks of saved tensors."""
+    heads = heads_of(device=device)
+    x = leaf(heads.x)
+    (wanted,) = torch.autograd.grad(linear_kl_div(x, *heads[1:4]), x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        loss = linear_kl_div(x, *heads[1:4])
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], wanted)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -181,6 +240,25 @@ def test_other_dtypes_of_the_teacher(device: str) -> None:
     wanted = expected(x, heads.w, logits, torch.eye(13, device=device), None, None, None, "forward", "mean")
     torch.testing.assert_close(loss, wanted)
     torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(wanted, x))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(torch.float64, torch.bfloat16), (torch.float32, torch.float64), (torch.bfloat16, torch.float32)],
+    ids=str,
+)
+def test_gradients_of_both_dtypes(device: str, own: torch.dtype, other: torch.dtype, reduction: str) -> None:
+    """Whichever dtype the loss has, each head's gradients are of its operands' own."""
+    heads = heads_of(device=device)
+    leaves = [leaf(t.to(dtype)) for t, dtype in zip(heads[:4], (own, own, other, other), strict=True)]
+    loss = linear_kl_div(*leaves, reduction=reduction).sum() * 3
+    wide = [leaf(t.detach().double()) for t in leaves]
+    wanted = expected(*wide, None, None, None, "forward", "sum") * 3
+    found = torch.autograd.grad(loss, leaves)
+    assert [g.dtype for g in found] == [own, own, other, other]
+    for got, exact in zip((loss, *found), (wanted, *torch.autograd.grad(wanted, wide)), strict=True):
+        assert relative_error(got, exact) < 2e-2
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -241,7 +241,7 @@ def test_a_loss_of_single_rows_is_taken(device: str, name: str, dtype: torch.dty
 
 
 def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
-    """And again while their gradients are 0, which says nothing."""
+    """Where their gradients are 0, which says nothing, those of the largest ones are; all again while these are 0."""
     problem = make((ROWS,), device=device, ignored=0.0)
     sizes: list[int] = []
 
@@ -249,12 +249,27 @@ def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
         sizes.append(log_probs.numel())
         return -advantages * log_probs
 
-    looked_at = [4, 1, 1, 1, 1, 4, 1, 1, 1, 1, 12]
-    for advantages, wanted in ((0.0, looked_at), (1.0, looked_at), (1.0, [12])):
+    looks = [4, 1, 1, 1, 1, 4, 1, 1, 1, 1]
+    looked_at, looked_twice = [*looks, 12], [*looks, 12, *looks, 12]
+    for advantages, wanted in ((0.0, looked_twice), (1.0, looked_at), (1.0, [12])):
         sizes.clear()
         linear_policy_loss(leaf(problem.input), *problem[1:3], loss, torch.full_like(problem.input[:, 0], advantages))
         assert sizes == wanted
     assert loss in row_losses._probed
+    row_losses._probed.discard(loss)
+    # Two rows have a gradient, and are none of the first four that are looked at: a clipped ratio has none.
+    few = torch.zeros_like(problem.input[:, 0])
+    few[[1, 2]] = 1.0
+    for wanted in (looked_twice, [12]):
+        sizes.clear()
+        linear_policy_loss(leaf(problem.input), *problem[1:3], loss, few)
+        assert sizes == wanted
+
+    def mixes(log_probs: Tensor, entropy: Tensor, advantages: Tensor) -> Tensor:
+        return -advantages * log_probs * (1 + (advantages * log_probs).sum())
+
+    with pytest.raises(RuntimeError, match="that changes with the other rows"):
+        linear_policy_loss(leaf(problem.input), *problem[1:3], mixes, few)
 
     class Trainer:
         def loss(self, log_probs: Tensor, _: Tensor) -> Tensor:

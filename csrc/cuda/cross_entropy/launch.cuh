@@ -81,6 +81,8 @@ cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device&
   return launch(cross_entropy_kernel<T, kFull, Scope::kBlock>, problem.rows, threads, 1, 1);
 }
 
+inline bool is_entropic(const RowsProblem& problem) { return problem.entropy || problem.grad_entropy.data; }
+
 // Whether long_rows.cuh has the kernel for it.
 template <typename T>
 bool is_long(const RowsProblem& problem) {
@@ -88,10 +90,9 @@ bool is_long(const RowsProblem& problem) {
       problem.columns * static_cast<int64_t>(sizeof(T)) < (problem.gradient ? kLongBytes : kLongBytesForward) ||
       problem.rows > kMostLongRows)
     return false;
-  if (!problem.target || problem.bias || problem.label_smoothing != 0 || problem.entropy || problem.grad_entropy.data ||
-      !(problem.logit_scale > 0))
-    return false;
-  return !(problem.softcap > 0) || (sizeof(T) == 2 && !problem.predictions && problem.softcap <= kMostLongCap);
+  if (!problem.target || problem.bias || problem.label_smoothing != 0 || !(problem.logit_scale > 0)) return false;
+  return !(problem.softcap > 0) ||
+      (sizeof(T) == 2 && !problem.predictions && !is_entropic(problem) && problem.softcap <= kMostLongCap);
 }
 
 // Where the kernel of long_rows.cuh also writes the gradient; nowhere if rows do not start at whole vectors.
@@ -109,7 +110,7 @@ bool saves_gradient(const RowsProblem& problem) {
   return is_long<T>(problem) && saved_in_vectors<T>(problem).within != nullptr;
 }
 
-template <typename T, bool kSoftcap>
+template <typename T, bool kSoftcap, bool kEntropy>
 cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t stream) {
   const RowsProblem& problem = params.problem;
   const int64_t vectors = problem.columns * static_cast<int64_t>(sizeof(T)) / 16, places = device.multiprocessors;
@@ -121,19 +122,19 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
     return static_cast<int>(std::min((share() + threads - 1) / threads * threads, room / 16 / threads * threads));
   };
   if (!problem.gradient) {
-    const auto few = cross_entropy_long_kernel<T, kSoftcap, false, true, kLongThreads, 2>;
+    const auto few = cross_entropy_long_kernel<T, kSoftcap, kEntropy, false, true, kLongThreads, 2>;
     if (device.cluster > 1) {
       while (cluster < 8 && too_few()) cluster *= 2;
       if (cluster > 1)
         return launch_rows<LongParams>(few, params, problem.rows * cluster, kLongThreads, 0, cluster, device, stream);
     }
-    return launch_rows<LongParams>(
-        cross_entropy_long_kernel<T, kSoftcap, false, false, 128, 8>, params, problem.rows, 128, 0, 1, device, stream);
+    const auto many = cross_entropy_long_kernel<T, kSoftcap, kEntropy, false, false, 128, 8>;
+    return launch_rows<LongParams>(many, params, problem.rows, 128, 0, 1, device, stream);
   }
   // A block alone on its multiprocessor, or two.
-  const int64_t room = device.shared_per_block - kLongWarps * 2 * static_cast<int64_t>(sizeof(LongSums));
+  const int64_t room = device.shared_per_block - kLongWarps * 2 * static_cast<int64_t>(sizeof(LongSums<kEntropy>));
   const int64_t half_room = std::min<int64_t>(room, device.shared_per_multiprocessor / 2 - 2048);
-  const auto together = cross_entropy_long_kernel<T, kSoftcap, true, true, kLongThreads, 1>;
+  const auto together = cross_entropy_long_kernel<T, kSoftcap, kEntropy, true, true, kLongThreads, 1>;
   if (device.cluster > 1) {
     // What has no room comes from L2 once more, which has room for some of it.
     while (cluster < 8 && (share() * 16 > room + room / 8 || too_few())) cluster *= 2;
@@ -143,12 +144,12 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   else params.staged = staged(room, kLongThreads);
   const size_t shared = static_cast<size_t>(params.staged) * 16;
   if (cluster == 1 && share() * 16 <= half_room) {
-    const auto two = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads / 2, 2>;
+    const auto two = cross_entropy_long_kernel<T, kSoftcap, kEntropy, true, false, kLongThreads / 2, 2>;
     return launch_rows<LongParams>(
         two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, device, stream);
   }
   if (cluster == 1) {
-    const auto one = cross_entropy_long_kernel<T, kSoftcap, true, false, kLongThreads, 1>;
+    const auto one = cross_entropy_long_kernel<T, kSoftcap, kEntropy, true, false, kLongThreads, 1>;
     return launch_rows<LongParams>(
         one, params, std::min(problem.rows, places), kLongThreads, shared, 1, device, stream);
   }
@@ -169,9 +170,10 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
           problem, 0, static_cast<float>(scale), static_cast<float>(scale / kLogTwo), static_cast<float>(squash)};
       params.saved = saved_in_vectors<T>(problem);
       if constexpr (sizeof(T) == 2) {
-        if (problem.softcap > 0) return launch_long<T, true>(params, device, stream);
+        if (problem.softcap > 0) return launch_long<T, true, false>(params, device, stream);
       }
-      return launch_long<T, false>(params, device, stream);
+      return is_entropic(problem) ? launch_long<T, false, true>(params, device, stream)
+                                  : launch_long<T, false, false>(params, device, stream);
     }
   }
   CrossEntropyRowsParams params;

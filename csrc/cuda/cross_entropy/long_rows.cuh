@@ -1,5 +1,5 @@
-// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, or with a softcap, in float and
-// half precision. rows.cuh has the rest.
+// Long rows of `_cross_entropy_rows_` on a GPU: class indices and logits as they are, with or without an entropy, or
+// with a softcap, in float and half precision. rows.cuh has the rest.
 //
 // As many blocks as fit at a time take one row after another, alone or (sm_90) two to eight of a cluster together. A
 // thread sums up its vectors of the row, the threads' sums are joined, and then it makes the gradient of the same
@@ -17,33 +17,17 @@
 
 namespace dcs {
 
-// A row as a block has it: its class, -1 for an ignored one; the block's vectors, and how many of them lie in shared
-// memory.
-template <typename T>
-struct LongTurn {
-  int row, index;
-  Vector<T, 16 / sizeof(T)>* body;
-  int count, staged;
-};
-
-// What the gradient of a row takes: scaled * base^exponent, with exponents relative to `reference` or, far away, of
-// values relative to `far`.
-struct LongGradient {
-  float scaled = 0, reference = 0, far = 0;
-  float target = 0;
-  bool is_far = false, owns_target = false;
-};
-
-template <typename T, bool kSoftcap, bool kGradient, bool kCluster, int kThreads>
+template <typename T, bool kSoftcap, bool kEntropy, bool kGradient, bool kCluster, int kThreads>
 struct LongBlock {
   static constexpr int kVec = 16 / sizeof(T), kBatch = kLongBatch, kStep = kBatch * kThreads;
-  static constexpr bool kFixed =
-      kSoftcap && kGradient && std::is_same_v<T, __nv_bfloat16>;  // float16 has digits to lose
+  // float16 has digits to lose.
+  static constexpr bool kFixed = kSoftcap && kGradient && std::is_same_v<T, __nv_bfloat16>;
   using Vec = Vector<T, kVec>;
   using Turn = LongTurn<T>;
   using E = Exponents<T, kSoftcap>;
-  using Adder = LongAdder<T, kSoftcap, kFixed, kThreads>;
-  using Shared = LongSums[2][kCluster ? kLongWarps : 32];
+  using Adder = LongAdder<T, kSoftcap, kEntropy, kFixed, kThreads>;
+  using Sums = LongSums<kEntropy>;
+  using Shared = Sums[2][kCluster ? kLongWarps : 32];
 
   const LongParams& params;
   const RowsProblem& problem;
@@ -134,25 +118,26 @@ struct LongBlock {
     }
   }
 
-  // The thread's part of a row's total relative to its largest element, where the exponents' rounding is not small.
-  __device__ __forceinline__ float far_total(
+  // The thread's part of a row's sums relative to its largest element, where the exponents' rounding is not small.
+  __device__ __forceinline__ Sums far_sums(
       const Adder& adder, const Turn& turn, const T* edge, bool has_edge, float far) const {
-    float total = 0;
+    Sums sums{0.f, 0.f, ~0u};
+    const auto add = [&](float value) { add_power(sums, (value - far) * params.factor); };
 #pragma unroll 1
     for (int v = me(); v < turn.count; v += kThreads) {
       float y[kVec];
       unpack(v < turn.staged ? stage[v] : turn.body[v], y);
 #pragma unroll
       for (int i = 0; i < kVec; ++i)
-        if (v != adder.skipped || i != adder.skipped_element) total += power((y[i] - far) * params.factor);
+        if (v != adder.skipped || i != adder.skipped_element) add(y[i]);
     }
-    if (has_edge) total += power((cast<float>(*edge) - far) * params.factor);
-    return total;
+    if (has_edge) add(cast<float>(*edge));
+    return sums;
   }
 
   // The thread that reads a vector here is the one to overwrite it.
   __device__ __forceinline__ void predict(const Adder& adder, const Turn& turn, const LongRow<T>& all, int begin,
-      const LongSums& sums, int edge, bool has_edge, uint32_t edge_place, float logit_target) const {
+      const Sums& sums, int edge, bool has_edge, uint32_t edge_place, float logit_target) const {
     const int v = static_cast<int>(sums.place) - kVec - begin;
     const bool is_found = sums.place != ~0u, in_body = is_found && v >= 0 && v < turn.count && v % kThreads == me();
     if (!(is_found ? in_body || (has_edge && sums.place == edge_place) : is_first())) return;
@@ -172,9 +157,15 @@ struct LongBlock {
     problem.predictions[turn.row] = position;
   }
 
-  // A row's loss, and what its gradient takes. grad_loss, grad_lse, weight, the target's logit: of the row.
-  __device__ __forceinline__ void finish(int row, const LongSums& sums, float logit_target, float grad_loss,
-      float grad_lse, float weight, LongGradient& gradient) const {
+  __device__ __forceinline__ void write_results(int row, float loss, float lse, float entropy) const {
+    static_cast<float*>(problem.loss)[row] = loss;
+    static_cast<float*>(problem.lse)[row] = lse;
+    if (kEntropy && problem.entropy) static_cast<float*>(problem.entropy)[row] = entropy;
+  }
+
+  // A row's loss, and what its gradient takes. grad_loss, ..., weight, the target's logit: of the row.
+  __device__ __forceinline__ void finish(int row, Sums sums, float logit_target, float grad_loss, float grad_lse,
+      float grad_entropy, float weight, LongGradient& gradient) const {
     const bool is_far = gradient.is_far;
     const float reference = gradient.reference, far = gradient.far;
     const auto exponent_of = [&](float value) { return exponents.exponent(is_far ? value - far : value, reference); };
@@ -182,13 +173,14 @@ struct LongBlock {
     const bool target_is_largest = value_target >= largest_value;
     const float up = exponent_of(value_target), top = target_is_largest ? up : 0.f;
     // In units of base^top.
-    const float others = sums.total * power(-top),
+    shift(sums, -top);
+    const float others = sums.total,
                 exponent = target_is_largest ? value_target - value_target : up;  // NaN for inf
     const float target_power = power(exponent), total = others + target_power;
-    float a = grad_lse;
-    if (is_first() || problem.z_loss != 0) {
-      const float log_total = target_is_largest ? log1pf(others) : logf(total),
-                  base = target_is_largest ? value_target : largest_value;
+    float a = grad_lse, log_total = 0, entropy = 0;
+    if (kEntropy || is_first() || problem.z_loss != 0) {
+      log_total = target_is_largest ? log1pf(others) : logf(total);
+      const float base = target_is_largest ? value_target : largest_value;
       // The largest's own exponent is not quite 0.
       const float rest =
           target_is_largest || E::kExact || is_far ? 0.f : exponent_of(largest_value) * kLogOfBase<float>;
@@ -198,14 +190,23 @@ struct LongBlock {
         loss += z_loss * lse * lse;
         a += grad_loss * 2.f * z_loss * lse;
       }
-      if (is_first()) {
-        static_cast<float*>(problem.loss)[row] = loss;
-        static_cast<float*>(problem.lse)[row] = lse;
+      if constexpr (kEntropy) {
+        const float weighted = fmaf(target_power, bounded(exponent), sums.weighted);
+        entropy = fmaf(weighted / total, -kLogOfBase<float>, log_total);
+        a -= grad_entropy * entropy;
       }
+      if (is_first()) write_results(row, loss, lse, entropy);
     }
     const float hit = grad_loss * weight, slope = static_cast<float>(problem.logit_scale) / total;
-    gradient.scaled = slope * (a + hit) * power(-top);
-    gradient.target = slope * (target_power * a - hit * others);
+    float constant = slope * (a + hit), own = a;
+    if constexpr (kEntropy) {
+      const float scale = slope * grad_entropy, linear = -scale * kLogOfBase<float>;
+      constant = fmaf(scale, log_total, fmaf(-linear, fminf(top, 1000.f), constant));
+      gradient.linear = linear * power(-top);
+      own -= grad_entropy * fmaxf(fmaf(exponent, kLogOfBase<float>, -log_total), -1000.f);
+    }
+    gradient.scaled = constant * power(-top);
+    gradient.target = slope * (target_power * own - hit * others);
     if (kSoftcap) gradient.target *= fmaf(-value_target, value_target, 1.f);
   }
 
@@ -231,28 +232,32 @@ struct LongBlock {
 
     // Asked for here, to be there behind the barrier.
     if (next >= 0) next_index = read_class(problem, next);
-    float grad_loss = 1, grad_lse = 0, weight = 1, logit_target = 0;
+    float grad_loss = 1, grad_lse = 0, grad_entropy = 0, weight = 1, logit_target = 0;
     if (!ignored) {
       logit_target = cast<float>(all.start[index]);
       if (kGradient && problem.grad_loss.data)
         grad_loss = static_cast<const float*>(problem.grad_loss.data)[row * problem.grad_loss.stride];
       if (kGradient && problem.grad_lse.data)
         grad_lse = static_cast<const float*>(problem.grad_lse.data)[row * problem.grad_lse.stride];
+      if (kGradient && kEntropy && problem.grad_entropy.data)
+        grad_entropy = static_cast<const float*>(problem.grad_entropy.data)[row * problem.grad_entropy.stride];
       if (problem.weight) weight = static_cast<const float*>(problem.weight)[index];
     }
-    LongSums sums = join_row<kCluster>(exponents, adder.sums, of_warps[parity], wants_predictions);
+    Sums sums = join_row<kCluster>(exponents, adder.sums, of_warps[parity], wants_predictions);
     parity ^= 1;
     gradient.reference = exponents.reference(sums.largest);
     if (!E::kExact && !kSoftcap && !(fabsf(gradient.reference) <= kFarReference)) {
       gradient.is_far = true;
       gradient.far = sums.largest;
       gradient.reference = 0;
-      const float total = far_total(adder, turn, all.start + edge, has_edge, gradient.far);
-      sums.total = join_row<kCluster>(exponents, {0.f, total, ~0u}, of_warps[parity], false).total;
+      const Sums own = far_sums(adder, turn, all.start + edge, has_edge, gradient.far),
+                 joined = join_row<kCluster>(exponents, own, of_warps[parity], false);
+      sums.total = joined.total;
+      if constexpr (kEntropy) sums.weighted = joined.weighted;
       parity ^= 1;
     }
     if (wants_predictions) predict(adder, turn, all, begin, sums, edge, has_edge, edge_place, logit_target);
-    if (!ignored) finish(row, sums, logit_target, grad_loss, grad_lse, weight, gradient);
+    if (!ignored) finish(row, sums, logit_target, grad_loss, grad_lse, grad_entropy, weight, gradient);
   }
 
   __device__ __forceinline__ void store(const Turn& turn, int begin, int v, const Vec& gradient) const {
@@ -266,7 +271,7 @@ struct LongBlock {
   }
   template <bool kIsFixed>
   __device__ __forceinline__ Vec gradient_of(const Vec& raw, const LongGradient& gradient) const {
-    const float scaled = gradient.scaled, reference = gradient.reference;
+    const float reference = gradient.reference;
     float g[kVec];
     if constexpr (kIsFixed) {
       unpack_fixed(raw, g);
@@ -274,14 +279,14 @@ struct LongBlock {
       constexpr float kLess = -1.f / (kFixedOne * kFixedOne);
 #pragma unroll
       for (int i = 0; i < kVec; ++i)
-        g[i] = power(fmaf(g[i], factor, -reference)) * scaled * fmaf(g[i] * kLess, g[i], 1.f);
+        g[i] = gradient.at<kEntropy>(fmaf(g[i], factor, -reference)) * fmaf(g[i] * kLess, g[i], 1.f);
     } else {
       unpack(raw, g);
 #pragma unroll
       for (int i = 0; i < kVec; i += 4) exponents.values(g + i);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        const float p = power(exponents.exponent(g[i], reference)) * scaled;
+        const float p = gradient.at<kEntropy>(exponents.exponent(g[i], reference));
         g[i] = kSoftcap ? p * fmaf(-g[i], g[i], 1.f) : p;
       }
     }
@@ -299,7 +304,7 @@ struct LongBlock {
         if (!ignored) {
           unpack(v < turn.staged ? stage[v] : turn.body[v], g);
 #pragma unroll
-          for (int i = 0; i < kVec; ++i) g[i] = power((g[i] - gradient.far) * params.factor) * gradient.scaled;
+          for (int i = 0; i < kVec; ++i) g[i] = gradient.at<kEntropy>((g[i] - gradient.far) * params.factor);
         }
         store(turn, begin, v, pack<float, T, kVec>(g));
       }
@@ -341,20 +346,20 @@ struct LongBlock {
       const float value = exponents.value(cast<float>(all.start[position]));
       const float exponent =
           gradient.is_far ? (value - gradient.far) * params.factor : exponents.exponent(value, gradient.reference);
-      float g = power(exponent) * gradient.scaled;
+      float g = gradient.at<kEntropy>(exponent);
       if (kSoftcap) g *= fmaf(-value, value, 1.f);
       store_element(turn.row, all.start, position, turn.index < 0 ? 0.f : position == turn.index ? gradient.target : g);
     }
   }
 };
 
-template <typename T, bool kSoftcap, bool kGradient, bool kCluster, int kThreads, int kLeastBlocks>
+template <typename T, bool kSoftcap, bool kEntropy, bool kGradient, bool kCluster, int kThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kThreads, kLeastBlocks)
     cross_entropy_long_kernel(const __grid_constant__ LongParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kCluster) return;
 #endif
-  using Block = LongBlock<T, kSoftcap, kGradient, kCluster, kThreads>;
+  using Block = LongBlock<T, kSoftcap, kEntropy, kGradient, kCluster, kThreads>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename Block::Shared of_warps;
   const RowsProblem& problem = params.problem;
@@ -380,8 +385,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks)
     } else {
       block.reduce(turn, has_next ? next_row : -1, next_index, of_warps, parity, gradient);
     }
-    if (ignored && block.is_first())
-      static_cast<float*>(problem.loss)[turn.row] = static_cast<float*>(problem.lse)[turn.row] = 0.f;
+    if (ignored && block.is_first()) block.write_results(turn.row, 0.f, 0.f, 0.f);
     LongTurn<T> next{next_row, next_index, turn.body, 0, 0};
     if (has_next) next = block.turn_of(next_row, next_index);
     if constexpr (kGradient) block.write_gradient(turn, next, gradient);

@@ -56,6 +56,28 @@ struct LongShare {
   }
 };
 
+// A row as a block has it: its class, -1 for an ignored one; the block's vectors, and how many of them lie in shared
+// memory.
+template <typename T>
+struct LongTurn {
+  int row, index;
+  Vector<T, 16 / sizeof(T)>* body;
+  int count, staged;
+};
+
+// What the gradient of a row takes: (scaled + linear * exponent) * base^exponent, with exponents relative to
+// `reference` or, far away, of values relative to `far`.
+struct LongGradient {
+  float scaled = 0, linear = 0, reference = 0, far = 0;
+  float target = 0;
+  bool is_far = false, owns_target = false;
+
+  template <bool kEntropy>
+  __device__ __forceinline__ float at(float exponent) const {
+    return power(exponent) * (kEntropy ? fmaf(linear, bounded(exponent), scaled) : scaled);
+  }
+};
+
 // The class of a row, -1 for an ignored one.
 __device__ __forceinline__ int read_class(const RowsProblem& problem, int row) {
   const int64_t index = problem.target[row * problem.target_stride];
@@ -74,12 +96,12 @@ __device__ __forceinline__ void wait_for_all_but(int pending) {
 }
 
 // One row's sums, as one thread makes them.
-template <typename T, bool kSoftcap, bool kFixed, int kThreads>
+template <typename T, bool kSoftcap, bool kEntropy, bool kFixed, int kThreads>
 struct LongAdder {
   static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   Exponents<T, kSoftcap> exponents;
-  LongSums sums;
+  LongSums<kEntropy> sums;
   float reference;
   bool with_places;
   int first_place;               // of the block's first vector
@@ -87,7 +109,7 @@ struct LongAdder {
 
   __device__ __forceinline__ void raise(float largest) {
     const float to = exponents.reference(largest);
-    sums.total *= power(exponents.rise(reference, to));
+    shift(sums, exponents.rise(reference, to));
     reference = to;
     sums.largest = largest;
   }
@@ -106,7 +128,7 @@ struct LongAdder {
           if (is_same(largest_of(raw[u]), largest)) sums.place = first_place + v + u * kThreads;
       }
     }
-    float totals[2] = {0, 0};
+    float totals[2] = {0, 0}, weighted[2] = {0, 0};
 #pragma unroll
     for (int u = 0; u < kMany; ++u) {
       float y[kVec];
@@ -115,9 +137,14 @@ struct LongAdder {
       for (int i = 0; i < kVec; i += 4) exponents.values(y + i);
       if constexpr (kFixed) raw[u] = pack_fixed<Vec>(y);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) totals[i % 2] += power(exponents.exponent(y[i], reference));
+      for (int i = 0; i < kVec; ++i) {
+        const float exponent = exponents.exponent(y[i], reference), p = power(exponent);
+        totals[i % 2] += p;
+        if constexpr (kEntropy) weighted[i % 2] = fmaf(p, bounded(exponent), weighted[i % 2]);
+      }
     }
     sums.total += totals[0] + totals[1];
+    if constexpr (kEntropy) sums.weighted += weighted[0] + weighted[1];
   }
 
   __device__ __forceinline__ void add_element(float logit, uint32_t place) {
@@ -125,7 +152,7 @@ struct LongAdder {
       raise(logit);
       sums.place = place;
     }
-    sums.total += power(exponents.exponent(exponents.value(logit), reference));
+    add_power(sums, exponents.exponent(exponents.value(logit), reference));
   }
 
   // The target's vector, without the target.

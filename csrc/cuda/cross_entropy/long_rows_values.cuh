@@ -96,11 +96,34 @@ __device__ __forceinline__ float largest_of(const Vector<T, kVec>& raw) {
 }
 
 // Sums over a part of a row.
+template <bool kEntropy>
 struct LongSums {
   float largest;   // logit
   float total;     // of base^exponent
   uint32_t place;  // the first that has the largest; where predictions are wanted
 };
+// Apart, as four words spill registers where three do not.
+template <>
+struct LongSums<true> {
+  float largest, total;
+  uint32_t place;
+  float weighted;  // of exponent * base^exponent
+};
+
+// The sums relative to another reference, exponents being `rise` more than they were. `largest` and `place` stay.
+template <bool kEntropy>
+__device__ __forceinline__ void shift(LongSums<kEntropy>& sums, float rise) {
+  const float scale = power(rise);
+  if constexpr (kEntropy) sums.weighted = scale * fmaf(bounded(rise), sums.total, sums.weighted);
+  sums.total *= scale;
+}
+
+template <bool kEntropy>
+__device__ __forceinline__ void add_power(LongSums<kEntropy>& sums, float exponent) {
+  const float p = power(exponent);
+  sums.total += p;
+  if constexpr (kEntropy) sums.weighted = fmaf(p, bounded(exponent), sums.weighted);
+}
 
 __device__ __forceinline__ float warp_maximum(float value) {
 #pragma unroll
@@ -115,36 +138,44 @@ __device__ __forceinline__ uint32_t warp_minimum(uint32_t value) {
 
 // The sums of all threads of a row, in all of them. `shared` has room for those of every warp of the cluster, and is
 // used by every other row alike.
-template <bool kCluster, typename E>
-__device__ __forceinline__ LongSums join_row(const E& exponents, LongSums sums, LongSums* shared, bool with_places) {
+template <bool kCluster, bool kEntropy, typename E>
+__device__ __forceinline__ LongSums<kEntropy> join_row(
+    const E& exponents, LongSums<kEntropy> sums, LongSums<kEntropy>* shared, bool with_places) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int blocks = kCluster ? static_cast<int>(cluster_blocks()) : 1;
   const float largest = warp_maximum(sums.largest), reference = exponents.reference(largest);
   if (with_places) sums.place = warp_minimum(is_same(sums.largest, largest) ? sums.place : ~0u);
-  const float total = warp_sum(sums.total * power(exponents.rise(exponents.reference(sums.largest), reference)));
+  shift(sums, exponents.rise(exponents.reference(sums.largest), reference));
+  sums.largest = largest;
+  sums.total = warp_sum(sums.total);
+  if constexpr (kEntropy) sums.weighted = warp_sum(sums.weighted);
   if constexpr (kCluster) {
     if (lane < blocks) {
       uint32_t* const words = reinterpret_cast<uint32_t*>(shared + static_cast<int>(cluster_rank()) * warps + warp);
       store_remote(words, lane, __float_as_uint(largest));
-      store_remote(words + 1, lane, __float_as_uint(total));
+      store_remote(words + 1, lane, __float_as_uint(sums.total));
       store_remote(words + 2, lane, sums.place);
+      if constexpr (kEntropy) store_remote(words + 3, lane, __float_as_uint(sums.weighted));
     }
     cluster_arrive();
     cluster_wait();
   } else {
-    if (lane == 0) shared[warp] = {largest, total, sums.place};
+    if (lane == 0) shared[warp] = sums;
     __syncthreads();
   }
-  LongSums all{-FLT_MAX, 0.f, ~0u};
+  LongSums<kEntropy> all{-FLT_MAX, 0.f, ~0u};
   for (int i = lane; i < blocks * warps; i += 32) all.largest = maximum(all.largest, shared[i].largest);
   all.largest = warp_maximum(all.largest);
   const float to = exponents.reference(all.largest);
   for (int i = lane; i < blocks * warps; i += 32) {
-    const LongSums other = shared[i];
-    all.total += other.total * power(exponents.rise(exponents.reference(other.largest), to));
+    LongSums<kEntropy> other = shared[i];
+    shift(other, exponents.rise(exponents.reference(other.largest), to));
+    all.total += other.total;
+    if constexpr (kEntropy) all.weighted += other.weighted;
     if (is_same(other.largest, all.largest)) all.place = min(all.place, other.place);
   }
   all.total = warp_sum(all.total);
+  if constexpr (kEntropy) all.weighted = warp_sum(all.weighted);
   if (with_places) all.place = warp_minimum(all.place);
   return all;
 }

@@ -1,4 +1,4 @@
-"""`dcs::_cross_entropy_rows_` on long rows without an entropy, label smoothing or a bias: a GPU has a kernel for them.
+"""`dcs::_cross_entropy_rows_` on long rows without label smoothing or a bias: a GPU has a kernel for them.
 
 Its blocks stay and take one row after another; with few rows several blocks share one.
 """
@@ -44,6 +44,7 @@ if GPU:
         (67, 300_007),
     ]
 KINDS = ("plain", "weight", "softcap", "scale", "z-loss", "grad-loss", "one-grad-loss", "grad-lse")
+ENTROPIC_KINDS = ("plain", "weight", "scale", "z-loss", "grad-lse", "grad-entropy")
 
 
 @pytest.fixture(params=[name for name in KERNELS if name.startswith("op")])
@@ -56,15 +57,15 @@ def without_targets(gradient: Tensor, target: Tensor) -> Tensor:
     return gradient.double().scatter(1, target.clamp(min=0)[:, None], 0)
 
 
-def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any]) -> None:
+def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any], *, entropy: bool = False) -> None:
     """As in test_cross_entropy_rows, and the gradient beside the targets too."""
     dtype, unit = logits.dtype, torch.finfo(wide(logits.dtype)).eps
     expected, expected_gradient = oracle(torch.float64, logits, target, options)
     own, own_gradient = oracle(wide(dtype), logits, target, options)
     predictions = not options.get("softcap")
     written = logits.clone()
-    results = kernel(written, target, **options, predictions=predictions, entropy=False)
-    for name in ("loss", "lse"):
+    results = kernel(written, target, **options, predictions=predictions, entropy=entropy)
+    for name in ("loss", "lse", *(["entropy"] if entropy else [])):
         value, right = getattr(results, name), getattr(expected, name)
         assert value.dtype == wide(dtype)
         budget = 2 * error(getattr(own, name), right) + 8 * unit
@@ -77,7 +78,7 @@ def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any
     if predictions:
         assert torch.equal(results.predictions, expected.predictions)
     untouched = logits.clone()
-    again = kernel(untouched, target, **options, gradient=False, predictions=predictions, entropy=False)
+    again = kernel(untouched, target, **options, gradient=False, predictions=predictions, entropy=entropy)
     assert torch.equal(untouched, logits)
     for value, other in zip(again, results, strict=True):
         assert error(value, other) <= 4 * unit
@@ -91,6 +92,37 @@ def test_shapes(kernel: Kernel, rows: int, columns: int, kind: str, dtype: torch
         pytest.skip("for CUDA")
     options = make_options(kind, rows, columns, dtype, kernel.device)
     check(kernel, make_logits(rows, columns, dtype, kernel.device), make_target(rows, columns, kernel.device), options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ENTROPIC_KINDS)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_entropies(kernel: Kernel, rows: int, columns: int, kind: str, dtype: torch.dtype) -> None:
+    """Asked for and not, with a gradient of their own and without."""
+    if kernel.device == "cpu" and rows > 5:
+        pytest.skip("for CUDA")
+    options = make_options(kind, rows, columns, dtype, kernel.device)
+    target = make_target(rows, columns, kernel.device)
+    for entropy in (True, False):
+        check(kernel, make_logits(rows, columns, dtype, kernel.device), target, options, entropy=entropy)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entropies_of_certain_and_masked_rows(kernel: Kernel, dtype: torch.dtype) -> None:
+    """0 where one class has all; classes of -inf add nothing, though only one is left."""
+    columns = 13_000
+    logits = torch.full((4, columns), -math.inf)
+    logits[:, 7], logits[2, 900], logits[3] = 3.0, 3.0, 0.0
+    target = torch.tensor([7, -100, 900, 12_000])
+    written = logits.to(dtype, copy=True).to(kernel.device)
+    grad = torch.ones(4, device=kernel.device)
+    results = kernel(written, target.to(kernel.device), grad_entropy=grad, predictions=False)
+    wanted = torch.tensor([0.0, 0.0, math.log(2), math.log(columns)], device=kernel.device)
+    torch.testing.assert_close(results.entropy, wanted, rtol=1e-5, atol=1e-6)
+    # Of a uniform distribution the entropy has no gradient.
+    expected = (torch.softmax(logits, 1) - torch.nn.functional.one_hot(target.clamp(0), columns)).to(kernel.device)
+    expected[1] = 0
+    torch.testing.assert_close(written.float(), expected.float(), rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -209,6 +241,8 @@ def test_nan_and_inf(kernel: Kernel, dtype: torch.dtype) -> None:
         for wants_gradient in (True, False):
             written = logits.clone().to(kernel.device)
             results = kernel(written, targets.to(kernel.device), entropy=False, gradient=wants_gradient)
+            entropic = kernel(logits.clone().to(kernel.device), targets.to(kernel.device), gradient=wants_gradient)
+            torch.testing.assert_close(entropic.loss, results.loss, rtol=1e-5, atol=1e-5, equal_nan=True)
             torch.testing.assert_close(results.loss.cpu(), expected.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
             assert torch.equal(results.predictions.cpu(), logits.argmax(1))
             if wants_gradient:
@@ -225,5 +259,7 @@ def test_bits_are_the_same_in_every_run(kernel: Kernel, columns: int, dtype: tor
     for _ in range(3):
         written = logits.clone()
         results = kernel(written, target, entropy=False)
-        runs.append([results.loss, results.lse, results.predictions, written])
+        again = logits.clone()
+        entropic = kernel(again, target, grad_entropy=torch.ones_like(results.loss))
+        runs.append([results.loss, results.lse, results.predictions, written, again, *entropic])
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))

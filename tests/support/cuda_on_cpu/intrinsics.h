@@ -80,6 +80,7 @@ inline unsigned long long __brevll(unsigned long long value) {
   return static_cast<unsigned long long>(__brev(static_cast<unsigned>(value))) << 32 |
       __brev(static_cast<unsigned>(value >> 32));
 }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
@@ -103,4 +104,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   unsigned to = 0;
   for (int i = 0; i < 4; ++i) to |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
   return to;
+}
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
 }

@@ -21,6 +21,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
 _unpack_dual = torch._VF._unpack_dual
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 
 
 class Node(_SingleLevelFunction):
@@ -45,6 +46,16 @@ def in_forward_mode() -> bool:
 def any_requires_grad(*values: Any) -> bool:
     """Whether reverse mode has something to record of a call with these arguments."""
     return _is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def is_plain_call(*values: Any) -> bool:
+    """Whether this is an eager call of real tensors, whose values can be looked at."""
+    if torch.compiler.is_compiling() or _functorch_active() or in_forward_mode():
+        return False
+    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
+        return False
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta" for t in tensors)
 
 
 def tracked(*values: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ... import _native
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment
@@ -58,11 +59,13 @@ class ExactGradients:
             make_accumulator(plan.accumulation, input, linear_weight, dtype, word) if needs.linear_weight else None
         )
 
-    def places(self, logits: Tensor, part: slice) -> tuple[Any, ...]:
-        """The row op's last arguments for the rows `part`."""
+    def places(self, logits: Tensor, part: slice, can_write: bool | None = None) -> tuple[Any, ...]:
+        """The row op's last arguments for the rows `part`; can_write: None is what that op can on this device."""
         if self.grad_weight is None or logits.dtype != self.input.dtype:
             return ()
-        return self.grad_weight.places(part)
+        if can_write is None:
+            can_write = logits.is_cuda and _native.CUDA.kind == "native"
+        return self.grad_weight.places(part, can_write)
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
         """logits (n, V) of the rows `part`; no chunk has more rows than the first."""

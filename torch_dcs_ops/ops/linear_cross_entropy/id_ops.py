@@ -14,12 +14,13 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, is_plain_call, pull_back, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
 from .ids import IdUpstream
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
+from .scale import scaled_rows
 from .validate import check_head, check_ids, check_options, check_upstream, normal_ignore_index
 
 _OP = "linear_log_probs"
@@ -139,7 +140,10 @@ def _check_plain_ids(target: Tensor, options: HeadOptions, classes: int) -> None
 
 
 class IdsFunction(Node):
-    """Log-probabilities at ids; the largest one is that of one more id, which forward has found."""
+    """Log-probabilities at ids; the largest one is that of one more id, which forward has found.
+
+    Where input alone has a gradient, and one id a row, forward saves that of every log-probability.
+    """
 
     @staticmethod
     def forward(
@@ -152,16 +156,25 @@ class IdsFunction(Node):
         options: HeadOptions,
         needs: dict[str, bool],
     ) -> Results:
-        results: Results = run_below(
-            _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
-            **options._asdict(), **needs,
-        )  # fmt: skip
+        ctx.needs, unit = Needs(*ctx.needs_input_grad[1:4]), None
+        ids, _ = _ids(input, target)
+        if ctx.needs == Needs(input=True) and ids.size(-1) == 1 and not any(needs.values()) and (
+            is_plain_call(input, linear_weight, linear_bias, target)
+        ):  # fmt: skip
+            with torch._C._AutoDispatchBelowAutograd():
+                log_probs, lse, unit = driver.forward_with_gradient(input, linear_weight, ids, linear_bias, options)
+            none = [lse.new_empty(0) for _ in range(3)]
+            results: Results = (log_probs.view(target.shape), none[0], lse, none[1].long(), none[2])
+        else:
+            results = run_below(
+                _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
+                **options._asdict(), **needs,
+            )  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.options = options
-        ctx.needs = Needs(*ctx.needs_input_grad[1:4])
         unused = [results[3]] if needs["need_predictions"] else [results[3], results[4]]
         ctx.mark_non_differentiable(*unused, *([] if needs["need_entropy"] else [results[1]]))
-        ctx.save_for_backward(input, linear_weight, linear_bias, target, results[3])
+        ctx.save_for_backward(input, linear_weight, linear_bias, target, results[3], unit)
         return results
 
     @staticmethod
@@ -173,9 +186,11 @@ class IdsFunction(Node):
         _: Any,
         grad_best: Tensor | None,
     ) -> tuple[Any, ...]:
-        input, linear_weight, linear_bias, target, predictions = ctx.saved_tensors
+        input, linear_weight, linear_bias, target, predictions, unit = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None and grad_lse is None and grad_best is None:
             return (None,) * 7
+        if unit is not None and grad_log_probs is not None and grad_lse is None and not torch.is_grad_enabled():
+            return (None, scaled_rows(unit, grad_log_probs.reshape(input.shape[:-1])), *(None,) * 5)
         ids, is_single = _ids(input, target)
         if grad_log_probs is not None and is_single:
             grad_log_probs = grad_log_probs.unsqueeze(-1)

@@ -3,6 +3,10 @@
 A row's logits z are seen at its ids, in its lse and its entropy alone. With a gradient g_k for the log-probability of
 id k, the gradient of z is the row op's for an lse whose own gradient is g_lse - sum(g), and an entropy; plus g_k at
 id k. The columns of the ids are formed apart, in the rows' dtype: there p - 1 is expm1(log p), and equal ids add up.
+One id a row is the row op's target, which needs none of that.
+
+Under a frozen linear_weight forward can form the gradient of one id's log-probability for an upstream gradient of 1
+from the logits that it has: rows scale, so backward multiplies them, and the logits are made once.
 """
 
 from __future__ import annotations
@@ -128,6 +132,15 @@ def chunks_of(
     return plan, chunks()
 
 
+def _flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[Tensor, HeadOptions]:
+    """ids (N, K) with IGNORED for ignored ones, and the options that say so."""
+    ids = ids.reshape(ids.shape[:-1].numel(), ids.size(-1))
+    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    if options.ignore_index != IGNORED:
+        ids = torch.where(ids == options.ignore_index, IGNORED, ids)
+    return ids, options._replace(ignore_index=IGNORED)
+
+
 def _valid_rows(call: Call, ids: Tensor) -> ValidRows | None:
     """Where rows of ignored ids are left out; the others first."""
     if call.input.device.type != "cpu":
@@ -149,8 +162,7 @@ def forward(
 ) -> IdResults:
     """With input's leading shape; no elements where a result is not needed."""
     lead, count = input.shape[:-1], ids.size(-1)
-    ids = ids.reshape(lead.numel(), count)
-    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
     chosen = None if need_predictions else _valid_rows(call, ids)
     operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
@@ -171,6 +183,7 @@ def forward(
         if need_entropy:
             results.entropy[part] = entropy
         if need_predictions:
+            assert columns is not None
             z = values_at(logits, predictions.unsqueeze(1), call.linear_bias, options)
             results.predictions[part] = predictions
             best = columns.log_probs(loss, z).squeeze(1)
@@ -187,10 +200,42 @@ def forward(
     )
 
 
+def forward_with_gradient(
+    input: Tensor, linear_weight: Tensor, ids: Tensor, linear_bias: Tensor | None, options: HeadOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log_probs, lse, gradient of input where that of every log-probability is 1), for one id a row."""
+    lead, dtype = input.shape[:-1], row_dtype(input.dtype)
+    ids, options = _flat_ids(ids, linear_weight, options)
+    call = make_call(input, linear_weight, linear_bias, options)
+    chosen = _valid_rows(call, ids)
+    operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
+    log_probs, lse = (input.new_empty(call.input.size(0), dtype=dtype) for _ in range(2))
+    needs = Needs(input=True)
+    # As many rows as forward alone has, if their gradient lies in the logits' own memory.
+    plan, chunks = chunks_of(call, operand, False, options.logits_dtype in (None, input.dtype))
+    word = alignment.word(call.input.size(0), call.linear_weight)
+    grad_input = torch.empty_like(call.input, memory_format=torch.contiguous_format)
+    gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
+    of_loss = input.new_full((1,), -1, dtype=dtype)
+    for part, logits in chunks:
+        rows = call.rows(logits, ids[part].squeeze(1), (of_loss, None, None), True, False, False)
+        log_probs[part], lse[part] = 0 - rows[0], rows[1]
+        gradients.add(logits, part, rows[1])
+        del logits
+    found = finished(gradients.result(), chosen, input, linear_weight, None, needs)
+    if chosen is not None:
+        for values in (log_probs, lse):
+            chosen.restore_(values)
+    return log_probs.view(*lead, 1), lse.view(lead), found.input
+
+
 def statistics(
     call: Call, logits: Tensor, ids: Tensor, need_predictions: bool, need_entropy: bool
-) -> tuple[_Columns, Tensor, list[Tensor]]:
-    """The ids' columns, their log-probabilities (n, K), and the row op's results."""
+) -> tuple[_Columns | None, Tensor, list[Tensor]]:
+    """The ids' columns, their log-probabilities (n, K), and the row op's results. Ignored ids are IGNORED."""
+    if ids.size(1) == 1 and not need_predictions:
+        rows = call.rows(logits, ids.squeeze(1), (None, None, None), False, False, need_entropy)
+        return None, (0 - rows[0]).unsqueeze(1), rows
     columns = columns_of(logits, ids, call.linear_bias, call.options)
     rows = call.rows(logits, columns.target, (None, None, None), False, need_predictions, need_entropy)
     is_valid = ids != call.options.ignore_index
@@ -207,9 +252,8 @@ def backward(
     needs: Needs,
 ) -> Gradients:
     """Gradients in the operands' dtypes."""
-    lead, dtype = input.shape[:-1], row_dtype(input.dtype)
-    ids = ids.reshape(lead.numel(), ids.size(-1))
-    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    dtype = row_dtype(input.dtype)
+    ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
     grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
@@ -227,8 +271,9 @@ def backward(
     parts = IdUpstream(grad_ids, grad_entropy, grad_lse)
     for part, logits in chunks:
         of_part = IdUpstream(*(None if grad is None else grad[part] for grad in parts))
-        lse = to_gradient_(call, logits, ids[part], of_part)
-        gradients.add(logits, part, lse)
+        # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
+        places = gradients.places(logits, part) if ids.size(1) == 1 else ()
+        gradients.add(logits, part, to_gradient_(call, logits, ids[part], of_part, places))
         del logits
     return finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
 
@@ -256,8 +301,17 @@ def finished(
     return found
 
 
-def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream) -> Tensor:
-    """Turns the logits of a chunk into their gradient; its lse."""
+def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream, places: tuple[Any, ...] = ()) -> Tensor:
+    """Turns the logits of a chunk into their gradient; its lse. Ignored ids are IGNORED.
+
+    places: see ExactGradients; of one id a row alone.
+    """
+    if ids.size(1) == 1:
+        of_loss = logits.new_zeros(1, dtype=row_dtype(logits.dtype))
+        if upstream.log_probs is not None:
+            of_loss = -upstream.log_probs.reshape(-1)
+        grads = (of_loss, upstream.lse, upstream.entropy)
+        return call.rows(logits, ids.squeeze(1), grads, True, False, False, *places)[1]
     columns = columns_of(logits, ids, call.linear_bias, call.options)
     zero = columns.z.new_zeros(())
     g = None if upstream.log_probs is None else torch.where(ids != call.options.ignore_index, upstream.log_probs, zero)

@@ -1,29 +1,29 @@
-"""The divergence of two linear heads by chunks of rows: the logits of both for a chunk, made again in the backward.
+"""The divergence of two linear heads by chunks of rows: the logits of both for a chunk, and the rows' pass over them.
 
-With g a row's gradient, the gradients of the student's and of the teacher's z / temperature are
-
-    forward     g·(p - q)                       g·q·(log q - log p - divergence)
-    reverse     g·p·(log p - log q - divergence)    g·(q - p)
-    jsd         g·(1 - beta)·p·(log p - log m - sum p·(log p - log m)), and so the teacher's with beta and q
+That leaves the gradients of the logits in their place, for whichever upstream gradient is known by then: that of a
+reduced loss in forward, any other in backward, which makes the logits again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...reference.linear_cross_entropy.kl_div import Divergence, divergence, log_mixture
+from ... import _native
+from ...reference.linear_cross_entropy import kl_rows as reference
+from ...reference.linear_cross_entropy.kl_div import Divergence
+from ...reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
+from .._common.triton import launchers
 from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
 from .plan import Plan, make_plan
 from .valid_rows import ValidRows, valid_rows
-
-_BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}  # of logits in the rows' dtype at a time
 
 
 class Head(NamedTuple):
@@ -58,7 +58,7 @@ class _Rows:
         self.input, self.linear_weight = alignment.operands(
             head.input.reshape(lead.numel(), features), head.linear_weight
         )
-        self.bias = None if head.linear_bias is None else head.linear_bias.to(dtype)
+        self.bias = None if head.linear_bias is None else head.linear_bias.to(dtype).contiguous()
         self.chosen: ValidRows | None = None
         if target is not None and target.device.type == "cpu":
             self.chosen = valid_rows(self.input, target, ignore_index, "host")
@@ -72,20 +72,9 @@ class _Rows:
             is_forward=is_forward,
         )  # fmt: skip
 
-    def values(self, logits: Tensor) -> Tensor:
-        """z of some logits."""
-        z = logits.to(self.dtype)
-        if self.bias is not None:
-            z = z + self.bias
-        if self.head.logit_scale != 1:
-            z = z * self.head.logit_scale
-        softcap = self.head.softcap
-        return z if softcap is None else torch.tanh(z / softcap) * softcap
-
-    def slope(self, z: Tensor) -> Tensor | float:
-        """dz / dlogits."""
-        scale, softcap = self.head.logit_scale, self.head.softcap
-        return scale if softcap is None else scale * (1 - (z / softcap).square())
+    def rows(self, logits: Tensor, need: Needs, places: tuple[Any, ...] = ()) -> HeadRows:
+        """Some logits for the rows' pass."""
+        return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need), places)
 
 
 def _plans(rows: tuple[_Rows, _Rows], needs: tuple[Needs, Needs], is_forward: bool, budget: int | None) -> list[Plan]:
@@ -101,12 +90,6 @@ def _plans(rows: tuple[_Rows, _Rows], needs: tuple[Needs, Needs], is_forward: bo
     ]
 
 
-def _blocks(count: int, classes: int, device: torch.device) -> list[slice]:
-    elements = _BLOCK_ELEMENTS.get(device.type, _BLOCK_ELEMENTS["cuda"])
-    step = max(elements // classes, 1)
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
-
-
 def _setup(
     operands: tuple[Tensor | None, ...], target: Tensor | None, options: Divergence
 ) -> tuple[_Rows, _Rows, Tensor | None]:
@@ -119,102 +102,61 @@ def _setup(
     return both[0], both[1], valid
 
 
-def forward(operands: tuple[Tensor | None, ...], target: Tensor | None, options: Divergence) -> Tensor:
-    """The divergence of every row."""
-    student, teacher, valid = _setup(operands, target, options)
-    lead, none = student.head.input.shape[:-1], (Needs(), Needs())
-    plans = _plans((student, teacher), none, True, options.memory_budget)
-    rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
-    make = [
-        Logits(plan, of.operand, of.linear_weight, of.word) for plan, of in zip(plans, (student, teacher), strict=True)
-    ]
-    count, classes = student.operand.size(0), student.linear_weight.size(0)
-    for start in range(0, count, plans[0].rows):
-        part = slice(start, min(start + plans[0].rows, count))
-        logits, teacher_logits = (one(part) for one in make)
-        for block in _blocks(part.stop - part.start, classes, rows.device):
-            log_p, log_q = (
-                (of.values(some[block]) / options.temperature).log_softmax(-1)
-                for of, some in ((student, logits), (teacher, teacher_logits))
-            )
-            rows[part][block] = divergence(log_p, log_q, options.direction, options.beta)
-        del logits, teacher_logits
-    if student.chosen is not None:
-        student.chosen.restore_(rows)
-    elif valid is not None:
-        rows.masked_fill_(~valid, 0)
-    return rows.view(lead)
-
-
-def backward(
-    grad: Tensor,
+def run(
+    grad: Tensor | None,
     operands: tuple[Tensor | None, ...],
     target: Tensor | None,
     options: Divergence,
-    needs: tuple[Needs, Needs],
-) -> tuple[Gradients, Gradients]:
-    """The student's and the teacher's gradients, in the operands' dtypes."""
+    needs: tuple[Needs, Needs] = (Needs(), Needs()),
+) -> tuple[Tensor, Gradients, Gradients]:
+    """The divergence of every row, and the student's and the teacher's gradients, in the operands' dtypes.
+
+    grad: of the rows, in their shape, or of one element for all; None where no gradient is needed.
+    """
     student, teacher, valid = _setup(operands, target, options)
-    rows = (student, teacher)
-    grad = grad.reshape(-1).to(student.dtype)
+    heads_rows = (student, teacher)
+    grad = student.input.new_ones(1, dtype=student.dtype) if grad is None else grad.reshape(-1).to(student.dtype)
     if student.chosen is not None:
-        grad = student.chosen.gather(grad)
-    plans = _plans(rows, needs, False, options.memory_budget)
-    make = [Logits(plan, of.operand, of.linear_weight, of.word) for plan, of in zip(plans, rows, strict=True)]
+        grad = student.chosen.gather(grad) if grad.numel() > 1 else grad
+    plans = _plans(heads_rows, needs, not any(map(any, needs)), options.memory_budget)
+    make = [Logits(plan, of.operand, of.linear_weight, of.word) for plan, of in zip(plans, heads_rows, strict=True)]
     gradients = [
         ExactGradients(
             plan, of.operand, of.linear_weight, of.input.new_empty(of.input.shape if need.input else (0, 0)), need,
             of.input.dtype, of.word,
         )
-        for plan, of, need in zip(plans, rows, needs, strict=True)
+        for plan, of, need in zip(plans, heads_rows, needs, strict=True)
     ]  # fmt: skip
-    count, classes = student.operand.size(0), student.linear_weight.size(0)
+    lead, count, kernel = student.head.input.shape[:-1], student.operand.size(0), _kernel(grad)
+    rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
     for start in range(0, count, plans[0].rows):
         part = slice(start, min(start + plans[0].rows, count))
         both = [one(part) for one in make]
-        for block in _blocks(part.stop - part.start, classes, grad.device):
-            is_valid = None if valid is None else valid[part][block].unsqueeze(1)
-            _to_gradients_(
-                rows, [some[block] for some in both], grad[part][block].unsqueeze(1), is_valid, options, needs
-            )
+        # Both heads' linear_weights seldom have gradients: the kernel writes the student's where its sum wants it.
+        places = gradients[0].places(both[0], part, can_write=kernel is not None)
+        of_student, of_teacher = student.rows(both[0], needs[0], places), teacher.rows(both[1], needs[1])
+        call = KlRows(
+            of_student, of_teacher, grad if grad.numel() == 1 else grad[part], None if valid is None else valid[part],
+            options.direction, options.beta, options.temperature,
+        )  # fmt: skip
+        rows[part] = (reference if kernel is None else kernel).kl_rows_(call)
         for index, need in enumerate(needs):
             if any(need):
-                gradients[index].add(both[index], part, grad)
-        del both
+                gradients[index].add(both[index], part, rows[part])
+        del both, of_student, of_teacher, call
+    del make  # its memory is room for the sums' last steps
+    if student.chosen is not None:
+        student.chosen.restore_(rows)
     student_found, teacher_found = (
-        _finished(of, gradient.result(), need) for of, gradient, need in zip(rows, gradients, needs, strict=True)
+        _finished(of, gradient.result(), need) for of, gradient, need in zip(heads_rows, gradients, needs, strict=True)
     )
-    return student_found, teacher_found
+    return rows.view(lead), student_found, teacher_found
 
 
-def _to_gradients_(
-    rows: tuple[_Rows, _Rows],
-    logits: list[Tensor],
-    grad: Tensor,
-    valid: Tensor | None,
-    options: Divergence,
-    needs: tuple[Needs, Needs],
-) -> None:
-    """Turns both heads' logits (n, V) into their gradients, where they are needed."""
-    z = [of.values(some) for of, some in zip(rows, logits, strict=True)]
-    log_p, log_q = ((values / options.temperature).log_softmax(-1) for values in z)
-    log_m = log_mixture(log_p, log_q, options.beta) if options.direction == "jsd" else None
-    grad = grad / options.temperature
-    sides = ((log_p, log_q, "forward", 1 - options.beta), (log_q, log_p, "reverse", options.beta))
-    for of, some, values, side, need in zip(rows, logits, z, sides, needs, strict=True):
-        if not any(need):
-            continue
-        own, other, plain, share = side
-        p = own.exp()
-        if log_m is None and options.direction == plain:
-            found = p - other.exp()
-        else:
-            # p·(log p - log of the other, less its mean)
-            found = torch.where(own == -torch.inf, 0, own - (other if log_m is None else log_m))
-            found = p * (found - (p * found).sum(-1, keepdim=True))
-            found = found if log_m is None else found * share
-        found = found * grad * of.slope(values)
-        some.copy_(found if valid is None else torch.where(valid, found, 0))
+def _kernel(tensor: Tensor) -> ModuleType | None:
+    """The rows' pass in one kernel; there is no compiled one, so that it is Triton's wherever a GPU has kernels."""
+    has_kernels = _native.CUDA.kind != "reference" if tensor.is_cuda else _native.CPU.kind == "triton"
+    return launchers("linear_cross_entropy.kl_div") if has_kernels else None
 
 
 def _finished(of: _Rows, found: Gradients, need: Needs) -> Gradients:

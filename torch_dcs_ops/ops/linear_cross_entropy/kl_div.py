@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,23 @@ from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
+from .._common.autograd import (
+    Node,
+    any_requires_grad,
+    apply,
+    below,
+    in_forward_mode,
+    is_plain_call,
+    pull_back,
+    run_below,
+    tracked,
+)
 from .._common.validate import check_device, check_layouts, dtype_name, fail, known
 from . import kl_chunks as driver
 from .arguments import apply_scale, check_argument_types
+from .gradients import Gradients
 from .kernel_ops import gemm_flops
+from .scale import buffers_may_be_private, graph_is_being_freed, scaled
 from .validate import check_head, check_options_of_head, check_rows_target, check_upstream, normal_ignore_index
 
 _OP = "linear_kl_div"
@@ -58,8 +70,8 @@ def linear_kl_div(
     * "reverse": KL(p ‖ q) = Σ p·(log p - log q);
     * "jsd": beta·KL(q ‖ m) + (1 - beta)·KL(p ‖ m) with m = beta·q + (1 - beta)·p.
 
-    Both heads' logits are made for some rows at a time, and again in the backward. Everything behind them is float32
-    (float64 for a float64 student).
+    Both heads' logits are made for some rows at a time; a mean or a sum in an eager call forms its gradients from them,
+    in all other cases the backward makes them again. Everything behind them is float32 (float64 for a float64 student).
 
     Args:
         input: (..., D), the student's hidden states; float16, bfloat16, float32 or float64.
@@ -103,24 +115,46 @@ def linear_kl_div(
     }  # fmt: skip
     optional = {"linear_bias": linear_bias, "teacher_bias": teacher_bias, "target": target}
     operands = (input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias)
+    reduced = _Reduction(reduction, zero_if_empty)
     try:
+        if reduction != "none" and _forms_gradients(operands, target):
+            if torch.is_autocast_enabled(input.device.type):
+                operands = tuple(map(autocast.lowered, operands))
+            options = _options(keywords)
+            _checked(operands, target, options)
+            loss: Tensor = apply(ReducedDivergenceFunction, *operands, target, options, reduced)
+            return loss
         rows: Tensor = _registry.linear_kl_div(*operands, target, **keywords)
     except (AttributeError, RuntimeError, TypeError):
         tensors = dict(zip(NAMES[:4], operands[:4], strict=True))
         check_argument_types(_OP, tensors, {**optional, **keywords})
         raise
-    return _reduced(rows, target, reduction, normal_ignore_index(ignore_index), zero_if_empty)
+    return _reduced(rows, target, reduced, normal_ignore_index(ignore_index))
 
 
-def _reduced(rows: Tensor, target: Tensor | None, reduction: str, ignore_index: int, zero_if_empty: bool) -> Tensor:
-    if reduction == "none":
+class _Reduction(NamedTuple):
+    name: str
+    zero_if_empty: bool
+
+
+def _reduced(rows: Tensor, target: Tensor | None, reduction: _Reduction, ignore_index: int) -> Tensor:
+    if reduction.name == "none":
         return rows
-    if reduction == "sum":
+    if reduction.name == "sum":
         return rows.sum()
     if target is None:
         target = torch.full_like(rows, ignore_index + 1, dtype=torch.int64)
     mean = rows.sum() / (target != ignore_index).sum()
-    return zeroed_if_empty(mean, target, ignore_index) if zero_if_empty else mean
+    return zeroed_if_empty(mean, target, ignore_index) if reduction.zero_if_empty else mean
+
+
+def _forms_gradients(operands: Operands, target: Tensor | None) -> bool:
+    """Whether a reduced loss does so in forward: not where anybody looks on, nor in float16, which sums may leave."""
+    if not (is_plain_call(*operands, target) and any_requires_grad(*operands)):
+        return False
+    wanted = [t for t in operands if isinstance(t, Tensor) and t.requires_grad]
+    lowered = (autocast.lowered(t).dtype if torch.is_autocast_enabled(t.device.type) else t.dtype for t in wanted)
+    return torch.float16 not in lowered
 
 
 def _checked(operands: Operands, target: Tensor | None, options: Divergence) -> None:
@@ -162,7 +196,7 @@ def _kernel(*tensors: Tensor | None, **keywords: Any) -> Tensor:
     (operands, target), options = _padded(tensors), _options(keywords)
     _checked(operands, target, options)
     with torch._C._AutoDispatchBelowAutograd():
-        return driver.forward(operands, target, options)
+        return driver.run(None, operands, target, options)[0]
 
 
 def _fake(*tensors: Tensor | None, **keywords: Any) -> Tensor:
@@ -182,6 +216,44 @@ def _autograd(keyset: torch._C.DispatchKeySet, *tensors: Tensor | None, **keywor
         by_name: dict[str, Any] = dict(zip(NAMES, operands, strict=True))
         return reference.linear_kl_div(target=target, options=options, **by_name)
     return apply(DivergenceFunction, keyset, *operands, target, options)
+
+
+class ReducedDivergenceFunction(Node):
+    """A sum or a mean. Saves its gradients, and the operands for those who differentiate a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        *operands, target, options, reduction = args
+        needs = tuple(ctx.needs_input_grad[:_TENSORS])
+        one: Tensor = operands[0].new_ones(1, dtype=row_dtype(operands[0].dtype))
+        if reduction.name == "mean":
+            rows = operands[0].shape[:-1].numel()
+            one = one / (rows if target is None else (target != options.ignore_index).sum())
+        found = driver.run(one, tuple(operands), target, options, _of_heads(needs))
+        ctx.options, ctx.reduction, ctx.needs = options, reduction, needs
+        ctx.private = buffers_may_be_private()
+        ctx.save_for_backward(*operands, target, *_of_operands(*found[1:]))
+        return _reduced(found[0], target, reduction, options.ignore_index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        operands, target = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS]
+        gradients = ctx.saved_tensors[_TENSORS + 1 :]
+        if torch.is_grad_enabled():
+            # Differentiable in turn. Aliases keep an operand that was computed from another one apart from that.
+            every = [t.view_as(t) if need else t for t, need in zip(operands, ctx.needs, strict=True)]
+            rows = _registry.linear_kl_div(*every, target, **ctx.options._asdict())
+            loss = _reduced(rows, target, ctx.reduction, ctx.options.ignore_index)
+            wanted = [t for t, need in zip(every, ctx.needs, strict=True) if need]
+            differentiable = iter(torch.autograd.grad(loss, wanted, grad, create_graph=True))
+            found = [next(differentiable) if need else None for need in ctx.needs]
+        else:
+            may_overwrite = ctx.private and graph_is_being_freed()
+            found = [
+                scaled(gradient, grad.to(row_dtype(t.dtype)), t.dtype, may_overwrite) if need else None
+                for t, gradient, need in zip(operands, gradients, ctx.needs, strict=True)
+            ]
+        return (*found, None, None, None)
 
 
 class DivergenceFunction(Node):
@@ -240,7 +312,11 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     _checked(operands, target, options)
     check_upstream(_OP, "grad", grad, _lead(operands), grad)
     with torch._C._AutoDispatchBelowAutograd():
-        student, teacher = driver.backward(grad, operands, target, options, _of_heads(needs))
+        return _of_operands(*driver.run(grad, operands, target, options, _of_heads(needs))[1:])
+
+
+def _of_operands(student: Gradients, teacher: Gradients) -> tuple[Tensor, ...]:
+    """Both heads' gradients in the order of NAMES."""
     return student[0], student[1], teacher[0], teacher[1], student[2], teacher[2]
 
 

@@ -80,7 +80,8 @@ def linear_log_probs(
 
     What fine-tuning by reinforcement learning needs of a policy, and distillation of some classes of a teacher; all
     differentiable any number of times, in the memory of :func:`linear_cross_entropy`; its arguments and its transforms.
-    The backward makes the logits a second time.
+    The backward makes the logits a second time; not in eager calls with one target a row, need_entropy=False and a
+    gradient of input alone, as of adapters under a frozen head: then forward forms the gradient of every row beside.
 
     Args:
         input: (..., D).

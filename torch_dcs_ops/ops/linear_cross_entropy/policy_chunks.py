@@ -7,7 +7,7 @@ twice.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,7 +73,8 @@ def forward(
     first: list[Statistics] = []
     for part, logits in chunks:
         ids_of_part, args = target[part], of.part(part)
-        log_probs, entropy = _statistics(call, logits, ids_of_part, wanted.entropy)
+        _, log_probs, of_rows = ids.statistics(call, logits, ids_of_part, False, wanted.entropy)
+        entropy = of_rows[3] if wanted.entropy else None
         statistics = Statistics(log_probs.squeeze(1) if is_single else log_probs, entropy)
         if part.start < PROBED_ROWS:
             first.append(statistics)
@@ -86,7 +87,8 @@ def forward(
         if any(needs):
             # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
             places = gradients.places(logits, part) if ids_of_part.size(1) == 1 else ()
-            gradients.add(logits, part, _to_gradient_(call, logits, ids_of_part, found, places))
+            upstream = IdUpstream(found.log_probs, found.entropy, None)
+            gradients.add(logits, part, ids.to_gradient_(call, logits, ids_of_part, upstream, places))
         del logits
     rows.restore(chosen)
     of_operands = ids.finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
@@ -101,32 +103,12 @@ def _chosen(call: Call, valid: Tensor) -> ValidRows | None:
     return None if where is None else valid_rows(call.input, marked, IGNORED, where)
 
 
-def _statistics(call: Call, logits: Tensor, target: Tensor, need_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (n, K), and the entropy (n,) if it is needed."""
-    if target.size(1) == 1:
-        found = call.rows(logits, target.squeeze(1), (None, None, None), False, False, need_entropy)
-        log_probs = (0 - found[0]).unsqueeze(1)
-    else:
-        _, log_probs, found = ids.statistics(call, logits, target, False, need_entropy)
-    return log_probs, found[3] if need_entropy else None
-
-
 def _joined(parts: list[Statistics]) -> Statistics:
     """The statistics of chunks, of which the first ones may have a row each."""
     if len(parts) == 1:
         return parts[0]
     entropies = [part.entropy for part in parts if part.entropy is not None]
     return Statistics(torch.cat([part.log_probs for part in parts]), torch.cat(entropies) if entropies else None)
-
-
-def _to_gradient_(call: Call, logits: Tensor, target: Tensor, found: RowGradients, places: tuple[Any, ...]) -> Tensor:
-    """Turns the logits of a chunk into their gradient; its lse."""
-    if target.size(1) > 1:
-        return ids.to_gradient_(call, logits, target, IdUpstream(found.log_probs, found.entropy, None))
-    of_loss = logits.new_zeros(1, dtype=row_dtype(logits.dtype))
-    if found.log_probs is not None:
-        of_loss = -found.log_probs.reshape(-1)
-    return call.rows(logits, target.squeeze(1), (of_loss, None, found.entropy), True, False, False, *places)[1]
 
 
 class _Rows:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from .._common import autocast
-from .._common.autograd import Node, any_requires_grad, apply, in_forward_mode
+from .._common.autograd import Node, any_requires_grad, apply, is_plain_call
 from . import policy_chunks as driver
 from .arguments import apply_scale, check_argument_types, check_keyword_types
 from .id_ops import checked
@@ -29,7 +29,6 @@ from .validate import check_ids, normal_ignore_index
 _OP = "linear_policy_loss"
 _REDUCTIONS = ("none", "mean", "sum")
 _BEFORE_ARGS = 7  # of PolicyFunction's arguments
-_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 Results = tuple[Tensor, ...]
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def linear_policy_loss(
         _check(input, linear_weight, linear_bias, target, options)
     of = row_loss(loss_fn, row_args, input)
     operands = (input, linear_weight, linear_bias, target)
-    is_plain = _is_plain((*operands, *of.args))
+    is_plain = is_plain_call(*operands, *of.args)
     if is_plain and reduction != "none" and any_requires_grad(*operands, *of.args):
         operands = _autocast(*operands)
         if operands[0].dtype != torch.float16:
@@ -166,16 +165,6 @@ def _check(
         tensors = {"input": input, "linear_weight": linear_weight, "target": target}
         check_argument_types(_OP, tensors, {"linear_bias": linear_bias, **options._asdict()})
         raise
-
-
-def _is_plain(values: tuple[Any, ...]) -> bool:
-    """Whether this is an eager call of real tensors, whose values can be looked at."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or in_forward_mode():
-        return False
-    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
-        return False
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta" for t in tensors)
 
 
 def _autocast(

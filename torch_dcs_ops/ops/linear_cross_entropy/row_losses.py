@@ -160,15 +160,33 @@ def _check_sources(total: Tensor, leaves: list[Tensor]) -> None:
 def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> None:
     """Refuses a loss whose value or gradient at a row is another one beside other rows.
 
-    A few rows are looked at, once for every function, as on a GPU the answer has to be waited for; again where their
-    gradients are 0 or nan, which says nothing. They are looked at with other values too: beside equal rows, as the
-    ratios of a policy to itself or the weights of one sequence are, a mean over rows is a row's own value.
+    A few rows are looked at, once for every function, as on a GPU the answer has to be waited for. Where the gradients
+    of those from all over the chunk are 0 or nan, which says nothing, these are the ones of its largest gradients; if
+    that says nothing either, the next call looks again. They are looked at with other values too: beside equal rows, as
+    the ratios of a policy to itself or the weights of one sequence are, a mean over rows is a row's own value.
     """
     count = statistics.log_probs.size(0)
     if count < 2 or torch.is_inference_mode_enabled() or _is_probed(of.loss_fn) or _is_captured(statistics.log_probs):
         return
     step = (count - 1) // (PROBED_ROWS - 1) or 1
-    few = slice(0, (PROBED_ROWS - 1) * step + 1, step)
+    if _says_anything(of, statistics, args, slice(0, (PROBED_ROWS - 1) * step + 1, step)) or _says_anything(
+        of, statistics, args, _of_large_gradients(of, statistics, args)
+    ):
+        with contextlib.suppress(TypeError):
+            functions, function = _place_of(of.loss_fn)
+            functions.add(function)
+
+
+def _of_large_gradients(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> Tensor:
+    """The places of the rows with the largest ones."""
+    every = _values_and_gradients(of, statistics, args, slice(None), 1)[:, 1:].abs()
+    most = every.nan_to_num(0.0, posinf=0.0).sum(1)
+    return most.topk(min(PROBED_ROWS, most.size(0)))[1]
+
+
+def _says_anything(of: RowLoss, statistics: Statistics, args: tuple[Any, ...], few: slice | Tensor) -> bool:
+    """Refuses a loss that mixes the rows `few`; whether their gradients could tell."""
+    count = len(statistics.log_probs)
     log_probs, entropy = statistics
     statistics = Statistics(log_probs[few].detach(), None if entropy is None else entropy[few].detach())
     # Contiguous, as one row is: strides may take another instruction.
@@ -178,15 +196,12 @@ def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, 
     except RuntimeError as error:
         if str(error).startswith(_OP):
             raise
-        raise RuntimeError(f"{_OP}: loss_fn must take some rows at a time, got an error for {len(statistics.log_probs)}"
-                           f" of them or for one: {error}") from error  # fmt: skip
+        raise RuntimeError(f"{_OP}: loss_fn must take some rows at a time, got an error for {count} of them or for "
+                           f"one: {error}") from error  # fmt: skip
     others = _other_values(of, statistics, args)
     with contextlib.suppress(_Refused):
         _check_apart(of._replace(loss_fn=_refusing(of.loss_fn)), *others)
-    if bool(((apart[:, 1:] != 0) & apart[:, 1:].isfinite()).any(1).sum() >= 2):
-        with contextlib.suppress(TypeError):
-            functions, function = _place_of(of.loss_fn)
-            functions.add(function)
+    return bool(((apart[:, 1:] != 0) & apart[:, 1:].isfinite()).any(1).sum() >= 2)
 
 
 def _check_apart(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> Tensor:

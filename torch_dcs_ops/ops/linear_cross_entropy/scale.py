@@ -36,10 +36,22 @@ def graph_is_being_freed() -> bool:
     return not (is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def _is_batched(factor: Tensor) -> bool:
+    # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
+    return not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched")
+
+
+def scaled_rows(gradient: Tensor, factors: Tensor) -> Tensor:
+    """The rows of a gradient (..., D) times their factors (...), in the gradient's dtype, rounded once."""
+    factors = factors.unsqueeze(-1)
+    if _is_batched(factors):
+        return (gradient * factors).to(gradient.dtype)
+    return torch.mul(gradient, factors, out=torch.empty_like(gradient))
+
+
 def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
     """gradient·factor in `dtype`, rounded once; beside a half-precision gradient the factor keeps float32."""
-    # torch.autograd.grad(is_grads_batched=True) is a vmap of its own, which functorch knows nothing of.
-    if not _eager() or type(factor) is not Tensor or torch._C._dispatch_keys(factor).has("Batched"):
+    if _is_batched(factor):
         return (gradient * _broadcast(factor, gradient)).to(dtype)
     in_place = may_overwrite and gradient.dtype == dtype
     output = gradient if in_place else torch.empty_like(gradient, dtype=dtype)

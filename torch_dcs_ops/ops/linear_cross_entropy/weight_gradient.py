@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _native
 from . import alignment
 from .plan import Accumulation, with_padding
 from .valid_rows import ValidRows
@@ -51,8 +50,11 @@ class WeightGradient(ABC):
         self._add(alignment.widened(logits_gradient, self.total.size(0)), part)
         self.started = True
 
-    def places(self, part: slice) -> tuple[Any, ...]:
-        """The row op's last arguments, if it is to write the gradient of the rows `part` where this one keeps it."""
+    def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
+        """The row op's last arguments, if it is to write the gradient of the rows `part` where this one keeps it.
+
+        can_write: whether the kernel that makes it is one that does.
+        """
         return ()
 
     @abstractmethod
@@ -192,12 +194,12 @@ class _Shared(WeightGradient):
             done += rows * stride
         self.width, self.memory, self.is_written = width, (room, beside), False
 
-    def places(self, part: slice) -> tuple[Any, ...]:
+    def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
         # Beside writing the gradient, reading it again for a copy took 1 ms of 41 (8192 rows, 4096 features, 128256
         # classes on an H200).
         room, beside = self.memory
-        self.is_written = room.is_cuda and _native.CUDA.kind == "native"
-        if not self.is_written:
+        self.is_written = can_write
+        if not can_write:
             return ()
         inner, last_inner = (piece.middle - piece.first for piece in (self.slices[0], self.slices[-1]))
         return room, beside, part.start, self.input.size(0), self.width, inner, last_inner

@@ -1,0 +1,26 @@
+"""The CUDA kernel for long rows on a CPU, which needs no GPU: what it computes, and that no wait is forever."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import cuda_emulation
+
+pytestmark = [
+    pytest.mark.skipif(not (cuda_emulation.ROOT / "csrc").is_dir(), reason="not a source checkout"),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("long_rows_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_long_rows(long_rows: Path, seed: int) -> None:
+    found = subprocess.run([str(long_rows), "150", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout

@@ -1,0 +1,276 @@
+"""The divergence of rows of two heads' logits, and its gradients in the logits' place: `kl_rows_`.
+
+A program takes a row of both. One pass over their blocks finds the normalizers of both softmaxes, another the
+divergence from the log-probabilities, as differences of those lose nothing to what the heads' logits have in common.
+A gradient that is p - q is written in that pass too; one that needs the row's divergence, in a third.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..common.launch import float_bits, on_device
+from .rows import from_bits, rescaling
+from .values import load_values
+
+if TYPE_CHECKING:
+    from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
+
+# Elements of a block: 16 of each head a thread, 89 registers, and so five programs on a multiprocessor of an H200.
+LARGEST_BLOCK = 2048
+THREADS = 128
+VECTOR = 8  # elements of a half-precision vector, to whose multiples rows of slices are padded
+DIRECTIONS = {"forward": 0, "reverse": 1, "jsd": 2}
+
+
+@triton.jit
+def raised_by(z, largest, totals, ACC: tl.constexpr):
+    """The largest value so far with a block z, and the lanes' sums of exp(z - largest)."""
+    block_largest = tl.max(z, 0)
+    # A NaN does not count: the sum of powers has it.
+    raised = tl.where(block_largest > largest, block_largest, largest)
+    _, shrink = rescaling(largest, raised)
+    return raised, totals * shrink.to(ACC) + tl.exp(z - raised)
+
+
+@triton.jit
+def normalizers(
+    row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, V, scale, softcap, teacher_scale, teacher_softcap,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
+    TEACHER_CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Of both softmaxes the largest value, and the logarithm of the sum of powers relative to it."""
+    LOWEST: tl.constexpr = -1.7976931348623157e308 if ACC == tl.float64 else -3.4028234663852886e38  # noqa: SIM300
+    largest = tl.full((), LOWEST, ACC)
+    teacher_largest = largest
+    totals = tl.zeros((BLOCK,), ACC)
+    teacher_totals = totals
+    for start in range(0, columns, BLOCK):
+        index = start + lanes
+        z, _ = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, True, CAPPED)
+        teacher, _ = load_values(
+            teacher_row, teacher_bias_ptr, index, V, teacher_scale, teacher_softcap, ACC, TEACHER_BIAS, True,
+            TEACHER_CAPPED,
+        )  # fmt: skip
+        largest, totals = raised_by(z, largest, totals, ACC)
+        teacher_largest, teacher_totals = raised_by(teacher, teacher_largest, teacher_totals, ACC)
+    return largest, tl.log(tl.sum(totals, 0)), teacher_largest, tl.log(tl.sum(teacher_totals, 0))
+
+
+@triton.jit
+def log_ratios(log_p, log_q, beta, DIRECTION: tl.constexpr):
+    """log p and log q less the logarithm of what each is compared with; 0 where that has no weight."""
+    away = log_p - log_q
+    of_p = away
+    of_q = -away
+    if DIRECTION == 2:
+        # With e = exp(-|log p - log q|): the mixture relative to the larger one.
+        e = tl.exp(-tl.abs(away))
+        of_larger = -tl.log(tl.where(away > 0, 1 - beta + beta * e, beta + (1 - beta) * e))
+        of_p = of_larger + tl.where(away > 0, 0.0, away)
+        of_q = of_larger - tl.where(away > 0, away, 0.0)
+    return tl.where(log_p == float("-inf"), 0.0, of_p), tl.where(log_q == float("-inf"), 0.0, of_q)
+
+
+@triton.jit
+def save(
+    g, start, lanes, row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest,
+    saved_rows, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A block of a row's gradient into the slices of linear_weight's, as SavedPlaces in csrc/cuda has them."""
+    index = start + lanes
+    # No block is wider than a slice.
+    first = start // width
+    piece = first + tl.where(index >= (first + 1) * width, 1, 0)
+    in_piece = index - piece * width
+    own = tl.where(piece == last, last_inner, inner)
+    stride = tl.where(piece == last, last_rest, rest)
+    is_within = tl.max_constancy(in_piece < own, VECTOR)
+    inside = index < V
+    piece = piece.to(tl.int64)
+    # Whole vectors lie in one slice, and on one side of it.
+    at = tl.max_contiguous(tl.multiple_of(piece * width * room + row * own + in_piece, VECTOR), VECTOR)
+    tl.store(within_ptr + at, g, mask=inside & is_within)
+    at = piece * saved_rows * rest + row * stride + (in_piece - own)
+    at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
+    tl.store(beside_ptr + at, g, mask=inside & (is_within == 0))
+
+
+@triton.jit
+def compare(
+    row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
+    teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
+    saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
+    TEACHER_CAPPED: tl.constexpr, DIRECTION: tl.constexpr, SUM: tl.constexpr, STUDENT: tl.constexpr,
+    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """sum p·(log p - ·) and sum q·(log q - ·), of which DIRECTION has one or both; the gradients that are asked for."""
+    sums = tl.zeros((BLOCK,), ACC)
+    teacher_sums = sums
+    for start in range(0, columns, BLOCK):
+        index = start + lanes
+        z, slope = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, True, CAPPED)
+        teacher, teacher_slope = load_values(
+            teacher_row, teacher_bias_ptr, index, V, teacher_scale, teacher_softcap, ACC, TEACHER_BIAS, True,
+            TEACHER_CAPPED,
+        )  # fmt: skip
+        log_p = z - largest - log_total
+        log_q = teacher - teacher_largest - teacher_log_total
+        p = tl.exp(log_p)
+        q = tl.exp(log_q)
+        of_p, of_q = log_ratios(log_p, log_q, beta, DIRECTION)
+        if SUM:
+            if DIRECTION != 0:
+                sums += p * of_p
+            if DIRECTION != 1:
+                teacher_sums += q * of_q
+        if STUDENT:
+            g = p - q
+            if DIRECTION == 1:
+                g = p * (of_p - mean)
+            if DIRECTION == 2:
+                g = (1 - beta) * p * (of_p - mean)
+            g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
+            tl.store(row + index, g, mask=index < V)
+            if SAVED:
+                save(
+                    g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest,
+                    last_rest, saved_rows, VECTOR,
+                )  # fmt: skip
+        if TEACHER:
+            g = q - p
+            if DIRECTION == 0:
+                g = q * (of_q - teacher_mean)
+            if DIRECTION == 2:
+                g = beta * q * (of_q - teacher_mean)
+            g = tl.where(valid, g * grad * teacher_slope, 0.0)
+            tl.store(teacher_row + index, g.to(teacher_row.dtype.element_ty), mask=index < V)
+    return tl.sum(sums, 0), tl.sum(teacher_sums, 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "valid_stride", "grad_stride", "scale_bits", "softcap_bits", "teacher_scale_bits", "teacher_softcap_bits",
+        "beta_bits", "first_row", "last", "last_inner", "last_rest",
+    ]
+)  # fmt: skip
+def kl_rows(
+    logits_ptr, stride, teacher_ptr, teacher_stride, bias_ptr, teacher_bias_ptr, valid_ptr, valid_stride,
+    grad_ptr, grad_stride, rows_ptr, V, scale_bits: tl.int64, softcap_bits: tl.int64, teacher_scale_bits: tl.int64,
+    teacher_softcap_bits: tl.int64, beta_bits: tl.int64,
+    within_ptr, beside_ptr, first_row, saved_rows, last, width, room, inner, last_inner, rest, last_rest,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
+    TEACHER_CAPPED: tl.constexpr, MASKED: tl.constexpr, DIRECTION: tl.constexpr, STUDENT: tl.constexpr,
+    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    GRADIENT: tl.constexpr = STUDENT or TEACHER
+    NEEDS_SUMS: tl.constexpr = (STUDENT and DIRECTION != 0) or (TEACHER and DIRECTION != 1)
+    index_of_row = tl.program_id(0).to(tl.int64)
+    row = logits_ptr + index_of_row * stride
+    teacher_row = teacher_ptr + index_of_row * teacher_stride
+    scale, softcap = from_bits(scale_bits).to(ACC), from_bits(softcap_bits).to(ACC)
+    teacher_scale, teacher_softcap = from_bits(teacher_scale_bits).to(ACC), from_bits(teacher_softcap_bits).to(ACC)
+    beta = from_bits(beta_bits).to(ACC)
+    lanes = tl.arange(0, BLOCK)
+    saved_row = first_row + index_of_row
+    valid = index_of_row >= 0
+    if MASKED:
+        valid = tl.load(valid_ptr + index_of_row * valid_stride) != 0
+    grad = tl.load(grad_ptr + index_of_row * grad_stride)
+    # Of an ignored row nothing is read but what its gradient of 0 is written over.
+    columns = tl.where(valid, V, 0)
+    largest, log_total, teacher_largest, teacher_log_total = normalizers(
+        row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, V, scale, softcap, teacher_scale,
+        teacher_softcap, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED,
+    )  # fmt: skip
+    zero = tl.full((), 0.0, ACC)
+    mean = zero
+    teacher_mean = zero
+    if NEEDS_SUMS or not GRADIENT:
+        mean, teacher_mean = compare(
+            row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
+            teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, zero, zero, grad,
+            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, False, False, False, VECTOR,
+        )  # fmt: skip
+    if GRADIENT:
+        sums, teacher_sums = compare(
+            row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, V, valid, V, scale, softcap, teacher_scale,
+            teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
+            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, not NEEDS_SUMS, STUDENT, TEACHER,
+            SAVED, VECTOR,
+        )  # fmt: skip
+        if not NEEDS_SUMS:
+            mean = sums
+            teacher_mean = teacher_sums
+    divergence = teacher_mean
+    if DIRECTION == 1:
+        divergence = mean
+    if DIRECTION == 2:
+        divergence = beta * teacher_mean + (1 - beta) * mean
+    tl.store(rows_ptr + index_of_row, tl.where(valid, divergence, 0.0))
+
+
+def kl_rows_(call: KlRows) -> Tensor:
+    """The rows' divergences; the meaning of `kl_rows_` of the reference. Biases are contiguous."""
+    student, teacher, grad, valid = call.student, call.teacher, call.grad, call.valid
+    count, classes = student.logits.shape
+    rows = grad.new_empty(count)
+    if count == 0:
+        return rows
+    is_double = grad.dtype == torch.float64
+    block = min(triton.next_power_of_2(classes), LARGEST_BLOCK // 2 if is_double else LARGEST_BLOCK)
+    is_saved = len(student.places) > 0
+    if is_saved:
+        width = student.places[4]
+        block = min(block, 1 << (width.bit_length() - 1))
+    with on_device(rows):
+        kl_rows[(count,)](
+            student.logits, student.logits.stride(0), teacher.logits, teacher.logits.stride(0),
+            # Where a flag says that there is none, any tensor stands for it.
+            *(grad if head.linear_bias is None else head.linear_bias for head in (student, teacher)),
+            grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),
+            grad, 0 if grad.numel() == 1 else grad.stride(0), rows, classes,
+            *_bits(student, call.temperature), *_bits(teacher, call.temperature), float_bits(call.beta),
+            *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 9)),
+            BLOCK=block, ACC=tl.float64 if is_double else tl.float32,
+            BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
+            TEACHER_BIAS=teacher.linear_bias is not None, TEACHER_CAPPED=teacher.softcap is not None,
+            MASKED=valid is not None, DIRECTION=DIRECTIONS[call.direction], STUDENT=student.gradient,
+            TEACHER=teacher.gradient, SAVED=is_saved, VECTOR=math.gcd(classes, VECTOR),
+            num_warps=max(1, min(THREADS, block // 8) // 32),
+        )  # fmt: skip
+    return rows
+
+
+def _bits(head: HeadRows, temperature: float) -> tuple[int, int]:
+    """Scale and softcap of z / temperature, which has the form of z."""
+    return float_bits(head.logit_scale / temperature), float_bits((head.softcap or 1.0) / temperature)
+
+
+def _saved(places: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
+    """The kernel's arguments for the slices of linear_weight's gradient."""
+    within, beside, first_row, saved_rows, width, inner, last_inner = places
+    last = (classes - 1) // width
+    rest, last_rest = (-(-count // VECTOR) * VECTOR for count in (width - inner, classes - last * width - last_inner))
+    return (
+        within,
+        beside,
+        first_row,
+        saved_rows,
+        last,
+        width,
+        within.numel() // classes,
+        inner,
+        last_inner,
+        rest,
+        last_rest,
+    )
