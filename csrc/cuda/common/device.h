@@ -20,12 +20,12 @@ struct Device {
 
 // Leave for a kernel to have `bytes` of shared memory beside its static ones. It belongs to the device; asking again
 // costs less than a launch. Asked for is all of the `most` that a block can have, so that another thread takes nothing
-// back before the launch.
+// back before the launch. `statics`: those of its kernels, at most.
 template <typename Kernel>
-cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most) {
-  if (bytes <= (48 << 10) - kStaticBytes) return cudaSuccess;
+cudaError_t allow_shared(Kernel kernel, int64_t bytes, int most, int statics = kStaticBytes) {
+  if (bytes <= (48 << 10) - statics) return cudaSuccess;
   return cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - kStaticBytes));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(static_cast<int>(bytes), most - statics));
 }
 
 // A launch's attributes: its blocks are in clusters of so many; it may begin as the launch before it ends

@@ -18,11 +18,14 @@ constexpr double kMostLongCap = 1000;  // softcap: an exponent relative to the l
 constexpr double kMostFixedCap =
     40;  // tanh as 16 bits, times it: errors of the exponents beside which bfloat16's rounding stays what it is
 
+constexpr int kRowStaticBytes = 2 * kLongWarps * static_cast<int>(sizeof(LongSums<true>));
+
 // A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks.
 template <typename Params>
 cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared,
     int64_t cluster, const Device& device, cudaStream_t stream) {
-  const cudaError_t allowed = allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block);
+  const cudaError_t allowed =
+      allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block, kRowStaticBytes);
   if (allowed != cudaSuccess) return allowed;
   cudaLaunchAttribute attribute = in_clusters_of(cluster);
   const cudaLaunchConfig_t config =

@@ -84,7 +84,6 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 inline float __uint_as_float(unsigned value) { return bits_as<float>(value); }
 inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 inline float __int_as_float(int value) { return bits_as<float>(value); }
