@@ -117,8 +117,12 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   int64_t unit = batch;
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
   if (unit > steps) plan.flat = false, unit = batch;
-  const int64_t most = steps / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
-  const int64_t tiles = std::max(ceil_div(p.length, plan.parts * most), device.multiprocessors / plan.walks);
+  // Single halves in memory are loaded one by one: more of them a thread take longer than more threads.
+  const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kHeldWords);
+  const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
+  // A second tile waits for the first: only where many multiprocessors would have none.
+  const int64_t whole = ceil_div(p.length, plan.parts * most), spread = device.multiprocessors / plan.walks;
+  const int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
   plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
   plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);

@@ -101,13 +101,14 @@ constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
-constexpr int kColumnThreads = 256;  // of a block
-constexpr int kWalkCells = 192;      // a multiprocessor, from which on threads walk alone
-constexpr int64_t kFewSteps = 16;    // that a thread walks in any case
-constexpr int kHeldWords = 32;       // of four bytes that a thread holds
-constexpr int kHeldBatch = 4;        // of its steps at once
-constexpr int kSpan = 32;            // cells of a block that holds its tile, at most
-constexpr int kFewestHeldSteps = 8;  // of a thread, so that blocks have work beside their exchange
+constexpr int kColumnThreads = 256;        // of a block
+constexpr int kWalkCells = 192;            // a multiprocessor, from which on threads walk alone
+constexpr int64_t kFewSteps = 16;          // that a thread walks in any case
+constexpr int kHeldWords = 32;             // of four bytes that a thread holds
+constexpr int kHeldBatch = 4;              // of its steps at once
+constexpr int kSpan = 32;                  // cells of a block that holds its tile, at most
+constexpr int kFewestHeldSteps = 8;        // of a thread, so that blocks have work beside their exchange
+constexpr int64_t kFewestSpreadTiles = 4;  // that steps which fit one tile are spread over
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 
