@@ -1,4 +1,4 @@
-"""The softmax kernels of any shape on a CPU, which needs no GPU: what they compute, and what they read and write."""
+"""The softmax kernels on a CPU, which needs no GPU: what they compute, and what they read and write."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def any_shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cuda_emulation.build(Path(__file__).with_name("any_shape_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("softmax_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_shape(any_shape: Path, seed: int) -> None:
-    found = subprocess.run([str(any_shape), "150", str(seed)], capture_output=True, text=True, timeout=600)
+def test_softmax(program: Path, seed: int) -> None:
+    found = subprocess.run([str(program), "150", str(seed)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout

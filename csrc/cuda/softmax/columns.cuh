@@ -1,21 +1,23 @@
-// Softmax along a dimension that others lie inside of: neighboring threads have neighboring columns, in vectors where
-// these are aligned. A block has `across` column vectors and `down` threads for each, which take the steps in turn.
-// Where these hold all steps there is one read; longer columns are cut into chunks, of which one kernel finds the parts
-// and a second one joins them and writes.
+// Softmax along a dimension that many others lie inside of: neighboring threads have neighboring columns, in vectors. A
+// block has `across` column vectors and `down` threads for each, which take the steps in turn. Where these hold all
+// steps there is one read; longer columns are cut into chunks, of which one kernel finds the parts and a second one
+// joins them and writes, from the end to the beginning, because what was read last is still in L2.
+//
+// Where a step's columns are no whole vectors, steps begin at different places of a vector, but those of a thread at
+// the same: `down` steps are whole vectors. A block's window is a vector narrower than its threads, so that these cover
+// it from any place.
 #pragma once
 
-#include "softmax/values.cuh"
+#include "common/ptx/dependent_launch.cuh"
+#include "softmax/lines.cuh"
 
 namespace dcs {
 
 // Of a block, at most: with eight half-precision elements or two doubles a vector, a thread has more than 64 registers.
-template <int kVec>
-constexpr int kColumnThreads = kVec == 8 || kVec == 2 ? 512 : 1024;
-// Steps that a thread holds: 32 registers of them, 16 elements where they come one by one.
-template <int kVec>
-constexpr int kColumnSteps = kVec == 1 ? 16
-    : kVec == 8                        ? 4
-                                       : 8;
+template <typename T>
+constexpr int kColumnThreads = sizeof(T) == 4 ? 1024 : 512;
+template <typename T>
+constexpr int kColumnSteps = sizeof(T) == 2 ? 4 : 8;  // that a thread holds: 32 registers of them
 
 template <typename T>
 struct SoftmaxColumns {
@@ -23,94 +25,106 @@ struct SoftmaxColumns {
   const T* saved;
   T* output;
   int64_t outer, length, inner;
-  int across, down;  // powers of two
-  int64_t chunk, chunks;
+  int across, down;                     // powers of two
+  int64_t windows;                      // of an outer; 0 where the columns are whole vectors
+  int64_t chunk, chunks;                // steps of a chunk, a multiple of `down`
   Part<typename Types<T>::Acc>* parts;  // (chunks, outer, inner)
 };
 
 // A thread's column vector.
-template <typename T, int kVec>
+template <typename T>
 struct Column {
+  static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   int64_t at, index, apart;  // its first element; its first column; elements from step to step
-  bool exists;
+  Range range;               // its elements that are of the block's columns
+  int position;              // of its first element among the block's columns
+  int64_t end;               // of the tensor
 
   __device__ __forceinline__ Column(const SoftmaxColumns<T>& params, int64_t tile) {
-    const int64_t vectors = params.inner / kVec, number = tile * params.across + (threadIdx.x & (params.across - 1));
-    const int64_t outer = number / vectors;
-    exists = outer < params.outer;
+    const int x = threadIdx.x & (params.across - 1);
     apart = params.inner;
-    index = number * kVec;
-    at = outer * params.length * params.inner + (number - outer * vectors) * kVec;
+    end = params.outer * params.length * params.inner;
+    position = x * kVec;
+    if (params.windows == 0) {
+      const int64_t vectors = params.inner / kVec, number = tile * params.across + x, outer = number / vectors;
+      range = {0, outer < params.outer ? kVec : 0};
+      index = number * kVec;
+      at = outer * params.length * params.inner + (number - outer * vectors) * kVec;
+    } else {
+      const int64_t outer = tile / params.windows, width = (params.across - 1) * kVec,
+                    begin = (tile - outer * params.windows) * width;
+      at = outer * params.length * params.inner + begin;
+      const int shift = static_cast<int>((at + threadIdx.x / params.across * params.inner) % kVec);
+      position -= shift;
+      at += position;
+      index = outer * params.inner + begin + position;
+      range = {-position, static_cast<int>(min(width, params.inner - begin)) - position};
+    }
   }
-  template <bool kBackward>
-  __device__ __forceinline__ Vec load(const T* tensor, int64_t step, int64_t end) const {
-    return exists && step < end ? *reinterpret_cast<const Vec*>(tensor + at + step * apart)
-                                : neutral<T, kVec, kBackward>();
+  template <bool kBackward, int kCount>
+  __device__ __forceinline__ void load(
+      const T* tensor, int64_t first, int down, int64_t last, Vec (&raw)[kCount]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const int64_t step = first + k * down;
+      raw[k] = neutral<T, kVec, kBackward>();
+      const int64_t from = at + step * apart;
+      load_where(step < last && range.has_any<kVec>(0), tensor + from, end - from, raw[k]);
+    }
+    if (range.has_all<kVec>(0)) return;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) mask<kBackward>(raw[k], 0, range);
   }
   template <typename Acc>
   __device__ __forceinline__ void store(T* tensor, int64_t step, int64_t end, const Acc (&values)[kVec]) const {
-    if (exists && step < end) *reinterpret_cast<Vec*>(tensor + at + step * apart) = pack<Acc, T, kVec>(values);
+    if (step < end) store_in(tensor + at + step * apart, 0, range, pack<Acc, T, kVec>(values));
+  }
+  // Where the parts of element i are in shared memory: an element of all vectors side by side.
+  __device__ __forceinline__ int place(int i, int across) const {
+    const int column = position + i;
+    return (column & (kVec - 1)) * across + column / kVec;
   }
 };
 
-// Parts of the columns, joined over the `down` threads of each: over a warp's lanes, then over the warps. `down` and
-// `across` are powers of two, the block has whole warps. Shared memory: column_shared_bytes.
-template <bool kBackward, typename Acc, int kVec>
-__device__ __forceinline__ void join_columns(Part<Acc> (&parts)[kVec], int across, int down) {
-  for (int d = across; d < 32 && d < across * down; d *= 2) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const Part<Acc> other{
-          __shfl_xor_sync(kAllLanes, parts[i].largest, d), __shfl_xor_sync(kAllLanes, parts[i].total, d)};
-      parts[i] = join_two<kBackward>(parts[i], other);
-    }
-  }
-  const int warps = blockDim.x / 32, groups = across < 32 ? warps : down;
-  if (groups == 1) return;
+// Parts of the columns, joined over the `down` threads of each. Shared memory: column_shared_bytes.
+template <bool kBackward, typename T, typename Acc, int kVec>
+__device__ __forceinline__ void join_columns(Part<Acc> (&parts)[kVec], const Column<T>& column, int across, int down) {
+  if (down == 1) return;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
-  Part<Acc>* const of_groups = reinterpret_cast<Part<Acc>*>(softmax_shared);
-  const int columns = across * kVec, stride = columns + 1;  // a lane's parts are in banks of their own
-  Part<Acc>* const joined = of_groups + groups * stride;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, x = threadIdx.x & (across - 1);
-  const int group = across < 32 ? warp : threadIdx.x / across;
-  if (across >= 32 || lane < across) {
+  Part<Acc>* const of_threads = reinterpret_cast<Part<Acc>*>(softmax_shared);
+  const int columns = across * kVec, stride = columns + 1, y = threadIdx.x / across;
+  Part<Acc>* const joined = of_threads + down * stride;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) of_groups[group * stride + i * across + x] = parts[i];
-  }
+  for (int i = 0; i < kVec; ++i)
+    if (column.range.has(i)) of_threads[y * stride + column.place(i, across)] = parts[i];
   __syncthreads();
-  for (int column = warp; column < columns; column += warps) {
-    const Part<Acc> part = join_lanes<kBackward>(lane < groups ? of_groups[lane * stride + column] : Part<Acc>{});
-    if (lane == 0) joined[column] = part;
-  }
+  join_rows<kBackward, Acc>(
+      down, columns, [&](int row, int place) { return of_threads[row * stride + place]; },
+      [&](int place, Part<Acc> part) { joined[place] = part; });
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) parts[i] = joined[i * across + x];
+  for (int i = 0; i < kVec; ++i)
+    if (column.range.has(i)) parts[i] = joined[column.place(i, across)];
 }
 
-template <typename T, int kVec>
-constexpr int64_t column_shared_bytes(int64_t across, int64_t down) {
-  const int64_t groups = across < 32 ? across * down / 32 : down;
-  return groups <= 1
-      ? 0
-      : (groups * (across * kVec + 1) + across * kVec) * static_cast<int64_t>(sizeof(Part<typename Types<T>::Acc>));
+template <typename T>
+int64_t column_shared_bytes(int64_t across, int64_t down) {
+  const int64_t columns = across * (16 / sizeof(T));
+  return down == 1 ? 0 : (down * (columns + 1) + columns) * static_cast<int64_t>(sizeof(Part<typename Types<T>::Acc>));
 }
 
-template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>)
+template <typename T, bool kBackward>
+__global__ void __launch_bounds__(kColumnThreads<T>)
     softmax_columns_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kSteps = kBackward ? kColumnSteps<kVec> / 2 : kColumnSteps<kVec>;
-  const Column<T, kVec> column(params, blockIdx.x);
+  constexpr int kVec = 16 / sizeof(T), kSteps = kBackward ? kColumnSteps<T> / 2 : kColumnSteps<T>;
+  const Column<T> column(params, blockIdx.x);
   const int y = threadIdx.x / params.across;
   Acc x[kSteps][kVec], saved[kBackward ? kSteps : 1][kVec];
   Vector<T, kVec> raw[kSteps], raw_saved[kBackward ? kSteps : 1];
-#pragma unroll
-  for (int k = 0; k < kSteps; ++k) {
-    raw[k] = column.template load<kBackward>(params.input, y + k * params.down, params.length);
-    if constexpr (kBackward)
-      raw_saved[k] = column.template load<true>(params.saved, y + k * params.down, params.length);
-  }
+  column.template load<kBackward>(params.input, y, params.down, params.length, raw);
+  if constexpr (kBackward) column.template load<true>(params.saved, y, params.down, params.length, raw_saved);
   Part<Acc> parts[kVec];
   Acc own[kVec];
 #pragma unroll
@@ -131,7 +145,7 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>)
       for (int k = 0; k < kSteps; ++k) parts[i].total += x[k][i] = shifted_power(x[k][i], own[i]);
     }
   }
-  join_columns<kBackward>(parts, params.across, params.down);
+  join_columns<kBackward>(parts, column, params.across, params.down);
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
     const Acc scale = kBackward ? Acc(0) : shifted_power(own[i], parts[i].largest) / parts[i].total;
@@ -143,27 +157,28 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>)
   for (int k = 0; k < kSteps; ++k) column.store(params.output, y + k * params.down, params.length, x[k]);
 }
 
-// Calls `visit` with the block's steps, a few of the thread's at a time: (first of them, end of the chunk).
-template <int kSteps, typename T, typename Visit>
-__device__ __forceinline__ void for_each_steps(const SoftmaxColumns<T>& params, const Visit& visit) {
-  const int64_t begin = blockIdx.x % params.chunks * params.chunk, end = min(begin + params.chunk, params.length);
-  for (int64_t step = begin + threadIdx.x / params.across; step < end; step += kSteps * params.down) visit(step, end);
-}
+// A block's chunk: number `block % chunks` of a tile of columns.
+struct Steps {
+  int64_t begin, end;
+  template <typename T>
+  __device__ __forceinline__ Steps(const SoftmaxColumns<T>& params, int64_t block)
+      : begin(block % params.chunks * params.chunk), end(min(begin + params.chunk, params.length)) {}
+};
 
-template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>)
+template <typename T, bool kBackward>
+__global__ void __launch_bounds__(kColumnThreads<T>)
     softmax_columns_part_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kSteps = 4;
-  const Column<T, kVec> column(params, blockIdx.x / params.chunks);
+  constexpr int kVec = 16 / sizeof(T), kSteps = 4;
+  launch_dependents();
+  const Column<T> column(params, blockIdx.x / params.chunks);
   Part<Acc> parts[kVec];
-  for_each_steps<kSteps>(params, [&](int64_t first, int64_t end) {
+  const Steps steps(params, blockIdx.x);
+  const int64_t end = steps.end, round = kSteps * params.down;
+  for (int64_t first = steps.begin + threadIdx.x / params.across; first < end; first += round) {
     Vector<T, kVec> raw[kSteps], raw_saved[kBackward ? kSteps : 1];
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      raw[k] = column.template load<kBackward>(params.input, first + k * params.down, end);
-      if constexpr (kBackward) raw_saved[k] = column.template load<true>(params.saved, first + k * params.down, end);
-    }
+    column.template load<kBackward>(params.input, first, params.down, end, raw);
+    if constexpr (kBackward) column.template load<true>(params.saved, first, params.down, end, raw_saved);
     Acc x[kSteps][kVec];
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) unpack(raw[k], x[k]);
@@ -187,39 +202,43 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>)
         for (int k = 0; k < kSteps; ++k) parts[i].total += shifted_power(x[k][i], largest);
       }
     }
-  });
-  join_columns<kBackward>(parts, params.across, params.down);
-  if (threadIdx.x < params.across && column.exists) {
+  }
+  join_columns<kBackward>(parts, column, params.across, params.down);
+  if (threadIdx.x < params.across) {
     const int64_t to = blockIdx.x % params.chunks * params.outer * params.inner + column.index;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) params.parts[to + i] = parts[i];
+    for (int i = 0; i < kVec; ++i)
+      if (column.range.has(i)) params.parts[to + i] = parts[i];
   }
 }
 
-template <typename T, int kVec, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads<kVec>)
+template <typename T, bool kBackward>
+__global__ void __launch_bounds__(kColumnThreads<T>)
     softmax_columns_finish_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kSteps = 4;
-  const Column<T, kVec> column(params, blockIdx.x / params.chunks);
+  constexpr int kVec = 16 / sizeof(T), kSteps = 4;
+  const int64_t block = gridDim.x - 1 - blockIdx.x;
+  const Column<T> column(params, block / params.chunks);
   Part<Acc> parts[kVec];
-  for (int64_t chunk = threadIdx.x / params.across; chunk < params.chunks && column.exists; chunk += params.down) {
+  griddepcontrol_wait();
+  for (int64_t chunk = threadIdx.x / params.across; chunk < params.chunks; chunk += params.down) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
-      parts[i] = join_two<kBackward>(parts[i], params.parts[chunk * params.outer * params.inner + column.index + i]);
+      if (column.range.has(i))
+        parts[i] = join_two<kBackward>(parts[i], params.parts[chunk * params.outer * params.inner + column.index + i]);
   }
-  join_columns<kBackward>(parts, params.across, params.down);
+  join_columns<kBackward>(parts, column, params.across, params.down);
   if constexpr (!kBackward) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) parts[i].total = Acc(1) / parts[i].total;
   }
-  for_each_steps<kSteps>(params, [&](int64_t first, int64_t end) {
+  const Steps steps(params, block);
+  const int64_t end = steps.end, round = kSteps * params.down, y = threadIdx.x / params.across;
+  for (int64_t begin = steps.begin + (end - 1 - steps.begin) / round * round; begin >= steps.begin; begin -= round) {
+    const int64_t first = begin + y;
     Vector<T, kVec> raw[kSteps], raw_saved[kBackward ? kSteps : 1];
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      raw[k] = column.template load<kBackward>(params.input, first + k * params.down, end);
-      if constexpr (kBackward) raw_saved[k] = column.template load<true>(params.saved, first + k * params.down, end);
-    }
+    column.template load<kBackward>(params.input, first, params.down, end, raw);
+    if constexpr (kBackward) column.template load<true>(params.saved, first, params.down, end, raw_saved);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       Acc x[kVec], saved[kVec];
@@ -232,7 +251,7 @@ __global__ void __launch_bounds__(kColumnThreads<kVec>)
       }
       column.store(params.output, first + k * params.down, end, x);
     }
-  });
+  }
 }
 
 }  // namespace dcs

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
-#include "softmax/values.cuh"
+#include "softmax/lines.cuh"
 
 namespace dcs {
 
@@ -73,38 +73,54 @@ __device__ __forceinline__ void add_products(Acc& total, const Vector<T, kVec>& 
   for (int i = 0; i < kVec; ++i) total += g[i] * y[i];
 }
 
-// Vectors of 16 bytes where all rows begin at one; else of one element, for rows of up to 32 * kBlockVectors elements.
 // kLaneBits: lanes of a row, as a power of two; -1: known as it runs.
-template <typename T, int kVec, int kVectors, int kRows, bool kBackward, int kLaneBits>
+template <typename T, bool kWhole, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Acc = typename Types<T>::Acc;
+  constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   // Of half precision: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
-  constexpr bool kFixed = sizeof(T) == 2 && kVec > 1 && kVectors == 1 && kLaneBits == 5;
+  constexpr bool kFixed = sizeof(T) == 2 && kVectors == 1 && kLaneBits == 5;
   const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits,
             lane = threadIdx.x & (lanes - 1);
-  const int groups = kLaneThreads >> lane_bits, vectors = static_cast<int>(params.columns) / kVec;
+  const int groups = kLaneThreads >> lane_bits, columns = static_cast<int>(params.columns);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
-  const int64_t offset = first * params.columns + lane * kVec;
-  const int64_t apart = groups * params.columns;
 
   Vec raw[kRows][kVectors], saved[kBackward ? kRows : 1][kBackward ? kVectors : 1];
-  bool has[kRows];
+  int64_t at[kRows];  // the lane's first vector
+  Range range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    has[r] = first + r * groups < params.rows;
+    const int64_t row = first + r * groups, begin = row * params.columns;
+    const int shift = kWhole ? 0 : static_cast<int>(begin % kVec);
+    at[r] = begin - shift + lane * kVec;
+    range[r] = {shift, row < params.rows ? shift + columns : 0};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      const bool inside = has[r] && lane + k * lanes < vectors;
-      const int64_t at = offset + r * apart + k * lanes * kVec;
+      const bool inside = (lane + k * lanes) * kVec < range[r].high;
       raw[r][k] = neutral<T, kVec, kBackward>();
       if constexpr (kBackward) saved[r][k] = raw[r][k];
-      if (inside) {
-        raw[r][k] = load_soon(reinterpret_cast<const Vec*>(params.input + at));
-        if constexpr (kBackward) saved[r][k] = load_soon(reinterpret_cast<const Vec*>(params.saved + at));
+      const int64_t from = at[r] + k * lanes * kVec, left = kWhole ? kVec : params.rows * params.columns - from;
+      load_where(inside, params.input + from, left, raw[r][k]);
+      if constexpr (kBackward) load_where(inside, params.saved + from, left, saved[r][k]);
+    }
+  }
+  if constexpr (!kWhole) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        mask<kBackward>(raw[r][k], (lane + k * lanes) * kVec, range[r]);
+        if constexpr (kBackward) mask<true>(saved[r][k], (lane + k * lanes) * kVec, range[r]);
       }
     }
   }
+  const auto store = [&](int r, int k, const Acc(&values)[kVec]) {
+    const int element = (lane + k * lanes) * kVec;
+    T* const to = params.output + at[r] + k * lanes * kVec;
+    if (kWhole && element < range[r].high) *reinterpret_cast<Vec*>(to) = pack<Acc, T, kVec>(values);
+    if (!kWhole && element < range[r].high) store_in(to, element, range[r], pack<Acc, T, kVec>(values));
+  };
   if constexpr (kBackward) {
     Acc total[kRows] = {};
 #pragma unroll
@@ -122,8 +138,7 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
         unpack(saved[r][k], y);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) g[i] = (g[i] - total[r]) * y[i];
-        if (has[r] && lane + k * lanes < vectors)
-          *reinterpret_cast<Vec*>(params.output + (offset + r * apart + k * lanes * kVec)) = pack<Acc, T, kVec>(g);
+        store(r, k, g);
       }
     }
   } else {
@@ -165,9 +180,7 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[r][k][i] *= scale;
-        if (has[r] && lane + k * lanes < vectors)
-          *reinterpret_cast<Vec*>(params.output + (offset + r * apart + k * lanes * kVec)) =
-              pack<Acc, T, kVec>(x[r][k]);
+        store(r, k, x[r][k]);
       }
     }
   }
@@ -179,50 +192,49 @@ template <typename T, int kVectors, bool kWhole>
 struct Place {
   static constexpr int kVec = 16 / sizeof(T), kApart = 32 * kVec;
   using Vec = Vector<T, kVec>;
-  int64_t at;     // of the first vector, in elements
-  int left;       // vectors from there to the end of the block's share
-  int low, high;  // the row's elements, relative to the first vector
+  int64_t at;   // of the first vector, in elements
+  int left;     // vectors from there to the end of the block's share
+  Range range;  // the row's elements, relative to the first vector
+  int end;      // the tensor's, likewise
 
   // A block takes the row's vectors begin ... begin + share - 1.
   __device__ __forceinline__ Place(const SoftmaxRows<T>& params, int64_t row, int64_t begin, int share) {
     constexpr int64_t kFar = 1 << 30;  // beyond all of a block's elements
-    int64_t vectors = params.columns / kVec;
-    int shift = 0;
-    at = row * params.columns;
-    if constexpr (!kWhole) {
-      // All tensors are equally far from the begin of a vector.
-      shift = static_cast<int>(reinterpret_cast<uintptr_t>(params.input + at) % 16 / sizeof(T));
-      at -= shift;
-      vectors = (shift + params.columns + kVec - 1) / kVec;
-    }
+    const int shift = kWhole ? 0 : static_cast<int>(row * params.columns % kVec);
+    const int64_t vectors = (shift + params.columns + kVec - 1) / kVec;
     const int64_t first =
         begin + static_cast<int>(threadIdx.x / 32) * (32 * kVectors) + static_cast<int>(threadIdx.x % 32);
     left = static_cast<int>(min(min(begin + share, vectors) - first, kFar));
-    at += first * kVec;
-    low = static_cast<int>(max(shift - first * kVec, -kFar));
-    high = static_cast<int>(min(shift + params.columns - first * kVec, kFar));
+    at = row * params.columns - shift + first * kVec;
+    range.low = static_cast<int>(max(shift - first * kVec, -kFar));
+    range.high = static_cast<int>(min(shift + params.columns - first * kVec, kFar));
+    end = static_cast<int>(min(params.rows * params.columns - at, kFar));
   }
 
   __device__ __forceinline__ bool has(int k) const { return k * 32 < left; }
-  __device__ __forceinline__ bool is_own(int k) const {
-    return kWhole || (k * kApart >= low && k * kApart + kVec <= high);
-  }
-  __device__ __forceinline__ bool is_plain(int k) const { return has(k) && is_own(k); }
-  // As nearly all threads' are: without a test for each, and without the values of those that are not there.
-  __device__ __forceinline__ bool all_plain() const { return is_plain(0) && is_plain(kVectors - 1); }
-
-  __device__ __forceinline__ Vec load_plain(const T* tensor, int k) const {
-    return load_now(reinterpret_cast<const Vec*>(tensor + at) + k * 32);
-  }
   template <bool kBackward>
-  __device__ __forceinline__ Vec load_any(const T* tensor, int k) const {
-    if (!has(k)) return neutral<T, kVec, kBackward>();
-    return is_own(k) ? load_plain(tensor, k) : load_end<T, kVec, kBackward>(tensor + at, k * kApart, low, high);
+  __device__ __forceinline__ void load(const T* tensor, Vec (&raw)[kVectors]) const {
+    // As nearly all threads' are: without a test for each, and without the values of those that are not there.
+    constexpr int kLast = kVectors - 1;
+    if (has(kLast) && (kWhole || (range.has_all<kVec>(0) && range.has_all<kVec>(kLast * kApart)))) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) raw[k] = load_now(reinterpret_cast<const Vec*>(tensor + at) + k * 32);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      raw[k] = neutral<T, kVec, kBackward>();
+      load_where(has(k), tensor + at + k * kApart, kWhole ? kVec : end - k * kApart, raw[k]);
+    }
+    if constexpr (!kWhole) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) mask<kBackward>(raw[k], k * kApart, range);
+    }
   }
   __device__ __forceinline__ void store(T* tensor, int k, const Vec& raw) const {
     if (!has(k)) return;
-    if (is_own(k)) reinterpret_cast<Vec*>(tensor + at)[k * 32] = raw;
-    else store_end<T, kVec>(tensor + at, k * kApart, low, high, raw);
+    if constexpr (kWhole) reinterpret_cast<Vec*>(tensor + at)[k * 32] = raw;
+    else store_in(tensor + at + k * kApart, k * kApart, range, raw);
   }
 };
 
@@ -240,13 +252,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
 
   Vec raw[kVectors];
-  if (place.all_plain()) {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) raw[k] = place.load_plain(params.input, k);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) raw[k] = place.template load_any<false>(params.input, k);
-  }
+  place.template load<false>(params.input, raw);
   Part<Acc> part;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) part.largest = largest_of(raw[k], part.largest);
@@ -294,22 +300,23 @@ __global__ void __launch_bounds__(kBlockThreads)
   const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
   Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
 
-  Vec raw[kVectors];
-  if (place.all_plain()) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) copy_async(&saved[k * 32], params.saved + place.at + k * place.kApart);
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) raw[k] = place.load_plain(params.input, k);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (place.is_plain(k)) copy_async(&saved[k * 32], params.saved + place.at + k * place.kApart);
-      else saved[k * 32] = place.template load_any<true>(params.saved, k);
-      raw[k] = place.template load_any<true>(params.input, k);
-    }
+  for (int k = 0; k < kVectors; ++k) {
+    const int left = kWhole ? kVec : min(kVec, place.end - k * place.kApart);
+    if (place.has(k))
+      copy_async<16>(&saved[k * 32], params.saved + place.at + k * place.kApart, left * static_cast<int>(sizeof(T)));
+    else saved[k * 32] = neutral<T, kVec, true>();
   }
+  Vec raw[kVectors];
+  place.template load<true>(params.input, raw);
   commit_copies();
   wait_for_copies<0>();
+  if constexpr (!kWhole) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k)
+      if (!place.range.template has_all<kVec>(k * place.kApart))
+        mask<true>(saved[k * 32], k * place.kApart, place.range);
+  }
   Part<Acc> part;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {

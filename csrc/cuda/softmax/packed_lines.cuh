@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
-#include "softmax/any_shape/lines.cuh"
+#include "softmax/lines.cuh"
 
 namespace dcs {
 

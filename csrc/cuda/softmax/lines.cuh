@@ -1,4 +1,4 @@
-// What the softmax kernels of any shape share beside values.cuh: vectors of which a part is a line's, and parts of
+// What the softmax kernels share beside values.cuh: vectors of which a part is a line's, and parts of
 // lines joined by all threads of a block.
 #pragma once
 
@@ -6,15 +6,20 @@
 
 namespace dcs {
 
-// A vector of elements, where `wanted`.
+// A vector of elements, where `wanted`; the tensor ends `left` elements after its first one.
 template <typename T, int kVec>
-__device__ __forceinline__ void load_where(bool wanted, const T* from, Vector<T, kVec>& raw) {
-  load_where(wanted, reinterpret_cast<const Vector<T, kVec>*>(from), raw);
+__device__ __forceinline__ void load_where(bool wanted, const T* from, int64_t left, Vector<T, kVec>& raw) {
+  load_where(wanted && left >= kVec, reinterpret_cast<const Vector<T, kVec>*>(from), raw);
+  if (wanted && left < kVec) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (i < left) raw.set(i, from[i]);
+  }
 }
 
 // A line's elements are low ... high - 1, and a vector's begin at `first`. A vector at either end of a line is partly
-// another line's. It is read whole (memory is given out in pieces of more than 16 bytes, so that this holds beyond the
-// tensor, too), what is not the line's is made to add nothing, and the line's elements are written one by one.
+// another line's: it is read whole, what is not the line's is made to add nothing, and the line's elements are written
+// one by one.
 struct Range {
   int low, high;
   template <int kVec>

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "softmax/any_shape/lines.cuh"
+#include "softmax/lines.cuh"
 
 namespace dcs {
 
@@ -24,7 +24,7 @@ struct SoftmaxSlabs {
   const T* input;
   const T* saved;
   T* output;
-  int64_t size;  // elements of a slab
+  int64_t elements, size;  // of the tensor, of a slab
   int columns, width;
   int64_t chunk, chunks;                 // vectors of a chunk, a multiple of `width`; chunks of a slab
   Part<typename Types<T>::Acc>* parts;   // (slabs, chunks, columns)
@@ -37,9 +37,10 @@ template <typename T>
 struct SlabPlace {
   static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
-  int64_t at;   // the first vector, in elements
-  Range range;  // the slab's elements in this chunk, relative to the first vector
-  int apart;    // elements from vector to vector
+  int64_t at;    // the first vector, in elements
+  Range range;   // the slab's elements in this chunk, relative to the first vector
+  int apart;     // elements from vector to vector
+  int64_t left;  // elements from the first vector to the tensor's end
 
   __device__ __forceinline__ SlabPlace(const SoftmaxSlabs<T>& params, int64_t slab, int64_t chunk) {
     constexpr int64_t kFar = 1 << 30;
@@ -50,6 +51,7 @@ struct SlabPlace {
     range.low = static_cast<int>(max(shift - begin, -kFar));
     range.high = static_cast<int>(min(min(shift + params.size, end) - begin, kFar));
     if (threadIdx.x >= params.width) range.high = -static_cast<int>(kFar);
+    left = params.elements - at;
   }
 
   template <bool kBackward, int kCount>
@@ -58,7 +60,7 @@ struct SlabPlace {
     for (int k = 0; k < kCount; ++k) {
       const int element = (first + k) * apart;
       raw[k] = neutral<T, kVec, kBackward>();
-      load_where(element < range.high, tensor + at + element, raw[k]);
+      load_where(element < range.high, tensor + at + element, left - element, raw[k]);
     }
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {

@@ -1,5 +1,5 @@
-// Random problems through the softmax kernels of any shape (csrc/cuda/softmax/any_shape) on a CPU, against softmax in
-// long double: `any_shape_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
+// Random problems through the softmax kernels (csrc/cuda/softmax) on a CPU, against softmax in long double:
+// `softmax_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "trials.h"
 
@@ -22,7 +22,7 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
 #define cudaGetLastError() cudaSuccess
-#include "softmax/any_shape/launch.cuh"
+#include "softmax/launch.cuh"
 
 using namespace dcs;
 using trials::narrowed, trials::widened;
