@@ -1,5 +1,5 @@
-// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or none of the 16 bytes
-// is of the tensors that a test has named.
+// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or not all of the 16 bytes
+// are of a tensor that the test has named.
 #pragma once
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ inline void check_load(const void* from) {
   bool is_known = false;
   for (const Bytes& tensor : tensors) {
     const char* const begin = static_cast<const char*>(tensor.begin);
-    is_known |= at + 16 > begin && at < begin + tensor.count;
+    is_known |= at >= begin && at + 16 <= begin + tensor.count;
   }
   if (is_known && reinterpret_cast<uintptr_t>(from) % 16 == 0) return;
   printf("a load from %p\n", from);
