@@ -114,8 +114,9 @@ bool run(const Case& c, trials::Type<T>, std::mt19937& random) {
       }
     }
     if (worst <= 1) return true;
-    printf("%zu bytes, %d rows of %d, offset %d, gap %d, staged %d, scale %g, far %d, masked %d, certain %d, gradient "
-           "%d, entropy %d: %g\n",
+    printf(
+        "%zu bytes, %d rows of %d, offset %d, gap %d, staged %d, scale %g, far %d, masked %d, certain %d, gradient "
+        "%d, entropy %d: %g\n",
         sizeof(T), c.rows, c.columns, c.offset, c.gap, c.staged, c.scale, c.is_far, c.is_masked, c.is_certain,
         c.gradient, c.entropy, worst);
     return false;
@@ -125,6 +126,6 @@ bool run(const Case& c, trials::Type<T>, std::mt19937& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  return trials::run_all(count, arguments, draw,
-      [](const Case& c, auto type, std::mt19937& random) { return run(c, type, random); });
+  return trials::run_all(
+      count, arguments, draw, [](const Case& c, auto type, std::mt19937& random) { return run(c, type, random); });
 }

@@ -1,5 +1,5 @@
-// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or not all of the 16 bytes
-// are of a tensor that the test has named.
+// csrc/cuda/common/ptx/global_load.cuh on a CPU, which stops where an address is not aligned, or not all of the 16
+// bytes are of a tensor that the test has named.
 #pragma once
 
 #include <cstdlib>
