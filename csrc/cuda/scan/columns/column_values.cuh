@@ -1,7 +1,7 @@
 // What the kernels of columns of any number and alignment read and write beside their steps.
 #pragma once
 
-#include "common/element_types.cuh"
+#include "common/vector.cuh"
 #include "dcs/scan/problem.h"
 
 namespace dcs {
@@ -17,6 +17,23 @@ struct Steps {
 struct ColumnPlace {
   int64_t outer, column;
 };
+
+// Their values at one step, in the arithmetic's type, and back.
+template <typename Sum, typename T, int kUnit>
+__device__ __forceinline__ void values_of(const Vector<T, kUnit>& cell, Sum (&to)[kUnit]) {
+  typename Types<T>::Acc values[kUnit];
+  unpack(cell, values);
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) to[u] = cast<Sum>(values[u]);
+}
+template <typename T, typename Sum, int kUnit>
+__device__ __forceinline__ Vector<T, kUnit> packed(const Sum (&from)[kUnit]) {
+  using Acc = typename Types<T>::Acc;
+  Acc values[kUnit];
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) values[u] = cast<Acc>(from[u]);
+  return pack<Acc, T, kUnit>(values);
+}
 
 // Of the u-th of them.
 template <typename T, bool kStep>

@@ -191,18 +191,6 @@ struct HeldColumns {
     return __any_sync(0xffffffffu, any != 0);
   }
 
-  static __device__ __forceinline__ void values_of(const Cell& from, Sum (&to)[kUnit]) {
-    Acc values[kUnit];
-    unpack(from, values);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) to[u] = cast<Sum>(values[u]);
-  }
-  static __device__ __forceinline__ Cell packed(const Sum (&from)[kUnit]) {
-    Acc values[kUnit];
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) values[u] = cast<Acc>(from[u]);
-    return pack<Acc, T, kUnit>(values);
-  }
   // From y before a step y after it. `factors` are its gates, as they were read.
   template <bool kCuts>
   __device__ __forceinline__ void advance(
@@ -269,7 +257,7 @@ struct HeldColumns {
       values_of(x.get(i), values);
       factors_of(i, factors);
       advance<kCuts>(i, values, factors, y);
-      *reinterpret_cast<Cell*>(to.at) = packed(y);
+      *reinterpret_cast<Cell*>(to.at) = packed<T>(y);
       to.at += to.apart;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
@@ -284,7 +272,7 @@ struct HeldColumns {
           if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
         }
         if constexpr (kStep) {
-          *reinterpret_cast<Cell*>(gates_to.at) = packed(terms);
+          *reinterpret_cast<Cell*>(gates_to.at) = packed<T>(terms);
           gates_to.at += gates_to.apart;
         }
       }

@@ -101,19 +101,6 @@ struct ColumnWalk {
   __device__ __forceinline__ static Cell load(const Steps<const char>& steps, int i) {
     return *reinterpret_cast<const Cell*>(steps.at + i * steps.apart);
   }
-  __device__ __forceinline__ static void values_of(const Cell& cell, Sum (&to)[kUnit]) {
-    Acc values[kUnit];
-    unpack(cell, values);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) to[u] = cast<Sum>(values[u]);
-  }
-  __device__ __forceinline__ static Cell packed(const Sum (&from)[kUnit]) {
-    Acc values[kUnit];
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) values[u] = cast<Acc>(from[u]);
-    return pack<Acc, T, kUnit>(values);
-  }
-
   __device__ __forceinline__ void advance(int u, Sum value, Sum factor_read, bool is_cut) {
     if constexpr (kHalf) {
       Sum factor, small = value;
@@ -175,7 +162,7 @@ struct ColumnWalk {
       }
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) advance(u, values[u], factor[u], is_start || (kGuarded && (cuts[u] >> b & 1)));
-      *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed(y);
+      *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed<T>(y);
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]).
         const bool is_last = kGuarded && b + 1 == to_end;
@@ -188,7 +175,7 @@ struct ColumnWalk {
               kGuarded && (drops[u] >> b & 1) ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
           if constexpr (!kStep) sum[u] = sum[u] + cast<Wide>(terms[u]);
         }
-        if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed(terms);
+        if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed<T>(terms);
       }
     }
     input.at += kCount * input.apart;
