@@ -3,10 +3,13 @@
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <mutex>
+#include <optional>
 
 #include "dcs/validate.h"
 #include "common/device.h"
@@ -26,6 +29,22 @@ inline cudaStream_t current_stream(int32_t device) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return static_cast<cudaStream_t>(stream);
 }
+
+// Device memory beside `like`, for one op's kernels; none for 0 bytes.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Tensor& like, int64_t bytes) {
+    if (bytes == 0) return;
+    const std::array<int64_t, 1> size{bytes};
+    memory_ =
+        torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
+  }
+  void* data() const { return memory_ ? memory_->mutable_data_ptr() : nullptr; }
+
+ private:
+  std::optional<Tensor> memory_;
+};
 
 // Of any kernel of this library (device.cu): they tell what it was compiled for on the current device.
 cudaError_t kernel_attributes(cudaFuncAttributes& attributes);

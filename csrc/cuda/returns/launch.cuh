@@ -390,9 +390,9 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, void* workspace, cudaStream_t stream) {
-  if (const auto plan = plan_chunks(problem, device.multiprocessors))
-    return launch_chunks<T>(problem, *plan, workspace, stream);
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const ReturnsPlan* chunks,
+    void* workspace, cudaStream_t stream) {
+  if (chunks) return launch_chunks<T>(problem, *chunks, workspace, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }

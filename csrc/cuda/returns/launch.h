@@ -4,13 +4,14 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/returns/problem.h"
+#include "dcs/returns/plan.h"
 #include "common/device.h"
 
 namespace dcs {
 
-// `workspace`: of plan_chunks(...), where there is one.
-using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&, void* workspace, cudaStream_t);
+// `chunks`: of plan_chunks(...), null where it has none; `workspace` is its own.
+using ReturnsLauncher = cudaError_t(
+    const ReturnsProblem&, const Device&, const ReturnsPlan* chunks, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

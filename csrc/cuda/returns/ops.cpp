@@ -1,7 +1,6 @@
 // `_temporal_difference_scan` on CUDA.
 #include "returns/launch.h"
 #include "dcs/returns/ops.h"
-#include "dcs/returns/plan.h"
 #include "common/host.h"
 
 namespace dcs {
@@ -21,16 +20,11 @@ struct CudaReturns {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
-    Tensor workspace;
-    void* memory = nullptr;
-    if (const auto plan = plan_chunks(problem, device.multiprocessors)) {
-      const std::array<int64_t, 1> size{plan->workspace_bytes()};
-      workspace =
-          torch::stable::new_empty(rewards, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
-      memory = workspace.mutable_data_ptr();
-    }
+    const std::optional<ReturnsPlan> chunks = plan_chunks(problem, device.multiprocessors);
+    const Workspace workspace(rewards, chunks ? chunks->workspace_bytes() : 0);
     check_cuda(
-        launcher(problem.dtype)(problem, device, memory, current_stream(index)), kReturns, "launching the kernel");
+        launcher(problem.dtype)(problem, device, chunks ? &*chunks : nullptr, workspace.data(), current_stream(index)),
+        kReturns, "launching the kernel");
   }
 };
 

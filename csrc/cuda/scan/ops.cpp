@@ -37,15 +37,10 @@ Launchers launchers_of(ElementType dtype) {
 }
 
 cudaError_t launch(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {
-  Tensor workspace;
-  void* memory = nullptr;
-  if (const std::array<int64_t, 1> size{workspace_bytes(plan)}; size[0] > 0) {
-    workspace =
-        torch::stable::new_empty(input, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
-    memory = workspace.mutable_data_ptr();
-    if (const int64_t zeroed = zeroed_bytes(plan); zeroed > 0)
-      check(cudaMemsetAsync(memory, 0, zeroed, stream), "clearing the workspace");
-  }
+  const Workspace workspace(input, workspace_bytes(plan));
+  void* const memory = workspace.data();
+  if (const int64_t zeroed = zeroed_bytes(plan); zeroed > 0)
+    check(cudaMemsetAsync(memory, 0, zeroed, stream), "clearing the workspace");
   const Launchers launchers = launchers_of(problem.dtype);
   switch (kernel_of(plan)) {
     case Kernel::kFlatRows:

@@ -81,12 +81,10 @@ void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tens
   problem.backward = saved != nullptr;
   const int32_t device = output.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Tensor memory;
+  Workspace memory;
   const SoftmaxWorkspace workspace = [&](int64_t bytes) {
-    const std::array<int64_t, 1> size{bytes};
-    memory =
-        torch::stable::new_empty(output, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), ScalarType::Byte);
-    return memory.mutable_data_ptr();
+    memory = Workspace(output, bytes);
+    return memory.data();
   };
   check_cuda(launcher(output.scalar_type())(problem, device_of(device, op), workspace, current_stream(device)), op,
       "launching the kernel");

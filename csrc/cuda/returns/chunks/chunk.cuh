@@ -45,7 +45,7 @@ struct ReturnsChunk {
   const ReturnsPlan& plan = params.plan;
   Memory& memory;
   ReturnsPlaces<T, kGates> walk;
-  const bool columns = walk.columns, flat = walk.flat;
+  const bool columns = plan.columns;
   int sequence, part;  // of the steps that the thread scans
   bool scans;
   uint32_t part_cuts = 0;  // a bit a step
@@ -54,19 +54,15 @@ struct ReturnsChunk {
   __device__ __forceinline__ ReturnsChunk(const ReturnsChunksParams<Acc>& given, Memory& shared, uint32_t chunks)
       : params(given), memory(shared), walk(given, chunks) {
     const uint32_t thread = threadIdx.x;
-    part = static_cast<int>(columns ? thread / static_cast<uint32_t>(plan.sequences)
-            : flat                  ? thread
-                                    : thread % static_cast<uint32_t>(plan.parts));
-    sequence = static_cast<int>(columns ? thread - part * plan.sequences
-            : flat                      ? thread / kScanThreads
-                                        : thread / static_cast<uint32_t>(plan.parts));
-    scans = part < plan.parts && sequence < plan.sequences;
+    part = static_cast<int>(params.sequences.of(thread));
+    sequence = static_cast<int>(thread) - part * plan.sequences;
+    scans = part < plan.parts;
     part_power = plan.part_power;
     if (params.own_rates) find_rates();
   }
   __device__ __forceinline__ void find_rates() {
     const int row = static_cast<int>(threadIdx.x);
-    if (row < min(flat ? 1 : plan.sequences, walk.rows))
+    if (row < walk.rows)
       memory.rates[row] = rates_of<Acc>(
           p.gamma, p.trace, walk.row_at(row, p.gamma.tensor.strides), walk.row_at(row, p.trace.tensor.strides));
     __syncthreads();
@@ -75,17 +71,12 @@ struct ReturnsChunk {
   }
 
   __device__ __forceinline__ Rates<Acc> rates_of_row(int row) const {
-    if (params.own_rates) return memory.rates[flat ? 0 : row];
+    if (params.own_rates) return memory.rates[row];
     return params.rates;
   }
   // Of four slots in the tile's arrays: neighboring threads' steps fall on different banks.
   __device__ __forceinline__ int place_in_tile(int slot) const {
-    return columns ? slot
-                   : slot +
-            (slot >> (plan.part_steps == 16         ? 4
-                             : plan.part_steps == 8 ? 3
-                                                    : 2)) *
-                Memory::kPadding;
+    return columns ? slot : slot + slot / scan_steps(sizeof(T)) * Memory::kPadding;
   }
 
   // Filling, four slots at a time.
@@ -120,7 +111,7 @@ struct ReturnsChunk {
       const uint32_t flag = 0xffu << (24 - 8 * j);
       const bool terminates = (words.terminated & flag) != 0, ends = ((words.terminated | words.truncated) & flag) != 0,
                  is_cut = ends || (words.lasts >> j & 1);
-      const Acc weight = weight_of(words, j, params.own_rates && !flat ? walk.place_of(slot + j).row : 0, is_cut);
+      const Acc weight = weight_of(words, j, params.own_rates ? walk.place_of(slot + j).row : 0, is_cut);
       const bool drops = (p.next_values.data ? terminates : ends) || (!walk.has_own_values && weight == Acc(0));
       Acc difference = cast<Acc>(words.rewards[j]);
       if (!drops) difference += weight * cast<Acc>(words.next[j]);
@@ -285,7 +276,7 @@ struct ReturnsChunk {
       Words words(walk);
       words.template find<false>(slot);
       const int64_t at = !words.is_quad ? 0
-          : walk.linear                 ? walk.output_at - slot
+          : params.linear               ? walk.output_at - slot
                                         : walk.offset(words.place, params.results);
       if (walk.has_own_values && p.targets.data) words.read_own_values(slot);
       const Four y = *reinterpret_cast<const Four*>(&memory.values[place_in_tile(slot)]);
@@ -333,8 +324,8 @@ struct ReturnsChunk {
       if (!words.is_quad && place.is_there) words.read_gates_of(place, j);
       Acc value = memory.differences[place_in_tile(slot) + j];
       if (!is_cut(slot + j)) {
-        const int before = slot + j - (columns ? plan.sequences : 1);
-        const Acc y = before < 0 ? static_cast<Acc>(memory.entering[columns ? slot + j : 0])
+        const int before = slot + j - plan.sequences;
+        const Acc y = before < 0 ? static_cast<Acc>(memory.entering[slot + j])
                                  : memory.values[place_in_tile(before & ~3) + (before & 3)];
         value = rates_of_row(place.row).gate.step(value, words.gammas[j] * words.traces[j] * y);
       }
@@ -353,7 +344,7 @@ struct ReturnsChunk {
   }
   // Then the pieces before it are scanned as a tile's are: those of several chunks for each part.
   __device__ __forceinline__ void gather() const {
-    if (part >= plan.parts || sequence >= plan.sequences) return;
+    if (!scans) return;
     const int share = (walk.chunk + plan.parts - 1) / plan.parts, last = min(walk.chunk, (part + 1) * share);
     Piece<double> piece = identity<double>();
 #pragma unroll 4
@@ -361,7 +352,7 @@ struct ReturnsChunk {
     memory.pieces[sequence * plan.parts + part] = piece;
   }
   __device__ __forceinline__ Piece<double>* pieces() const {
-    return params.pieces + walk.walk * plan.chunks * plan.sequences;
+    return params.pieces + walk.index * plan.chunks * plan.sequences;
   }
 };
 

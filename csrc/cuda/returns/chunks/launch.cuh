@@ -9,12 +9,9 @@ namespace dcs {
 template <typename T, bool kGates>
 cudaError_t launch_chunks_as(const ReturnsChunksParams<typename Types<T>::Acc>& params, cudaStream_t stream) {
   const ReturnsPlan& plan = params.plan;
-  if (plan.chunks > 1) {
-    const auto blocks = static_cast<unsigned>(plan.walks * (plan.chunks - 1));
-    returns_pieces_kernel<T, kGates><<<blocks, kChunkThreads, 0, stream>>>(params);
-  }
-  const auto blocks = static_cast<unsigned>(plan.walks * plan.chunks);
-  returns_chunks_kernel<T, kGates><<<blocks, kChunkThreads, 0, stream>>>(params);
+  const auto blocks = [&](int64_t chunks) { return static_cast<unsigned>(plan.walks * chunks); };
+  returns_pieces_kernel<T, kGates><<<blocks(plan.chunks - 1), kChunkThreads, 0, stream>>>(params);
+  returns_chunks_kernel<T, kGates><<<blocks(plan.chunks), kChunkThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

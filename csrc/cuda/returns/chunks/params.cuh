@@ -1,9 +1,6 @@
 // What the kernels of the temporal difference scan of any shape are launched with (returns/chunks/chunk.cuh).
 #pragma once
 
-#include <algorithm>
-#include <climits>
-
 #include "common/divisor.cuh"
 #include "dcs/returns/plan.h"
 #include "returns/step.cuh"
@@ -11,16 +8,18 @@
 
 namespace dcs {
 
+static_assert(sizeof(Piece<double>) == kPieceBytes);
+
 template <typename Acc>
 struct ReturnsChunksParams {
   ReturnsProblem problem;
   ReturnsPlan plan;
-  Rates<Acc> rates;     // where gamma and the trace are numbers
-  Divisor inner, line;  // line: neighboring slots that are a tile's sequences, or a row's steps
-  bool own_rates;       // gamma or the trace is one a row
+  Rates<Acc> rates;  // where gamma and the trace are numbers
+  Divisor inner, sequences;
+  bool own_rates;  // gamma or the trace is one a row
   // All inputs with a value for every step lie as the rewards do, all outputs as these, and neighboring slots are
-  // neighbors in memory; packed: also those of different rows, or steps.
-  bool quads, packed;
+  // neighbors in memory; linear: also those of different steps, so that a tile is one piece of memory.
+  bool quads, linear;
   Strides results;
   Piece<double>* pieces;  // of chunks
 };
@@ -52,26 +51,22 @@ ReturnsChunksParams<typename Types<T>::Acc> chunks_params(
   ReturnsChunksParams<typename Types<T>::Acc> params{problem, plan};
   params.rates = number_rates<typename Types<T>::Acc>(number_of(problem.gamma), number_of(problem.trace));
   params.inner = Divisor(static_cast<uint32_t>(problem.inner));
-  params.line = Divisor(static_cast<uint32_t>(plan.order == ReturnsOrder::kFlat ? problem.length
-          : plan.order == ReturnsOrder::kRows                                   ? plan.tile_steps
-                                                                                : plan.sequences));
+  params.sequences = Divisor(static_cast<uint32_t>(plan.sequences));
   params.own_rates = problem.gamma.kind == GammaKind::kRow || problem.trace.kind == GammaKind::kRow;
-  const bool columns = plan.order == ReturnsOrder::kColumns;
   for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
     if (output->data) params.results = output->strides;
   const auto lie_as = [&](const Strides& like) {
     return [&](const Strides& s) {
       return (problem.length == 1 || s.time == like.time) && (problem.outer == 1 || s.outer == like.outer) &&
-          (problem.inner == 1 || s.inner == like.inner) && (columns ? problem.inner == 1 || s.inner == 1 : s.time == 1);
+          (problem.inner == 1 || s.inner == like.inner) &&
+          (plan.columns ? problem.inner == 1 || s.inner == 1 : s.time == 1);
     };
   };
-  const auto is_packed = [&](const Strides& s) {
-    if (columns) return problem.outer == 1 && plan.sequences == problem.inner && s.time == problem.inner;
-    return (problem.inner == 1 || s.inner == problem.length) &&
-        (problem.outer == 1 || s.outer == problem.inner * problem.length);
+  const auto is_linear = [&](const Strides& s) {
+    return !plan.columns || (problem.outer == 1 && plan.sequences == problem.inner && s.time == problem.inner);
   };
   params.quads = all_inputs(problem, lie_as(problem.rewards.strides)) && all_outputs(problem, lie_as(params.results));
-  params.packed = is_packed(problem.rewards.strides) && is_packed(params.results);
+  params.linear = params.quads && is_linear(problem.rewards.strides) && is_linear(params.results);
   params.pieces = static_cast<Piece<double>*>(workspace);
   return params;
 }

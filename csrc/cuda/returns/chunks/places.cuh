@@ -20,25 +20,22 @@ struct ReturnsPlaces {
   const ReturnsProblem& p = params.problem;
   const ReturnsPlan& plan = params.plan;
   const int length = static_cast<int>(params.problem.length);
-  int64_t walk;
+  int64_t index;                       // of the walk
   int chunk, begin, end;               // of the chunk's steps, in the order of the scan
   int rows, first_outer, first_inner;  // of the walk
   int first = 0, slots = 0;            // of the tile: steps before it, slots that are there if it is linear
-  const bool columns = plan.order == ReturnsOrder::kColumns, flat = plan.order == ReturnsOrder::kFlat;
   const bool has_own_values = p.values.data && !p.values_are_next;
   const bool step_gamma = kGates && p.gamma.kind == GammaKind::kStep,
              step_trace = kGates && p.trace.kind == GammaKind::kStep;
-  // Whether a tile is one piece of memory, and where its first slot then is, in the inputs and the outputs.
-  const bool linear = params.quads && (flat ? params.packed || plan.walk_rows == 1 : columns && params.packed);
+  // Where the first slot of a linear tile is, in the inputs and the outputs.
   int64_t input_at = 0, output_at = 0;
 
   // A walk has so many chunks in this launch.
   __device__ __forceinline__ ReturnsPlaces(const ReturnsChunksParams<Acc>& given, uint32_t chunks) : params(given) {
-    const uint32_t of_walk = chunks == 1 ? blockIdx.x : blockIdx.x / chunks;
-    walk = of_walk;
-    chunk = static_cast<int>(blockIdx.x - of_walk * chunks);
-    const int64_t first_row = walk * plan.walk_rows;
-    rows = static_cast<int>(min(plan.walk_rows, p.outer * p.inner - first_row));
+    index = blockIdx.x / chunks;
+    chunk = static_cast<int>(blockIdx.x - index * chunks);
+    const int64_t first_row = index * plan.sequences;
+    rows = static_cast<int>(min(int64_t{plan.sequences}, p.outer * p.inner - first_row));
     if (p.inner == 1) first_outer = static_cast<int>(first_row), first_inner = 0;
     else if (p.outer == 1) first_outer = 0, first_inner = static_cast<int>(first_row);
     else {
@@ -46,37 +43,27 @@ struct ReturnsPlaces {
       first_inner = static_cast<int>(first_row - first_outer * p.inner);
     }
     begin = chunk * static_cast<int>(plan.chunk_steps);
-    end = static_cast<int>(min((chunk + 1) * plan.chunk_steps, flat ? int64_t{rows} * length : int64_t{length}));
+    end = static_cast<int>(min((chunk + 1) * plan.chunk_steps, p.length));
   }
 
   __device__ __forceinline__ void begin_tile(int first_of_tile) {
     first = first_of_tile;
-    if (!linear) return;
+    if (!params.linear) return;
     slots = min(plan.slots, (end - first) * plan.sequences);
     const Place at = place_of(0);
     input_at = offset(at, p.rewards.strides);
     output_at = offset(at, params.results);
   }
   // Slots go through memory from its end.
-  __device__ __forceinline__ int row_of(int of_sequence) const {
-    return flat ? 0 : columns ? plan.sequences - 1 - of_sequence : of_sequence;
-  }
+  __device__ __forceinline__ int row_of(int sequence) const { return plan.sequences - 1 - sequence; }
   __device__ __forceinline__ Place place_of(int slot) const {
-    if (flat) {
-      const int left = rows * length - 1 - (first + slot);  // steps of the walk that come before, in time
-      const int row = plan.walk_rows > 1 ? static_cast<int>(params.line.of(static_cast<uint32_t>(max(left, 0)))) : 0;
-      return {row, left - row * length, first + slot < end};
-    }
-    const int line = static_cast<int>(params.line.of(static_cast<uint32_t>(slot))),
-              rest = slot - line * static_cast<int>(params.line.divisor), later = columns ? first + line : rest,
-              row = row_of(columns ? rest : line);
+    const int line = static_cast<int>(params.sequences.of(static_cast<uint32_t>(slot))),
+              row = row_of(slot - line * plan.sequences), later = first + line;
     return {row, length - 1 - later, row < rows && later < end && slot < plan.slots};
   }
   // Whether four slots from this one on are there, and neighbors in memory, of a tile that is not linear.
-  __device__ __forceinline__ bool is_quad(const Place& at, int slot) const {
-    if (!params.quads || !at.is_there || (!columns && at.step < 3)) return false;
-    if (flat) return first + slot + 3 < end;
-    if (!columns) return true;
+  __device__ __forceinline__ bool is_quad(const Place& at) const {
+    if (!params.quads || params.linear || !at.is_there) return false;
     const uint32_t inner = static_cast<uint32_t>(first_inner + at.row);
     return at.row >= 3 && inner - params.inner.of(inner) * params.inner.divisor >= 3;
   }

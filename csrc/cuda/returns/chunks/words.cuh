@@ -57,21 +57,16 @@ struct ReturnsWords {
   template <bool kLasts>
   __device__ __forceinline__ void find(int slot) {
     lasts = 0;
-    if (walk.linear && slot + 3 < walk.slots && walk.length >= 4) {
+    if (walk.params.linear && slot + 3 < walk.slots) {
       is_quad = true;
       at = walk.input_at - slot;
-      if (!kLasts) return;
-      if (walk.flat && walk.plan.walk_rows > 1) {
-        const int step = walk.place_of(slot).step;
-        lasts = ((step == walk.length - 1 ? 1u : 0u) | (step < 3 ? 2u << step : 0u)) & 15u;
-      } else if (walk.first == 0 && slot < walk.plan.sequences) {
+      if (kLasts && walk.first == 0 && slot < walk.plan.sequences)
         lasts = (1u << min(4, walk.plan.sequences - slot)) - 1;
-      }
     } else {
       place = walk.place_of(slot);
-      is_quad = walk.is_quad(place, slot);
+      is_quad = walk.is_quad(place);
       if (is_quad) at = walk.offset(place, walk.p.rewards.strides);
-      if (walk.is_last(place)) lasts = walk.columns ? 15u : 1u;
+      if (walk.is_last(place)) lasts = 15u;
     }
   }
   // Those of an operand that is there.
@@ -107,7 +102,7 @@ struct ReturnsWords {
       read(walk.p.next_values, next);
     } else {
       if (!walk.p.values.data) {
-      } else if (!walk.columns) {
+      } else if (!walk.plan.columns) {
 #pragma unroll
         for (int j = 1; j < 4; ++j) next[j] = values[j - 1];
         if (!(lasts & 1)) next[0] = pointer<T>(walk.p.values, at)[1];
@@ -131,7 +126,7 @@ struct ReturnsWords {
     if (walk.step_gamma) read(walk.p.gamma.tensor, gammas);
     if (walk.step_trace) read(walk.p.trace.tensor, traces);
   }
-  // One of four walk.slots that are no quad.
+  // One of four slots that are no quad.
   __device__ __forceinline__ void read_one(int slot, int j) {
     const Place at = walk.place_of(slot + j);
     if (!at.is_there) return;
