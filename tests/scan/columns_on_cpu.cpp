@@ -262,8 +262,4 @@ Case draw(std::mt19937& random) {
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  return trials::run_all(
-      count, arguments, [](int, std::mt19937& random) { return draw(random); },
-      [](const Case& c, auto type, std::mt19937&) { return Trial<typename decltype(type)::type>(c).run(); });
-}
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }

@@ -46,4 +46,12 @@ int run_all(int count, char** arguments, const Draw& draw, const Run& run) {
   return wrong != 0;
 }
 
+// The same where a case draws its tensors from a seed of its own: `Trial<T>(draw(random)).run()` is one.
+template <template <typename> class Trial, typename Draw>
+int run_seeded(int count, char** arguments, const Draw& draw) {
+  return run_all(
+      count, arguments, [&](int, std::mt19937& random) { return draw(random); },
+      [](const auto& c, auto type, std::mt19937&) { return Trial<typename decltype(type)::type>(c).run(); });
+}
+
 }  // namespace trials
