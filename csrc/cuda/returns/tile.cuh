@@ -91,23 +91,6 @@ __device__ __forceinline__ Vector<T, kVec> whole(const Vector<T, kVec>& at) {
   return *reinterpret_cast<const Vector<T, kVec>*>(&bits);
 }
 
-// The first `bytes` of kSize, and zeros. What is rare or slow in any case is not inlined, here and below: a kernel has
-// up to eight operands.
-template <int kSize, int kElement>
-__device__ __noinline__ void copy_partial(unsigned char* to, const char* from, int bytes) {
-  using Bits = std::conditional_t<kElement == 8, uint64_t,
-      std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
-  for (int at = 0; at < kSize; at += kElement)
-    *reinterpret_cast<Bits*>(to + at) = at < bytes ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
-}
-// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to
-// compute-sanitizer, beyond the end.
-template <int kSize, int kElement>
-__device__ __forceinline__ void copy_existing(unsigned char* to, const char* from, int bytes) {
-  if (bytes >= kSize || bytes <= 0) copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
-  else copy_partial<kSize, kElement>(to, from, bytes);
-}
-
 // A warp copies a tile of which `valid` bytes exist, by words of 4 bytes (grain 4) or by elements.
 template <int kLaneBytes, int kElement>
 __device__ __noinline__ void fetch_unaligned_tile(unsigned char* slot, const char* from, int valid, int grain) {

@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kPackedThreads)
   const int count = static_cast<int>(min(params.elements - begin, static_cast<int64_t>(params.tile)));
   for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec) {
     const int valid = valid_bytes(params, begin + first);
-    copy_async<16>(tile + first, params.input + begin + first, valid);
-    if constexpr (kBackward) copy_async<16>(saved + first, params.saved + begin + first, valid);
+    copy_existing<16, sizeof(T)>(tile + first, params.input + begin + first, valid);
+    if constexpr (kBackward) copy_existing<16, sizeof(T)>(saved + first, params.saved + begin + first, valid);
   }
   commit_copies();
   wait_for_copies<0>();
@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(kPackedThreads)
     const StepVector<T> at(params, begin, width, step, v - step * each);
     if (at.first >= at.range.high) continue;
     const int valid = valid_bytes(params, at.from);
-    copy_async<16>(tile + step * pitch + at.first, params.input + at.from, valid);
-    if constexpr (kBackward) copy_async<16>(saved + step * pitch + at.first, params.saved + at.from, valid);
+    copy_existing<16, sizeof(T)>(tile + step * pitch + at.first, params.input + at.from, valid);
+    if constexpr (kBackward)
+      copy_existing<16, sizeof(T)>(saved + step * pitch + at.first, params.saved + at.from, valid);
   }
   commit_copies();
   wait_for_copies<0>();

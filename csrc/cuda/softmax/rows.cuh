@@ -304,7 +304,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int k = 0; k < kVectors; ++k) {
     const int left = kWhole ? kVec : min(kVec, place.end - k * place.kApart);
     if (place.has(k))
-      copy_async<16>(&saved[k * 32], params.saved + place.at + k * place.kApart, left * static_cast<int>(sizeof(T)));
+      copy_existing<16, sizeof(T)>(
+          &saved[k * 32], params.saved + place.at + k * place.kApart, left * static_cast<int>(sizeof(T)));
     else saved[k * 32] = neutral<T, kVec, true>();
   }
   Vec raw[kVectors];

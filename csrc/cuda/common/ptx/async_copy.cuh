@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace dcs {
 
@@ -19,6 +20,22 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int valid
     asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(address), "l"(from), "r"(valid), "n"(kBytes)
         : "memory");
 }
+// The first `bytes` of kSize, and zeros, by elements of kElement bytes. Rare, so it is not inlined.
+template <int kSize, int kElement>
+__device__ __noinline__ void copy_partial(void* to, const void* from, int bytes) {
+  using Bits = std::conditional_t<kElement == 8, uint64_t,
+      std::conditional_t<kElement == 4, uint32_t, std::conditional_t<kElement == 2, uint16_t, uint8_t>>>;
+  for (int i = 0; i < kSize / kElement; ++i)
+    static_cast<Bits*>(to)[i] = i * kElement < bytes ? static_cast<const Bits*>(from)[i] : Bits(0);
+}
+// kSize bytes, of which `bytes` exist; zeros for the others. An asynchronous copy of a part is one of all of it to
+// compute-sanitizer, beyond the end.
+template <int kSize, int kElement>
+__device__ __forceinline__ void copy_existing(void* to, const void* from, int bytes) {
+  if (bytes >= kSize || bytes <= 0) copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
+  else copy_partial<kSize, kElement>(to, from, bytes);
+}
+
 // 16 bytes, all of which are there.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile(
