@@ -92,7 +92,7 @@ def n_step_formulas(call: NStepCall) -> Tensor:
     discounts = discounts_of(call, r)
     if v is None:
         # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
-        v = _step_before(_filled(after, ends), dim)
+        v = step_before(_filled(after, ends), dim)
     delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
     targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=call.n) + v
     return targets.to(call.rewards.dtype)
@@ -116,7 +116,7 @@ def retrace_as_lambda_returns(call: TemporalDifferenceCall) -> TemporalDifferenc
     r, q, after, rho = map(widened, (call.rewards, call.values, call.next_values, call.rhos))
     terminates = None if call.terminated is None else as_bool(call.terminated)
     truncates = None if call.truncated is None else as_bool(call.truncated)
-    ends = _or_last(either(terminates, truncates), r, dim)
+    ends = or_last(either(terminates, truncates), r, dim)
     links = _times(next_step(rho.clamp(max=1.0), dim), call.trace_value if call.trace is None else call.trace, dim)
     factors = _times(links, call.gamma_value if call.gamma is None else call.gamma, dim)
     gain = factors.masked_fill(ends, 0.0) * (after - next_step(q, dim)).masked_fill(ends, 0.0)
@@ -136,7 +136,7 @@ def next_step(tensor: Tensor, dim: int) -> Tensor:
     return _padded(tensor, dim, 1)
 
 
-def _step_before(tensor: Tensor, dim: int) -> Tensor:
+def step_before(tensor: Tensor, dim: int) -> Tensor:
     """What is at the step before, 0 at the first one."""
     return _padded(tensor, dim, 0)
 
@@ -175,7 +175,7 @@ def _carried(
 
     A and pg are made of it at their own step: no operation reads a scan's result of another one.
     """
-    ends = _or_last(ends, next_delta, dim)
+    ends = or_last(ends, next_delta, dim)
     gate = discounts.gate if next_ratio is None else discounts.product * next_ratio
     return discounted_cumsum((discounts.product * next_delta).masked_fill(ends, 0.0), gate, dim=dim, reset=ends)
 
@@ -183,7 +183,7 @@ def _carried(
 def _lambda_returns(
     r: Tensor, after: Tensor, lacks_after: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
 ) -> Tensor:
-    product = (torch.ones_like(r) * discounts.product).masked_fill(_or_last(ends, r, dim), 0.0)
+    product = (torch.ones_like(r) * discounts.product).masked_fill(or_last(ends, r, dim), 0.0)
     weight = discounts.gamma - product
     # Only where it would show: the factor has a derivative at 0 too.
     is_unread = (weight == 0) & ~after.isfinite()
@@ -235,7 +235,7 @@ def _is_last(r: Tensor, dim: int) -> Tensor:
     return (steps == r.size(dim) - 1).view([-1 if d == dim else 1 for d in range(r.dim())])
 
 
-def _or_last(ends: Tensor | None, r: Tensor, dim: int) -> Tensor:
+def or_last(ends: Tensor | None, r: Tensor, dim: int) -> Tensor:
     last = _is_last(r, dim)
     return last.expand(r.shape) if ends is None else ends | last
 

@@ -17,10 +17,11 @@ from ... import _registry
 from ...reference import returns as reference
 from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common import autocast, flops
-from .._common.autograd import below, tracked
+from .._common.autograd import any_requires_grad, apply, below, tracked
 from .._common.triton import TRITON_KEYS, launchers
 from .._common.vmap import BATCHED
 from ..scan.vmap import ScanBatch
+from .autograd import ReturnsFunction, takes
 from .formulas import formulas
 from .validate import check_returns
 
@@ -66,6 +67,11 @@ def _fake(*args: Any) -> _Results:
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> _Results:
     rewards, dim = args[0], args[_DIM]
+    if any_requires_grad(*args):
+        call = _checked(args)
+        if takes(call):
+            recorded: _Results = apply(ReturnsFunction, *call)
+            return recorded
     if tracked(*args) or (
         fuses_in_compiled_code is not None and not _stays_a_call() and fuses_in_compiled_code(rewards, dim)
     ):

@@ -1,0 +1,150 @@
+"""The node of a temporal difference scan in autograd's graph where only what it is linear in has a gradient.
+
+Rewards, values, next values and the bootstrap value are what eager programs differentiate through. Then the forward
+stays one kernel and the backward is one scan the other way and a few pointwise operations, which are differentiable
+themselves. All else, ratios and discounts with a gradient, forward mode, torch.func and graphs, takes formulas.py.
+
+With u the gradients of the results and e_t 0 where nothing is carried to step t (symbols: reference/returns.py):
+
+    s_t       = u(A)_t + u(target)_t + c_{t-1}·e_{t-1}·s_{t-1} + gamma_{t-1}·lambda_{t-1}·e_{t-1}·p_{t-1}
+    p_t       = min(clip_pg, rho_t)·u(pg)_t
+    b_t       = min(clip_rho, rho_t)·s_t + p_t
+    rewards   : b_t
+    values    : u(target)_t - b_t
+    v'        : gamma_t·b_t, 0 where v' is not read; without own values (gamma_t - c_t·e_t)·b_t
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _registry
+from ...reference.returns import TemporalDifferenceCall
+from ...reference.scan import ScanCall
+from .._common.autocast import widened
+from .._common.autograd import Node, is_plain_call
+from ..scan.derivatives import adjoint
+from .formulas import as_bool, discounts_of, either, or_last, step_before
+
+_OPERANDS = ("rewards", "values", "next_values", "bootstrap_value")
+_FIELDS = TemporalDifferenceCall._fields
+_LINEAR = tuple(_FIELDS.index(name) for name in _OPERANDS)
+_Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def takes(call: TemporalDifferenceCall) -> bool:
+    """Whether `ReturnsFunction` may record this call, which autograd has something to record of."""
+    operands = (getattr(call, name) for name in _OPERANDS)
+    if any(map(_requires_grad, (call.gamma, call.trace, call.rhos))) or not any(map(_requires_grad, operands)):
+        return False
+    return is_plain_call(*call)
+
+
+def _requires_grad(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad
+
+
+class _Operands(NamedTuple):
+    """The shapes of those that the results are linear in, None where one is not given."""
+
+    rewards: torch.Size
+    values: torch.Size | None
+    next_values: torch.Size | None
+    bootstrap_value: torch.Size | None
+
+
+class _Gradients(NamedTuple):
+    """Of rewards, of own values, and of the values of next states."""
+
+    rewards: Tensor
+    own: Tensor | None
+    after: Tensor
+
+
+def _shapes(call: TemporalDifferenceCall) -> _Operands:
+    def of(tensor: Tensor | None) -> torch.Size | None:
+        return None if tensor is None else tensor.shape
+
+    return _Operands(call.rewards.shape, of(call.values), of(call.next_values), of(call.bootstrap_value))
+
+
+class ReturnsFunction(Node):
+    """Saves flags, discounts and ratios, and no operand that the results are linear in."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        call = TemporalDifferenceCall(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            results: tuple[Tensor, Tensor, Tensor] = _registry.temporal_difference_scan(*call)
+        needs = (call.need_advantages, call.need_targets, call.need_pg)
+        ctx.mark_non_differentiable(*(result for result, need in zip(results, needs, strict=True) if not need))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(call.terminated, call.truncated, call.gamma, call.trace, call.rhos)
+        ctx.operands, ctx.has_own_values = _shapes(call), call.has_own_values
+        ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        found: list[Any] = [None] * len(_FIELDS)
+        if all(grad is None for grad in grads):
+            return tuple(found)
+        terminated, truncated, gamma, trace, rhos = ctx.saved_tensors
+        call = TemporalDifferenceCall(*ctx.args)._replace(
+            terminated=terminated, truncated=truncated, gamma=gamma, trace=trace, rhos=rhos
+        )
+        widths = (widened(grads[0]), widened(grads[1]), widened(grads[2]))
+        gradients = _gradients(call, widths, ctx.has_own_values, ctx.operands.next_values is not None)
+        for index, gradient in zip(_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
+            if gradient is not None and ctx.needs_input_grad[index]:
+                found[index] = gradient.to(ctx.dtype)
+        return tuple(found)
+
+
+def _gradients(call: TemporalDifferenceCall, grads: _Grads, has_own_values: bool, has_next: bool) -> _Gradients:
+    of_advantages, of_targets, of_pg = grads
+    dim = call.dim
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = either(terminates, truncates)
+    lacks_after = terminates if has_next else ends
+    like = next(grad for grad in grads if grad is not None)
+    discounts = discounts_of(call, like)
+    rho = None if call.rhos is None else widened(call.rhos)
+    gate = discounts.gate if rho is None else discounts.product * rho.clamp(max=call.clip_c)
+    direct = _sum(of_advantages, of_targets)
+    policy = of_pg if of_pg is None or rho is None else rho.clamp(max=call.clip_pg) * of_pg
+    if policy is not None:
+        carried = discounts.product * policy
+        direct = _sum(direct, step_before(carried if ends is None else carried.masked_fill(ends, 0.0), dim))
+    assert direct is not None
+    number = gate if isinstance(gate, float) else 1.0
+    rates = None if isinstance(gate, float) else gate
+    s = adjoint(direct, ScanCall(rates, number, dim, True, False, None, ends, None))
+    if not has_own_values:
+        cuts = or_last(ends, like, dim)
+        after = torch.where(cuts, discounts.gamma * s, (discounts.gamma - discounts.product) * s)
+        return _Gradients(s, None, after if lacks_after is None else after.masked_fill(lacks_after, 0.0))
+    base = _sum(s if rho is None else rho.clamp(max=call.clip_rho) * s, policy)
+    assert base is not None
+    after = discounts.gamma * base
+    if lacks_after is not None:
+        after = after.masked_fill(lacks_after, 0.0)
+    return _Gradients(base, -base if of_targets is None else of_targets - base, after)
+
+
+def _of_operands(gradients: _Gradients, dim: int, shapes: _Operands) -> tuple[Tensor | None, ...]:
+    rewards, own, after = gradients
+    if shapes.next_values is not None:
+        return rewards, own, after, None
+    values = own if shapes.values is None else _sum(own, step_before(after, dim))
+    if shapes.bootstrap_value is None or after.size(dim) == 0:
+        return rewards, values, None, None
+    return rewards, values, None, after.select(dim, after.size(dim) - 1).sum_to_size(shapes.bootstrap_value)
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return first if second is None else second if first is None else first + second
