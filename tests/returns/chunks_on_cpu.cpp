@@ -95,14 +95,16 @@ class Trial {
   }
 
   bool run() {
-    plan = plan_returns(p, c.multiprocessors);
+    const ReturnsProblem together = with_rows_together(p);
+    plan = plan_returns(together, c.multiprocessors);
     std::vector<Piece<double>> pieces(static_cast<size_t>(plan.workspace_bytes() / kPieceBytes + 1), {NAN, NAN, false});
-    const auto params = chunks_params<T>(p, plan, pieces.data());
+    const auto params = chunks_params<T>(together, plan, pieces.data());
     const auto launch = [&](auto with_gates) {
       constexpr bool kGates = with_gates.value;
-      const int64_t unfinished = plan.walks * (plan.chunks - 1), all = plan.walks * plan.chunks;
+      const int64_t unfinished = plan.whole ? 0 : plan.walks * (plan.chunks - 1), all = plan.walks * plan.chunks;
       const auto run = [&](int64_t blocks, const std::function<void()>& kernel) {
-        return blocks == 0 || emulation::launch(blocks, kChunkThreads, 0, false, c.seed, kernel);
+        return blocks == 0 ||
+            emulation::launch(blocks, kChunkThreads, sizeof(ReturnsTileMemory<T, kGates>), false, c.seed, kernel);
       };
       return run(unfinished, [&] { returns_pieces_kernel<T, kGates>(params); }) &&
           run(all, [&] { returns_chunks_kernel<T, kGates>(params); });
@@ -159,10 +161,10 @@ class Trial {
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded, c.values,
         c.next_values);
     printf(
-        "rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u; columns %d, %ld walks of %d sequences, %d parts "
+        "rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u; linear %d, whole %d, %ld walks of %d sequences, %d parts "
         "of %d steps, %ld chunks of %ld steps\n",
-        c.rhos, c.terminated, c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed, plan.columns,
-        plan.walks, plan.sequences, plan.parts, plan.part_steps, plan.chunks, plan.chunk_steps);
+        c.rhos, c.terminated, c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed, plan.linear,
+        plan.whole, plan.walks, plan.sequences, plan.parts, plan.part_steps, plan.chunks, plan.chunk_steps);
     return false;
   }
 

@@ -39,15 +39,7 @@ class ReturnsLaunch {
       add({output->data, output->strides}, size, kStagedTensors);
     any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool ||
         !p_.truncated_is_bool;
-    const int given = (p_.values.data ? kWithValues : 0) | (p_.next_values.data ? kWithNext : 0) |
-        (p_.rhos.data ? kWithRhos : 0) | (p_.values_are_next ? kValuesAreNext : 0);
-    const bool any = any_ || p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber ||
-        (p_.pg_advantages.data && !p_.rhos.data);
-    const bool known = given == kAdvantages ||
-        (kCommon &&
-            (given == kRatios || given == kMixed || given == kMixedShifted || given == kAdvantagesNext ||
-                given == kRatiosNext));
-    form_ = any || !known ? kAnyForm : given;
+    form_ = form_of(p_);
   }
 
   cudaError_t run() {
@@ -392,7 +384,7 @@ class ReturnsLaunch {
 template <typename T>
 cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const ReturnsPlan* chunks,
     void* workspace, cudaStream_t stream) {
-  if (chunks) return launch_chunks<T>(problem, *chunks, workspace, stream);
+  if (chunks) return launch_chunks<T>(problem, *chunks, workspace, device, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }

@@ -9,7 +9,7 @@
 
 namespace dcs {
 
-// `chunks`: of plan_chunks(...), null where it has none; `workspace` is its own.
+// `chunks`: of plan_chunks(...), null where it has none; `workspace` is its own, and the problem has its rows together.
 using ReturnsLauncher = cudaError_t(
     const ReturnsProblem&, const Device&, const ReturnsPlan* chunks, void* workspace, cudaStream_t);
 

@@ -20,10 +20,11 @@ struct CudaReturns {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
-    const std::optional<ReturnsPlan> chunks = plan_chunks(problem, device.multiprocessors);
+    const ReturnsProblem together = with_rows_together(problem);
+    const std::optional<ReturnsPlan> chunks = plan_chunks(together, device.multiprocessors);
     const Workspace workspace(rewards, chunks ? chunks->workspace_bytes() : 0);
-    check_cuda(
-        launcher(problem.dtype)(problem, device, chunks ? &*chunks : nullptr, workspace.data(), current_stream(index)),
+    check_cuda(launcher(problem.dtype)(chunks ? together : problem, device, chunks ? &*chunks : nullptr,
+                   workspace.data(), current_stream(index)),
         kReturns, "launching the kernel");
   }
 };

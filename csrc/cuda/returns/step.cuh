@@ -5,20 +5,11 @@
 #include <cmath>
 #include <type_traits>
 
-#include "dcs/returns/problem.h"
+#include "dcs/returns/forms.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
 namespace dcs {
-
-// The operands that a kernel is made for. Those of the common calls are known to the compiler: gamma and the trace are
-// numbers there, flags are bool, and policy-gradient advantages come with ratios alone. kAnyForm asks for everything as
-// it runs: three times the instructions a step.
-enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8, kValuesAreNext = 16 };
-constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos,
-              kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
-constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;  // with torchrl's values
-constexpr int kMixedShifted = kWithValues | kValuesAreNext;  // td_lambda_returns with bootstrap_value
 
 // Whether a step's own value is taken from its difference and added to its target.
 constexpr bool has_own_values(int form) { return (form & kWithValues) && !(form & kValuesAreNext); }

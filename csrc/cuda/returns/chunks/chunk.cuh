@@ -1,17 +1,17 @@
 // The temporal difference scan of any shape, along any dimension and with any strides. A block goes through a walk, or
 // a chunk of one, tile by tile, from the last step back:
 //   fill     all threads read neighboring memory and leave each step's difference, gate and cut in shared memory,
-//   add up   a part of the threads scan some steps of a sequence from nothing,
+//   add up   a thread scans some steps of a sequence from nothing,
 //   exchange their pieces are scanned across the block, from what the tile before has left,
 //   apply    the same threads scan their steps again from what enters them,
 //   finish   all threads write neighboring memory.
-// Where there are too few rows to fill the GPU, a first kernel finds the pieces of chunks, which for most of them are
-// known from the episode that ends last; the second one begins each chunk from those before it. No block waits for
-// another.
+// Rows are cut where they end, so that a tile may hold many short ones. Where rows are too long and too few for that, a
+// first kernel finds the pieces of chunks, which for most of them are known from the episode that ends last; the second
+// one begins each chunk from those before it. No block waits for another.
 #pragma once
 
 #include "returns/chunks/pieces.cuh"
-#include "returns/chunks/words.cuh"
+#include "returns/chunks/steps.cuh"
 
 namespace dcs {
 
@@ -19,17 +19,17 @@ template <typename T, bool kGates>
 struct ReturnsTileMemory {
   using Acc = typename Types<T>::Acc;
   static constexpr int kSlots = tile_slots(sizeof(T)), kPadding = 16 / sizeof(Acc),
-                       kPadded = kSlots + kScanThreads * kPadding;
+                       kPadded = kSlots + kChunkThreads * kPadding;
   alignas(16) Acc values[kPadded];  // what each step adds; then the results
   alignas(16) Acc gates[kGates ? kPadded : 4];
-  alignas(16) Acc differences[kGates ? kPadded : 4];  // for policy-gradient advantages
-  alignas(4) uint8_t cuts[kSlots / 4];                // four slots each: nothing is carried into those whose bit is set
-  Piece<double> pieces[kScanThreads], warp_pieces[kScanThreads / 32];
-  bool warp_begins[kScanThreads / 32];
-  double carries[kScanThreads];         // into each part
-  double entering[kScanThreads];        // into each sequence of the tile
-  Piece<double> carried[kScanThreads];  // into each sequence of the next one
-  Rates<Acc> rates[kScanThreads];       // of each sequence, where they differ
+  uint32_t cuts[kSlots / 32];           // a bit a slot: nothing is carried into it
+  Piece<double> pieces[kChunkThreads];  // then what enters each part, in place of its total
+  Piece<double> warp_pieces[kChunkThreads / 32];
+  bool warp_begins[kChunkThreads / 32];
+  uint32_t closed[kChunkThreads / 32];    // a bit a part
+  double entering[kColumnsOfTile];        // into each sequence of the tile
+  Piece<double> carried[kColumnsOfTile];  // into each sequence of the next one
+  Rates<Acc> rates[kColumnsOfTile];       // of each column, where they differ
 };
 
 // kPieces: for the piece of the chunk alone.
@@ -37,19 +37,21 @@ template <typename T, bool kGates, bool kPieces>
 struct ReturnsChunk {
   using Acc = typename Types<T>::Acc;
   using Memory = ReturnsTileMemory<T, kGates>;
-  using Words = ReturnsWords<T, kGates>;
   using Four = Vector<Acc, 4>;
+  static constexpr int kSteps = scan_steps(sizeof(T)), kColumnSteps = column_steps(sizeof(T)),
+                       kUnit = column_unit(sizeof(T));
 
   const ReturnsChunksParams<Acc>& params;
   const ReturnsProblem& p = params.problem;
   const ReturnsPlan& plan = params.plan;
   Memory& memory;
-  ReturnsPlaces<T, kGates> walk;
-  const bool columns = plan.columns;
+  ReturnsPlaces<Acc> walk;
+  const bool is_one = plan.is_one_piece();
   int sequence, part;  // of the steps that the thread scans
   bool scans;
   uint32_t part_cuts = 0;  // a bit a step
-  double part_power;
+  double part_power;       // where rates are a column's own
+  double lane_power;       // over the parts of the lanes up to the thread's, where they are numbers
 
   __device__ __forceinline__ ReturnsChunk(const ReturnsChunksParams<Acc>& given, Memory& shared, uint32_t chunks)
       : params(given), memory(shared), walk(given, chunks) {
@@ -57,125 +59,154 @@ struct ReturnsChunk {
     part = static_cast<int>(params.sequences.of(thread));
     sequence = static_cast<int>(thread) - part * plan.sequences;
     scans = part < plan.parts;
-    part_power = plan.part_power;
+    part_power = plan.powers[0];
+    lane_power = 1.0;
+#pragma unroll
+    for (int k = 0; k < 6; ++k)
+      if ((thread % 32 + 1) >> k & 1) lane_power = clamped_mul(lane_power, plan.powers[k]);
     if (params.own_rates) find_rates();
   }
   __device__ __forceinline__ void find_rates() {
-    const int row = static_cast<int>(threadIdx.x);
-    if (row < walk.rows)
-      memory.rates[row] = rates_of<Acc>(
-          p.gamma, p.trace, walk.row_at(row, p.gamma.tensor.strides), walk.row_at(row, p.trace.tensor.strides));
+    const int column = static_cast<int>(threadIdx.x);
+    if (column < walk.columns)
+      memory.rates[column] = rates_of<Acc>(p.gamma, p.trace, walk.at_row(0, column, p.gamma.tensor.strides),
+          walk.at_row(0, column, p.trace.tensor.strides));
+    else if (column < plan.sequences) memory.rates[column] = params.rates;
     __syncthreads();
-    if (scans)
-      part_power = whole_power(rates_of_row(walk.row_of(sequence)).carried, static_cast<unsigned>(plan.part_steps));
+    if (scans) part_power = whole_power(rates_of_sequence().carried, static_cast<unsigned>(plan.part_steps));
   }
-
-  __device__ __forceinline__ Rates<Acc> rates_of_row(int row) const {
-    if (params.own_rates) return memory.rates[row];
+  // The rates of a column of the walk.
+  __device__ __forceinline__ const Rates<Acc>& rates_of_column(int column) const {
+    if constexpr (kGates) {
+      if (params.own_rates) return memory.rates[column];
+    }
     return params.rates;
   }
-  // Of four slots in the tile's arrays: neighboring threads' steps fall on different banks.
+  __device__ __forceinline__ const Rates<Acc>& rates_of_sequence() const {
+    return rates_of_column(walk.column_of(sequence));
+  }
+  __device__ __forceinline__ const Rates<Acc>& rates_of_slot(int slot) const {
+    return rates_of_column(kGates && params.own_rates ? walk.column_of_slot(slot) : 0);
+  }
+  // Of a slot in the tile's arrays: rows' steps are padded, so that neighboring threads' fall on different banks.
   __device__ __forceinline__ int place_in_tile(int slot) const {
-    return columns ? slot : slot + slot / scan_steps(sizeof(T)) * Memory::kPadding;
+    return is_one ? slot + static_cast<int>(static_cast<uint32_t>(slot) / kSteps) * Memory::kPadding : slot;
+  }
+  // Of slot j of some steps.
+  template <typename Steps>
+  __device__ __forceinline__ int place_of(const Steps& steps, int j) const {
+    constexpr int kApart = kChunkThreads + kChunkThreads / kSteps * Memory::kPadding;
+    if constexpr (Steps::kIn == Tile::kRows) return place_in_tile(steps.first) + j * kApart;
+    if constexpr (Steps::kIn == Tile::kPiece) return place_in_tile(steps.first) + j * (is_one ? kApart : kChunkThreads);
+    return steps.first + j * kChunkThreads;
   }
 
-  // Filling, four slots at a time.
-
-  // What the next state's value counts.
-  __device__ __forceinline__ Acc weight_of(const Words& words, int j, int row, bool is_cut) const {
-    const Rates<Acc> rates = rates_of_row(row);
-    const bool whole = walk.has_own_values || is_cut;
-    if constexpr (kGates) {
-      if (walk.step_gamma || walk.step_trace) {
-        const Acc gamma = walk.step_gamma ? words.gammas[j] : rates.gamma;
-        return whole ? gamma : gamma - gamma * (walk.step_trace ? words.traces[j] : rates.trace);
-      }
-    }
-    return whole ? rates.gamma : rates.rest;
-  }
-  // The tile's steps from `first_of_tile` on.
-  __device__ __forceinline__ void fill(int first_of_tile) {
-    walk.begin_tile(first_of_tile);
+  // Filling and finishing: visit(steps) for all of the tile's, some at a time.
+  template <Tile kTile, typename Visit>
+  __device__ __forceinline__ void each_steps_in(const Visit& visit) const {
+    using Steps = ReturnsSteps<T, kGates, kTile>;
 #pragma unroll 1
-    for (int slot = 4 * static_cast<int>(threadIdx.x); slot < plan.slots; slot += 4 * kChunkThreads) {
-      Words words(walk);
-      words.read_all(slot);
-      leave(words, slot);
+    for (int number = 0; number * kChunkThreads < plan.slots; number += Steps::kCount) {
+      Steps steps(walk, number);
+      visit(steps);
     }
   }
-  __device__ __forceinline__ void leave(const Words& words, int slot) {
-    Four differences, deltas, factors;
-    uint32_t cuts = 0;
+  template <typename Visit>
+  __device__ __forceinline__ void each_steps(const Visit& visit) const {
+    if (!plan.linear) {
+      if (!walk.is_even) each_steps_in<Tile::kAny>(visit);
+      else if (sizeof(T) <= 4 && walk.there == plan.slots && walk.columns == plan.sequences)
+        each_steps_in<Tile::kSpan>(visit);
+      else each_steps_in<Tile::kSpanPart>(visit);
+    } else if (is_one && walk.there == plan.slots) {
+      each_steps_in<Tile::kRows>(visit);
+    } else {
+      each_steps_in<Tile::kPiece>(visit);
+    }
+  }
+
+  // The tile's steps from line `first` of the scan on.
+  __device__ __forceinline__ void fill(int first) {
+    walk.begin_tile(first);
+    each_steps([this](auto& steps) {
+      steps.read_all();
+      leave(steps);
+    });
+  }
+  template <typename Steps>
+  __device__ __forceinline__ void leave(const Steps& steps) const {
+    const uint32_t warp = static_cast<uint32_t>(steps.first) / 32;
+    const bool is_first = threadIdx.x % 32 == 0, own = kGates && params.own_rates;
+    const Weights<Acc> all(params.rates, walk.has_own_values);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t flag = 0xffu << (24 - 8 * j);
-      const bool terminates = (words.terminated & flag) != 0, ends = ((words.terminated | words.truncated) & flag) != 0,
-                 is_cut = ends || (words.lasts >> j & 1);
-      const Acc weight = weight_of(words, j, params.own_rates ? walk.place_of(slot + j).row : 0, is_cut);
-      const bool drops = (p.next_values.data ? terminates : ends) || (!walk.has_own_values && weight == Acc(0));
-      Acc difference = cast<Acc>(words.rewards[j]);
-      if (!drops) difference += weight * cast<Acc>(words.next[j]);
-      if (walk.has_own_values) difference -= cast<Acc>(words.values[j]);
-      if (is_cut) cuts |= 1u << j;
-      differences.set(j, difference);
-      if constexpr (kGates) {
-        deltas.set(j, words.ratio(words.rhos[j], p.clip_rho) * difference);
-        factors.set(j, words.gammas[j] * words.traces[j] * words.ratio(words.rhos[j], p.clip_c));
-      }
+    for (int j = 0; j < Steps::kCount; ++j) {
+      const bool exists = steps.is_there(j);
+      const int place = place_of(steps, j);
+      const Weights<Acc> weights =
+          own ? Weights<Acc>(rates_of_slot(steps.first + j * kChunkThreads), walk.has_own_values) : all;
+      const Acc difference = exists ? steps.difference(j, weights) : Acc(0);
+      memory.values[place] = kGates ? steps.ratio(j, p.clip_rho) * difference : difference;
+      if constexpr (kGates)
+        memory.gates[place] = exists ? steps.gammas[j] * steps.traces[j] * steps.ratio(j, p.clip_c) : Acc(1);
+      const uint32_t cuts = __ballot_sync(0xffffffffu, exists && steps.is_cut(j));
+      if (is_first) memory.cuts[warp + j * (kChunkThreads / 32)] = cuts;
     }
-    const int place = place_in_tile(slot);
-    *reinterpret_cast<Four*>(&memory.values[place]) = kGates ? deltas : differences;
-    if constexpr (kGates) {
-      *reinterpret_cast<Four*>(&memory.gates[place]) = factors;
-      if (!kPieces) *reinterpret_cast<Four*>(&memory.differences[place]) = differences;
-    }
-    memory.cuts[slot / 4] = static_cast<uint8_t>(cuts);
   }
 
   // Scanning.
 
-  __device__ __forceinline__ bool is_cut(int slot) const { return (memory.cuts[slot >> 2] >> (slot & 3) & 1) != 0; }
-  // The thread's steps i to i + 3, in one of the tile's arrays.
+  __device__ __forceinline__ bool is_cut(int slot) const {
+    const uint32_t bit = static_cast<uint32_t>(slot);
+    return memory.cuts[bit / 32] >> bit % 32 & 1;
+  }
   __device__ __forceinline__ int place_of_step(int i) const {
-    return columns ? (part * plan.part_steps + i) * plan.sequences + sequence
-                   : static_cast<int>(threadIdx.x) * (plan.part_steps + Memory::kPadding) + i;
+    return is_one ? static_cast<int>(threadIdx.x) * (kSteps + Memory::kPadding) + i
+                  : (part * plan.part_steps + i) * plan.sequences + sequence;
   }
-  __device__ __forceinline__ Four steps_of(const Acc* values, int i) const {
-    const Acc* const from = values + place_of_step(i);
-    if (!columns) return *reinterpret_cast<const Four*>(from);
-    Four four;
+  // visit(step, its place) for all of the thread's steps, and back what it returns where kPut.
+  template <bool kPut, typename Visit>
+  __device__ __forceinline__ void each_step(const Visit& visit) const {
+    const int first = place_of_step(0);
+    if (is_one) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) four.set(k, from[k * plan.sequences]);
-    return four;
-  }
-  __device__ __forceinline__ void put_steps(Acc* values, int i, const Four& four) const {
-    Acc* const to = values + place_of_step(i);
-    if (!columns) {
-      *reinterpret_cast<Four*>(to) = four;
+      for (int i = 0; i < kSteps; i += 4) {
+        Four* const at = reinterpret_cast<Four*>(&memory.values[first + i]);
+        const Four deltas = *at;
+        Four factors = deltas, results;
+        if constexpr (kGates) factors = *reinterpret_cast<const Four*>(&memory.gates[first + i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) results.set(k, visit(i + k, deltas.get(k), factors.get(k)));
+        if (kPut) *at = results;
+      }
       return;
     }
+    int at = first;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) to[k * plan.sequences] = four.get(k);
-  }
-  template <typename Visit>
-  __device__ __forceinline__ void each_four(const Visit& visit) const {
+    for (int k = 0; k < kColumnSteps; k += kUnit) {
+      if (k >= plan.part_steps) break;
 #pragma unroll
-    for (int i = 0; i < scan_steps(sizeof(T)); i += 4) {
-      if (i >= plan.part_steps) break;
-      visit(i);
+      for (int i = k; i < k + kUnit; ++i, at += plan.sequences) {
+        const Acc delta = memory.values[at];
+        const Acc result = visit(i, delta, kGates ? memory.gates[at] : delta);
+        if (kPut) memory.values[at] = result;
+      }
     }
   }
   __device__ __forceinline__ void find_cuts() {
     part_cuts = 0;
-    each_four([&](int i) {
-      if (columns) {
+    if (is_one) {
+      const int slot = static_cast<int>(threadIdx.x) * kSteps;
+      part_cuts = memory.cuts[slot / 32] >> slot % 32 & ((1u << kSteps) - 1);
+      return;
+    }
+    uint32_t slot = static_cast<uint32_t>(place_of_step(0));
+    const uint32_t apart = static_cast<uint32_t>(plan.sequences);
 #pragma unroll
-        for (int k = i; k < i + 4; ++k) part_cuts |= is_cut(place_of_step(k)) ? 1u << k : 0u;
-      } else {
-        part_cuts |= static_cast<uint32_t>(memory.cuts[(static_cast<int>(threadIdx.x) * plan.part_steps + i) >> 2])
-            << i;
-      }
-    });
+    for (int k = 0; k < kColumnSteps; k += kUnit) {
+      if (k >= plan.part_steps) break;
+#pragma unroll
+      for (int i = k; i < k + kUnit; ++i, slot += apart) part_cuts |= (memory.cuts[slot / 32] >> slot % 32 & 1) << i;
+    }
   }
   __device__ __forceinline__ Acc next(const Gate<Acc>& gate, int step, Acc delta, Acc factor, Acc y) const {
     if constexpr (kGates) y *= factor;
@@ -185,25 +216,19 @@ struct ReturnsChunk {
   __device__ __forceinline__ void add_up() {
     if (!scans) return;
     find_cuts();
-    const Gate<Acc> gate = rates_of_row(walk.row_of(sequence)).gate;
+    const Gate<Acc> gate = rates_of_sequence().gate;
     Acc y = 0, product = 1;
-    each_four([&](int i) {
-      const Four deltas = steps_of(memory.values, i), factors = kGates ? steps_of(memory.gates, i) : deltas;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        y = next(gate, i + k, deltas.get(k), factors.get(k), y);
-        if constexpr (kGates) product *= factors.get(k);
-      }
+    each_step<false>([&](int i, Acc delta, Acc factor) {
+      if constexpr (kGates) product *= factor;
+      return y = next(gate, i, delta, factor, y);
     });
     double gates = static_cast<double>(product);
     if (kGates && part_cuts == 0 && !in_range(product)) {
       gates = 1.0;
-#pragma unroll 1
-      for (int i = 0; i < plan.part_steps; i += 4) {
-        const Four factors = steps_of(memory.gates, i);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) gates = clamped_mul(gates, static_cast<double>(factors.get(k)));
-      }
+      each_step<false>([&](int, Acc, Acc factor) {
+        gates = clamped_mul(gates, static_cast<double>(factor));
+        return factor;
+      });
     }
     memory.pieces[sequence * plan.parts + part] = {
         static_cast<double>(y), clamped_mul(gates, part_power), part_cuts != 0};
@@ -211,12 +236,11 @@ struct ReturnsChunk {
 
   // The threads' pieces, in order of sequences and parts: what enters each part, and each sequence of the next tile.
   __device__ __forceinline__ void exchange(bool of_chunks) const {
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32,
-              pieces = plan.sequences * plan.parts;
-    const bool works = thread < pieces, helps = thread < kScanThreads;
-    const int own_sequence = thread / plan.parts, own_part = thread - own_sequence * plan.parts;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int own_sequence = static_cast<int>(params.parts.of(static_cast<uint32_t>(thread))),
+              own_part = thread - own_sequence * plan.parts;
+    const bool works = own_sequence < plan.sequences, begins = own_part == 0 || !works;
     Piece<double> piece = identity<double>();
-    bool begins = own_part == 0 || !works;
     double entering = 0.0;
     if (works) piece = memory.pieces[thread];
     if (!kPieces && works && begins) {
@@ -224,120 +248,123 @@ struct ReturnsChunk {
       piece = {after(piece, entering), 1.0, true};
       memory.entering[own_sequence] = entering;
     }
-    Piece<double> before = identity<double>();
-    if (helps) {
-      if (!kGates && !params.own_rates && !of_chunks) scan_totals(piece, begins, part_power, min(lane, own_part));
-      else scan_pieces(piece, begins);
-      if (lane == 31) memory.warp_pieces[warp] = piece, memory.warp_begins[warp] = begins;
-    }
-    __syncthreads();
-    if (helps) {
-      bool found = false;
-      for (int w = warp - 1; w >= 0 && !found; --w) {
-        before = w == warp - 1 ? memory.warp_pieces[w] : continued(before, memory.warp_pieces[w]);
-        found = memory.warp_begins[w];
-      }
-      if (!begins) piece = continued(piece, before);
-      double carry = shuffle_up(piece.total, 1);
-      if (lane == 0) carry = before.total;
-      if (works) memory.carries[thread] = own_part == 0 ? entering : carry;
-      if (works && own_part == plan.parts - 1) {
-        Piece<double>& carried = memory.carried[own_sequence];
-        // Of a chunk's piece the later tiles are there already.
-        if constexpr (kPieces) carried = continued(carried, piece);
-        else carried = piece;
-      }
+    double carry;
+    if (!kGates && !of_chunks) carry = scan_totals_of_block(piece, begins);
+    else carry = scan_pieces_of_block(piece, begins);
+    if (works) memory.pieces[thread].total = own_part == 0 ? entering : carry;
+    if (works && own_part == plan.parts - 1) {
+      Piece<double>& carried = memory.carried[own_sequence];
+      if (kPieces && !kGates) piece.gates = plan.tile_power, piece.closed = is_closed(own_sequence);
+      // Of a chunk's piece the later tiles are there already.
+      if constexpr (kPieces) carried = continued(carried, piece);
+      else carried = piece;
     }
     __syncthreads();
   }
-
+  // Each thread's piece with those before it in its sequence; returns the total of those before.
+  __device__ __forceinline__ double scan_pieces_of_block(Piece<double>& piece, bool begins) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    scan_pieces(piece, begins);
+    if (lane == 31) memory.warp_pieces[warp] = piece, memory.warp_begins[warp] = begins;
+    __syncthreads();
+    Piece<double> before = identity<double>();
+    bool found = false;
+    for (int w = warp - 1; w >= 0 && !found; --w) {
+      before = w == warp - 1 ? memory.warp_pieces[w] : continued(before, memory.warp_pieces[w]);
+      found = memory.warp_begins[w];
+    }
+    if (!begins) piece = continued(piece, before);
+    const double carry = shuffle_up(piece.total, 1);
+    return lane == 0 ? before.total : carry;
+  }
+  // The same where one power takes a carry over any part: of a piece that is not closed the gates are those of a tile.
+  __device__ __forceinline__ double scan_totals_of_block(Piece<double>& piece, bool begins) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
+    if (lane == 0) memory.closed[warp] = closed;
+    const bool is_open = scan_totals<32>(piece.total, begins || piece.closed, plan.powers);
+    if (lane == 31) memory.warp_pieces[warp] = {piece.total, 1.0, is_open};
+    __syncthreads();
+    constexpr int kWarps = kChunkThreads / 32;
+    const Piece<double> of_warp = memory.warp_pieces[min(lane, kWarps - 1)];
+    double before = of_warp.total;
+    scan_totals<kWarps>(before, !of_warp.closed, plan.powers + 5);
+    before = shuffle(before, max(warp - 1, 0));
+    if (is_open) piece.total = fold(piece.total, lane_power, before);
+    const double carry = shuffle_up(piece.total, 1);
+    return lane == 0 ? before : carry;
+  }
+  // Whether a part of the sequence is, of which the thread's is the last one.
+  __device__ __forceinline__ bool is_closed(int own_sequence) const {
+    const int first = own_sequence * plan.parts, last = first + plan.parts - 1;
+    uint32_t closed = 0;
+    for (int w = first / 32; w <= last / 32; ++w) {
+      uint32_t bits = memory.closed[w];
+      if (w == first / 32) bits &= ~0u << first % 32;
+      if (w == last / 32) bits &= ~0u >> (31 - last % 32);
+      closed |= bits;
+    }
+    return closed != 0;
+  }
   // The thread's steps, from what enters them.
   __device__ __forceinline__ void apply() const {
     if (!scans) return;
-    const Gate<Acc> gate = rates_of_row(walk.row_of(sequence)).gate;
-    Acc y = static_cast<Acc>(memory.carries[sequence * plan.parts + part]);
-    each_four([&](int i) {
-      const Four deltas = steps_of(memory.values, i), factors = kGates ? steps_of(memory.gates, i) : deltas;
-      Four results;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        y = next(gate, i + k, deltas.get(k), factors.get(k), y);
-        results.set(k, y);
-      }
-      put_steps(memory.values, i, results);
-    });
+    const Gate<Acc> gate = rates_of_sequence().gate;
+    Acc y = static_cast<Acc>(memory.pieces[sequence * plan.parts + part].total);
+    each_step<true>([&](int i, Acc delta, Acc factor) { return y = next(gate, i, delta, factor, y); });
   }
 
   // Results.
 
   __device__ __forceinline__ void finish() const {
-#pragma unroll 1
-    for (int slot = 4 * static_cast<int>(threadIdx.x); slot < plan.slots; slot += 4 * kChunkThreads) {
-      Words words(walk);
-      words.template find<false>(slot);
-      const int64_t at = !words.is_quad ? 0
-          : params.linear               ? walk.output_at - slot
-                                        : walk.offset(words.place, params.results);
-      if (walk.has_own_values && p.targets.data) words.read_own_values(slot);
-      const Four y = *reinterpret_cast<const Four*>(&memory.values[place_in_tile(slot)]);
-      T results[4];
+    each_steps([this](auto& steps) {
+      using Steps = std::remove_reference_t<decltype(steps)>;
+      constexpr int kCount = Steps::kCount;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) steps.values[j] = cast<T>(Acc(0));
+      if (walk.has_own_values && p.targets.data) steps.read_values();
+      Acc y[kCount];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) y[j] = memory.values[place_of(steps, j)];
+      T results[kCount];
       if (p.advantages.data) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) results[j] = cast<T>(y.get(j));
-        write(p.advantages, words, slot, at, results);
+        for (int j = 0; j < kCount; ++j) results[j] = cast<T>(y[j]);
+        steps.write(params.advantages, results);
       }
       if (p.targets.data) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          results[j] = cast<T>(walk.has_own_values ? y.get(j) + cast<Acc>(words.values[j]) : y.get(j));
-        write(p.targets, words, slot, at, results);
+        for (int j = 0; j < kCount; ++j) results[j] = cast<T>(y[j] + cast<Acc>(steps.values[j]));
+        steps.write(params.targets, results);
       }
       if constexpr (kGates) {
-        if (p.pg_advantages.data) {
-          policy_gradients(words, slot, results);
-          write(p.pg_advantages, words, slot, at, results);
-        }
+        if (p.pg_advantages.data) policy_gradients(steps);
       }
-    }
+    });
   }
-  // `at`: of a quad.
-  __device__ __forceinline__ void write(
-      const ReturnsOutput& output, const Words& words, int slot, int64_t at, const T (&from)[4]) const {
-    T* const to = static_cast<T*>(output.data);
-    if (words.is_quad) {
-      store_quad(to + at, from);
-      return;
-    }
+  template <typename Steps>
+  __device__ __forceinline__ void policy_gradients(Steps& steps) const {
+    steps.read_all();
+    T results[Steps::kCount];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const auto place = walk.place_of(slot + j);
-      if (place.is_there) to[walk.offset(place, output.strides)] = from[j];
-    }
-  }
-  __device__ __forceinline__ void policy_gradients(Words& words, int slot, T (&results)[4]) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words.gammas[j] = words.traces[j] = 1, words.rhos[j] = cast<T>(Acc(0));
-    if (words.is_quad) words.read_gates();
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const auto place = walk.place_of(slot + j);
-      if (!words.is_quad && place.is_there) words.read_gates_of(place, j);
-      Acc value = memory.differences[place_in_tile(slot) + j];
-      if (!is_cut(slot + j)) {
-        const int before = slot + j - plan.sequences;
-        const Acc y = before < 0 ? static_cast<Acc>(memory.entering[slot + j])
-                                 : memory.values[place_in_tile(before & ~3) + (before & 3)];
-        value = rates_of_row(place.row).gate.step(value, words.gammas[j] * words.traces[j] * y);
+    for (int j = 0; j < Steps::kCount; ++j) {
+      const int slot = steps.first + j * kChunkThreads, before = slot - plan.sequences;
+      const Rates<Acc>& rates = rates_of_slot(slot);
+      Acc value = steps.difference(j, {rates, walk.has_own_values});
+      if (steps.is_there(j) && !steps.is_cut(j)) {
+        const Acc y = before < 0 ? static_cast<Acc>(memory.entering[slot]) : memory.values[place_in_tile(before)];
+        value = rates.gate.step(value, steps.gammas[j] * steps.traces[j] * y);
       }
-      results[j] = cast<T>(words.ratio(words.rhos[j], p.clip_pg) * value);
+      results[j] = cast<T>(steps.ratio(j, p.clip_pg) * value);
     }
+    steps.write(params.pg_advantages, results);
   }
 
   // What enters the chunk. Whether it is known: from the piece before, if an episode ends there in all sequences.
   __device__ __forceinline__ bool enter() {
     const int sequences = plan.sequences, thread = static_cast<int>(threadIdx.x);
     Piece<double> before{0.0, 1.0, true};
-    if (walk.chunk > 0 && thread < sequences) before = pieces()[(walk.chunk - 1) * sequences + thread];
+    if (!plan.whole && walk.chunk > 0 && thread < sequences) before = pieces()[(walk.chunk - 1) * sequences + thread];
     const bool known = __syncthreads_and(before.closed);
     if (thread < sequences) memory.carried[thread] = known ? before : Piece<double>{0.0, 1.0, true};
     return known;
@@ -352,7 +379,7 @@ struct ReturnsChunk {
     memory.pieces[sequence * plan.parts + part] = piece;
   }
   __device__ __forceinline__ Piece<double>* pieces() const {
-    return params.pieces + walk.index * plan.chunks * plan.sequences;
+    return params.pieces + walk.walk * plan.chunks * plan.sequences;
   }
 };
 

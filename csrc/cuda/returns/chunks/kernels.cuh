@@ -5,14 +5,15 @@
 
 namespace dcs {
 
-constexpr int chunk_blocks(int64_t element_bytes) { return element_bytes > 4 ? 3 : 4; }
+constexpr int chunk_blocks(bool gates) { return gates ? 3 : 4; }
 
 // The pieces of all chunks but each walk's last one.
 template <typename T, bool kGates>
-__global__ void __launch_bounds__(kChunkThreads, chunk_blocks(sizeof(T)))
+__global__ void __launch_bounds__(kChunkThreads, chunk_blocks(kGates))
     returns_pieces_kernel(const __grid_constant__ ReturnsChunksParams<typename Types<T>::Acc> params) {
   using Chunk = ReturnsChunk<T, kGates, true>;
-  __shared__ typename Chunk::Memory memory;
+  extern __shared__ __align__(16) unsigned char chunks_shared[];
+  auto& memory = *reinterpret_cast<typename Chunk::Memory*>(chunks_shared);
   Chunk chunk(params, memory, static_cast<uint32_t>(params.plan.chunks - 1));
   const bool has_piece = static_cast<int>(threadIdx.x) < params.plan.sequences;
   if (has_piece) memory.carried[threadIdx.x] = identity<double>();
@@ -30,10 +31,11 @@ __global__ void __launch_bounds__(kChunkThreads, chunk_blocks(sizeof(T)))
 }
 
 template <typename T, bool kGates>
-__global__ void __launch_bounds__(kChunkThreads, chunk_blocks(sizeof(T)))
+__global__ void __launch_bounds__(kChunkThreads, chunk_blocks(kGates))
     returns_chunks_kernel(const __grid_constant__ ReturnsChunksParams<typename Types<T>::Acc> params) {
   using Chunk = ReturnsChunk<T, kGates, false>;
-  __shared__ typename Chunk::Memory memory;
+  extern __shared__ __align__(16) unsigned char chunks_shared[];
+  auto& memory = *reinterpret_cast<typename Chunk::Memory*>(chunks_shared);
   Chunk chunk(params, memory, static_cast<uint32_t>(params.plan.chunks));
   const int steps = params.plan.tile_steps;
   for (int first = chunk.walk.begin - (chunk.enter() ? 0 : steps); first < chunk.walk.end; first += steps) {

@@ -10,63 +10,95 @@ namespace dcs {
 
 static_assert(sizeof(Piece<double>) == kPieceBytes);
 
+// A tensor with a value for every step, null if it is not there. In bytes: from a line to the next one, from a column
+// to the next one, and what a row is apart from the one before besides its lines.
+template <typename Byte>
+struct LinesOf {
+  Byte* data = nullptr;
+  int line = 0, column = 0;
+  int64_t row = 0;
+  int apart = 0;  // from a slot of a tile to the one 256 before it
+};
+
 template <typename Acc>
 struct ReturnsChunksParams {
-  ReturnsProblem problem;
+  ReturnsProblem problem;  // with_rows_together(...)
   ReturnsPlan plan;
+  LinesOf<const char> rewards, values, next_values, rhos, terminated, truncated, gamma, trace;
+  LinesOf<char> advantages, targets, pg_advantages;
   Rates<Acc> rates;  // where gamma and the trace are numbers
-  Divisor inner, sequences;
-  bool own_rates;  // gamma or the trace is one a row
-  // All inputs with a value for every step lie as the rewards do, all outputs as these, and neighboring slots are
-  // neighbors in memory; linear: also those of different steps, so that a tile is one piece of memory.
-  bool quads, linear;
-  Strides results;
+  Divisor length, sequences, parts;
+  int column_bits;              // of the sequences of tiles that are no pieces of memory
+  bool own_rates;               // gamma or the trace is one of a tile's column: then gates may differ
+  bool step_gamma, step_trace;  // they are factors of steps
+  bool alike;                   // all tensors have the same strides
+  bool padded;                  // a tensor's rows are more apart than their lines
+  // In a tile that is one piece of memory places are elements, in others lines: of a line, of a row, and what 256 slots
+  // are beyond whole rows.
+  int line_places, row_places, back;
   Piece<double>* pieces;  // of chunks
 };
 
-// Whether `test` holds for the strides of all inputs with a value for every step; of all outputs.
-template <typename Test>
-bool all_inputs(const ReturnsProblem& p, const Test& test) {
-  for (const ReturnsInput* input : {&p.rewards, &p.values, &p.next_values, &p.rhos, &p.terminated, &p.truncated})
-    if (input->data && !test(input->strides)) return false;
-  for (const ReturnsDiscount* rate : {&p.gamma, &p.trace})
-    if (rate->kind == GammaKind::kStep && !test(rate->tensor.strides)) return false;
-  return true;
-}
-template <typename Test>
-bool all_outputs(const ReturnsProblem& p, const Test& test) {
-  for (const ReturnsOutput* output : {&p.advantages, &p.targets, &p.pg_advantages})
-    if (output->data && !test(output->strides)) return false;
-  return true;
-}
-
-// Whether gates of steps may differ.
+// Whether gates may differ, or policy-gradient advantages are asked for.
 inline bool has_gates(const ReturnsProblem& p) {
-  return p.rhos.data || p.pg_advantages.data || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
+  return p.rhos.data || p.pg_advantages.data || p.gamma.kind != GammaKind::kNumber ||
+      p.trace.kind != GammaKind::kNumber;
 }
 
+// `problem`: with_rows_together(...).
 template <typename T>
 ReturnsChunksParams<typename Types<T>::Acc> chunks_params(
     const ReturnsProblem& problem, const ReturnsPlan& plan, void* workspace) {
-  ReturnsChunksParams<typename Types<T>::Acc> params{problem, plan};
-  params.rates = number_rates<typename Types<T>::Acc>(number_of(problem.gamma), number_of(problem.trace));
-  params.inner = Divisor(static_cast<uint32_t>(problem.inner));
+  using Acc = typename Types<T>::Acc;
+  constexpr int64_t size = sizeof(T);
+  ReturnsChunksParams<Acc> params{problem, plan};
+  params.alike = true;
+  const auto set = [&](auto& lines, auto* data, const Strides& strides, int64_t bytes) {
+    using Byte = std::remove_pointer_t<decltype(lines.data)>;
+    lines.data = static_cast<Byte*>(data);
+    if (!data) return;
+    lines.line = static_cast<int>((problem.length > 1 ? strides.time : 0) * bytes);
+    lines.column = static_cast<int>((problem.inner > 1 ? strides.inner : 0) * bytes);
+    if (problem.outer > 1) lines.row = strides.outer * bytes - (plan.rows_apart ? 0 : lines.line * problem.length);
+    lines.apart = kChunkThreads / plan.sequences * lines.line;
+    params.padded = params.padded || lines.row != 0;
+    params.alike = params.alike && lines.line * size == params.rewards.line * bytes &&
+        lines.column * size == params.rewards.column * bytes && lines.row * size == params.rewards.row * bytes;
+  };
+  const auto input = [&](auto& lines, const ReturnsInput& from, int64_t bytes) {
+    set(lines, from.data, from.strides, bytes);
+  };
+  const auto flags = [&](auto& lines, const ReturnsInput& from, bool is_bool) {
+    input(lines, from, is_bool ? 1 : int64_t{sizeof(T)});
+  };
+  const auto rate = [&](auto& lines, const ReturnsDiscount& from) {
+    if (from.kind == GammaKind::kStep) input(lines, from.tensor, sizeof(Acc));
+  };
+  const auto output = [&](auto& lines, const ReturnsOutput& to) { set(lines, to.data, to.strides, sizeof(T)); };
+  input(params.rewards, problem.rewards, sizeof(T));
+  input(params.values, problem.values, sizeof(T));
+  input(params.next_values, problem.next_values, sizeof(T));
+  input(params.rhos, problem.rhos, sizeof(T));
+  flags(params.terminated, problem.terminated, problem.terminated_is_bool);
+  flags(params.truncated, problem.truncated, problem.truncated_is_bool);
+  rate(params.gamma, problem.gamma);
+  rate(params.trace, problem.trace);
+  output(params.advantages, problem.advantages);
+  output(params.targets, problem.targets);
+  output(params.pg_advantages, problem.pg_advantages);
+  params.rates = number_rates<Acc>(plan.rate_of(problem.gamma), plan.rate_of(problem.trace));
+  params.length = Divisor(static_cast<uint32_t>(problem.length));
   params.sequences = Divisor(static_cast<uint32_t>(plan.sequences));
-  params.own_rates = problem.gamma.kind == GammaKind::kRow || problem.trace.kind == GammaKind::kRow;
-  for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
-    if (output->data) params.results = output->strides;
-  const auto lie_as = [&](const Strides& like) {
-    return [&](const Strides& s) {
-      return (problem.length == 1 || s.time == like.time) && (problem.outer == 1 || s.outer == like.outer) &&
-          (problem.inner == 1 || s.inner == like.inner) &&
-          (plan.columns ? problem.inner == 1 || s.inner == 1 : s.time == 1);
-    };
-  };
-  const auto is_linear = [&](const Strides& s) {
-    return !plan.columns || (problem.outer == 1 && plan.sequences == problem.inner && s.time == problem.inner);
-  };
-  params.quads = all_inputs(problem, lie_as(problem.rewards.strides)) && all_outputs(problem, lie_as(params.results));
-  params.linear = params.quads && is_linear(problem.rewards.strides) && is_linear(params.results);
+  params.parts = Divisor(static_cast<uint32_t>(plan.parts));
+  while (1 << params.column_bits < plan.sequences) ++params.column_bits;
+  params.own_rates = has_row_rates(problem) && !plan.row_gates;
+  params.step_gamma =
+      problem.gamma.kind == GammaKind::kStep || (plan.row_gates && problem.gamma.kind == GammaKind::kRow);
+  params.step_trace =
+      problem.trace.kind == GammaKind::kStep || (plan.row_gates && problem.trace.kind == GammaKind::kRow);
+  params.line_places = plan.linear ? plan.sequences : 1;
+  params.row_places = static_cast<int>(problem.length) * params.line_places;
+  params.back = (plan.linear ? kChunkThreads : kChunkThreads / plan.sequences) % params.row_places;
   params.pieces = static_cast<Piece<double>*>(workspace);
   return params;
 }

@@ -25,25 +25,19 @@ __device__ __forceinline__ void scan_pieces(Piece<double>& piece, bool& begins) 
     }
   }
 }
-// The same where one power takes a carry over any part; `before`: parts before, in the sequence and the warp.
-__device__ __forceinline__ void scan_totals(Piece<double>& piece, bool& begins, double power, int before) {
+// The same of totals that powers over 1, 2, 4, ... of them take a carry over. `stops`: nothing is carried into a lane.
+// Whether a lane and those before it all have something carried into them.
+template <int kLanes>
+__device__ __forceinline__ bool scan_totals(double& total, bool stops, const double* powers) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  double reach = power;
-  piece.gates = power;
+  const uint32_t stopped = __ballot_sync(0xffffffffu, stops) & (0xffffffffu >> (31 - lane));
+  const int reach = stopped ? lane - 31 + __clz(static_cast<int>(stopped)) : lane;
 #pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const double total = shuffle_up(piece.total, d);
-    const int state = __shfl_up_sync(0xffffffffu, (piece.closed ? 2 : 0) | (begins ? 1 : 0), d);
-    if (lane >= d && !begins) {
-      if (!piece.closed) {
-        piece.total = fold(piece.total, reach, total);
-        piece.closed = state & 2;
-      }
-      begins = state & 1;
-    }
-    if (before & d) piece.gates = clamped_mul(piece.gates, reach);
-    reach = clamped_mul(reach, reach);
+  for (int k = 0; 1 << k < kLanes; ++k) {
+    const double before = shuffle_up(total, 1 << k);
+    if (1 << k <= reach) total = fold(total, powers[k], before);
   }
+  return stopped == 0;
 }
 
 }  // namespace dcs

@@ -5,79 +5,69 @@
 
 namespace dcs {
 
-// kGates: gates of steps may differ.
-template <typename T, bool kGates>
+// Lines count from a column's first one in memory; in the order of the scan the last one comes first. A tile's slots go
+// through memory from its end: slot 0 is the last column of its first line in that order. A thread has those that are
+// 256 apart.
+template <typename Acc>
 struct ReturnsPlaces {
-  using Acc = typename Types<T>::Acc;
-
-  // Of a slot: `row` of the walk, `step` in time.
-  struct Place {
-    int row, step;
-    bool is_there;
-  };
-
   const ReturnsChunksParams<Acc>& params;
   const ReturnsProblem& p = params.problem;
   const ReturnsPlan& plan = params.plan;
-  const int length = static_cast<int>(params.problem.length);
-  int64_t index;                       // of the walk
-  int chunk, begin, end;               // of the chunk's steps, in the order of the scan
-  int rows, first_outer, first_inner;  // of the walk
-  int first = 0, slots = 0;            // of the tile: steps before it, slots that are there if it is linear
+  int walk, chunk, begin, end;  // of the chunk's lines, in the order of the scan
+  int columns, first_column;    // of the walk
+  int first_row = 0;            // of its lines
   const bool has_own_values = p.values.data && !p.values_are_next;
-  const bool step_gamma = kGates && p.gamma.kind == GammaKind::kStep,
-             step_trace = kGates && p.trace.kind == GammaKind::kStep;
-  // Where the first slot of a linear tile is, in the inputs and the outputs.
-  int64_t input_at = 0, output_at = 0;
+  // Of the tile.
+  int first_line = 0;      // of slot 0
+  int there = 0;           // slots that are, in whole lines
+  bool is_even = false;    // the thread's slots are equally far apart in each tensor
+  bool has_lasts = false;  // some slots are the last step of a row
+  int row = 0;             // of an even tile's lines, where rows are padded
+  int in_row = 0;          // of the thread's first slot: how far its row goes before it
 
   // A walk has so many chunks in this launch.
   __device__ __forceinline__ ReturnsPlaces(const ReturnsChunksParams<Acc>& given, uint32_t chunks) : params(given) {
-    index = blockIdx.x / chunks;
-    chunk = static_cast<int>(blockIdx.x - index * chunks);
-    const int64_t first_row = index * plan.sequences;
-    rows = static_cast<int>(min(int64_t{plan.sequences}, p.outer * p.inner - first_row));
-    if (p.inner == 1) first_outer = static_cast<int>(first_row), first_inner = 0;
-    else if (p.outer == 1) first_outer = 0, first_inner = static_cast<int>(first_row);
-    else {
-      first_outer = static_cast<int>(first_row / p.inner);
-      first_inner = static_cast<int>(first_row - first_outer * p.inner);
-    }
+    walk = static_cast<int>(blockIdx.x / chunks);
+    chunk = static_cast<int>(blockIdx.x - static_cast<uint32_t>(walk) * chunks);
+    const int spans = static_cast<int>(plan.spans);
+    if (plan.rows_apart) first_row = walk / spans;
+    first_column = (walk - first_row * spans) * plan.sequences;
+    columns = min(plan.sequences, static_cast<int>(p.inner) - first_column);
     begin = chunk * static_cast<int>(plan.chunk_steps);
-    end = static_cast<int>(min((chunk + 1) * plan.chunk_steps, p.length));
+    end = static_cast<int>(min((chunk + 1) * plan.chunk_steps, plan.lines));
   }
 
-  __device__ __forceinline__ void begin_tile(int first_of_tile) {
-    first = first_of_tile;
-    if (!params.linear) return;
-    slots = min(plan.slots, (end - first) * plan.sequences);
-    const Place at = place_of(0);
-    input_at = offset(at, p.rewards.strides);
-    output_at = offset(at, params.results);
+  // From line `first` of the scan on.
+  __device__ __forceinline__ void begin_tile(int first) {
+    const int here = min(plan.tile_steps, end - first), length = static_cast<int>(p.length);
+    first_line = static_cast<int>(plan.lines) - 1 - first;
+    there = here * plan.sequences;
+    row = row_of_line(first_line);
+    const int step = first_line - row * length;
+    has_lasts = step == length - 1 || here > step + 1;
+    is_even = !params.padded || here <= step + 1;
+    if (!has_lasts) return;
+    in_row = (step + 1) * params.line_places - 1 -
+        (plan.linear ? static_cast<int>(threadIdx.x) : static_cast<int>(threadIdx.x) >> params.column_bits);
+    in_row %= params.row_places;
+    if (in_row < 0) in_row += params.row_places;
   }
-  // Slots go through memory from its end.
-  __device__ __forceinline__ int row_of(int sequence) const { return plan.sequences - 1 - sequence; }
-  __device__ __forceinline__ Place place_of(int slot) const {
-    const int line = static_cast<int>(params.sequences.of(static_cast<uint32_t>(slot))),
-              row = row_of(slot - line * plan.sequences), later = first + line;
-    return {row, length - 1 - later, row < rows && later < end && slot < plan.slots};
+  __device__ __forceinline__ int row_of_line(int line) const {
+    return p.outer == 1 || plan.rows_apart ? 0 : static_cast<int>(params.length.of(static_cast<uint32_t>(line)));
   }
-  // Whether four slots from this one on are there, and neighbors in memory, of a tile that is not linear.
-  __device__ __forceinline__ bool is_quad(const Place& at) const {
-    if (!params.quads || params.linear || !at.is_there) return false;
-    const uint32_t inner = static_cast<uint32_t>(first_inner + at.row);
-    return at.row >= 3 && inner - params.inner.of(inner) * params.inner.divisor >= 3;
+  __device__ __forceinline__ int column_of(int sequence) const { return plan.sequences - 1 - sequence; }
+  // Of a slot: how many lines it is from the tile's first one, and its column in the walk.
+  __device__ __forceinline__ int line_of_slot(int slot) const {
+    if (!plan.linear) return slot >> params.column_bits;
+    return plan.sequences == 1 ? slot : static_cast<int>(params.sequences.of(static_cast<uint32_t>(slot)));
   }
-  __device__ __forceinline__ int64_t offset(const Place& at, const Strides& strides) const {
-    const uint32_t row = static_cast<uint32_t>(first_inner + at.row), outer = params.inner.of(row),
-                   inner = row - outer * params.inner.divisor;
-    return int64_t{first_outer + static_cast<int>(outer)} * static_cast<int>(strides.outer) +
-        int64_t{static_cast<int>(inner)} * static_cast<int>(strides.inner) +
-        int64_t{at.step} * static_cast<int>(strides.time);
+  __device__ __forceinline__ int column_of_slot(int slot) const {
+    return column_of(slot - line_of_slot(slot) * plan.sequences);
   }
-  __device__ __forceinline__ int64_t row_at(int row, const Strides& strides) const {
-    return offset({row, 0, true}, strides);
+  // Where a row's own value is, with `strides` of no time.
+  __device__ __forceinline__ int64_t at_row(int of_row, int column, const Strides& strides) const {
+    return (first_row + of_row) * strides.outer + (p.inner == 1 ? 0 : (first_column + column) * strides.inner);
   }
-  __device__ __forceinline__ bool is_last(const Place& at) const { return at.step == length - 1; }
 };
 
 }  // namespace dcs

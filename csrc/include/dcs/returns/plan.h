@@ -7,95 +7,203 @@
 #include <optional>
 
 #include "dcs/limits.h"
-#include "dcs/returns/problem.h"
+#include "dcs/returns/forms.h"
 #include "dcs/scan/plan/powers.h"
 
 namespace dcs {
 
-// Threads of a block, of which some scan; steps of one of those, at most: a tile is in shared memory.
-constexpr int kChunkThreads = 256, kScanThreads = 128;
+// Threads of a block; steps that one of them scans, at most: a tile is in shared memory. But of rows that are one piece
+// of memory they are odd, so that neighboring parts are in different banks.
+constexpr int kChunkThreads = 256;
 constexpr int scan_steps(int64_t element_bytes) { return element_bytes > 4 ? 8 : 16; }
-constexpr int tile_slots(int64_t element_bytes) { return kScanThreads * scan_steps(element_bytes); }
+constexpr int column_steps(int64_t element_bytes) { return element_bytes > 4 ? 7 : 15; }
+constexpr int column_unit(int64_t element_bytes) { return element_bytes > 4 ? 7 : 5; }
+constexpr int tile_slots(int64_t element_bytes) { return kChunkThreads * scan_steps(element_bytes); }
 constexpr int kColumnsOfTile = 64;   // at most
 constexpr int kChunkBlocks = 8;      // a multiprocessor, over which time is spread
 constexpr int64_t kPieceBytes = 24;  // of a sequence in a chunk
 
-// Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an
-// H200 rows divided by time then take less time than those of one block each.
-constexpr int64_t kLeastDividedRow = 12000, kLeastDividedColumn = 1000;
-constexpr int64_t kDividedRowsPercent = 30, kDividedColumnsPercent = 400;
-
-// A walk is all steps of some neighboring rows, the sequences of a tile: of several columns, whose neighboring slots
-// are neighboring rows of one step, or of one row whose time is contiguous. Several blocks go through it, one after the
-// other in time: each has a chunk, whole tiles.
+// Lines are the steps of all rows of a column one after the other, `outer` times `length`, or where long rows have
+// rates of their own those of one row. A walk is all lines of some neighboring columns, the sequences of a tile.
+// Several blocks go through it, one after the other in time: each has a chunk, of whole rows or of whole tiles.
 struct ReturnsPlan {
-  bool columns;
-  int64_t walks;
+  bool linear;      // a tile is one piece of memory
+  bool rows_apart;  // a walk is in one row
+  bool row_gates;   // rates of rows are read for every step
+  int64_t spans, walks, lines;
   int sequences, parts;  // of a tile; threads of a sequence
-  int part_steps;        // 4, 8 or 16; of one row as many as a thread scans
+  int part_steps;        // of a thread
   int tile_steps, slots;
-  int64_t chunk_steps, chunks;  // of a walk
-  double part_power;            // of gamma * trace where they are numbers, over a part; those of steps count as 1
+  int64_t chunk_steps, chunks;   // of a walk
+  bool whole;                    // chunks begin and end where rows do
+  double powers[8], tile_power;  // of gamma * trace, where they are numbers, over 1, 2, 4, ... parts, and over a tile
 
-  int64_t workspace_bytes() const { return walks * chunks * sequences * kPieceBytes; }
+  // What a discount is besides the factors of steps.
+  double rate_of(const ReturnsDiscount& rate) const {
+    return rate.kind == GammaKind::kStep || (row_gates && rate.kind == GammaKind::kRow) ? 1.0 : rate.value;
+  }
+  // Rows without anything between them.
+  constexpr bool is_one_piece() const { return linear && sequences == 1; }
+  int64_t workspace_bytes() const { return whole ? 0 : walks * chunks * sequences * kPieceBytes; }
 };
 
-inline int steps_of_part(int64_t wanted, int64_t most) {
-  int64_t steps = 4;
-  while (steps < most && steps < wanted) steps *= 2;
-  return static_cast<int>(steps);
+inline bool has_row_rates(const ReturnsProblem& p) {
+  return p.gamma.kind == GammaKind::kRow || p.trace.kind == GammaKind::kRow;
 }
 
-// Of a discount: where it is one a step it is a factor of each.
-inline double number_of(const ReturnsDiscount& rate) { return rate.kind == GammaKind::kStep ? 1.0 : rate.value; }
+// The strides of all operands with a value for every step, and of the others.
+template <typename Problem, typename Visit>
+void each_step_strides(Problem& p, const Visit& visit) {
+  for (auto* input : {&p.rewards, &p.values, &p.next_values, &p.rhos, &p.terminated, &p.truncated})
+    if (input->data) visit(input->strides);
+  for (auto* rate : {&p.gamma, &p.trace})
+    if (rate->kind == GammaKind::kStep) visit(rate->tensor.strides);
+  for (auto* output : {&p.advantages, &p.targets, &p.pg_advantages})
+    if (output->data) visit(output->strides);
+}
+template <typename Problem, typename Visit>
+void each_row_strides(Problem& p, const Visit& visit) {
+  if (p.bootstrap_value.data) visit(p.bootstrap_value.strides);
+  for (auto* rate : {&p.gamma, &p.trace})
+    if (rate->kind == GammaKind::kRow) visit(rate->tensor.strides);
+}
 
-inline bool is_contiguous(const ReturnsProblem& p) { return p.length > 1 && p.rewards.strides.time == 1; }
+// Rows whose time is contiguous as one dimension, where their strides allow it.
+inline ReturnsProblem with_rows_together(const ReturnsProblem& p) {
+  if (p.length == 1 || p.rewards.strides.time != 1 || p.inner == 1) return p;
+  bool are_even = true;
+  const auto is_even = [&](const Strides& s) { are_even = are_even && (p.outer == 1 || s.outer == p.inner * s.inner); };
+  each_step_strides(p, is_even);
+  each_row_strides(p, is_even);
+  if (!are_even) return p;
+  ReturnsProblem together = p;
+  together.outer = p.outer * p.inner;
+  together.inner = 1;
+  const auto join = [](Strides& s) { s.outer = s.inner; };
+  each_step_strides(together, join);
+  each_row_strides(together, join);
+  return together;
+}
 
-inline ReturnsPlan plan_returns(const ReturnsProblem& p, int64_t multiprocessors) {
-  const int64_t bytes = p.dtype == ElementType::Double ? 8 : p.dtype == ElementType::Float ? 4 : 2;
-  const int64_t rows = p.rows(), steps = scan_steps(bytes);
-  ReturnsPlan plan{};
-  plan.columns = !is_contiguous(p);
-  plan.sequences = 1, plan.parts = kScanThreads, plan.part_steps = static_cast<int>(steps);
-  if (plan.columns) {
-    // Even spans of whole sectors.
-    const int64_t even = ceil_div(rows, ceil_div(rows, kColumnsOfTile));
-    plan.sequences =
-        static_cast<int>(rows <= kColumnsOfTile ? rows : std::min<int64_t>(kColumnsOfTile, ceil_div(even, 16) * 16));
-    plan.parts = static_cast<int>(std::min<int64_t>(kScanThreads / plan.sequences, ceil_div(p.length, steps)));
-    plan.part_steps = steps_of_part(ceil_div(p.length, plan.parts), steps);
+inline bool lies_linear(const ReturnsProblem& p) {
+  bool is_linear = p.inner <= kColumnsOfTile;
+  each_step_strides(p, [&](const Strides& s) {
+    is_linear = is_linear && (p.inner == 1 || s.inner == 1) && (p.length == 1 || s.time == p.inner) &&
+        (p.outer == 1 || s.outer == p.length * p.inner);
+  });
+  return is_linear;
+}
+
+// Sequences of tiles that are no pieces of memory, a power of two: those that leave the fewest without a column.
+inline int even_sequences(int64_t columns) {
+  int best = kColumnsOfTile;
+  const auto lanes = [&](int64_t sequences) { return ceil_div(columns, sequences) * sequences; };
+  for (int sequences = kColumnsOfTile / 2; sequences >= 1; sequences /= 2) {
+    // Fewer than 16 read less than a sector at a time.
+    const bool holds_all = columns <= sequences, is_better = sequences >= 16 && lanes(sequences) < lanes(best);
+    if (holds_all || is_better) best = sequences;
   }
-  plan.walks = ceil_div(rows, plan.sequences);
+  return best;
+}
+
+// Tiles of so many sequences.
+inline void set_tile(ReturnsPlan& plan, int64_t columns, int sequences, int64_t bytes) {
+  const int unit = column_unit(bytes);
+  plan.sequences = sequences;
+  plan.spans = ceil_div(columns, sequences);
+  plan.parts = kChunkThreads / sequences;
+  plan.part_steps = plan.is_one_piece() ? scan_steps(bytes)
+                                        : static_cast<int>(std::min<int64_t>(column_steps(bytes),
+                                              ceil_div(plan.lines, int64_t{plan.parts} * unit) * unit));
   plan.tile_steps = plan.parts * plan.part_steps;
   plan.slots = plan.tile_steps * plan.sequences;
-  const int64_t tiles = ceil_div(p.length, plan.tile_steps),
-                chunks = std::min(tiles, ceil_div(kChunkBlocks * multiprocessors, plan.walks));
-  plan.chunk_steps = ceil_div(tiles, chunks) * plan.tile_steps;
-  plan.chunks = ceil_div(p.length, plan.chunk_steps);
-  plan.part_power = bounded_power(number_of(p.gamma) * number_of(p.trace), plan.part_steps);
+}
+
+// Rates of so many steps at most are read for every step: their products are rounded to floats, and an error of 3e-8 in
+// each must not add up.
+constexpr int64_t kMostRowGates = 512;
+
+// `p`: with_rows_together(...).
+inline ReturnsPlan plan_returns(const ReturnsProblem& p, int64_t multiprocessors) {
+  const int64_t bytes = p.dtype == ElementType::Double ? 8 : p.dtype == ElementType::Float ? 4 : 2;
+  ReturnsPlan plan{};
+  plan.linear = lies_linear(p);
+  plan.row_gates = p.outer > 1 && has_row_rates(p) && p.length <= kMostRowGates;
+  plan.rows_apart = p.outer > 1 && has_row_rates(p) && !plan.row_gates;
+  plan.lines = plan.rows_apart ? p.length : p.outer * p.length;
+  const int64_t rows_apart = plan.rows_apart ? p.outer : 1;
+  set_tile(plan, p.inner, plan.linear ? static_cast<int>(p.inner) : even_sequences(p.inner), bytes);
+  // Narrower tiles where there are fewer than multiprocessors.
+  while (!plan.linear && plan.sequences > 16 &&
+      ceil_div(plan.lines, plan.tile_steps) * plan.spans * rows_apart < multiprocessors)
+    set_tile(plan, p.inner, plan.sequences / 2, bytes);
+  plan.walks = plan.spans * rows_apart;
+  // Rows are divided only where whole ones are too long for so many blocks.
+  const int64_t share =
+      std::max<int64_t>(plan.tile_steps, ceil_div(plan.lines * plan.walks, kChunkBlocks * multiprocessors));
+  plan.whole = p.length * 2 <= share * 3;
+  const int64_t chunk = ceil_div(share, plan.tile_steps) * plan.tile_steps;
+  plan.chunk_steps = plan.whole ? std::max<int64_t>(1, chunk / p.length) * p.length : chunk;
+  plan.chunks = ceil_div(plan.lines, plan.chunk_steps);
+  plan.whole = plan.whole || plan.chunks == 1;
+  const double carried = plan.rate_of(p.gamma) * plan.rate_of(p.trace);
+  plan.powers[0] = bounded_power(carried, plan.part_steps);
+  plan.tile_power = bounded_power(carried, plan.tile_steps);
+  for (int k = 1; k < 8; ++k) plan.powers[k] = bounded_power(plan.powers[k - 1], 2);
   return plan;
 }
 
 // Whether sizes and strides are 32-bit numbers, as the kernels count.
 inline bool counts_in_32_bits(const ReturnsProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  const auto fits = [](const Strides& s) { return std::max({s.outer, s.time, s.inner}) <= kMost; };
-  const auto operand_fits = [&](const auto& operand) { return !operand.data || fits(operand.strides); };
-  return std::max({p.outer, p.length, p.inner}) <= kMost && operand_fits(p.rewards) && operand_fits(p.values) &&
-      operand_fits(p.next_values) && operand_fits(p.bootstrap_value) && operand_fits(p.rhos) &&
-      operand_fits(p.terminated) && operand_fits(p.truncated) && operand_fits(p.gamma.tensor) &&
-      operand_fits(p.trace.tensor) && operand_fits(p.advantages) && operand_fits(p.targets) &&
-      operand_fits(p.pg_advantages);
+  bool fits = p.outer * p.length <= kMost && p.length * p.inner <= kMost && p.inner <= kMost;
+  const auto is_near = [&](const Strides& s) { fits = fits && s.time < kMost / 8 && s.inner < kMost / 8; };
+  each_step_strides(p, is_near);
+  return fits;
 }
 
-// Where rows are too few to fill the GPU by one block, or one warp of a block, each: then time is divided as well.
+// Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an
+// H200 they then take less time than by kernels that give each a warp or a block.
+constexpr int64_t kLeastDividedRow = 12000, kLeastDividedColumn = 300, kLeastSmallColumn = 1000;
+constexpr int64_t kDividedRowsPercent = 30, kDividedColumnsPercent = 800;
+// Rows of one behind the other that other kernels put into packs, which are aligned.
+constexpr int64_t kMostPackedSteps = 256;
+// Steps of a row that has tiles of its own.
+constexpr int64_t kLeastRowApart = 2000;
+// Lines of an odd number of columns, which other kernels read one by one in half precision.
+constexpr int64_t kFewestOddLines = 15;
+// Fewer elements are read in less time than a block's phases take.
+constexpr int64_t kFewestChunkElements = 1 << 18;
+
+// All rows of all tensors begin at whole vectors.
+inline bool rows_are_aligned(const ReturnsProblem& p) {
+  const int64_t bytes = p.dtype == ElementType::Double ? 8 : p.dtype == ElementType::Float ? 4 : 2;
+  bool are_aligned = reinterpret_cast<uintptr_t>(p.rewards.data) % 16 == 0;
+  each_step_strides(p, [&](const Strides& s) {
+    are_aligned =
+        are_aligned && (p.outer == 1 || s.outer * bytes % 16 == 0) && (p.inner == 1 || s.inner * bytes % 16 == 0);
+  });
+  return are_aligned;
+}
+
+// Where they take less time than the kernels that are made for aligned tensors of common forms, each row or column in
+// one block. `p`: with_rows_together(...).
 inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t multiprocessors) {
-  const bool rows = is_contiguous(p);
-  if (p.steps || p.length < (rows ? kLeastDividedRow : kLeastDividedColumn)) return std::nullopt;
-  if (p.rows() * 100 > multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent)) return std::nullopt;
-  if (!counts_in_32_bits(p)) return std::nullopt;
-  const ReturnsPlan plan = plan_returns(p, multiprocessors);
-  return plan.chunks > 1 ? std::optional<ReturnsPlan>(plan) : std::nullopt;
+  if (p.steps || !counts_in_32_bits(p)) return std::nullopt;
+  if (p.outer > 1 && has_row_rates(p) && p.length > kMostRowGates && p.length < kLeastRowApart) return std::nullopt;
+  const bool rows = p.length > 1 && p.rewards.strides.time == 1, is_large = p.rows() * p.length >= kFewestChunkElements;
+  const bool are_few = p.rows() * 100 <= multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent);
+  bool takes = are_few && p.length >= (rows ? kLeastDividedRow : is_large ? kLeastDividedColumn : kLeastSmallColumn);
+  const bool is_common = form_of(p) != kAnyForm;
+  if (is_large && rows) {
+    const bool has_factors = p.rhos.data || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
+    if (p.length <= kMostPackedSteps && lies_linear(p)) takes = takes || !is_common;
+    else takes = takes || !rows_are_aligned(p) || (!is_common && !has_factors);
+  } else if (is_large && !is_common && !p.rhos.data) {
+    const bool are_odd_halves = (p.dtype == ElementType::Half || p.dtype == ElementType::BFloat16) && p.inner % 2 != 0;
+    takes = takes || lies_linear(p) || (are_odd_halves && p.outer * p.length >= kFewestOddLines);
+  }
+  return takes ? std::optional<ReturnsPlan>(plan_returns(p, multiprocessors)) : std::nullopt;
 }
 
 }  // namespace dcs

@@ -1,0 +1,34 @@
+// The operands that kernels of the temporal difference scan are made for. Host code without CUDA or torch types.
+#pragma once
+
+#include "dcs/returns/problem.h"
+
+namespace dcs {
+
+// Those of the common calls are known to the compiler: gamma and the trace are numbers there, flags are bool, and
+// policy-gradient advantages come with ratios alone. kAnyForm asks for everything as it runs: three times the
+// instructions a step.
+enum ReturnsForm { kWithValues = 1, kWithNext = 2, kWithRhos = 4, kAnyForm = 8, kValuesAreNext = 16 };
+constexpr int kAdvantages = kWithValues, kRatios = kWithValues | kWithRhos,
+              kMixed = kWithNext;  // gae, vtrace, td_lambda_returns
+constexpr int kAdvantagesNext = kAdvantages | kWithNext, kRatiosNext = kRatios | kWithNext;  // with torchrl's values
+constexpr int kMixedShifted = kWithValues | kValuesAreNext;  // td_lambda_returns with bootstrap_value
+
+// Whether forms beside kAdvantages are worth their code for a type.
+constexpr bool has_common_forms(ElementType dtype) {
+  return dtype == ElementType::Float || dtype == ElementType::BFloat16;
+}
+
+inline int form_of(const ReturnsProblem& p) {
+  const int given = (p.values.data ? kWithValues : 0) | (p.next_values.data ? kWithNext : 0) |
+      (p.rhos.data ? kWithRhos : 0) | (p.values_are_next ? kValuesAreNext : 0);
+  const bool any = p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber || !p.terminated_is_bool ||
+      !p.truncated_is_bool || (p.pg_advantages.data && !p.rhos.data);
+  const bool is_known = given == kAdvantages ||
+      (has_common_forms(p.dtype) &&
+          (given == kRatios || given == kMixed || given == kMixedShifted || given == kAdvantagesNext ||
+              given == kRatiosNext));
+  return any || !is_known ? kAnyForm : given;
+}
+
+}  // namespace dcs
