@@ -48,6 +48,12 @@ def _vtrace(x: Operands, **bootstrap: Tensor) -> Any:
     )  # fmt: skip
 
 
+def _n_step(x: Operands, *values: Tensor, n: int = 3, **bootstrap: Tensor) -> Any:
+    return returns.n_step_returns(
+        x["rewards"], *values, n=n, gamma=x["gamma"], lambda_=x["trace"], **bootstrap, **x["ends"]
+    )
+
+
 # name: (function of operands, what it is linear in)
 FUNCTIONS: dict[str, tuple[Callable[[Operands], Any], tuple[str, ...]]] = {
     "discounted": (
@@ -69,6 +75,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Operands], Any], tuple[str, ...]]] = {
         lambda x: _td_lambda(x, x["values"], bootstrap_value=x["bootstrap_value"]),
         ("rewards", "values", "bootstrap_value"),
     ),
+    "n_step, next values": (
+        lambda x: _n_step(x, next_values=x["next_values"]), ("rewards", "next_values"),
+    ),
+    "n_step, bootstrap value": (
+        lambda x: _n_step(x, x["values"], bootstrap_value=x["bootstrap_value"]),
+        ("rewards", "values", "bootstrap_value"),
+    ),
+    "n_step, n = 1": (lambda x: _n_step(x, n=1, next_values=x["next_values"]), ("rewards", "next_values")),
+    "n_step, all steps": (lambda x: _n_step(x, n=9, next_values=x["next_values"]), ("rewards", "next_values")),
     "vtrace, next values": (
         lambda x: _vtrace(x, next_values=x["next_values"]), ("rewards", "values", "next_values"),
     ),
@@ -92,7 +107,8 @@ def as_tuple(results: Any) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(device: str, name: str, rates: str) -> None:
     function, leaves = of_leaves(name, make_operands(device, rates))
-    assert all("ReturnsFunction" in type(result.grad_fn).__name__ for result in as_tuple(function(*leaves)))
+    names = {type(result.grad_fn).__name__ for result in as_tuple(function(*leaves))}
+    assert names == {"NStepFunctionBackward" if name.startswith("n_step") else "ReturnsFunctionBackward"}
     assert gradcheck(function, leaves)
     assert gradgradcheck(function, leaves)
 

@@ -1,4 +1,4 @@
-"""The node of a temporal difference scan in autograd's graph where only what it is linear in has a gradient.
+"""The nodes of returns in autograd's graph where only what they are linear in has a gradient.
 
 Rewards, values, next values and the bootstrap value are what eager programs differentiate through. Then the forward
 stays one kernel and the backward is one scan the other way and a few pointwise operations, which are differentiable
@@ -12,6 +12,9 @@ With u the gradients of the results and e_t 0 where nothing is carried to step t
     rewards   : b_t
     values    : u(target)_t - b_t
     v'        : gamma_t·b_t, 0 where v' is not read; without own values (gamma_t - c_t·e_t)·b_t
+
+Returns over n steps are a scan of differences over a window, plus the values of the steps' own states (formulas.py):
+there s is the scan of u(target) over the window the other way, and the own state's value has u(target)_t - s_t.
 """
 
 from __future__ import annotations
@@ -22,23 +25,26 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...reference.returns import TemporalDifferenceCall
+from ...reference.returns import NStepCall, TemporalDifferenceCall
 from ...reference.scan import ScanCall
 from .._common.autocast import widened
 from .._common.autograd import Node, is_plain_call
 from ..scan.derivatives import adjoint
-from .formulas import as_bool, discounts_of, either, or_last, step_before
+from .formulas import Discounts, as_bool, discounts_of, either, filled, next_step, or_last, step_before
 
 _OPERANDS = ("rewards", "values", "next_values", "bootstrap_value")
 _FIELDS = TemporalDifferenceCall._fields
 _LINEAR = tuple(_FIELDS.index(name) for name in _OPERANDS)
+_N_STEP_LINEAR = tuple(NStepCall._fields.index(name) for name in _OPERANDS)
+_Call = TemporalDifferenceCall | NStepCall
 _Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def takes(call: TemporalDifferenceCall) -> bool:
-    """Whether `ReturnsFunction` may record this call, which autograd has something to record of."""
+def takes(call: _Call) -> bool:
+    """Whether the nodes below may record this call, which autograd has something to record of."""
     operands = (getattr(call, name) for name in _OPERANDS)
-    if any(map(_requires_grad, (call.gamma, call.trace, call.rhos))) or not any(map(_requires_grad, operands)):
+    factors = (call.gamma, call.trace, getattr(call, "rhos", None))
+    if any(map(_requires_grad, factors)) or not any(map(_requires_grad, operands)):
         return False
     return is_plain_call(*call)
 
@@ -64,7 +70,28 @@ class _Gradients(NamedTuple):
     after: Tensor
 
 
-def _shapes(call: TemporalDifferenceCall) -> _Operands:
+class _Steps(NamedTuple):
+    """Where nothing is carried to a step, where v' counts as 0 (None: nowhere), and the discounts."""
+
+    ends: Tensor | None
+    lacks_after: Tensor | None
+    discounts: Discounts
+
+
+def _steps(call: _Call, like: Tensor, has_next: bool) -> _Steps:
+    terminates = None if call.terminated is None else as_bool(call.terminated)
+    truncates = None if call.truncated is None else as_bool(call.truncated)
+    ends = either(terminates, truncates)
+    return _Steps(ends, terminates if has_next else ends, discounts_of(call, like))
+
+
+def _adjoint(grad: Tensor, gate: float | Tensor, ends: Tensor | None, dim: int, window: int | None = None) -> Tensor:
+    """Of a scan from the last step back."""
+    rates, number = (gate, 1.0) if isinstance(gate, Tensor) else (None, gate)
+    return adjoint(grad, ScanCall(rates, number, dim, True, False, None, ends, window))
+
+
+def _shapes(call: _Call) -> _Operands:
     def of(tensor: Tensor | None) -> torch.Size | None:
         return None if tensor is None else tensor.shape
 
@@ -104,36 +131,61 @@ class ReturnsFunction(Node):
         return tuple(found)
 
 
+class NStepFunction(Node):
+    """The same for returns over n steps."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        call = NStepCall(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            targets: Tensor = _registry.n_step_returns(*call)
+        ctx.save_for_backward(call.terminated, call.truncated, call.gamma, call.trace)
+        ctx.operands = _shapes(call)
+        ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
+        return targets
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        found: list[Any] = [None] * len(NStepCall._fields)
+        terminated, truncated, gamma, trace = ctx.saved_tensors
+        call = NStepCall(*ctx.args)._replace(terminated=terminated, truncated=truncated, gamma=gamma, trace=trace)
+        gradients = _n_step_gradients(call, widened(grad), ctx.operands)
+        for index, gradient in zip(_N_STEP_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
+            if gradient is not None and ctx.needs_input_grad[index]:
+                found[index] = gradient.to(ctx.dtype)
+        return tuple(found)
+
+
 def _gradients(call: TemporalDifferenceCall, grads: _Grads, has_own_values: bool, has_next: bool) -> _Gradients:
     of_advantages, of_targets, of_pg = grads
     dim = call.dim
-    terminates = None if call.terminated is None else as_bool(call.terminated)
-    truncates = None if call.truncated is None else as_bool(call.truncated)
-    ends = either(terminates, truncates)
-    lacks_after = terminates if has_next else ends
     like = next(grad for grad in grads if grad is not None)
-    discounts = discounts_of(call, like)
+    ends, lacks_after, discounts = _steps(call, like, has_next)
     rho = None if call.rhos is None else widened(call.rhos)
-    gate = discounts.gate if rho is None else discounts.product * rho.clamp(max=call.clip_c)
     direct = _sum(of_advantages, of_targets)
     policy = of_pg if of_pg is None or rho is None else rho.clamp(max=call.clip_pg) * of_pg
     if policy is not None:
-        carried = discounts.product * policy
-        direct = _sum(direct, step_before(carried if ends is None else carried.masked_fill(ends, 0.0), dim))
+        direct = _sum(direct, step_before(filled(discounts.product * policy, ends), dim))
     assert direct is not None
-    number = gate if isinstance(gate, float) else 1.0
-    rates = None if isinstance(gate, float) else gate
-    s = adjoint(direct, ScanCall(rates, number, dim, True, False, None, ends, None))
+    s = _adjoint(direct, discounts.gate if rho is None else discounts.product * rho.clamp(max=call.clip_c), ends, dim)
     if not has_own_values:
         cuts = or_last(ends, like, dim)
         after = torch.where(cuts, discounts.gamma * s, (discounts.gamma - discounts.product) * s)
-        return _Gradients(s, None, after if lacks_after is None else after.masked_fill(lacks_after, 0.0))
+        return _Gradients(s, None, filled(after, lacks_after))
     base = _sum(s if rho is None else rho.clamp(max=call.clip_rho) * s, policy)
     assert base is not None
-    after = discounts.gamma * base
-    if lacks_after is not None:
-        after = after.masked_fill(lacks_after, 0.0)
-    return _Gradients(base, -base if of_targets is None else of_targets - base, after)
+    own = -base if of_targets is None else of_targets - base
+    return _Gradients(base, own, filled(discounts.gamma * base, lacks_after))
+
+
+def _n_step_gradients(call: NStepCall, grad: Tensor, shapes: _Operands) -> _Gradients:
+    ends, lacks_after, discounts = _steps(call, grad, shapes.next_values is not None)
+    s = _adjoint(grad, discounts.gate, ends, call.dim, call.n)
+    own, after = grad - s, filled(discounts.gamma * s, lacks_after)
+    if shapes.values is not None:
+        return _Gradients(s, own, after)
+    # A state is the next one of the step before.
+    return _Gradients(s, None, after + filled(next_step(own, call.dim), ends))
 
 
 def _of_operands(gradients: _Gradients, dim: int, shapes: _Operands) -> tuple[Tensor | None, ...]:

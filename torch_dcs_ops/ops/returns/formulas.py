@@ -21,7 +21,7 @@ Rate = float | Tensor
 _Call = TemporalDifferenceCall | NStepCall
 
 
-class _Discounts(NamedTuple):
+class Discounts(NamedTuple):
     """gamma and lambda, and their product, for use beside rewards and for a scan."""
 
     gamma: Rate  # rewards' dtype, broadcasts against rewards
@@ -39,7 +39,7 @@ class _Steps(NamedTuple):
     gamma: Rate
 
     def difference(self) -> Tensor:
-        return self.r + self.gamma * _filled(self.after, self.lacks_after) - self.v
+        return self.r + self.gamma * filled(self.after, self.lacks_after) - self.v
 
     def next_step(self, dim: int) -> _Steps:
         r, v, after, lacks_after, gamma = self
@@ -92,7 +92,7 @@ def n_step_formulas(call: NStepCall) -> Tensor:
     discounts = discounts_of(call, r)
     if v is None:
         # A state is the next one of the step before. An episode's first state is no next one, and its value cancels.
-        v = step_before(_filled(after, ends), dim)
+        v = step_before(filled(after, ends), dim)
     delta = _Steps(r, v, after, lacks_after, discounts.gamma).difference()
     targets: Tensor = discounted_cumsum(delta, discounts.gate, dim=dim, reset=ends, window=call.n) + v
     return targets.to(call.rewards.dtype)
@@ -164,12 +164,12 @@ def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first if second is None else second if first is None else first | second
 
 
-def _filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
+def filled(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return tensor if mask is None else tensor.masked_fill(mask, 0.0)
 
 
 def _carried(
-    next_delta: Tensor, next_ratio: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+    next_delta: Tensor, next_ratio: Tensor | None, ends: Tensor | None, discounts: Discounts, dim: int
 ) -> Tensor:
     """What is carried to a step, ``gamma_t·lambda_t·A_{t+1}`` or 0, as a recurrence of its own.
 
@@ -181,7 +181,7 @@ def _carried(
 
 
 def _lambda_returns(
-    r: Tensor, after: Tensor, lacks_after: Tensor | None, ends: Tensor | None, discounts: _Discounts, dim: int
+    r: Tensor, after: Tensor, lacks_after: Tensor | None, ends: Tensor | None, discounts: Discounts, dim: int
 ) -> Tensor:
     product = (torch.ones_like(r) * discounts.product).masked_fill(or_last(ends, r, dim), 0.0)
     weight = discounts.gamma - product
@@ -192,18 +192,18 @@ def _lambda_returns(
     return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
 
 
-def discounts_of(call: _Call, r: Tensor) -> _Discounts:
+def discounts_of(call: _Call, r: Tensor) -> Discounts:
     gamma, gamma_value, trace, trace_value, dim = call.gamma, call.gamma_value, call.trace, call.trace_value, call.dim
     if gamma is None and trace is None:
         product = gamma_value * trace_value
-        return _Discounts(gamma_value, product, product)
+        return Discounts(gamma_value, product, product)
     first = gamma_value if gamma is None else _rate(r, gamma, dim)
     second = trace_value if trace is None else _rate(r, trace, dim)
     ndim = r.dim()
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dim() != second.dim():
         first, second = align_gates(first, ndim, dim), align_gates(second, ndim, dim)
     gate = first * second
-    return _Discounts(_beside_rewards(first, r, dim), _beside_rewards(gate, r, dim), gate)
+    return Discounts(_beside_rewards(first, r, dim), _beside_rewards(gate, r, dim), gate)
 
 
 def _rate(r: Tensor, rate: Tensor, dim: int) -> Tensor:

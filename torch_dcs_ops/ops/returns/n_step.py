@@ -15,9 +15,10 @@ from ... import _registry
 from ...reference import returns as reference
 from ...reference.returns import NStepCall
 from .._common import autocast, flops
-from .._common.autograd import below, tracked
+from .._common.autograd import any_requires_grad, apply, below, tracked
 from .._common.triton import TRITON_KEYS, launchers
 from .._common.vmap import BATCHED
+from .autograd import NStepFunction, takes
 from .formulas import n_step_formulas
 from .temporal_difference import batched
 from .validate import check_n, check_returns
@@ -51,6 +52,11 @@ def _fake(*args: Any) -> Tensor:
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Tensor:
+    if any_requires_grad(*args):
+        call = _checked(args)
+        if takes(call):
+            recorded: Tensor = apply(NStepFunction, *call)
+            return recorded
     if tracked(*args):
         return n_step_formulas(_checked(args))
     targets: Tensor = below(_op, keyset, *args)
