@@ -326,3 +326,31 @@ def test_a_forward_wrapped_afterwards_stays() -> None:
         assert not has_own_loss(model)
     assert has_own_loss(model)
     assert calls == [model, model]
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_predictions_and_token_accuracy(name: str, backend: str | None) -> None:
+    model = build(name).train()
+    tokens = batch()
+    with torch.no_grad():
+        wanted = model(**tokens).logits.argmax(-1)
+    labels = tokens["labels"]
+    labels[:, 1::2] = wanted[:, :-1:2].where(labels[:, 1::2] != -100, labels[:, 1::2])  # predictions that are right
+    following = shifted(labels)
+    counts = following != -100
+    with fused_loss(model, predictions=True) as fused:
+        assert fused.predictions is None
+        assert fused.token_accuracy is None
+        called = model if backend is None else torch.compile(model, backend=backend)
+        called(**tokens).loss.backward()
+        assert fused.predictions is not None
+        assert torch.equal(fused.predictions[counts], wanted[counts])
+        accuracy = (wanted == following)[counts].double().mean()
+        assert 0.3 < accuracy < 0.8
+        assert fused.token_accuracy is not None
+        torch.testing.assert_close(fused.token_accuracy.double(), accuracy, rtol=1e-6, atol=0)
+    with fused_loss(model) as fused:
+        model(**tokens)
+        assert fused.predictions is None
+        assert fused.token_accuracy is None

@@ -12,11 +12,26 @@ from ...ops.linear_cross_entropy.loss import linear_cross_entropy
 from .head import linear_of, with_operands
 
 
+class Seen:
+    """The last loss's predictions and targets, where they are asked for."""
+
+    def __init__(self) -> None:
+        self.predictions: Tensor | None = None
+        self.is_right: Tensor | None = None  # of the targets that count
+        self.counts: Tensor | None = None
+
+    def see(self, predictions: Tensor, target: Tensor, ignore_index: int) -> None:
+        self.predictions = predictions.detach().view(target.shape)
+        self.counts = target != ignore_index
+        self.is_right = (self.predictions == target) & self.counts
+
+
 class Settings(NamedTuple):
     """What `fused_loss` was asked for."""
 
     options: dict[str, Any]  # of linear_cross_entropy
     in_eval: bool  # whether there are logits while the model does not train
+    seen: Seen | None = None
 
 
 class Logits:
@@ -107,7 +122,7 @@ class Logits:
                 softcap = float(argument)
             elif name == "plus":
                 addend = argument.reshape(-1) / scale if addend is None else addend + argument.reshape(-1) / scale
-        options = self._settings.options
+        options, seen = self._settings.options, self._settings.seen
 
         def loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             if addend is not None:
@@ -115,10 +130,14 @@ class Logits:
                 bias = added if bias is None else bias + added
             if bias is not None:
                 bias = bias.to(hidden.dtype)
-            result: Tensor = linear_cross_entropy(
-                hidden.flatten(0, -2), weight, target.to(hidden.device).flatten(), linear_bias=bias,
-                softcap=softcap, logit_scale=scale, **{**options, **keywords},
-            )  # fmt: skip
+            own = target.to(hidden.device)
+            operands = (hidden.flatten(0, -2), weight, own.flatten())
+            given = {"linear_bias": bias, "softcap": softcap, "logit_scale": scale, **options, **keywords}
+            if seen is None:
+                result: Tensor = linear_cross_entropy(*operands, **given)
+            else:
+                result, predictions = linear_cross_entropy(*operands, return_predictions=True, **given)
+                seen.see(predictions, own, keywords.get("ignore_index", -100))
             return result
 
         return with_operands(self._head, self._hidden, loss)

@@ -15,7 +15,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
 from .expressions import Helpers, Refused
 from .head import linear_of, why_not
-from .logits import Logits, Settings, causal_loss, criterion, cross_entropy, masked_loss
+from .logits import Logits, Seen, Settings, causal_loss, criterion, cross_entropy, masked_loss
 from .rewrite import rewritten
 
 _LOSSES: dict[Any, Callable[..., Any]] = {ForCausalLMLoss: causal_loss, ForMaskedLMLoss: masked_loss}
@@ -26,9 +26,25 @@ _LOGITS = ("eval", "never")
 class FusedLoss:
     """What `fused_loss` did to `model`; `restore()`, or the end of a `with` block, undoes it."""
 
-    def __init__(self, model: nn.Module, switch: dict[str, bool]) -> None:
+    def __init__(self, model: nn.Module, switch: dict[str, bool], seen: Seen | None = None) -> None:
         self.model = model
         self._switch = switch
+        self._seen = seen
+
+    @property
+    def predictions(self) -> torch.Tensor | None:
+        """The most likely token after each position, of the last loss: int64, of its labels' shape, shifted as those.
+
+        None before the first loss, and without `predictions=True`.
+        """
+        return None if self._seen is None else self._seen.predictions
+
+    @property
+    def token_accuracy(self) -> torch.Tensor | None:
+        """The share of the last loss's labels that are its predictions, 0-dimensional; nan where none counts."""
+        if self._seen is None or self._seen.is_right is None or self._seen.counts is None:
+            return None
+        return self._seen.is_right.sum() / self._seen.counts.sum()
 
     def restore(self) -> None:
         """Gives the model its own forward back; a second call does nothing.
@@ -58,6 +74,7 @@ def fused_loss(
     grad_filter_eps: float | None = None,
     memory_budget: int | None = None,
     accumulate_dtype: torch.dtype | None = None,
+    predictions: bool = False,
 ) -> FusedLoss:
     """From here on `model(input_ids, labels=labels).loss` is computed without the logits, eager or compiled.
 
@@ -78,6 +95,8 @@ def fused_loss(
         label_smoothing, z_loss, grad_filter_eps, memory_budget, accumulate_dtype: as in
             :func:`torch_dcs_ops.linear_cross_entropy`. The defaults give the model's own loss and exact gradients.
             `label_smoothing` is the loss that Trainer's `label_smoothing_factor` makes of logits.
+        predictions: whether the handle has `predictions` and `token_accuracy` of the last loss, found chunk by chunk
+            without the logits. Of a model with several losses they are of the one that it computes last.
 
     Returns:
         A handle with `restore()`, which can also be used in a `with` statement.
@@ -105,7 +124,8 @@ def fused_loss(
     }
     model = _unwrapped(model)
     _check_model(model)
-    settings = Settings(options, logits == "eval")
+    seen = Seen() if predictions else None
+    settings = Settings(options, logits == "eval", seen)
     fused = _fused_forward(model, settings)
 
     original: Callable[..., Any] = type(model).forward
@@ -125,7 +145,7 @@ def fused_loss(
     forward._fused_loss = switch  # type: ignore[attr-defined]
     # A bound method: copy.deepcopy binds it to the copy, and Accelerate's wrapper takes its __func__.
     model.forward = MethodType(forward, model)
-    return FusedLoss(model, switch)
+    return FusedLoss(model, switch, seen)
 
 
 def _unwrapped(model: Any) -> Any:
