@@ -174,6 +174,43 @@ def test_no_steps_and_no_rows(device: str) -> None:
         assert rewards.grad.shape == shape
 
 
+def test_no_steps_leave_a_bootstrap_value_without_weight(device: str) -> None:
+    rewards, last = torch.zeros(0, 3, device=device), torch.ones(3, device=device, requires_grad=True)
+    advantages, _ = returns.gae(rewards, rewards, bootstrap_value=last, terminated=None)
+    advantages.sum().backward()
+    assert last.grad is not None
+    assert not last.grad.any()
+
+
+@pytest.mark.parametrize("name", ["gae, next values", "gae, bootstrap value", "n_step, bootstrap value"])
+def test_flags_may_change_after_the_forward(device: str, name: str) -> None:
+    """Rollout buffers are filled again; flags that are numbers, or two of them, are not read by the backward."""
+
+    def gradients(changes: bool) -> tuple[Tensor, ...]:
+        x = make_operands(device, "number")
+        kept = {flag: value.to(torch.float64) for flag, value in x["ends"].items()}
+        x["ends"] = kept
+        function, leaves = of_leaves(name, x)
+        total = sum(result.pow(2).sum() for result in as_tuple(function(*leaves)))
+        for flag in kept.values():
+            if changes:
+                flag.zero_()
+        return torch.autograd.grad(total, leaves)  # type: ignore[arg-type]
+
+    for found, wanted in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["gae, next values", "vtrace, next values", "n_step, bootstrap value"])
+def test_flags_ratios_and_discounts_of_inference_mode(device: str, name: str) -> None:
+    x = make_operands(device, "step")
+    with torch.inference_mode():
+        x["ends"] = {flag: value.clone() for flag, value in x["ends"].items()}
+        x |= {factor: x[factor].clone() for factor in ("rhos", "gamma", "trace")}
+    function, leaves = of_leaves(name, x)
+    assert gradcheck(function, leaves)
+
+
 def test_what_is_kept_for_a_backward(device: str) -> None:
     """Flags; nothing of the operands' size in their dtype."""
     kept: list[Tensor] = []

@@ -78,11 +78,17 @@ class _Steps(NamedTuple):
     discounts: Discounts
 
 
-def _steps(call: _Call, like: Tensor, has_next: bool) -> _Steps:
+def _masks(call: _Call) -> tuple[Tensor | None, Tensor | None]:
+    """The masks of _Steps. They are made in the forward, so that flags may change after it."""
     terminates = None if call.terminated is None else as_bool(call.terminated)
     truncates = None if call.truncated is None else as_bool(call.truncated)
     ends = either(terminates, truncates)
-    return _Steps(ends, terminates if has_next else ends, discounts_of(call, like))
+    return ends, terminates if call.next_values is not None else ends
+
+
+def _kept(*tensors: Tensor | None) -> list[Tensor | None]:
+    """What a node may save: tensors of inference mode are copied."""
+    return [tensor.clone() if tensor is not None and tensor.is_inference() else tensor for tensor in tensors]
 
 
 def _adjoint(grad: Tensor, gate: float | Tensor, ends: Tensor | None, dim: int, window: int | None = None) -> Tensor:
@@ -99,7 +105,7 @@ def _shapes(call: _Call) -> _Operands:
 
 
 class ReturnsFunction(Node):
-    """Saves flags, discounts and ratios, and no operand that the results are linear in."""
+    """Saves masks, discounts and ratios, and no operand that the results are linear in."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +115,7 @@ class ReturnsFunction(Node):
         needs = (call.need_advantages, call.need_targets, call.need_pg)
         ctx.mark_non_differentiable(*(result for result, need in zip(results, needs, strict=True) if not need))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(call.terminated, call.truncated, call.gamma, call.trace, call.rhos)
+        ctx.save_for_backward(*_kept(*_masks(call), call.gamma, call.trace, call.rhos))
         ctx.operands, ctx.has_own_values = _shapes(call), call.has_own_values
         ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
         return results
@@ -119,12 +125,12 @@ class ReturnsFunction(Node):
         found: list[Any] = [None] * len(_FIELDS)
         if all(grad is None for grad in grads):
             return tuple(found)
-        terminated, truncated, gamma, trace, rhos = ctx.saved_tensors
-        call = TemporalDifferenceCall(*ctx.args)._replace(
-            terminated=terminated, truncated=truncated, gamma=gamma, trace=trace, rhos=rhos
-        )
+        ends, lacks_after, gamma, trace, rhos = ctx.saved_tensors
+        call = TemporalDifferenceCall(*ctx.args)._replace(gamma=gamma, trace=trace, rhos=rhos)
         widths = (widened(grads[0]), widened(grads[1]), widened(grads[2]))
-        gradients = _gradients(call, widths, ctx.has_own_values, ctx.operands.next_values is not None)
+        like = next(grad for grad in widths if grad is not None)
+        steps = _Steps(ends, lacks_after, discounts_of(call, like))
+        gradients = _gradients(call, widths, steps, ctx.has_own_values)
         for index, gradient in zip(_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
             if gradient is not None and ctx.needs_input_grad[index]:
                 found[index] = gradient.to(ctx.dtype)
@@ -139,7 +145,7 @@ class NStepFunction(Node):
         call = NStepCall(*args)
         with torch._C._AutoDispatchBelowAutograd():
             targets: Tensor = _registry.n_step_returns(*call)
-        ctx.save_for_backward(call.terminated, call.truncated, call.gamma, call.trace)
+        ctx.save_for_backward(*_kept(*_masks(call), call.gamma, call.trace))
         ctx.operands = _shapes(call)
         ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
         return targets
@@ -147,20 +153,19 @@ class NStepFunction(Node):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         found: list[Any] = [None] * len(NStepCall._fields)
-        terminated, truncated, gamma, trace = ctx.saved_tensors
-        call = NStepCall(*ctx.args)._replace(terminated=terminated, truncated=truncated, gamma=gamma, trace=trace)
-        gradients = _n_step_gradients(call, widened(grad), ctx.operands)
+        ends, lacks_after, gamma, trace = ctx.saved_tensors
+        call, grad = NStepCall(*ctx.args)._replace(gamma=gamma, trace=trace), widened(grad)
+        gradients = _n_step_gradients(call, grad, _Steps(ends, lacks_after, discounts_of(call, grad)), ctx.operands)
         for index, gradient in zip(_N_STEP_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
             if gradient is not None and ctx.needs_input_grad[index]:
                 found[index] = gradient.to(ctx.dtype)
         return tuple(found)
 
 
-def _gradients(call: TemporalDifferenceCall, grads: _Grads, has_own_values: bool, has_next: bool) -> _Gradients:
+def _gradients(call: TemporalDifferenceCall, grads: _Grads, steps: _Steps, has_own_values: bool) -> _Gradients:
     of_advantages, of_targets, of_pg = grads
+    ends, lacks_after, discounts = steps
     dim = call.dim
-    like = next(grad for grad in grads if grad is not None)
-    ends, lacks_after, discounts = _steps(call, like, has_next)
     rho = None if call.rhos is None else widened(call.rhos)
     direct = _sum(of_advantages, of_targets)
     policy = of_pg if of_pg is None or rho is None else rho.clamp(max=call.clip_pg) * of_pg
@@ -169,7 +174,7 @@ def _gradients(call: TemporalDifferenceCall, grads: _Grads, has_own_values: bool
     assert direct is not None
     s = _adjoint(direct, discounts.gate if rho is None else discounts.product * rho.clamp(max=call.clip_c), ends, dim)
     if not has_own_values:
-        cuts = or_last(ends, like, dim)
+        cuts = or_last(ends, s, dim)
         after = torch.where(cuts, discounts.gamma * s, (discounts.gamma - discounts.product) * s)
         return _Gradients(s, None, filled(after, lacks_after))
     base = _sum(s if rho is None else rho.clamp(max=call.clip_rho) * s, policy)
@@ -178,8 +183,8 @@ def _gradients(call: TemporalDifferenceCall, grads: _Grads, has_own_values: bool
     return _Gradients(base, own, filled(discounts.gamma * base, lacks_after))
 
 
-def _n_step_gradients(call: NStepCall, grad: Tensor, shapes: _Operands) -> _Gradients:
-    ends, lacks_after, discounts = _steps(call, grad, shapes.next_values is not None)
+def _n_step_gradients(call: NStepCall, grad: Tensor, steps: _Steps, shapes: _Operands) -> _Gradients:
+    ends, lacks_after, discounts = steps
     s = _adjoint(grad, discounts.gate, ends, call.dim, call.n)
     own, after = grad - s, filled(discounts.gamma * s, lacks_after)
     if shapes.values is not None:
@@ -193,8 +198,10 @@ def _of_operands(gradients: _Gradients, dim: int, shapes: _Operands) -> tuple[Te
     if shapes.next_values is not None:
         return rewards, own, after, None
     values = own if shapes.values is None else _sum(own, step_before(after, dim))
-    if shapes.bootstrap_value is None or after.size(dim) == 0:
+    if shapes.bootstrap_value is None:
         return rewards, values, None, None
+    if after.size(dim) == 0:
+        return rewards, values, None, after.new_zeros(shapes.bootstrap_value)
     return rewards, values, None, after.select(dim, after.size(dim) - 1).sum_to_size(shapes.bootstrap_value)
 
 

@@ -162,6 +162,16 @@ inline bool counts_in_32_bits(const ReturnsProblem& p) {
   return fits;
 }
 
+// Whether 256 slots of a tile are less than 2^31 bytes apart in every tensor, as the kernels count.
+inline bool slots_are_near(const ReturnsProblem& p, const ReturnsPlan& plan) {
+  const int64_t lines = kChunkThreads / plan.sequences;
+  bool are_near = true;
+  each_step_strides(p, [&](const Strides& s) {
+    are_near = are_near && (p.length == 1 || s.time <= ((int64_t{1} << 31) - 1) / (8 * lines));
+  });
+  return are_near;
+}
+
 // Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an
 // H200 they then take less time than by kernels that give each a warp or a block.
 constexpr int64_t kLeastDividedRow = 12000, kLeastDividedColumn = 300, kLeastSmallColumn = 1000;
@@ -203,7 +213,9 @@ inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t m
     const bool are_odd_halves = (p.dtype == ElementType::Half || p.dtype == ElementType::BFloat16) && p.inner % 2 != 0;
     takes = takes || lies_linear(p) || (are_odd_halves && p.outer * p.length >= kFewestOddLines);
   }
-  return takes ? std::optional<ReturnsPlan>(plan_returns(p, multiprocessors)) : std::nullopt;
+  if (!takes) return std::nullopt;
+  const ReturnsPlan plan = plan_returns(p, multiprocessors);
+  return slots_are_near(p, plan) ? std::optional<ReturnsPlan>(plan) : std::nullopt;
 }
 
 }  // namespace dcs
