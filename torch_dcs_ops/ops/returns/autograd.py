@@ -30,12 +30,9 @@ from ...reference.scan import ScanCall
 from .._common.autocast import widened
 from .._common.autograd import Node, is_plain_call
 from ..scan.derivatives import adjoint
-from .formulas import Discounts, as_bool, discounts_of, either, filled, next_step, or_last, step_before
+from .formulas import Discounts, discounts_of, filled, masks_of, next_step, or_last, step_before
 
 _OPERANDS = ("rewards", "values", "next_values", "bootstrap_value")
-_FIELDS = TemporalDifferenceCall._fields
-_LINEAR = tuple(_FIELDS.index(name) for name in _OPERANDS)
-_N_STEP_LINEAR = tuple(NStepCall._fields.index(name) for name in _OPERANDS)
 _Call = TemporalDifferenceCall | NStepCall
 _Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -71,19 +68,11 @@ class _Gradients(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Where nothing is carried to a step, where v' counts as 0 (None: nowhere), and the discounts."""
+    """The masks, made in the forward so that flags may change after it, and the discounts."""
 
     ends: Tensor | None
     lacks_after: Tensor | None
     discounts: Discounts
-
-
-def _masks(call: _Call) -> tuple[Tensor | None, Tensor | None]:
-    """The masks of _Steps. They are made in the forward, so that flags may change after it."""
-    terminates = None if call.terminated is None else as_bool(call.terminated)
-    truncates = None if call.truncated is None else as_bool(call.truncated)
-    ends = either(terminates, truncates)
-    return ends, terminates if call.next_values is not None else ends
 
 
 def _kept(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -115,26 +104,22 @@ class ReturnsFunction(Node):
         needs = (call.need_advantages, call.need_targets, call.need_pg)
         ctx.mark_non_differentiable(*(result for result, need in zip(results, needs, strict=True) if not need))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*_kept(*_masks(call), call.gamma, call.trace, call.rhos))
+        ctx.save_for_backward(*_kept(*masks_of(call), call.gamma, call.trace, call.rhos))
         ctx.operands, ctx.has_own_values = _shapes(call), call.has_own_values
         ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        found: list[Any] = [None] * len(_FIELDS)
         if all(grad is None for grad in grads):
-            return tuple(found)
+            return (None,) * len(TemporalDifferenceCall._fields)
         ends, lacks_after, gamma, trace, rhos = ctx.saved_tensors
         call = TemporalDifferenceCall(*ctx.args)._replace(gamma=gamma, trace=trace, rhos=rhos)
         widths = (widened(grads[0]), widened(grads[1]), widened(grads[2]))
         like = next(grad for grad in widths if grad is not None)
         steps = _Steps(ends, lacks_after, discounts_of(call, like))
         gradients = _gradients(call, widths, steps, ctx.has_own_values)
-        for index, gradient in zip(_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
-            if gradient is not None and ctx.needs_input_grad[index]:
-                found[index] = gradient.to(ctx.dtype)
-        return tuple(found)
+        return _of_arguments(ctx, gradients, call)
 
 
 class NStepFunction(Node):
@@ -145,21 +130,17 @@ class NStepFunction(Node):
         call = NStepCall(*args)
         with torch._C._AutoDispatchBelowAutograd():
             targets: Tensor = _registry.n_step_returns(*call)
-        ctx.save_for_backward(*_kept(*_masks(call), call.gamma, call.trace))
+        ctx.save_for_backward(*_kept(*masks_of(call), call.gamma, call.trace))
         ctx.operands = _shapes(call)
         ctx.args, ctx.dtype = [None if isinstance(arg, Tensor) else arg for arg in args], call.rewards.dtype
         return targets
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        found: list[Any] = [None] * len(NStepCall._fields)
         ends, lacks_after, gamma, trace = ctx.saved_tensors
         call, grad = NStepCall(*ctx.args)._replace(gamma=gamma, trace=trace), widened(grad)
         gradients = _n_step_gradients(call, grad, _Steps(ends, lacks_after, discounts_of(call, grad)), ctx.operands)
-        for index, gradient in zip(_N_STEP_LINEAR, _of_operands(gradients, call.dim, ctx.operands), strict=True):
-            if gradient is not None and ctx.needs_input_grad[index]:
-                found[index] = gradient.to(ctx.dtype)
-        return tuple(found)
+        return _of_arguments(ctx, gradients, call)
 
 
 def _gradients(call: TemporalDifferenceCall, grads: _Grads, steps: _Steps, has_own_values: bool) -> _Gradients:
@@ -191,6 +172,15 @@ def _n_step_gradients(call: NStepCall, grad: Tensor, steps: _Steps, shapes: _Ope
         return _Gradients(s, own, after)
     # A state is the next one of the step before.
     return _Gradients(s, None, after + filled(next_step(own, call.dim), ends))
+
+
+def _of_arguments(ctx: Any, gradients: _Gradients, call: _Call) -> tuple[Tensor | None, ...]:
+    found: list[Tensor | None] = [None] * len(call)
+    for name, gradient in zip(_OPERANDS, _of_operands(gradients, call.dim, ctx.operands), strict=True):
+        index = call._fields.index(name)
+        if gradient is not None and ctx.needs_input_grad[index]:
+            found[index] = gradient.to(ctx.dtype)
+    return tuple(found)
 
 
 def _of_operands(gradients: _Gradients, dim: int, shapes: _Operands) -> tuple[Tensor | None, ...]:

@@ -152,12 +152,16 @@ def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
 def _ends(call: _Call, r: Tensor, v: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Where v' counts as 0, where an episode ends (None: nowhere), and v'. r and v are those of the call, widened."""
     after, last = widened(call.next_values), widened(call.bootstrap_value)
+    ends, lacks_after = masks_of(call)
+    return lacks_after, ends, next_values_of(r, v, last, call.dim) if after is None else after
+
+
+def masks_of(call: _Call) -> tuple[Tensor | None, Tensor | None]:
+    """Where an episode ends, and where v' counts as 0 (None: nowhere)."""
     terminates = None if call.terminated is None else as_bool(call.terminated)
     truncates = None if call.truncated is None else as_bool(call.truncated)
     ends = either(terminates, truncates)
-    if after is not None:
-        return terminates, ends, after
-    return ends, ends, next_values_of(r, v, last, call.dim)
+    return ends, ends if call.next_values is None else terminates
 
 
 def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
