@@ -155,15 +155,11 @@ struct ReturnsChunk {
 
   // Scanning.
 
-  __device__ __forceinline__ bool is_cut(int slot) const {
-    const uint32_t bit = static_cast<uint32_t>(slot);
-    return memory.cuts[bit / 32] >> bit % 32 & 1;
-  }
   __device__ __forceinline__ int place_of_step(int i) const {
     return is_one ? static_cast<int>(threadIdx.x) * (kSteps + Memory::kPadding) + i
                   : (part * plan.part_steps + i) * plan.sequences + sequence;
   }
-  // visit(step, its place) for all of the thread's steps, and back what it returns where kPut.
+  // visit(step, what it adds, its gate) for all of the thread's steps; where kPut its result takes their place.
   template <bool kPut, typename Visit>
   __device__ __forceinline__ void each_step(const Visit& visit) const {
     const int first = place_of_step(0);
@@ -306,6 +302,7 @@ struct ReturnsChunk {
     }
     return closed != 0;
   }
+
   // The thread's steps, from what enters them.
   __device__ __forceinline__ void apply() const {
     if (!scans) return;

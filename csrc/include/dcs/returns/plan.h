@@ -9,11 +9,12 @@
 #include "dcs/limits.h"
 #include "dcs/returns/forms.h"
 #include "dcs/scan/plan/powers.h"
+#include "dcs/scan/plan/traits.h"
 
 namespace dcs {
 
-// Threads of a block; steps that one of them scans, at most: a tile is in shared memory. But of rows that are one piece
-// of memory they are odd, so that neighboring parts are in different banks.
+// Threads of a block; steps that one of them scans, at most: a tile is in shared memory. Except in rows that are one
+// piece of memory they are odd, so that neighboring parts are in different banks.
 constexpr int kChunkThreads = 256;
 constexpr int scan_steps(int64_t element_bytes) { return element_bytes > 4 ? 8 : 16; }
 constexpr int column_steps(int64_t element_bytes) { return element_bytes > 4 ? 7 : 15; }
@@ -68,9 +69,11 @@ void each_row_strides(Problem& p, const Visit& visit) {
     if (rate->kind == GammaKind::kRow) visit(rate->tensor.strides);
 }
 
+inline bool is_contiguous(const ReturnsProblem& p) { return p.length > 1 && p.rewards.strides.time == 1; }
+
 // Rows whose time is contiguous as one dimension, where their strides allow it.
 inline ReturnsProblem with_rows_together(const ReturnsProblem& p) {
-  if (p.length == 1 || p.rewards.strides.time != 1 || p.inner == 1) return p;
+  if (!is_contiguous(p) || p.inner == 1) return p;
   bool are_even = true;
   const auto is_even = [&](const Strides& s) { are_even = are_even && (p.outer == 1 || s.outer == p.inner * s.inner); };
   each_step_strides(p, is_even);
@@ -125,7 +128,7 @@ constexpr int64_t kMostRowGates = 512;
 
 // `p`: with_rows_together(...).
 inline ReturnsPlan plan_returns(const ReturnsProblem& p, int64_t multiprocessors) {
-  const int64_t bytes = p.dtype == ElementType::Double ? 8 : p.dtype == ElementType::Float ? 4 : 2;
+  const int64_t bytes = bytes_of(p.dtype);
   ReturnsPlan plan{};
   plan.linear = lies_linear(p);
   plan.row_gates = p.outer > 1 && has_row_rates(p) && p.length <= kMostRowGates;
@@ -187,7 +190,7 @@ constexpr int64_t kFewestChunkElements = 1 << 18;
 
 // All rows of all tensors begin at whole vectors.
 inline bool rows_are_aligned(const ReturnsProblem& p) {
-  const int64_t bytes = p.dtype == ElementType::Double ? 8 : p.dtype == ElementType::Float ? 4 : 2;
+  const int64_t bytes = bytes_of(p.dtype);
   bool are_aligned = reinterpret_cast<uintptr_t>(p.rewards.data) % 16 == 0;
   each_step_strides(p, [&](const Strides& s) {
     are_aligned =
@@ -201,7 +204,7 @@ inline bool rows_are_aligned(const ReturnsProblem& p) {
 inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t multiprocessors) {
   if (p.steps || !counts_in_32_bits(p)) return std::nullopt;
   if (p.outer > 1 && has_row_rates(p) && p.length > kMostRowGates && p.length < kLeastRowApart) return std::nullopt;
-  const bool rows = p.length > 1 && p.rewards.strides.time == 1, is_large = p.rows() * p.length >= kFewestChunkElements;
+  const bool rows = is_contiguous(p), is_large = p.rows() * p.length >= kFewestChunkElements;
   const bool are_few = p.rows() * 100 <= multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent);
   bool takes = are_few && p.length >= (rows ? kLeastDividedRow : is_large ? kLeastDividedColumn : kLeastSmallColumn);
   const bool is_common = form_of(p) != kAnyForm;
