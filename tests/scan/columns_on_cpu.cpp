@@ -20,7 +20,7 @@ struct Case {
   double gamma;
   bool reset, initial, reverse, shifted, backward;
   Lie lies[5];  // of the input, the output, the gates, the saved output, the resets
-  int multiprocessors;
+  int multiprocessors, cluster;
   unsigned seed;
 };
 
@@ -98,7 +98,7 @@ class Trial {
   // False where something is wrong.
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
-    const DeviceLimits device{c.multiprocessors, 227 << 10, 16};
+    const DeviceLimits device{c.multiprocessors, 227 << 10, c.cluster};
     walk = plan_walk_columns(p, device);
     if (!walk) held = plan_held_columns(p, device);
     p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
@@ -146,17 +146,18 @@ class Trial {
     if (held) {
       std::vector<Word> words(static_cast<size_t>(held->workspace_bytes / 16) + 1, Word{7, 7});
       const HeldColumnsParams params{p, *held, words.data(), 0x123456789abcdef0};
-      return emulation::launch(
-          held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed, [&] {
-            const auto run = [&](auto flat) {
-              if constexpr (sizeof(T) == 2) {
-                if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
-              }
-              held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
-            };
-            if (held->flat) run(std::true_type{});
-            else run(std::false_type{});
-          });
+      const auto kernel = [&] {
+        const auto run = [&](auto flat) {
+          if constexpr (sizeof(T) == 2) {
+            if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
+          }
+          held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
+        };
+        if (held->flat) run(std::true_type{});
+        else run(std::false_type{});
+      };
+      return emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed,
+          kernel, held->cluster ? static_cast<int>(held->tiles) : 1);
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -181,9 +182,10 @@ class Trial {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, kind %d, reset %d, initial %d, reverse %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
-    printf("shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, span %d, parts %d of %d steps, tiles %ld\n",
-        c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs, held ? held->span : 0,
-        held ? held->parts : 0, held ? held->part_steps : 0, held ? held->tiles : 0);
+    printf(
+        "shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, cluster %d, span %d, parts %d of %d steps, tiles %ld\n",
+        c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs, held && held->cluster,
+        held ? held->span : 0, held ? held->parts : 0, held ? held->part_steps : 0, held ? held->tiles : 0);
     return false;
   }
 
@@ -256,6 +258,7 @@ Case draw(std::mt19937& random) {
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
   c.multiprocessors = static_cast<int>(form == 5 ? 132 : up_to(6));
+  c.cluster = one_in(2) ? 16 : 0;
   c.seed = random();
   return c;
 }

@@ -89,7 +89,7 @@ class ReturnsLaunch {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
-          launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads,
+          launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, 0,
               stream_, short_rows_call());
         });
         return cudaGetLastError();
@@ -203,7 +203,7 @@ class ReturnsLaunch {
     call.clip_pg = static_cast<Acc>(p_.clip_pg);
     const int64_t warps = ceil_div(p_.length, kSmallWarpSteps);
     launch_dependent(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1,
-        ceil_div(p_.rows(), kSmallColumns), 32 * warps, stream_, call);
+        ceil_div(p_.rows(), kSmallColumns), 32 * warps, 0, stream_, call);
   }
 
   ReturnsSmallCall<Acc> short_rows_call() const {

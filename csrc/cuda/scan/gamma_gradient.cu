@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const T* values, int64_
 template <typename T>
 void launch(const Tensor& values, const Tensor& totals, const Device& device, cudaStream_t stream) {
   const int64_t count = values.numel();
-  launch_dependent(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, stream,
+  launch_dependent(total_kernel<T>, device.cluster > 1, totals.numel(), kThreads, 0, stream,
       static_cast<const T*>(values.const_data_ptr()), count, static_cast<T*>(totals.mutable_data_ptr()));
 }
 

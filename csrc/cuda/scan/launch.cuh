@@ -49,7 +49,7 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
     cudaLaunchKernelEx(&config, kernel, params);
     return;
   }
-  kernel<<<static_cast<unsigned>(blocks), 32 * plan.warps, shared, stream>>>(params);
+  launch_dependent(kernel, plan.dependent, blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, params);
 }
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts>
@@ -59,7 +59,7 @@ void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream
 }
 
 template <typename T, bool kBackward>
-void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
+void launch_short_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   ShortRowsParams params{};
   params.problem = problem;
   params.rows = problem.rows();
@@ -68,14 +68,14 @@ void launch_short_rows(const ScanProblem& problem, cudaStream_t stream) {
   int reach = 1;  // the farthest shuffle
   while (reach < params.span) reach *= 2;
   params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
-  const auto blocks = static_cast<unsigned>(
-      ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32)));
+  const int64_t blocks =
+      ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32));
   const bool each = !has_one_gamma(problem);
   const auto kernel = each
       ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
       : problem.reverse ? short_rows_kernel<T, false, kBackward, true>
                         : short_rows_kernel<T, false, kBackward, false>;
-  kernel<<<blocks, kShortThreads, 0, stream>>>(params);
+  launch_dependent(kernel, plan.dependent, blocks, kShortThreads, 0, stream, params);
 }
 
 template <typename T, bool kBackward>
@@ -87,7 +87,7 @@ void launch_whole_rows(const ScanProblem& problem, const AlignedPlan& plan, cuda
     const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()>
                                         : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
     const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
-    kernel<<<static_cast<unsigned>(blocks), alone() ? kShortThreads : 32 * plan.warps, 0, stream>>>(params);
+    launch_dependent(kernel, plan.dependent, blocks, alone() ? kShortThreads : 32 * plan.warps, 0, stream, params);
   };
   if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
   else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
@@ -149,11 +149,10 @@ void launch_walk(const ScanProblem& problem, const AlignedPlan& plan, cudaStream
     static_assert(kStages * kStageBytes <= 48 << 10);
     const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
     // Few steps leave most of the stages unused.
-    const auto shared =
-        static_cast<size_t>(std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes);
+    const int64_t shared = std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes;
     const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages>
                                         : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
-    kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32, shared, stream>>>(params);
+    launch_dependent(kernel, plan.dependent, problem.outer * params.blocks, 32, shared, stream, params);
   };
   if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
   else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
@@ -170,15 +169,14 @@ void launch_few_columns(const ScanProblem& problem, const AlignedPlan& plan, cud
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   allow_shared(kernel, shared, plan.most_shared);
-  kernel<<<static_cast<unsigned>(problem.outer * params.blocks), 32 * plan.warps, shared, stream>>>(params);
+  launch_dependent(kernel, plan.dependent, problem.outer * params.blocks, 32 * plan.warps, shared, stream, params);
 }
 
 template <typename T, bool kStep, bool kBackward>
 void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const auto launch_over = [&](auto columns, auto lanes, auto count) {
-    const auto blocks = static_cast<unsigned>(ceil_div(problem.rows(), lanes() * columns()));
-    columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>
-        <<<blocks, lanes() * plan.warps, 0, stream>>>(problem);
+    launch_dependent(columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>, plan.dependent,
+        ceil_div(problem.rows(), lanes() * columns()), lanes() * plan.warps, 0, stream, problem);
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
@@ -251,11 +249,11 @@ void launch_composed_window(
 }
 
 template <typename T>
-void launch_thread_rows(const ScanProblem& problem, cudaStream_t stream) {
+void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const Gate<float> gate = split_gamma(problem.gamma_value);
   const int rows = static_cast<int>(problem.rows());
   const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
-  kernel<<<static_cast<unsigned>(ceil_div(rows, 32)), 32, 0, stream>>>(static_cast<const T*>(problem.input),
+  launch_dependent(kernel, plan.dependent, ceil_div(rows, 32), 32, 0, stream, static_cast<const T*>(problem.input),
       static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
       static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
 }
@@ -275,10 +273,10 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
   constexpr bool kHalf = sizeof(T) == 2;
   switch (plan.kernel) {
     case AlignedKernel::kThreadRows:
-      if constexpr (!kBackward) launch_thread_rows<T>(problem, stream);
+      if constexpr (!kBackward) launch_thread_rows<T>(problem, plan, stream);
       break;
     case AlignedKernel::kPackedRows:
-      if constexpr (!kStep) launch_short_rows<T, kBackward>(problem, stream);
+      if constexpr (!kStep) launch_short_rows<T, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kWarpRows:
       if constexpr (!kStep) launch_whole_rows<T, kBackward>(problem, plan, stream);

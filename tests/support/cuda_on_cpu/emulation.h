@@ -62,6 +62,7 @@ struct Fiber {
   unsigned id;
   bool done = false;
   std::string waits_for;
+  unsigned cluster_generation = 0;  // at its last arrival
   std::vector<char> stack;
   std::deque<std::vector<Copy>> groups;  // of copies that the thread itself waits for; the last one is still open
   std::deque<Copy> stores;               // to global memory, whose source must stay until they have read it
@@ -73,8 +74,17 @@ struct Warp {
   uint32_t generation = 0;
 };
 
+// Blocks that run together, by rank; what `anchor` has in each tells where the others have their shared memory.
+struct Cluster {
+  std::vector<std::atomic<char*>> anchors;
+  std::atomic<unsigned> arrived{0}, generation{0};
+  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)) {}
+};
+inline thread_local char anchor;
+
 struct Block {
   unsigned index, threads, blocks;
+  Cluster* cluster;
   unsigned char* shared;
   ucontext_t scheduler;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -213,16 +223,20 @@ inline bool run_block(Block& of, double seconds) {
   return true;
 }
 
-// A launch. `together`: the blocks run at the same time, else one after the other.
+// A launch. `together`: the blocks run at the same time, else one after the other; `cluster`: blocks of a cluster.
 inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool together, unsigned seed,
-    const std::function<void()>& kernel) {
+    const std::function<void()>& kernel, int cluster = 1) {
   std::atomic<bool> is_done{true};
+  std::deque<Cluster> clusters;
+  for (int64_t i = 0; i < blocks; i += cluster) clusters.emplace_back(cluster);
   const auto run = [&](unsigned index) {
     Block mine{};
     block = &mine;
     mine.index = index;
     mine.threads = static_cast<unsigned>(threads);
     mine.blocks = static_cast<unsigned>(blocks);
+    mine.cluster = &clusters[index / static_cast<unsigned>(cluster)];
+    mine.cluster->anchors[index % static_cast<unsigned>(cluster)] = &anchor;
     mine.random.seed(seed * 7919 + index);
     std::vector<unsigned char> memory(static_cast<size_t>(shared_bytes) + 128, 0xff);
     mine.shared = memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128;

@@ -32,7 +32,17 @@ __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, d
 #endif
 }
 
-// The same without an order of memory: remote stores can be made from here on.
+// What block `rank` has at the place of `local` in shared memory.
+template <typename T>
+__device__ __forceinline__ const T& in_cluster(const T& local, uint32_t rank) {
+  const T* remote = &local;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(&local), "r"(rank));
+#endif
+  return *remote;
+}
+
+// Arrives without an order of memory: remote stores can be made from here on.
 __device__ __forceinline__ void arrive_in_cluster_relaxed() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -11,11 +11,11 @@ namespace dcs {
 // Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its
 // results (`can_wait`).
 template <typename Kernel, typename... Arguments>
-void launch_dependent(
-    Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, int64_t shared,
+    cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute early = programmatic_serialization();
-  const cudaLaunchConfig_t config = launch_config(blocks, threads, 0, stream, &early, can_wait ? 1 : 0);
-  cudaLaunchKernelEx(&config, kernel, arguments...);
+  const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &early, can_wait ? 1 : 0);
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 // Waits until the launches before this one have ended and their results can be read. Launched by programmatic dependent
@@ -32,6 +32,12 @@ __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// At a kernel's start: the launch after this one may begin, and those before it have ended.
+__device__ __forceinline__ void overlap_launches() {
+  launch_dependents();
+  griddepcontrol_wait();
 }
 
 }  // namespace dcs

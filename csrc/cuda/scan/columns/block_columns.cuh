@@ -3,6 +3,7 @@
 // time, and the block walks along time with the carry. It asks nothing of addresses and pitches.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 #include "dcs/scan/plan/tuning.h"
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
   using Word = Vector<T, kColumns>;
   constexpr int kWarps = kMaxStretches<kColumns, kLanes, !kBackward>;
   // What follows calls the lanes of a stretch a warp.
+  overlap_launches();
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;
   const int warps = blockDim.x / kLanes;

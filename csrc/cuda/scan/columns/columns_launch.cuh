@@ -11,11 +11,13 @@ namespace dcs {
 
 template <typename T, bool kStep, bool kBackward>
 cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
-  const cudaLaunchConfig_t config = launch_config(plan.blocks, kColumnThreads, 0, stream, nullptr, 0);
+  const auto launch = [&](auto kernel) {
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+  };
   if constexpr (sizeof(T) == 2) {
-    if (plan.pairs) return cudaLaunchKernelEx(&config, walk_columns_kernel<T, kStep, kBackward, 2>, problem);
+    if (plan.pairs) return launch(walk_columns_kernel<T, kStep, kBackward, 2>);
   }
-  return cudaLaunchKernelEx(&config, walk_columns_kernel<T, kStep, kBackward, 1>, problem);
+  return launch(walk_columns_kernel<T, kStep, kBackward, 1>);
 }
 
 template <typename T, bool kStep, bool kBackward>
@@ -39,8 +41,12 @@ cudaError_t launch_held_columns(
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostFlatBytes);
     if (error != cudaSuccess) return error;
   }
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (plan.dependent) attributes[count++] = programmatic_serialization();
+  if (plan.cluster) attributes[count++] = in_clusters_of(plan.tiles);
   const cudaLaunchConfig_t config =
-      launch_config(plan.walks * plan.tiles, kColumnThreads, plan.shared_bytes, stream, nullptr, 0);
+      launch_config(plan.walks * plan.tiles, kColumnThreads, plan.shared_bytes, stream, attributes, count);
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 

@@ -5,6 +5,7 @@
 // memory in whole vectors; elsewhere neighboring lanes read neighboring cells, whatever their alignment.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/known_address.cuh"
 #include "common/vector.cuh"
 #include "scan/columns/column_values.cuh"
@@ -71,8 +72,13 @@ struct HeldColumns {
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
     const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
-    tile = walks == 1 ? blockIdx.x : blockIdx.x / walks;
-    walk = blockIdx.x - tile * walks;
+    if (t.cluster) {
+      walk = walks == 1 ? 0 : blockIdx.x / static_cast<uint32_t>(t.tiles);
+      tile = blockIdx.x - walk * static_cast<uint32_t>(t.tiles);
+    } else {
+      tile = walks == 1 ? blockIdx.x : blockIdx.x / walks;
+      walk = blockIdx.x - tile * walks;
+    }
     outer = static_cast<int>(kFlat || spans == 1 ? walk : walk / spans);
     first_column = kFlat ? 0 : static_cast<int>(walk - outer * spans) * t.span * kUnit;
     find_steps();
@@ -309,6 +315,7 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   using Wide = typename Held::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];
   __shared__ CarryExchange<Wide, kStep, kUnit> exchange;
+  overlap_launches();
   Held held(params);
   const TileMemory memory(params, columns_shared);
   const auto copy = [&] {
@@ -333,6 +340,7 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   else held.template finish<false, true>(memory, y, sums);
   if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
+  carries.leave();
 }
 
 }  // namespace dcs

@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/named_barrier.cuh"
 #include "dcs/scan/plan/aligned.h"
@@ -50,6 +51,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
                                                     // be on its way; floats would take too many
   using Word = Vector<T, kColumns>;
   const ScanProblem& p = params.problem;
+  overlap_launches();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int sub = lane % kLanes, stretch = warp * kTogether + lane / kLanes, stretches = warps * kTogether;
   // Totals of this round and of the one before, then each warp's steps.

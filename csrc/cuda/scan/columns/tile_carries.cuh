@@ -4,9 +4,10 @@
 // again. `fan` lanes take a cell: one has some of its parts, the word of a tile before in the group, and that of a
 // group before, or what entered the group of groups. They fold by shuffles, always in the same tree. Blocks begin in
 // the order of their tiles, and a tile's total needs its own elements only, so every total that is waited for will
-// come.
+// come. Where the tiles of a walk are one cluster of blocks they read each other's totals in shared memory instead.
 #pragma once
 
+#include "common/ptx/cluster.cuh"
 #include "scan/carry/piece_words.cuh"
 #include "scan/columns/column_values.cuh"
 #include "scan/columns/columns_params.cuh"
@@ -96,7 +97,13 @@ struct TileCarries {
     const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether, columns = width * kUnit;
     if (__any_sync(0xffffffffu, column < columns))
       fold_columns(min(column, columns - kTogether), column < columns, block);
+    else if (t.cluster) meet_cluster();
+    if (t.cluster) arrive_in_cluster_relaxed();  // nothing is read from here on (`leave`)
     __syncthreads();
+  }
+  // A block of a cluster stays until the others have read what it leaves them.
+  __device__ __forceinline__ void leave() const {
+    if (t.cluster) wait_for_cluster();
   }
 
   // The parts' sums (`put`): `take` gets that of a column.
@@ -201,11 +208,16 @@ struct TileCarries {
       if (!wanted) pieces[u] = identity<Wide>();
   }
 
+  static __device__ __forceinline__ void meet_cluster() {
+    arrive_in_cluster();
+    wait_for_cluster();
+  }
+
   // The share of some neighboring columns in the exchange. The last lane folds all of it.
   __device__ __forceinline__ void fold_columns(int column, bool exists, const ColumnPlace& block) const {
     const int back = fan - lane;
     const uint32_t group = tile >> t.fan_bits, above = group >> t.fan_bits;
-    const bool is_last = back == 1 && exists, publishes = is_last && tile + 1 < t.tiles;
+    const bool is_last = back == 1 && exists, publishes = is_last && tile + 1 < t.tiles && !t.cluster;
     const bool ends_group = before + 1 == fan, ends_above = ends_group && groups_before + 1 == fan;
     // What entered the group of groups is the first of its groups' pieces.
     const bool wants_tile = back <= before, wants_above = above > 0 && back == groups_before + 1,
@@ -222,8 +234,12 @@ struct TileCarries {
       if (is_last) shared.tiles[column + u] = far[u];
     }
     if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
-    of_lane_tile.load_if(wants_tile, words()[of_tile]);
-    of_lane_group.load_if(wants_group, words()[of_group]);
+    if (t.cluster) {
+      meet_cluster();
+    } else {
+      of_lane_tile.load_if(wants_tile, words()[of_tile]);
+      of_lane_group.load_if(wants_group, words()[of_group]);
+    }
     // Until the carry is known its place has the power over the tiles before in the group.
     if constexpr (!kStep) {
 #pragma unroll
@@ -232,14 +248,25 @@ struct TileCarries {
         if (is_last) shared.carries[column + u] = over_near;
       }
     }
-    wait_for(wants_tile, of_lane_tile, of_tile, near);
+    if (t.cluster) {
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u)
+        near[u] = wants_tile ? in_cluster(shared.tiles[column + u], before - back) : identity<Wide>();
+    } else {
+      wait_for(wants_tile, of_lane_tile, of_tile, near);
+    }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
       far[u] = joined(near[u], shared.tiles[column + u]);
     }
     if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
-    wait_for(wants_group, of_lane_group, of_group, far);
+    if (t.cluster) {
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) far[u] = identity<Wide>();
+    } else {
+      wait_for(wants_group, of_lane_group, of_group, far);
+    }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (above == 0 && back == groups_before + 1)

@@ -1,8 +1,9 @@
 // Scans along a strided time where there are enough columns to fill the GPU: a thread walks along all steps of its own,
-// which it reads from global memory a batch at a time, all loads of a batch before the first use. It asks nothing of
-// strides, sizes or gammas, so it also takes what no other kernel does.
+// which it reads from global memory. A batch of steps is always on its way: what is used makes room for the step that
+// is a batch later. It asks nothing of strides, sizes or gammas, so it also takes what no other kernel does.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/vector.cuh"
 #include "scan/columns/column_values.cuh"
 #include "dcs/scan/plan/tuning.h"
@@ -18,11 +19,13 @@ struct ColumnWalk {
   using Values = ColumnValues<T, kStep>;
   using Cell = Vector<T, kUnit>;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
-  // Loads of a batch: 16 of four bytes, or fewer.
-  static constexpr int kBatch = kCellBytes <= 4 ? (kTensors == 1 ? 16 : 8)
-      : kCellBytes == 8                         ? (kTensors == 1 ? 8 : 4)
-                                                : 2;
-  static constexpr int kGuardedBatch = kBatch > 8 ? 8 : kBatch;
+  // Steps of a batch: 16 loads of four bytes, or fewer; single halves, which are half of that, twice as many. Steps are
+  // used, and asked for, some at a time.
+  static constexpr int kBatch = (kCellBytes <= 4          ? (kTensors == 1 ? 16 : 8)
+                                        : kCellBytes == 8 ? (kTensors == 1 ? 8 : 4)
+                                                          : 2) *
+      (kCellBytes == 2 ? 2 : 1);
+  static constexpr int kSome = kBatch < 4 ? kBatch : 4;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
 
   Steps<const char> input, gates, saved, flags;
@@ -41,6 +44,10 @@ struct ColumnWalk {
   float lost[kUnit];
   Wide sum[kUnit];
 
+  // The batch, and its steps before which the scan starts anew, and whose gradient is dropped, as bits.
+  Cell x[kBatch], g[kStep ? kBatch : 1], after[kBackward ? kBatch : 1];
+  uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
+
   __device__ __forceinline__ ColumnWalk(const ScanProblem& p, const ColumnPlace& at) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
@@ -57,14 +64,15 @@ struct ColumnWalk {
     }
   }
 
-  // The next `count` steps.
-  __device__ __forceinline__ void run(int64_t count) {
+  // All steps.
+  __device__ __forceinline__ void run() {
+    load<true>(0, kBatch, steps_left());
+    // Backward the step behind the last one that is asked for is read, too.
+    constexpr int kWhole = 2 * kBatch + (kBackward ? 1 : 0);
 #pragma unroll 1
-    while (count > 0) {
-      const bool plain = count >= kBatch && !starts && !has_flags && (!kBackward || to_end > kBatch);
-      if (plain) batch<false, kBatch>(kBatch);
-      else batch<true, kGuardedBatch>(static_cast<int>(min(count, int64_t{kGuardedBatch})));
-      count -= plain ? kBatch : kGuardedBatch;
+    while (to_end > 0) {
+      if (to_end >= kWhole && !has_flags) batch<false>();
+      else batch<true>();
     }
   }
 
@@ -98,8 +106,42 @@ struct ColumnWalk {
     conjugate = p.conjugate_gamma;
   }
 
-  __device__ __forceinline__ static Cell load(const Steps<const char>& steps, int i) {
+  __device__ __forceinline__ static Cell cell(const Steps<const char>& steps, int i) {
     return *reinterpret_cast<const Cell*>(steps.at + i * steps.apart);
+  }
+  // Asks for the steps from `first` to before `end`, in the batch's places; kGuarded: where the row has them, `left`.
+  template <bool kGuarded>
+  __device__ __forceinline__ void load(int first, int end, int left) {
+#pragma unroll
+    for (int i = first; i < end; ++i) {
+      const int b = i % kBatch;
+      const bool exists = !kGuarded || i < left;
+      if (exists) x[b] = cell(input, i);
+      if constexpr (kStep) {
+        if (kGuarded && i == 0 && shifted) g[b] = Cell{};  // the first step of all
+        else if (exists) g[b] = cell(gates, i);
+      }
+      if constexpr (kBackward) {
+        if (!kGuarded || i + 1 < left) after[b] = cell(saved, i);
+      }
+    }
+    if (kGuarded && has_flags) load_flags(first, end, left);
+  }
+  __device__ __forceinline__ void load_flags(int first, int end, int left) {
+#pragma unroll
+    for (int i = first; i < end; ++i) {
+      if (i >= left) continue;
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) {
+        const char* const flag = flags.at + i * flags.apart + u * flag_apart;
+        const bool is_outside = i == 0 && shifted;
+        set_bit(cuts[u], i % kBatch, !is_outside && flag[0]);
+        if (kBackward) set_bit(drops[u], i % kBatch, flag[flags_after]);
+      }
+    }
+  }
+  __device__ __forceinline__ static void set_bit(uint32_t& bits, int b, bool value) {
+    bits = (bits & ~(1u << b)) | (value ? 1u : 0u) << b;
   }
   __device__ __forceinline__ void advance(int u, Sum value, Sum factor_read, bool is_cut) {
     if constexpr (kHalf) {
@@ -122,76 +164,64 @@ struct ColumnWalk {
     }
   }
 
-  // The next `here` steps, kCount at most; kGuarded: fewer of them, cut where the row starts and at flags.
-  template <bool kGuarded, int kCount>
-  __device__ __forceinline__ void batch(int here) {
-    Cell x[kCount], g[kStep ? kCount : 1], after[kBackward ? kCount : 1];
-    uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
+  // To the row's end, of two batches at most.
+  __device__ __forceinline__ int steps_left() const { return static_cast<int>(min(to_end, int64_t{2 * kBatch + 1})); }
+  // A step whose operands have come; kGuarded: cut at flags, and perhaps the row's last one.
+  template <bool kGuarded>
+  __device__ __forceinline__ void use(int b, int left) {
+    const bool is_start = b == 0 && starts && !carries_in;
+    Sum values[kUnit], factor[kUnit] = {};
+    values_of(x[b], values);
+    if constexpr (kStep) {
+      values_of(g[b], factor);
 #pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      if (kGuarded && b >= here) continue;
-      const bool is_first = kGuarded && b == 0 && starts;
-      x[b] = load(input, b);
-      if constexpr (kStep) {
-        if (is_first && shifted) g[b] = Cell{};
-        else g[b] = load(gates, b);
-      }
-      if constexpr (kBackward) {
-        if (kGuarded && b + 1 == to_end) after[b] = Cell{};
-        else after[b] = load(saved, b);
-      }
-      if (kGuarded && has_flags) {
-#pragma unroll
-        for (int u = 0; u < kUnit; ++u) {
-          const char* const flag = flags.at + b * flags.apart + u * flag_apart;
-          if (!(is_first && shifted) && flag[0]) cuts[u] |= 1u << b;
-          if (kBackward && flag[flags_after]) drops[u] |= 1u << b;
-        }
-      }
+      for (int u = 0; u < kUnit; ++u) factor[u] = conj_if(conjugate, factor[u]);
     }
 #pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      if (kGuarded && b >= here) break;
-      const bool is_start = kGuarded && b == 0 && starts && !carries_in;
-      Sum values[kUnit], factor[kUnit] = {};
-      values_of(x[b], values);
-      if constexpr (kStep) {
-        values_of(g[b], factor);
+    for (int u = 0; u < kUnit; ++u) advance(u, values[u], factor[u], is_start || (kGuarded && (cuts[u] >> b & 1)));
+    *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed<T>(y);
+    if constexpr (kBackward) {
+      // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+      const bool is_last = kGuarded && b + 1 == left;
+      Sum others[kUnit], terms[kUnit];
+      values_of(after[b], others);
 #pragma unroll
-        for (int u = 0; u < kUnit; ++u) factor[u] = conj_if(conjugate, factor[u]);
+      for (int u = 0; u < kUnit; ++u) {
+        const Sum other = is_last ? beyond[u] : others[u];
+        terms[u] =
+            kGuarded && (drops[u] >> b & 1) ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
+        if constexpr (!kStep) sum[u] = sum[u] + cast<Wide>(terms[u]);
       }
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) advance(u, values[u], factor[u], is_start || (kGuarded && (cuts[u] >> b & 1)));
-      *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed<T>(y);
-      if constexpr (kBackward) {
-        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
-        const bool is_last = kGuarded && b + 1 == to_end;
-        Sum others[kUnit], terms[kUnit];
-        values_of(after[b], others);
-#pragma unroll
-        for (int u = 0; u < kUnit; ++u) {
-          const Sum other = is_last ? beyond[u] : others[u];
-          terms[u] =
-              kGuarded && (drops[u] >> b & 1) ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
-          if constexpr (!kStep) sum[u] = sum[u] + cast<Wide>(terms[u]);
-        }
-        if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed<T>(terms);
-      }
+      if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed<T>(terms);
     }
-    input.at += kCount * input.apart;
-    if constexpr (kStep) gates.at += kCount * gates.apart;
-    if constexpr (kBackward) saved.at += kCount * saved.apart;
-    output.at += kCount * output.apart;
-    if constexpr (kBackward && kStep) grad_gamma.at += kCount * grad_gamma.apart;
-    if (kGuarded && has_flags) flags.at += kCount * flags.apart;
-    to_end -= kCount;
+  }
+
+  // The steps that have been asked for, and asks for as many more.
+  template <bool kGuarded>
+  __device__ __forceinline__ void batch() {
+    const int left = steps_left();
+#pragma unroll
+    for (int k = 0; k < kBatch; k += kSome) {
+#pragma unroll
+      for (int b = k; b < k + kSome; ++b)
+        if (!kGuarded || b < left) use<kGuarded>(b, left);
+      load<kGuarded>(kBatch + k, kBatch + k + kSome, left);
+    }
+    input.at += kBatch * input.apart;
+    if constexpr (kStep) gates.at += kBatch * gates.apart;
+    if constexpr (kBackward) saved.at += kBatch * saved.apart;
+    output.at += kBatch * output.apart;
+    if constexpr (kBackward && kStep) grad_gamma.at += kBatch * grad_gamma.apart;
+    if (kGuarded && has_flags) flags.at += kBatch * flags.apart;
+    to_end -= kBatch;
     starts = false;
   }
 };
 
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(kColumnThreads, 3) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
+  launch_dependents();
   ColumnPlace at;
   // A 64-bit division takes as long as some steps.
   at.outer = p.outer == 1    ? 0
@@ -199,8 +229,9 @@ __global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const _
                              : static_cast<uint32_t>(cell) / static_cast<uint32_t>(cells);
   at.column = (cell - at.outer * cells) * kUnit;
   if (at.outer >= p.outer || at.column >= p.inner) return;
+  griddepcontrol_wait();
   ColumnWalk<T, kStep, kBackward, kUnit> walk(p, at);
-  walk.run(p.length);
+  walk.run();
   if constexpr (kBackward && !kStep) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, walk.sum[u]);

@@ -3,6 +3,7 @@
 // waits: 0.955 of a copy of 1024 steps of 65536 bfloat16 columns, where the blocks of block_columns.cuh reach 0.88.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/async_copy.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep,
                  kShort = std::is_same_v<T, __nv_bfloat16>;
   const ScanProblem& p = params.problem;
+  overlap_launches();
   extern __shared__ __align__(16) unsigned char walk_ring[];
   const int lane = threadIdx.x;
   const int64_t outer = params.blocks == 1 ? blockIdx.x : blockIdx.x / static_cast<uint32_t>(params.blocks);

@@ -67,15 +67,14 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
 
 template <typename Kernel>
 cudaError_t launch_flat_kernel(Kernel kernel, const FlatParams& params, int threads, int64_t blocks, int64_t shared,
-    bool together, cudaStream_t stream) {
+    cudaLaunchAttribute attribute, int attributes, cudaStream_t stream) {
   int device = 0, most = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   cudaError_t error = allow_shared(kernel, shared, most);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cooperative = cooperating();
   while (true) {
-    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &cooperative, together ? 1 : 0);
+    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &attribute, attributes);
     error = cudaLaunchKernelEx(&config, kernel, params);
     // A green context has fewer multiprocessors than its device: any number of blocks will do.
     if (error != cudaErrorCooperativeLaunchTooLarge || blocks == 1) return error;
@@ -89,8 +88,8 @@ cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void
   if (const FlatRowsPlan* const whole = std::get_if<FlatRowsPlan>(&plan)) {
     const auto kernel =
         problem.reverse ? flat_rows_kernel<T, kStep, kBackward, true> : flat_rows_kernel<T, kStep, kBackward, false>;
-    return launch_flat_kernel(
-        kernel, flat_params<T>(problem, *whole), 32 * whole->warps, whole->tiles, whole->shared_bytes, false, stream);
+    return launch_flat_kernel(kernel, flat_params<T>(problem, *whole), 32 * whole->warps, whole->tiles,
+        whole->shared_bytes, programmatic_serialization(), whole->dependent ? 1 : 0, stream);
   }
   const LongRowsPlan& shared = std::get<LongRowsPlan>(plan);
   FlatParams params = flat_params<T>(problem, shared);
@@ -99,7 +98,8 @@ cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void
   params.tag = call_tag(workspace, shared.workspace_bytes, stream);
   const auto kernel =
       problem.reverse ? long_rows_kernel<T, kStep, kBackward, true> : long_rows_kernel<T, kStep, kBackward, false>;
-  return launch_flat_kernel(kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, true, stream);
+  return launch_flat_kernel(
+      kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, cooperating(), 1, stream);
 }
 
 template <typename T>

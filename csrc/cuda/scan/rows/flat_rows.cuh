@@ -1,6 +1,7 @@
 // Rows that fit into a block: a tile is as many whole rows as do, and no block waits for another.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/rows/lane_passes.cuh"
 
 namespace dcs {
@@ -41,11 +42,13 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   const Work work{p, low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), low, high,
       flat_shared + warp * Work::bytes_of(p)};
   const Passes passes{work};
+  launch_dependents();
   if (lane == 0) {
     mbarrier_init(&full[warp], load_arrivals(p));
     mbarrier_fence_init();
   }
   __syncwarp();
+  griddepcontrol_wait();
   work.load(&full[warp]);
   const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
   const FlatPlace place = locate(p, work.first + lane * passes.own);

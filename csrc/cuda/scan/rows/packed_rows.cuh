@@ -4,6 +4,7 @@
 // halves here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "dcs/scan/plan/aligned.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
@@ -84,6 +85,7 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
   constexpr unsigned kAll = 0xffffffffu;
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
+  overlap_launches();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int span = params.span;
   const int own_row = lane / span, sub = lane - own_row * span;

@@ -2,6 +2,7 @@
 // allows. What such a call costs is one launch and one trip to memory.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
@@ -14,6 +15,7 @@ __global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ g
     float gamma, float gamma_rest, int rows, int vectors, bool reverse) {
   constexpr int kVec = 16 / sizeof(T);
   using Word = Vector<T, kVec>;
+  overlap_launches();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   const int64_t start = static_cast<int64_t>(row) * vectors;

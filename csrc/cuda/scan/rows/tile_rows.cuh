@@ -4,6 +4,7 @@
 // through that of a cluster (warp_carries.cuh). The last step runs the plain recurrence again from each vector's carry.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/rows/lane_scan.cuh"
 #include "scan/rows/tile.cuh"
 #include "scan/rows/warp_carries.cuh"
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBac
   constexpr bool kPacked = Kind::kPacked, kPackedEach = Kind::kPackedEach, kByChunk = Kind::kByChunk;
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
+  overlap_launches();
   if (!kPacked && params.tiles > 1) arrive_in_cluster();
   const RowsTile<Kind> at(params);
   const int lane = at.lane;

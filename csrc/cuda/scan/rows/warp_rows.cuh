@@ -2,6 +2,7 @@
 // with rows of several chunks.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/rows/packed_rows.cuh"
 
 namespace dcs {
@@ -23,6 +24,7 @@ __global__ void __launch_bounds__(
   constexpr unsigned kAll = 0xffffffffu;
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
+  overlap_launches();
   const int lane = threadIdx.x % 32, warp = kAlone ? 0 : threadIdx.x / 32, warps = kAlone ? 1 : blockDim.x / 32;
   const int lane_order = kReverse ? 31 - lane : lane;
   const int64_t row = kAlone ? static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + threadIdx.x / 32 : blockIdx.x;

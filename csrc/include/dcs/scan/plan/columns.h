@@ -15,6 +15,7 @@ namespace dcs {
 struct WalkColumnsPlan {
   bool pairs;  // halves are read in pairs
   int64_t blocks;
+  bool dependent;  // may begin as the launch before it ends
 };
 // A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
 struct HeldColumnsPlan {
@@ -27,6 +28,8 @@ struct HeldColumnsPlan {
   int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
   int lane_bits;     // 2^these parts are a lane's
   int64_t tiles;     // of a walk
+  bool cluster;      // these tiles are a cluster of blocks
+  bool dependent;    // may begin as the launch before it ends
   int64_t groups;    // of tiles
   int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
   int part_pitch;    // the same with what keeps parts in different banks
@@ -40,10 +43,10 @@ struct HeldColumnsPlan {
 inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
 // Any strides, sizes and gammas.
-inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits&) {
+inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p)) return std::nullopt;
   const bool pairs = halves_pair(p);
-  return WalkColumnsPlan{pairs, ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads)};
+  return WalkColumnsPlan{pairs, ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads), device.has_dependent_launch()};
 }
 
 // Enough columns to fill the GPU, or few steps.
@@ -122,14 +125,22 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
   // A second tile waits for the first: only where many multiprocessors would have none.
   const int64_t whole = ceil_div(p.length, plan.parts * most), spread = device.multiprocessors / plan.walks;
-  const int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
+  int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
+  // Blocks of a cluster neither wait by way of global memory nor need words there, which a graph's replays would have
+  // to clear; but they begin together, which costs time where they are more than the device holds at once.
+  const int64_t most_clustered = std::min<int64_t>({device.cluster, kMostTileCluster, int64_t{1} << plan.fan_bits});
+  const bool can_cluster = tiles > 1 && whole <= most_clustered;
+  if (can_cluster) tiles = std::min(tiles, most_clustered);
   plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
+  plan.cluster =
+      can_cluster && plan.tiles > 1 && plan.walks * plan.tiles <= int64_t{held_blocks(bytes)} * device.multiprocessors;
   plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);
+  plan.dependent = device.has_dependent_launch();
   if (!step) fill_held_powers(plan, p.gamma_value);
   if (plan.flat) lay_out_flat(plan, row_bytes);
   plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);
-  if (plan.tiles > 1)
+  if (plan.tiles > 1 && !plan.cluster)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
         (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.

@@ -14,6 +14,7 @@ struct FlatRowsPlan {
   int vectors, warps;   // of a lane, of a block
   int64_t tile, tiles;  // elements from tile to tile; blocks
   int64_t shared_bytes;
+  bool dependent;  // may begin as the launch before it ends
 };
 // Blocks that run together share rows (rows/long_rows.cuh).
 struct LongRowsPlan {
@@ -62,6 +63,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   plan.warps = static_cast<int>(ceil_div(plan.tile + room, sizes.slice(plan.vectors)));
   plan.shared_bytes = plan.warps * sizes.slice(plan.vectors) * sizes.element_bytes();
   if (plan.shared_bytes > sizes.shared_room()) return std::nullopt;
+  plan.dependent = device.has_dependent_launch();
   return plan;
 }
 

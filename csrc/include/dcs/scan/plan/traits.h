@@ -28,6 +28,9 @@ struct DeviceLimits {
   int multiprocessors;
   int shared_bytes;  // that one block can have
   int cluster;       // blocks that a cluster can have; 0: there are none
+
+  // What has clusters can also begin a launch as the one before it ends (cuda/common/ptx/dependent_launch.cuh).
+  bool has_dependent_launch() const { return cluster > 0; }
 };
 
 // All rows have the same gamma, or one for each step.

@@ -109,6 +109,7 @@ constexpr int kHeldBatch = 4;              // of its steps at once
 constexpr int kSpan = 32;                  // cells of a block that holds its tile, at most
 constexpr int kFewestHeldSteps = 8;        // of a thread, so that blocks have work beside their exchange
 constexpr int64_t kFewestSpreadTiles = 4;  // that steps which fit one tile are spread over
+constexpr int64_t kMostTileCluster = 8;  // tiles of a cluster; more of them need leave, and room in one part of the GPU
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 

@@ -5,5 +5,6 @@ namespace dcs {
 
 inline void griddepcontrol_wait() {}
 inline void launch_dependents() {}
+inline void overlap_launches() {}
 
 }  // namespace dcs
