@@ -260,11 +260,12 @@ void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cud
 
 template <typename T, bool kStep, bool kBackward>
 void launch_tile_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  if (!plan.packed_rows) return launch_rows<T, kStep, kBackward, Cuts::kPlain>(problem, plan, stream);
   if constexpr (!kStep) {
-    if (!has_one_gamma(problem)) return launch_rows<T, kStep, kBackward, Cuts::kPackedEach>(problem, plan, stream);
+    if (plan.packed_rows && has_one_gamma(problem))
+      return launch_rows<T, kStep, kBackward, Cuts::kPacked>(problem, plan, stream);
+    if (plan.packed_rows) return launch_rows<T, kStep, kBackward, Cuts::kPackedEach>(problem, plan, stream);
   }
-  launch_rows<T, kStep, kBackward, Cuts::kPacked>(problem, plan, stream);
+  launch_rows<T, kStep, kBackward, Cuts::kPlain>(problem, plan, stream);
 }
 
 // The kernels that no plan has for all gates, or only forward, are compiled for those alone.
@@ -281,7 +282,9 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
     case AlignedKernel::kWarpRows:
       if constexpr (!kStep) launch_whole_rows<T, kBackward>(problem, plan, stream);
       break;
-    case AlignedKernel::kTileRows: launch_tile_rows<T, kStep, kBackward>(problem, plan, stream); break;
+    case AlignedKernel::kTileRows:
+      if constexpr (!kStep || kBackward) launch_tile_rows<T, kStep, kBackward>(problem, plan, stream);
+      break;
     case AlignedKernel::kFewRows:
       if constexpr (!kBackward && kStep) launch_reread_steps<T>(problem, plan, stream);
       else if constexpr (!kBackward) launch_reread<T>(problem, plan, stream);

@@ -66,13 +66,13 @@ struct ColumnWalk {
 
   // All steps.
   __device__ __forceinline__ void run() {
-    load<true>(0, kBatch, steps_left());
-    // Backward the step behind the last one that is asked for is read, too.
-    constexpr int kWhole = 2 * kBatch + (kBackward ? 1 : 0);
+    int left = steps_left();
+#pragma unroll
+    for (int k = 0; k < kBatch; k += kSome) load(k, left);
 #pragma unroll 1
     while (to_end > 0) {
-      if (to_end >= kWhole && !has_flags) batch<false>();
-      else batch<true>();
+      left = steps_left();
+      batch(left);
     }
   }
 
@@ -109,23 +109,28 @@ struct ColumnWalk {
   __device__ __forceinline__ static Cell cell(const Steps<const char>& steps, int i) {
     return *reinterpret_cast<const Cell*>(steps.at + i * steps.apart);
   }
-  // Asks for the steps from `first` to before `end`, in the batch's places; kGuarded: where the row has them, `left`.
+  // Asks for some steps from `first` on, in the batch's places, where the row has them: `left`.
+  __device__ __forceinline__ void load(int first, int left) {
+    // Backward the step behind the last one is read, too; the first step of all may have no gate.
+    if (left >= first + kSome + (kBackward ? 1 : 0) && !(kStep && first == 0 && shifted)) load_some<false>(first, left);
+    else if (left > first) load_some<true>(first, left);
+    if (has_flags && left > first) load_flags(first, first + kSome, left);
+  }
   template <bool kGuarded>
-  __device__ __forceinline__ void load(int first, int end, int left) {
+  __device__ __forceinline__ void load_some(int first, int left) {
 #pragma unroll
-    for (int i = first; i < end; ++i) {
+    for (int i = first; i < first + kSome; ++i) {
       const int b = i % kBatch;
       const bool exists = !kGuarded || i < left;
       if (exists) x[b] = cell(input, i);
       if constexpr (kStep) {
-        if (kGuarded && i == 0 && shifted) g[b] = Cell{};  // the first step of all
+        if (kGuarded && i == 0 && shifted) g[b] = Cell{};
         else if (exists) g[b] = cell(gates, i);
       }
       if constexpr (kBackward) {
         if (!kGuarded || i + 1 < left) after[b] = cell(saved, i);
       }
     }
-    if (kGuarded && has_flags) load_flags(first, end, left);
   }
   __device__ __forceinline__ void load_flags(int first, int end, int left) {
 #pragma unroll
@@ -197,24 +202,29 @@ struct ColumnWalk {
   }
 
   // The steps that have been asked for, and asks for as many more.
-  template <bool kGuarded>
-  __device__ __forceinline__ void batch() {
-    const int left = steps_left();
+  __device__ __forceinline__ void batch(int left) {
+    const int whole = has_flags ? 0 : left - (kBackward ? 1 : 0);  // steps that nothing has to be asked of
 #pragma unroll
     for (int k = 0; k < kBatch; k += kSome) {
-#pragma unroll
-      for (int b = k; b < k + kSome; ++b)
-        if (!kGuarded || b < left) use<kGuarded>(b, left);
-      load<kGuarded>(kBatch + k, kBatch + k + kSome, left);
+      if (whole >= k + kSome) use_some<false>(k, left);
+      else if (left > k) use_some<true>(k, left);
+      else break;
+      load(kBatch + k, left);
     }
     input.at += kBatch * input.apart;
     if constexpr (kStep) gates.at += kBatch * gates.apart;
     if constexpr (kBackward) saved.at += kBatch * saved.apart;
     output.at += kBatch * output.apart;
     if constexpr (kBackward && kStep) grad_gamma.at += kBatch * grad_gamma.apart;
-    if (kGuarded && has_flags) flags.at += kBatch * flags.apart;
+    if (has_flags) flags.at += kBatch * flags.apart;
     to_end -= kBatch;
     starts = false;
+  }
+  template <bool kGuarded>
+  __device__ __forceinline__ void use_some(int first, int left) {
+#pragma unroll
+    for (int b = first; b < first + kSome; ++b)
+      if (!kGuarded || b < left) use<kGuarded>(b, left);
   }
 };
 

@@ -24,7 +24,7 @@ struct RowsParams {
 // Where the carry is cut.
 enum class Cuts {
   kPlain,       // a row is one tile, or those of a cluster of blocks: its start
-  kPacked,      // whole short rows of whole vectors, one gamma or step gammas: starts at vectors
+  kPacked,      // whole short rows of whole vectors with one gamma: starts at vectors
   kPackedEach,  // the same with a gamma for each row
 };
 

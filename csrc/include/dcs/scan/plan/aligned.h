@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {
@@ -94,12 +95,13 @@ class AlignedPlanner {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
     const int64_t vec = 16 / bytes, stretch = warp_elements(bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
+    const bool gated_forward = step && !p_.backward;
     if (is_tiny()) {
       plan.kernel = AlignedKernel::kThreadRows;
       return true;
     }
     if (contiguous && rows > 1 && length < stretch) {
-      if (!rows_are_aligned(vec, true) || length % vec) return false;
+      if (step || !rows_are_aligned(vec, true) || length % vec) return false;
       plan.warps = kPackedWarps;
       while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
       plan.packed_rows = stretch * plan.warps / length;
@@ -108,12 +110,13 @@ class AlignedPlanner {
       const int64_t span = length / vec;
       plan.whole_chunks = whole_chunks(false);
       if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
-      else if (span <= 32 && 32 / span * span >= 24 && !step) plan.kernel = AlignedKernel::kPackedRows;
+      else if (span <= 32 && 32 / span * span >= 24) plan.kernel = AlignedKernel::kPackedRows;
       return true;
     }
     // A short strided row would leave most of its warp idle.
     if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
     if (length <= stretch * kTileWarps) {
+      if (gated_forward) return false;
       plan.warps = static_cast<int>(ceil_div(length, stretch));
       plan.tile_elements = stretch * plan.warps;
       plan.whole_chunks = whole_chunks(true);
@@ -126,7 +129,7 @@ class AlignedPlanner {
     if (few && plan_reread(plan)) return true;
     const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
     const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
-    if (few && length <= cluster_tile * device_.cluster) {
+    if (few && !gated_forward && length <= cluster_tile * device_.cluster) {
       plan.cluster = true;
       plan.warps = kTileWarps * (twice ? 2 : 1);
       plan.tile_elements = cluster_tile;
@@ -141,7 +144,9 @@ class AlignedPlanner {
     const bool step = p_.gamma_kind == GammaKind::kStep;
     const int tensors = tensors_of(p_);
     const int64_t vec = 16 / bytes;
-    if (kStreamBytes > device_.shared_bytes) return false;
+    // Rows that a block holds wait for nobody there (rows/flat_rows.cuh).
+    const bool fits_block = plan_flat_rows(p_, device_).has_value() && (has_one_gamma(p_) || !p_.backward);
+    if (kStreamBytes > device_.shared_bytes || fits_block) return false;
     plan.kernel = AlignedKernel::kAsyncStream;
     plan.warps = kTileWarps;
     plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
@@ -257,6 +262,10 @@ class AlignedPlanner {
     }
     const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
     if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
+    // A block that goes on to another round of a column's steps waits 3 to 5 us for memory, which takes longer than
+    // that round among all multiprocessors (columns/held_columns.cuh).
+    const bool one_round = p_.length <= kFewCount * kFewStretches;
+    if (!one_round && 2 * column_groups(kFewColumns) < device_.multiprocessors) return false;
     const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches),
                   warps = ceil_div(stretches * bytes, 4);
     if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
