@@ -138,10 +138,12 @@ class Trial {
   bool launch(const KernelPlan& plan) {
     if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) {
       const FlatParams params = flat_params<T>(p, *rows);
-      return emulation::launch(rows->tiles, 32 * rows->warps, rows->shared_bytes, false, c.seed, [&] {
+      const auto kernel = [&] {
         if (p.reverse) flat_rows_kernel<T, kStep, kBackward, true>(params);
         else flat_rows_kernel<T, kStep, kBackward, false>(params);
-      });
+      };
+      return emulation::launch(
+          rows->tiles, 32 * rows->warps, rows->shared_bytes, rows->cluster > 1, c.seed, kernel, rows->cluster);
     }
     const LongRowsPlan& rows = std::get<LongRowsPlan>(plan);
     FlatParams params = flat_params<T>(p, rows);
@@ -229,9 +231,12 @@ Case draw(std::mt19937& random) {
   c.length = 1 + random() % (one_in(4) ? 40 : elements);
   if (c.by_long_rows && one_in(3)) c.length = elements;
   c.rows = std::max<int64_t>(1, elements / c.length);
+  const bool clustered = !c.by_long_rows && one_in(6);
+  if (clustered) c.length = 7000 + random() % 50000, c.rows = 1 + random() % 3;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0, 1.003};
   c.gamma = kGammas[random() % 6];
+  if (clustered) c.gamma = std::min(c.gamma, 1.0);  // within the range of half precision
   c.reset = one_in(3);
   c.initial = one_in(3);
   c.padded = one_in(4);
@@ -241,7 +246,7 @@ Case draw(std::mt19937& random) {
   c.backward = one_in(2);
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   c.broadcast = one_in(4);
-  c.multiprocessors = c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;
+  c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;
   if (c.by_long_rows && one_in(12)) {  // more tiles before one than a warp has lanes
     c.length = 44000;
     c.rows = 1;

@@ -61,7 +61,9 @@ struct TileCarries {
         if (threadIdx.x < kHeldPowers) shared.powers[threadIdx.x] = cast<Wide>(t.powers[threadIdx.x]);
         return;
       }
-      for (int i = part; works && i < kHeldPowers; i += t.parts) {
+      // One tile has no others to fold.
+      const int all = t.tiles > 1 ? kHeldPowers : t.fan_bits + t.lane_bits;
+      for (int i = part; works && i < all; i += t.parts) {
         const int level = i < kPartPowers ? 0 : i < kPartPowers + kTilePowers ? 1 : 2;
         const int bit = i - (level == 0 ? 0 : level == 1 ? kPartPowers : kPartPowers + kTilePowers);
         const unsigned steps = static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
@@ -232,6 +234,12 @@ struct TileCarries {
       far[u] = fold_parts(column + u, exists);
       if constexpr (!kStep) far[u].gates = powers_of(column + u)[kTiles];
       if (is_last) shared.tiles[column + u] = far[u];
+    }
+    if (t.tiles == 1) {
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u)
+        if (is_last) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
+      return;
     }
     if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
     if (t.cluster) {

@@ -31,6 +31,7 @@ struct FlatParams {
     int input, gates, saved, reset, output, gradient;
   } units;
   bool all_flat;  // of those that there are
+  int cluster;    // of flat_rows_kernel: blocks of a row, or 1
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
   int stages;
   void* pieces;

@@ -45,6 +45,7 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
   for (int64_t i = 0; i < 64; i += problem.length) params.starts |= uint64_t{1} << i;
   params.lift = ceil_div(kFlatGrain, problem.length);
   params.vectors = plan.vectors;
+  if constexpr (std::is_same_v<Plan, FlatRowsPlan>) params.cluster = plan.cluster;
   if (problem.gamma_kind == GammaKind::kNumber)
     for (int j = 0; j < 6; ++j)
       params.lane_powers[j] =
@@ -67,14 +68,14 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
 
 template <typename Kernel>
 cudaError_t launch_flat_kernel(Kernel kernel, const FlatParams& params, int threads, int64_t blocks, int64_t shared,
-    cudaLaunchAttribute attribute, int attributes, cudaStream_t stream) {
+    cudaLaunchAttribute* attributes, int count, cudaStream_t stream) {
   int device = 0, most = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   cudaError_t error = allow_shared(kernel, shared, most);
   if (error != cudaSuccess) return error;
   while (true) {
-    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &attribute, attributes);
+    const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, attributes, count);
     error = cudaLaunchKernelEx(&config, kernel, params);
     // A green context has fewer multiprocessors than its device: any number of blocks will do.
     if (error != cudaErrorCooperativeLaunchTooLarge || blocks == 1) return error;
@@ -88,8 +89,15 @@ cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void
   if (const FlatRowsPlan* const whole = std::get_if<FlatRowsPlan>(&plan)) {
     const auto kernel =
         problem.reverse ? flat_rows_kernel<T, kStep, kBackward, true> : flat_rows_kernel<T, kStep, kBackward, false>;
-    return launch_flat_kernel(kernel, flat_params<T>(problem, *whole), 32 * whole->warps, whole->tiles,
-        whole->shared_bytes, programmatic_serialization(), whole->dependent ? 1 : 0, stream);
+    const FlatParams params = flat_params<T>(problem, *whole);
+    cudaLaunchAttribute attributes[2];
+    int count = 0;
+    if (whole->dependent) attributes[count++] = programmatic_serialization();
+    if (whole->cluster > 1) attributes[count++] = in_clusters_of(whole->cluster);
+    // More than 8 blocks need leave, which belongs to the device.
+    if (whole->cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return launch_flat_kernel(
+        kernel, params, 32 * whole->warps, whole->tiles, whole->shared_bytes, attributes, count, stream);
   }
   const LongRowsPlan& shared = std::get<LongRowsPlan>(plan);
   FlatParams params = flat_params<T>(problem, shared);
@@ -98,8 +106,9 @@ cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void
   params.tag = call_tag(workspace, shared.workspace_bytes, stream);
   const auto kernel =
       problem.reverse ? long_rows_kernel<T, kStep, kBackward, true> : long_rows_kernel<T, kStep, kBackward, false>;
+  cudaLaunchAttribute cooperative = cooperating();
   return launch_flat_kernel(
-      kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, cooperating(), 1, stream);
+      kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, &cooperative, 1, stream);
 }
 
 template <typename T>

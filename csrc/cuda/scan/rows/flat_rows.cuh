@@ -1,6 +1,8 @@
-// Rows that fit into a block: a tile is as many whole rows as do, and no block waits for another.
+// Rows that fit into a block: a tile is as many whole rows as do, and no block waits for another. Of longer rows, where
+// they are few, each is a cluster's: its blocks read in shared memory what the blocks before them leave.
 #pragma once
 
+#include "common/ptx/cluster.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/rows/lane_passes.cuh"
 
@@ -27,6 +29,52 @@ struct RowSums {
   }
 };
 
+// The places of a block's tile.
+struct FlatTile {
+  int64_t low, high;
+  int rank = 0;  // in its cluster
+
+  __device__ __forceinline__ explicit FlatTile(const FlatParams& p) {
+    if (p.cluster == 1) {
+      low = blockIdx.x * p.tile + p.phase;
+      high = min(low + p.tile, p.count + p.phase);
+    } else {
+      const int row = static_cast<int>(blockIdx.x) / p.cluster;
+      rank = static_cast<int>(blockIdx.x) - row * p.cluster;
+      const int64_t start = row * p.problem.length + p.phase, first = start / kFlatGrain * kFlatGrain + rank * p.tile;
+      low = max(first, start);
+      high = min(first + p.tile, start + p.problem.length);
+    }
+  }
+};
+
+// What the blocks of a cluster leave each other, in shared memory.
+template <typename Wide>
+struct ClusterCarry {
+  Piece<Wide> own;                      // the block's
+  Piece<Wide> before[kMostRowCluster];  // of the blocks before
+
+  // What enters the block, by all threads; `pieces` are its warps'. A block stays until all have read (`leave`).
+  __device__ __forceinline__ Wide enter(const Piece<Wide> (&pieces)[kFlatWarps], int rank) {
+    const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
+    if (thread == 0) {
+      Piece<Wide> all = pieces[0];
+      for (int w = 1; w < warps; ++w)
+        all = {after(pieces[w], all.total), power_mul(all.gates, pieces[w].gates), all.closed || pieces[w].closed};
+      own = all;
+    }
+    arrive_in_cluster();
+    wait_for_cluster();
+    if (thread < rank) before[thread] = in_cluster(own, static_cast<uint32_t>(thread));
+    __syncthreads();
+    arrive_in_cluster_relaxed();
+    Wide carry = cast<Wide>(0.0);
+    for (int r = 0; r < rank; ++r) carry = after(before[r], carry);
+    return carry;
+  }
+  static __device__ __forceinline__ void leave() { wait_for_cluster(); }
+};
+
 template <typename T, bool kStep, bool kBackward, bool kReverse>
 __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     flat_rows_kernel(const __grid_constant__ FlatParams p) {
@@ -34,13 +82,14 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   using Passes = LanePasses<T, kStep, kBackward, kReverse, false>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
+  constexpr bool kSums = kBackward && !kStep;  // of gamma's gradient, a row
   extern __shared__ __align__(128) unsigned char flat_shared[];
   __shared__ uint64_t full[kFlatWarps];
   __shared__ Piece<Wide> pieces[kFlatWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t low = blockIdx.x * p.tile + p.phase, high = min(low + p.tile, p.count + p.phase);
-  const Work work{p, low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), low, high,
-      flat_shared + warp * Work::bytes_of(p)};
+  const FlatTile tile(p);
+  const Work work{p, tile.low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), tile.low,
+      tile.high, flat_shared + warp * Work::bytes_of(p)};
   const Passes passes{work};
   launch_dependents();
   if (lane == 0) {
@@ -60,17 +109,21 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   if (lane == 31) pieces[warp] = piece;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);
+  if constexpr (!kSums) {
+    __shared__ ClusterCarry<Wide> cluster;
+    if (p.cluster > 1) carry = cluster.enter(pieces, tile.rank);
+  }
   for (int w = 0; w < warp; ++w) carry = after(pieces[w], carry);
 
   RowSums<Passes> rows{passes, 0, 0};
-  if constexpr (kBackward && !kStep) {
-    rows.first_row = (low - p.phase) / p.problem.length;
-    rows.end_row = (high - p.phase) / p.problem.length;
+  if constexpr (kSums) {
+    rows.first_row = (tile.low - p.phase) / p.problem.length;
+    rows.end_row = (tile.high - p.phase) / p.problem.length;
   }
   const LaneSums<Acc> sums =
       passes.finish(at, cuts, carry, [&](int64_t row, Acc sum) { rows.write(row, cast<Wide>(sum)); });
   work.store();
-  if constexpr (kBackward && !kStep) {
+  if constexpr (kSums) {
     // The lanes' sums up to their own, as far back as the nearest start of a row.
     __shared__ Wide warp_sums[kFlatWarps];
     __shared__ bool warp_starts[kFlatWarps];
@@ -95,6 +148,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     if (starts) rows.write(cuts.row, before + cast<Wide>(sums.head));
   }
   if (lane == 0) wait_for_stores_to_read();
+  if (!kSums && p.cluster > 1) ClusterCarry<Wide>::leave();
 }
 
 }  // namespace dcs

@@ -145,8 +145,9 @@ class AlignedPlanner {
     const int tensors = tensors_of(p_);
     const int64_t vec = 16 / bytes;
     // Rows that a block holds wait for nobody there (rows/flat_rows.cuh).
-    const bool fits_block = plan_flat_rows(p_, device_).has_value() && (has_one_gamma(p_) || !p_.backward);
-    if (kStreamBytes > device_.shared_bytes || fits_block) return false;
+    const auto flat = plan_flat_rows(p_, device_);
+    if (flat && flat->cluster == 1 && (has_one_gamma(p_) || !p_.backward)) return false;
+    if (kStreamBytes > device_.shared_bytes) return false;
     plan.kernel = AlignedKernel::kAsyncStream;
     plan.warps = kTileWarps;
     plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
@@ -281,7 +282,7 @@ class AlignedPlanner {
   // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
   bool plan_block_columns(AlignedPlan& plan) const {
     const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
-    if (p_.inner < 2 || p_.length <= kFewSteps || !contiguous || !powers_fold(p_)) return false;
+    if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_)) return false;
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, forward = !p_.backward;

@@ -49,10 +49,11 @@ inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, con
   return WalkColumnsPlan{pairs, ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads), device.has_dependent_launch()};
 }
 
-// Enough columns to fill the GPU, or few steps.
+// Enough columns to fill the GPU with bytes on their way, or few steps.
 inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const int64_t cells = p.rows() / (halves_pair(p) ? 2 : 1);
-  if (p.length > kFewSteps && cells < int64_t{kWalkCells} * device.multiprocessors) return std::nullopt;
+  const int64_t columns = halves_pair(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
+  if (p.length > kFewWalkSteps && p.rows() / columns * bytes < int64_t{kWalkBytes} * device.multiprocessors)
+    return std::nullopt;
   return plan_any_columns(p, device);
 }
 

@@ -68,8 +68,8 @@ inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
   pieces.add_set("held", plan.held);
 }
 inline void describe_pieces(const FlatRowsPlan& plan, JsonObject& pieces) {
-  pieces.add("vectors", plan.vectors).add("warps", plan.warps).add("tile", plan.tile).add("tiles", plan.tiles);
-  pieces.add("shared_bytes", plan.shared_bytes);
+  pieces.add("vectors", plan.vectors).add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
+  pieces.add("tile", plan.tile).add("tiles", plan.tiles).add("shared_bytes", plan.shared_bytes);
 }
 inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
   pieces.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);

@@ -9,10 +9,11 @@
 
 namespace dcs {
 
-// A block takes whole rows (rows/flat_rows.cuh).
+// A block takes whole rows, or a cluster of blocks takes one (rows/flat_rows.cuh).
 struct FlatRowsPlan {
   int vectors, warps;   // of a lane, of a block
-  int64_t tile, tiles;  // elements from tile to tile; blocks
+  int cluster;          // blocks of a row: 1 where a block takes whole rows
+  int64_t tile, tiles;  // elements from block to block, in a cluster those of all its vectors; blocks
   int64_t shared_bytes;
   bool dependent;  // may begin as the launch before it ends
 };
@@ -44,14 +45,40 @@ class RowSizes {
   const DeviceLimits& device_;
 };
 
-// Rows of which one fits into a block, whatever its length and alignment.
+// Rows of which one fits into a cluster of blocks, where they are few: each lane has as few elements as gives a row no
+// more blocks than every device puts into a cluster, or as many as it can have. Nothing adds up gamma's gradient there.
+inline std::optional<FlatRowsPlan> plan_clustered_rows(const ScanProblem& p, const DeviceLimits& device) {
+  const RowSizes sizes(p, device);
+  const bool sums = p.backward && p.gamma_kind != GammaKind::kStep;
+  if (!sizes.takes() || sums || device.cluster == 0) return std::nullopt;
+  FlatRowsPlan plan{};
+  plan.warps = kFlatWarps;
+  for (const int vectors : {1, 3, 5, 7}) {
+    plan.vectors = vectors;
+    plan.tile = plan.warps * sizes.slice(vectors);
+    if (p.length + kFlatGrain <= plan.tile * kMostFlatCluster) break;
+  }
+  const int64_t blocks = ceil_div(p.length + kFlatGrain, plan.tile);
+  plan.cluster = static_cast<int>(std::min<int64_t>(blocks, device.cluster + 1));
+  plan.tiles = p.rows() * blocks;
+  plan.shared_bytes = plan.tile * sizes.element_bytes();
+  plan.dependent = true;
+  const int64_t resident = tensors_of(p) == 1 ? kFlatBlocks : kFlatBlocks / 2;
+  const bool takes = blocks <= std::min(device.cluster, kMostRowCluster) &&
+      plan.tiles <= resident * device.multiprocessors && plan.shared_bytes <= sizes.shared_room();
+  return takes ? std::optional<FlatRowsPlan>(plan) : std::nullopt;
+}
+
+// Rows of which one fits into a block or a cluster, whatever its length and alignment.
 inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   const int64_t room = kFlatGrain;  // before a tile's first row; one element behind its last
-  if (!sizes.takes() || p.length + room > kFlatWarps * sizes.slice(kFlatVectors)) return std::nullopt;
+  if (!sizes.takes()) return std::nullopt;
+  if (p.length + room > kFlatWarps * sizes.slice(kFlatVectors)) return plan_clustered_rows(p, device);
   const int64_t most = std::max<int64_t>((kFlatTileWarps * sizes.slice(kFlatTileVectors) - room) / p.length, 1);
   const int64_t rows = std::clamp<int64_t>(p.rows() / (kFlatBlocks * device.multiprocessors), 1, most);
   FlatRowsPlan plan{};
+  plan.cluster = 1;
   plan.tile = rows * p.length;
   plan.tiles = ceil_div(p.rows(), rows);
   // Lanes with few elements where a tile is small.
@@ -63,7 +90,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   plan.warps = static_cast<int>(ceil_div(plan.tile + room, sizes.slice(plan.vectors)));
   plan.shared_bytes = plan.warps * sizes.slice(plan.vectors) * sizes.element_bytes();
   if (plan.shared_bytes > sizes.shared_room()) return std::nullopt;
-  plan.dependent = device.has_dependent_launch();
+  plan.dependent = device.has_dependent_launch() && plan.tiles <= kFewFlatBlocks * device.multiprocessors;
   return plan;
 }
 

@@ -69,6 +69,8 @@ constexpr int walk_stages(int tensors, int64_t bytes) {
 }
 constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
 
+constexpr int64_t kFewColumnSteps = 16;  // that columns/walk_columns.cuh takes
+
 // Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds
 // in registers.
 constexpr int kFewColumns = 32;
@@ -91,6 +93,10 @@ constexpr int kHeldPercent = 85;     // of as many rounds as there are, that row
 constexpr int kFlatGrain = 16;
 constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileWarps = 4;
 constexpr int kFlatBlocks = 4;
+constexpr int kMostRowCluster = 16;      // blocks of a row
+constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes have fewer than all vectors
+// Blocks a multiprocessor up to which the next launch begins early: more of them take longer to come and go together.
+constexpr int kFewFlatBlocks = 3;
 // Of those that blocks share (rows/long_rows.cuh): warps of a block beside the one that passes carries on (twelve in
 // all leave a thread 168 registers), bytes that they leave each other; tiles whose totals a block knows before it
 // finishes one, tiles in its shared memory, words of other blocks that a lane reads.
@@ -102,8 +108,8 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
 constexpr int kColumnThreads = 256;        // of a block
-constexpr int kWalkCells = 192;            // a multiprocessor, from which on threads walk alone
-constexpr int64_t kFewSteps = 16;          // that a thread walks in any case
+constexpr int kWalkBytes = 4 * 192;        // of a step, a multiprocessor, from which on threads walk alone
+constexpr int64_t kFewWalkSteps = 64;      // that a thread walks in any case
 constexpr int kHeldWords = 32;             // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;              // of its steps at once
 constexpr int kSpan = 32;                  // cells of a block that holds its tile, at most
