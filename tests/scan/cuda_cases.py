@@ -21,7 +21,8 @@ HALF, BFLOAT, FLOAT, DOUBLE, COMPLEX = torch.float16, torch.bfloat16, torch.floa
 class Problem:
     """A scan in both directions, with its gradients where `backward`."""
 
-    kernels: str  # that it takes on an H200 (132 multiprocessors)
+    # That it takes on an H200 (132 multiprocessors), the backward's behind the forward's where it takes another.
+    kernels: str
     shape: tuple[int, int]
     dtype: torch.dtype
     gamma: str | float = 0.99  # or "row", "step"; or "constant step", which has no gradient
@@ -99,23 +100,25 @@ def _rows() -> list[Problem]:
                 Problem("short_rows_kernel", (1000, 8 * full), dtype, backward=backward),
                 Problem("whole_rows_kernel", (300, 64 * full), dtype, backward=backward),
                 Problem("rows_kernel", (40, 33 * full), dtype, backward=backward),
-                Problem("long_rows_kernel", (7, 20_001), dtype, reset=True, initial=True, backward=backward),
+                Problem("long_rows_kernel", (140, 20_001), dtype, reset=True, initial=True, backward=backward),
                 Problem("long_rows_kernel", (3, 600_003), dtype, backward=backward),
                 Problem("flat_rows_kernel", (40, 3001), dtype, reset=True, initial=True, backward=backward),
                 Problem("flat_rows_kernel", (3000, 13), dtype, backward=backward),
             ]
         problems += [
-            Problem("rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
+            Problem("flat_rows_kernel", (3, 30_001), dtype, reset=True, initial=True),
+            Problem("flat_rows_kernel", (5, 30_000), dtype, "step", backward=True),
+            Problem("flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
-            Problem("rows_kernel", (50, 4000), dtype, "step", backward=True),
+            Problem("flat_rows_kernel rows_kernel", (50, 4000), dtype, "step", backward=True),
             Problem("rows_kernel", (2, 40_008), dtype, "row", backward=True),
-            Problem("long_rows_kernel", (7, 20_000), dtype, "step", reset=True, backward=True),
+            Problem("long_rows_kernel", (140, 20_000), dtype, "step", reset=True, backward=True),
             Problem("flat_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
     problems.append(Problem("whole_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):
         for gamma in (0.99, "row", "step"):
-            problems.append(Problem("long_rows_kernel", (3, 9000), dtype, gamma, reset=True, backward=True))
+            problems.append(Problem("long_rows_kernel", (300, 9000), dtype, gamma, reset=True, backward=True))
             problems.append(Problem("flat_rows_kernel", (30, 1000), dtype, gamma, initial=True, backward=True))
     return problems
 
@@ -128,7 +131,7 @@ def _columns() -> list[Problem]:
             Problem("walk_kernel", (100, 16_384 * full // 2), dtype, backward=True),
             Problem("walk_kernel", (100, 8192 * full // 2), dtype, "row"),
             Problem("few_columns_kernel", (1024, 96), dtype),
-            Problem("few_columns_kernel", (3000, 96), dtype, "row"),
+            Problem("few_columns_kernel", (1200, 2208), dtype, "row"),
             Problem("few_columns_kernel", (70, 96), dtype),
             Problem("few_columns_kernel", (64, 96), dtype),
             Problem("few_columns_kernel", (200, 96), dtype),
@@ -143,7 +146,7 @@ def _columns() -> list[Problem]:
             Problem("walk_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
             Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
         ]
-    problems += [Problem("few_columns_kernel", (steps, 96), BFLOAT, backward=True) for steps in (100, 2100)]
+    problems += [Problem("few_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
     problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
