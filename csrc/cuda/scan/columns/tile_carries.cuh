@@ -242,12 +242,10 @@ struct TileCarries {
       return;
     }
     if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
-    if (t.cluster) {
-      meet_cluster();
-    } else {
-      of_lane_tile.load_if(wants_tile, words()[of_tile]);
-      of_lane_group.load_if(wants_group, words()[of_group]);
-    }
+    if (t.cluster) meet_cluster();
+    // Without a branch, at whose end they would be waited for.
+    of_lane_tile.load_if(wants_tile && !t.cluster, words()[of_tile]);
+    of_lane_group.load_if(wants_group && !t.cluster, words()[of_group]);
     // Until the carry is known its place has the power over the tiles before in the group.
     if constexpr (!kStep) {
 #pragma unroll

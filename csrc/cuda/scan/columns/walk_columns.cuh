@@ -3,6 +3,8 @@
 // is a batch later. It asks nothing of strides, sizes or gammas, so it also takes what no other kernel does.
 #pragma once
 
+#include <algorithm>
+
 #include "common/ptx/dependent_launch.cuh"
 #include "common/vector.cuh"
 #include "scan/columns/column_values.cuh"
@@ -19,13 +21,14 @@ struct ColumnWalk {
   using Values = ColumnValues<T, kStep>;
   using Cell = Vector<T, kUnit>;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
-  // Steps of a batch: 16 loads of four bytes, or fewer; single halves, which are half of that, twice as many. Steps are
-  // used, and asked for, some at a time.
-  static constexpr int kBatch = (kCellBytes <= 4          ? (kTensors == 1 ? 16 : 8)
-                                        : kCellBytes == 8 ? (kTensors == 1 ? 8 : 4)
-                                                          : 2) *
-      (kCellBytes == 2 ? 2 : 1);
-  static constexpr int kSome = kBatch < 4 ? kBatch : 4;
+  // Steps of a batch: 16 loads of four bytes, or fewer; single halves, which are half of that, half as many again.
+  // Steps are used, and asked for, some at a time.
+  static constexpr int kLoads = kCellBytes <= 4 ? 16
+      : kCellBytes == 8                         ? 8
+                                                : 2,
+                       kBatch = std::max(kTensors == 1 ? kLoads : kLoads / 2, 2) * (kCellBytes == 2 ? 3 : 2) / 2;
+  // Of three tensors all of a batch: their loads would be more than a warp can wait for one by one.
+  static constexpr int kSome = kBatch < 4 || kTensors == 3 ? kBatch : 4;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
 
   Steps<const char> input, gates, saved, flags;
@@ -229,7 +232,7 @@ struct ColumnWalk {
 };
 
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 3) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
   ColumnPlace at;
