@@ -1,9 +1,7 @@
 // log_bmm, forward: the product of shifted exponentials, a test of every sum, and the direct sum where the test fails.
 //
 // out = R + C + log S with S = sum_k exp(a - R) exp(b - C): all terms are positive, so only underflow can take
-// something from S. Both factors carry 2^exponent; a term that is lost is below 2^-126 2^exponent, so that S >= 2 K
-// 2^-126 2^exponent 2^24 has lost less than float32's last digit. Vectors with -inf keep their finite elements at
-// kFloor or above, which makes S = 0 mean that no k is open in both, and the test coarser (kFloor for 2^-126).
+// something from S (ScaledSums tells whether it has). Both factors carry 2^exponent.
 #pragma once
 
 #include "log_bmm/prepare.cuh"
@@ -18,8 +16,7 @@ struct ForwardJob {
   int64_t batches, depth;
   const Peak<float>*peaks_a, *peaks_b;
   Panel scaled_a, scaled_b;  // of batch 0
-  float threshold, floored_threshold;
-  int exponent;        // of sums: of both factors together
+  ScaledSums sums;
   float *out, *log_s;  // (batches, a.count, b.count)
 };
 
@@ -29,17 +26,6 @@ __device__ __forceinline__ float log_of(float sum, int exponent) {
   const float digits = __int_as_float((__float_as_int(sum) & 0x007fffff) | 0x3f800000);
   return fmaf(static_cast<float>(power - exponent), 0.693147182f, logf(digits)) +
       static_cast<float>(power - exponent) * -1.90465421e-9f;
-}
-
-enum class Verdict { kCertified, kMasked, kFailed };
-
-template <typename T>
-__device__ __forceinline__ Verdict judge(
-    const ForwardJob<T>& job, const Peak<float>& a, const Peak<float>& b, float sum) {
-  const int either = a.flags | b.flags;
-  if (either & kSpecial) return Verdict::kFailed;
-  if ((either & kAllMasked) || (sum == 0.f && (a.flags & b.flags & kHasMasked))) return Verdict::kMasked;
-  return sum >= (either & kHasMasked ? job.floored_threshold : job.threshold) ? Verdict::kCertified : Verdict::kFailed;
 }
 
 // One output by a warp.
@@ -57,6 +43,21 @@ __device__ void direct_by_warp(const ForwardJob<T>& job, const Vectors<T>& a, co
     sum += fast_exp(a.template at<float>(i, k) + b.template at<float>(j, k) - max);
   sum = warp_sum(sum);
   if (lane == 0) finish_lse(max, sum, shift_a, shift_b, job.out[at], job.log_s[at]);
+}
+
+// The outputs of a tile that have failed.
+template <typename T>
+__device__ __forceinline__ void direct_tile(
+    const ForwardJob<T>& job, TileMemory<float>& memory, const uint32_t (*failed)[kTile / 32], TilePlace place) {
+  LseOp<float, kOwned> op;
+  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
+      static_cast<int>(job.depth));
+  place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+    const int c = static_cast<int>(j - place.column);
+    if (!(failed[i - place.row][c / 32] >> c % 32 & 1)) return;
+    const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
+    finish_lse(op.max[e], op.sum[e], job.peaks_a[n].shift, job.peaks_b[m].shift, job.out[at], job.log_s[at]);
+  });
 }
 
 template <typename T, int kBlock, bool kSplit>
@@ -89,19 +90,20 @@ __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<
       const int64_t i = row + r, j = column + c;
       if (i >= job.a.count || j >= job.b.count) return;
       const Peak<float> a = peaks_a[i], b = peaks_b[j];
-      const Verdict verdict = judge(job, a, b, sum);
+      const Verdict verdict = job.sums.judge(a, b, sum);
       if (verdict == Verdict::kFailed) {
         atomicOr(&failed[r][c / 32], 1u << c % 32);
         atomicAdd(&failures[r / kTile], 1);
         return;
       }
-      const float log_s = verdict == Verdict::kMasked ? -infinity<float>() : log_of(sum, job.exponent);
+      const float log_s = verdict == Verdict::kMasked ? -infinity<float>() : log_of(sum, 2 * job.sums.exponent);
       job.log_s[base + i * job.b.count + j] = log_s;
       job.out[base + i * job.b.count + j] = a.shift + b.shift + log_s;
     });
     __syncthreads();
 
     const Vectors<T> a = job.a.of_batch(batch), b = job.b.of_batch(batch);
+#pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       const int top = part * kTile;
       if (failures[part] == 0) continue;
@@ -115,16 +117,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<
         }
         continue;
       }
-      LseOp<float, kOwn * kOwn> op;
-      run_tile(op, *reinterpret_cast<TileMemory<float>*>(shared), a, b, row + top, column, job.depth);
-      const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
-#pragma unroll
-      for (int e = 0; e < kOwn * kOwn; ++e) {
-        const int r = top + ty + e / kOwn, c = tx + e % kOwn;
-        if (!(failed[r][c / 32] >> c % 32 & 1)) continue;
-        const int64_t i = row + r, j = column + c, at = base + i * job.b.count + j;
-        finish_lse(op.max[e], op.sum[e], peaks_a[i].shift, peaks_b[j].shift, job.out[at], job.log_s[at]);
-      }
+      direct_tile(job, *reinterpret_cast<TileMemory<float>*>(shared), failed + top, {batch, row + top, column});
     }
     __syncthreads();
   }

@@ -43,6 +43,11 @@ inline unsigned grid_of(const char* op, int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+inline Tensor widened(const Tensor& tensor) {
+  return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor
+                                                                 : torch::stable::to(tensor, ScalarType::Float);
+}
+
 inline bool is_small(int64_t rows, int64_t columns) { return std::max(rows, columns) <= 32; }
 
 }  // namespace dcs

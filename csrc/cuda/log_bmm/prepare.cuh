@@ -1,7 +1,7 @@
 // First step of a log-semiring product: the maximum of every vector and, for the tensor cores, exp(x - maximum).
 #pragma once
 
-#include "log_bmm/operands.cuh"
+#include "log_bmm/scaled_sums.cuh"
 
 namespace dcs {
 
@@ -25,54 +25,6 @@ struct PrepareJob {
 };
 
 constexpr int kColumnDepth = 128;
-constexpr float kFloor = 0x1p-60f;
-
-// e^x 2^exponent for x <= 0, to float's last digit but one: every term has the error of its factors. x = n log 2 + g,
-// and e^g by its series to the seventh power (|g| < 0.35: what is left out is below 1e-8). The exponent is added to n:
-// inside the argument it would cost digits.
-__device__ __forceinline__ float scaled_exp(float x, int exponent) {
-  if (!(x > -infinity<float>())) return 0.f;
-  const float whole = rintf(x * 1.44269504f);
-  const float g = fmaf(-whole, 1.42860677e-6f, fmaf(-whole, 0.693145752f, x));
-  float power = fmaf(g, 1.f / 5040, 1.f / 720);
-  power = fmaf(g, power, 1.f / 120);
-  power = fmaf(g, power, 1.f / 24);
-  power = fmaf(g, power, 1.f / 6);
-  power = fmaf(g, power, 0.5f);
-  power = fmaf(g, power, 1.f);
-  power = fmaf(g, power, 1.f);
-  const int shift = static_cast<int>(whole) + exponent;
-  return shift < -126 ? 0.f : power * __int_as_float((shift + 127) << 23);
-}
-
-template <typename Acc>
-struct PeakScan {
-  Acc max = -infinity<Acc>();
-  bool masked = false, special = false;
-
-  __device__ __forceinline__ void see(Acc x) {
-    max = x > max ? x : max;
-    masked |= x == -infinity<Acc>();
-    special |= !(x < infinity<Acc>());
-  }
-  __device__ __forceinline__ void merge(const PeakScan& other) {
-    max = other.max > max ? other.max : max;
-    masked |= other.masked;
-    special |= other.special;
-  }
-  __device__ __forceinline__ Peak<Acc> peak() const {
-    const bool all = max == -infinity<Acc>() && !special;
-    return {
-        special || all ? Acc(0) : max, (masked ? kHasMasked : 0) | (all ? kAllMasked : 0) | (special ? kSpecial : 0)};
-  }
-};
-
-template <typename T>
-__device__ __forceinline__ float scaled_element(const PrepareJob<T, float>& job, const Peak<float>& peak, float x) {
-  if (peak.flags & (kSpecial | kAllMasked)) return 0.f;  // a direct sum serves it; here it must not touch its neighbors
-  const float e = scaled_exp(x - peak.shift, job.exponent);
-  return job.floored && (peak.flags & kHasMasked) && x > -infinity<float>() ? fmaxf(e, kFloor) : e;
-}
 
 // A warp a vector: neighboring lanes are neighboring k.
 template <typename T, typename Acc>
@@ -103,7 +55,8 @@ __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
     float* to = job.scaled + at * job.ld;
     at_k = from;
 #pragma unroll 8
-    for (int k = lane; k < depth; k += 32, at_k += advance) to[k] = scaled_element(job, peak, cast<Acc>(*at_k));
+    for (int k = lane; k < depth; k += 32, at_k += advance)
+      to[k] = scaled_element(peak, cast<Acc>(*at_k), job.exponent, job.floored);
     if (depth + lane < job.ld) to[depth + lane] = 0.f;
   }
 }
@@ -150,7 +103,7 @@ __device__ void prepare_columns(const PrepareJob<T, Acc>& job, int64_t block) {
       }
 #pragma unroll
       for (int i = 0; i < kColumnDepth / kPrepareLanes; ++i)
-        tile[y + i * kPrepareLanes][x] = scaled_element(job, peak, values[i]);
+        tile[y + i * kPrepareLanes][x] = scaled_element(peak, values[i], job.exponent, job.floored);
       __syncthreads();
 #pragma unroll
       for (int v = 0; v < 32; v += kPrepareLanes)
