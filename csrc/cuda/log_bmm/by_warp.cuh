@@ -1,4 +1,4 @@
-// The choice of one output by a warp: neighboring lanes take neighboring k.
+// One output by a warp: neighboring lanes take neighboring k.
 #pragma once
 
 #include "log_bmm/semiring_ops.cuh"
@@ -36,6 +36,18 @@ __device__ __forceinline__ Acc warp_max(Acc value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) value = fmax(value, __shfl_xor_sync(kAllLanes, value, offset));
   return value;
+}
+
+// logsumexp, of its maximum and the sum: in all lanes.
+template <typename Acc, typename T>
+__device__ __forceinline__ LseOp<Acc, 1> lse_by_warp(const Terms<T>& terms, int depth) {
+  LseOp<Acc, 1> op;
+  for (int k = threadIdx.x % 32; k < depth; k += 32) op.max[0] = fmax(op.max[0], terms.template at<Acc>(k));
+  op.max[0] = warp_max(op.max[0]);
+  op.between();
+  for (int k = threadIdx.x % 32; k < depth; k += 32) op.sum[0] += fast_exp(terms.template at<Acc>(k) - op.max[0]);
+  op.sum[0] = warp_sum(op.sum[0]);
+  return op;
 }
 
 // The first n of [from, to) at which the sum of weight(n) passes `target`, and the sum up to it; the last of a positive

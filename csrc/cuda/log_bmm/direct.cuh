@@ -2,6 +2,7 @@
 #pragma once
 
 #include "log_bmm/backward.cuh"
+#include "log_bmm/by_warp.cuh"
 #include "log_bmm/prepare.cuh"
 #include "log_bmm/semiring_tile.cuh"
 
@@ -34,6 +35,21 @@ __global__ void __launch_bounds__(256) direct_small_kernel(DirectJob<T, Acc> job
     LseOp<Acc, 1> op;
     run_single(op, a, b, i, j, static_cast<int>(job.depth));
     finish_lse(op.max[0], op.sum[0], scan_a.peak().shift, scan_b.peak().shift, job.out[at], job.log_s[at]);
+  }
+}
+
+// An output a warp.
+template <typename T, typename Acc>
+__global__ void __launch_bounds__(256)
+    direct_warp_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
+  const int64_t total = job.batches * job.a.count * job.b.count;
+  for (int64_t at = (blockIdx.x * 256ll + threadIdx.x) / 32; at < total; at += gridDim.x * 256ll / 32) {
+    const int64_t j = at % job.b.count, n = at / job.b.count, i = n % job.a.count, batch = n / job.a.count;
+    const auto op =
+        lse_by_warp<Acc>(Terms<T>(job.a.of_batch(batch), job.b.of_batch(batch), i, j), static_cast<int>(job.depth));
+    if (threadIdx.x % 32 == 0)
+      finish_lse(
+          op.max[0], op.sum[0], peaks_a[n].shift, peaks_b[batch * job.b.count + j].shift, job.out[at], job.log_s[at]);
   }
 }
 

@@ -26,9 +26,7 @@ Plan plan_of(int64_t batches, int64_t rows, int64_t columns, int64_t depth, int 
   if (depth < 16 || (is_small(rows, columns) && depth <= 64)) return {Kernel::kThreads, all};
   const bool is_sparse = outputs * 32 < tiles * kTile * kTile;
   if (is_sparse && (outputs >= 8 * multiprocessors || depth <= 2048)) return {Kernel::kWarps, all};
-  const int64_t parts = std::min<int64_t>(2 * multiprocessors / tiles, ceil_div(depth, 2 * kTileDepth));
-  return {
-      Kernel::kTiles, parts <= 1 ? all : static_cast<int>(ceil_div(ceil_div(depth, parts), kTileDepth) * kTileDepth)};
+  return {Kernel::kTiles, static_cast<int>(split_depth_of(tiles, depth, multiprocessors, 2 * kTileDepth))};
 }
 
 template <typename Kernel, typename Job>

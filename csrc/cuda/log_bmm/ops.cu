@@ -51,15 +51,23 @@ void forward_product(
   job.scaled_b = {prepared.b.scaled, prepared.b.ld, b.size(2), depth};
   job.out = static_cast<float*>(out.mutable_data_ptr());
   job.log_s = static_cast<float*>(log_s.mutable_data_ptr());
+  const int64_t tiles = job.batches * ceil_div(job.a.count, kTile) * ceil_div(job.b.count, kTile);
+  job.split_depth = split_depth_of(tiles, depth, device_of(a.get_device_index(), kOp).multiprocessors, 4 * kStageDepth);
+  job.splits = ceil_div(depth, job.split_depth);
+  const int64_t part_bytes = job.splits == 1 ? 0 : tiles * job.splits * kTile * kTile * int64_t{sizeof(float)};
+  const Workspace parts(a, part_bytes), arrived(a, job.splits == 1 ? 0 : tiles * int64_t{sizeof(int)});
+  job.parts = static_cast<float*>(parts.data()), job.arrived = static_cast<int*>(arrived.data());
+  if (job.splits > 1)
+    check_cuda(cudaMemsetAsync(job.arrived, 0, tiles * sizeof(int), stream), kOp, "clearing the counters");
   const auto run = [&](auto block) {
     constexpr int kBlock = decltype(block)::value;
-    const int64_t tiles = job.batches * ceil_div(job.a.count, kBlock) * ceil_div(job.b.count, kTile);
+    const int64_t blocks = job.batches * job.splits * ceil_div(job.a.count, kBlock) * ceil_div(job.b.count, kTile);
     if (split)
       launch_product(forward_kernel<float, kBlock, true>, Tf32Product<kBlock, kTile, true, true, true>::kSharedBytes,
-          job, tiles, stream);
+          job, blocks, stream);
     else
       launch_product(forward_kernel<float, kBlock, false>, Tf32Product<kBlock, kTile, true, true, false>::kSharedBytes,
-          job, tiles, stream);
+          job, blocks, stream);
   };
   if (takes_large_tiles(job.batches, job.a.count, job.b.count, a.get_device_index()))
     run(std::integral_constant<int, 128>());
@@ -79,14 +87,18 @@ void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const T
     const auto kernel = across ? direct_vector_kernel<T, T, true> : direct_vector_kernel<T, T, false>;
     kernel<<<grid_of(kOp, blocks), 32 * kVectorWarps, 0, stream>>>(
         matrix, vector, job.batches, job.depth, job.out, job.log_s);
-  } else if (job.depth < 16 || is_small(rows, columns)) {
+  } else if (job.depth < 16 || (is_small(rows, columns) && job.depth <= 64)) {
     direct_small_kernel<T, T>
         <<<grid_of(kOp, std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(
             job);
-  } else {
+  } else if constexpr (std::is_same_v<T, double>) {
     const Prepared<T, T> prepared(kOp, a, b, false, 0, false, stream);
     const int64_t tiles = job.batches * ceil_div(rows, kTile) * ceil_div(columns, kTile);
-    direct_tile_kernel<T, T><<<grid_of(kOp, tiles), kTileThreads, 0, stream>>>(job, prepared.a.peaks, prepared.b.peaks);
+    const bool is_sparse = is_small(rows, columns) || rows * columns * 32 < tiles / job.batches * kTile * kTile;
+    const int64_t warps = std::min<int64_t>(ceil_div(job.batches * rows * columns, 8), 1 << 20);
+    const auto kernel = is_sparse ? direct_warp_kernel<T, T> : direct_tile_kernel<T, T>;
+    kernel<<<grid_of(kOp, is_sparse ? warps : tiles), kTileThreads, 0, stream>>>(
+        job, prepared.a.peaks, prepared.b.peaks);
   }
 }
 

@@ -5,7 +5,7 @@
 
 namespace dcs {
 
-constexpr int kPrepareLanes = 16;  // along k, beside 32 vectors; or so many warps of a vector each
+constexpr int kPrepareLanes = 16;  // along k, beside 32 vectors; or so many warps of a vector each, or of one
 
 template <typename T, typename Acc>
 struct PrepareJob {
@@ -18,27 +18,32 @@ struct PrepareJob {
   bool floored;  // finite elements of a vector with -inf stay above 0: at least kFloor
 
   __host__ __device__ int64_t blocks() const {
-    const int64_t groups = by_columns() ? (from.count + 31) / 32 : (from.count + kPrepareLanes - 1) / kPrepareLanes;
-    return groups * batches;
+    const int vectors = by_columns() ? 32 : is_long() ? 1 : kPrepareLanes;
+    return (from.count + vectors - 1) / vectors * batches;
   }
-  __host__ __device__ bool by_columns() const { return from.stride == 1 && from.step != 1; }
+  __host__ __device__ bool by_columns() const { return from.stride == 1 && from.step != 1 && from.count >= 8; }
+  __host__ __device__ bool is_long() const { return depth >= 2048; }
 };
 
 constexpr int kColumnDepth = 128;
 
-// A warp a vector: neighboring lanes are neighboring k.
+// A warp a vector, or all of the block's warps: neighboring lanes are neighboring k.
 template <typename T, typename Acc>
 __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
-  const int64_t groups = (job.from.count + kPrepareLanes - 1) / kPrepareLanes;
-  const int64_t batch = block / groups, vector = block % groups * kPrepareLanes + threadIdx.y;
+  __shared__ PeakScan<Acc> scans[kPrepareLanes];
+  const bool is_long = job.is_long();
+  const int64_t groups = is_long ? job.from.count : (job.from.count + kPrepareLanes - 1) / kPrepareLanes;
+  const int64_t batch = block / groups,
+                vector = is_long ? block % groups : block % groups * kPrepareLanes + threadIdx.y;
   if (vector >= job.from.count) return;
-  const T* from = job.from.of_batch(batch).data + vector * job.from.stride + threadIdx.x * job.from.step;
-  const int64_t advance = 32 * job.from.step;
-  const int depth = static_cast<int>(job.depth), lane = threadIdx.x;
+  const int depth = static_cast<int>(job.depth), lane = threadIdx.x, step = is_long ? 32 * kPrepareLanes : 32,
+            first = is_long ? threadIdx.y * 32 + lane : lane;
+  const T* from = job.from.of_batch(batch).data + vector * job.from.stride + first * job.from.step;
+  const int64_t advance = step * job.from.step;
   PeakScan<Acc> scan;
   const T* at_k = from;
 #pragma unroll 8
-  for (int k = lane; k < depth; k += 32, at_k += advance) scan.see(cast<Acc>(*at_k));
+  for (int k = first; k < depth; k += step, at_k += advance) scan.see(cast<Acc>(*at_k));
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     PeakScan<Acc> other;
@@ -47,17 +52,22 @@ __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
     other.masked = flags & 1, other.special = flags & 2;
     scan.merge(other);
   }
+  if (is_long) {
+    if (lane == 0) scans[threadIdx.y] = scan;
+    __syncthreads();
+    for (int i = 0; i < kPrepareLanes; ++i) scan.merge(scans[i]);
+  }
   const Peak<Acc> peak = scan.peak();
   const int64_t at = batch * job.from.count + vector;
-  if (lane == 0) job.peaks[at] = peak;
+  if (first == 0) job.peaks[at] = peak;
   if constexpr (sizeof(Acc) == sizeof(float)) {
     if (job.scaled == nullptr) return;
     float* to = job.scaled + at * job.ld;
     at_k = from;
 #pragma unroll 8
-    for (int k = lane; k < depth; k += 32, at_k += advance)
+    for (int k = first; k < depth; k += step, at_k += advance)
       to[k] = scaled_element(peak, cast<Acc>(*at_k), job.exponent, job.floored);
-    if (depth + lane < job.ld) to[depth + lane] = 0.f;
+    if (depth + first < job.ld) to[depth + first] = 0.f;
   }
 }
 

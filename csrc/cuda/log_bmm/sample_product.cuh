@@ -25,14 +25,14 @@ struct SampleProductJob {
 template <int kCount>
 struct ProductSampleOp {
   static constexpr bool kMindsSpecial = false;
-  float sum[kCount], part[kCount], target[kCount], before[kCount];  // before: the sum up to the part that passes
-  int32_t parts[kCount];                                            // before that
+  float sum[kCount], part[kCount], target[kCount];  // in the second pass the sum stays as it is before the part that
+  int32_t parts[kCount];                            // passes; that it has is said by the complement of their number
 
   static __device__ __forceinline__ float outside() { return 0.f; }
   __device__ __forceinline__ ProductSampleOp() { restart(); }
   __device__ __forceinline__ void restart() {
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) sum[e] = before[e] = 0.f, parts[e] = 0;
+    for (int e = 0; e < kCount; ++e) sum[e] = 0.f, parts[e] = 0;
   }
   template <int kPass>
   __device__ __forceinline__ void begin() {
@@ -47,22 +47,25 @@ struct ProductSampleOp {
   __device__ __forceinline__ void end() {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
-      sum[e] += part[e];
-      if (kPass == 1 && sum[e] <= target[e]) before[e] = sum[e], ++parts[e];
+      const float after = sum[e] + part[e];
+      if constexpr (kPass == 0) sum[e] = after;
+      else if (parts[e] >= 0 && after <= target[e]) sum[e] = after, ++parts[e];
+      else if (parts[e] >= 0) parts[e] = ~parts[e];
     }
   }
-  // x and y at the part's terms, of which there are `left`, a multiple of 4.
-  __device__ __forceinline__ int32_t drawn(int e, const float* x, const float* y, int left) const {
+  // From the vectors x and y, whose length is a multiple of 4.
+  __device__ __forceinline__ int32_t drawn(int e, const float* x, const float* y, int length) const {
+    int32_t index = (parts[e] < 0 ? ~parts[e] : parts[e]) * kTileDepth;
     float up_to = 0.f;
-    int32_t index = parts[e] * kTileDepth;
+    const int first = index;
 #pragma unroll
-    for (int k = 0; k < kTileDepth; k += 4) {
-      if (k >= left) break;
+    for (int k = first; k < first + kTileDepth; k += 4) {
+      if (k >= length) break;
       const float4 four_x = *reinterpret_cast<const float4*>(x + k), four_y = *reinterpret_cast<const float4*>(y + k);
-      index += before[e] + (up_to = fmaf(four_x.x, four_y.x, up_to)) <= target[e];
-      index += before[e] + (up_to = fmaf(four_x.y, four_y.y, up_to)) <= target[e];
-      index += before[e] + (up_to = fmaf(four_x.z, four_y.z, up_to)) <= target[e];
-      index += before[e] + (up_to = fmaf(four_x.w, four_y.w, up_to)) <= target[e];
+      index += sum[e] + (up_to = fmaf(four_x.x, four_y.x, up_to)) <= target[e];
+      index += sum[e] + (up_to = fmaf(four_x.y, four_y.y, up_to)) <= target[e];
+      index += sum[e] + (up_to = fmaf(four_x.z, four_y.z, up_to)) <= target[e];
+      index += sum[e] + (up_to = fmaf(four_x.w, four_y.w, up_to)) <= target[e];
     }
     return index;
   }
@@ -119,8 +122,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) sample_product_kernel(SampleP
   op.restart();
   tile_pass<1>(op, memory, scaled_a, scaled_b, place.row, place.column, 0, job.ld);
   place.each(rows, columns, [&](int e, int64_t i, int64_t j) {
-    const int64_t first = int64_t{op.parts[e]} * kTileDepth;
-    const int32_t index = op.drawn(e, x + i * ld + first, y + j * ld + first, static_cast<int>(ld - first));
+    const int32_t index = op.drawn(e, x + i * ld, y + j * ld, job.ld);
     job.indices[base + i * columns + j] = masked >> e & 1 ? kNothing : index;
   });
   if (failures == 0) return;
