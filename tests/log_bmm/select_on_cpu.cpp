@@ -26,6 +26,11 @@ Case draw(std::mt19937& random) {
   c.splits = 1 + static_cast<int>(random() % 5);
   c.scale = kScales[random() % 4];
   c.transposed = random() % 2, c.special = random() % 4 == 0, c.masked = random() % 3 == 0;
+  if (random() % 3 == 0) {  // tiles of which sums with exponents serve most
+    const auto from = [&](int least, int most) { return least + static_cast<int>(random() % (most - least)); };
+    c.batches = 1, c.rows = from(30, 90), c.columns = from(30, 90), c.depth = from(40, 200);
+    c.scale = 50, c.special = false, c.masked = random() % 6 == 0;
+  }
   c.seed = static_cast<unsigned>(random());
   return c;
 }

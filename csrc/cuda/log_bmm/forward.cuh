@@ -4,9 +4,7 @@
 // something from S (ScaledSums tells whether it has). Both factors carry 2^exponent.
 #pragma once
 
-#include "log_bmm/by_warp.cuh"
-#include "log_bmm/scaled_sums.cuh"
-#include "log_bmm/semiring_tile.cuh"
+#include "log_bmm/shifted_sums.cuh"
 #include "log_bmm/tf32_product.cuh"
 
 namespace dcs {
@@ -44,16 +42,35 @@ __device__ __forceinline__ float log_of(float sum, int exponent) {
       static_cast<float>(power - exponent) * -1.90465421e-9f;
 }
 
-// The outputs of a tile that have failed.
+// The outputs of a tile that have failed, by sums with exponents; what those certify has not.
 template <typename T>
-__device__ __forceinline__ void direct_tile(
-    const ForwardJob<T>& job, TileMemory<float>& memory, const uint32_t (*failed)[kTile / 32], TilePlace place) {
-  LseOp<float, kOwned> op;
+__device__ __forceinline__ void shifted_tile(
+    const ForwardJob<T>& job, ShiftedMemory& memory, Failures& failures, const TilePlace& place) {
+  const Vectors<T> a = job.a.of_batch(place.batch), b = job.b.of_batch(place.batch);
+  const Peak<float>*peaks_a = job.peaks_a + place.batch * a.count, *peaks_b = job.peaks_b + place.batch * b.count;
+  const int exponent = job.sums.exponent;
+  ShiftedOp<kOwned> op;
+  shifted_pass<0>(
+      op, memory, a, b, ShiftedVector(a, b, peaks_a, peaks_b, place), place, static_cast<int>(job.depth), exponent);
+  place.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
+    if (job.sums.judge(peaks_a[i], peaks_b[j], op.sum[e]) != Verdict::kCertified) return;
+    if (!failures.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) return;
+    const int64_t at = (place.batch * a.count + i) * b.count + j;
+    const float out = log_of(op.sum[e], 2 * exponent - static_cast<int>(op.top[e]));
+    job.out[at] = out;
+    job.log_s[at] = (out - peaks_a[i].shift) - peaks_b[j].shift;
+  });
+  __syncthreads();
+}
+
+// Every output of the tile, or those of a list, term by term.
+template <int kCount, typename T, typename Outputs, typename Each>
+__device__ __forceinline__ void sum_terms(const ForwardJob<T>& job, TileMemory<float>& memory, const TilePlace& place,
+    const Outputs& outputs, const Each& each) {
+  LseOp<float, kCount> op;
   run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
-      static_cast<int>(job.depth));
-  place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
-    const int c = static_cast<int>(j - place.column);
-    if (!(failed[i - place.row][c / 32] >> c % 32 & 1)) return;
+      static_cast<int>(job.depth), outputs);
+  each([&](int e, int64_t i, int64_t j) {
     const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
     finish_lse(op.max[e], op.sum[e], job.peaks_a[n].shift, job.peaks_b[m].shift, job.out[at], job.log_s[at]);
   });
@@ -62,21 +79,18 @@ __device__ __forceinline__ void direct_tile(
 template <typename T, int kBlock, bool kSplit>
 __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<T> job) {
   using Product = Tf32Product<kBlock, kTile, true, true, kSplit>;
-  constexpr int kParts = kBlock / kTile, kWords = kTile / 32;
-  constexpr int kFew =
-      kTile * kTile / 64;  // so many direct sums by warps, whose reads may be scattered, cost as much as the whole tile
+  constexpr int kParts = kBlock / kTile;
   static_assert(
-      kProductThreads == kTileThreads && sizeof(TileMemory<float>) <= Product::kSharedBytes, "tiles share the block");
+      kProductThreads == kTileThreads && sizeof(ShiftedMemory) <= Product::kSharedBytes, "tiles share the block");
   extern __shared__ __align__(16) float shared[];
-  __shared__ uint32_t failed[kBlock][kWords];
-  __shared__ int failures[kParts];
+  __shared__ Failures failures[kParts];
   const int64_t tiles_i = (job.a.count + kBlock - 1) / kBlock, tiles_j = (job.b.count + kTile - 1) / kTile;
   const int64_t unit = blockIdx.x;
   const int64_t tile = unit / job.splits, split = unit % job.splits;
   const int64_t batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kBlock,
                 column = tile % tiles_j * kTile;
-  for (int e = threadIdx.x; e < kBlock * kWords; e += kProductThreads) failed[e / kWords][e % kWords] = 0;
-  if (threadIdx.x < kParts) failures[threadIdx.x] = 0;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) failures[part].clear();
   Panel scaled_a = job.scaled_a, scaled_b = job.scaled_b;
   scaled_a.data += batch * scaled_a.extent * scaled_a.ld + split * job.split_depth;
   scaled_b.data += batch * scaled_b.extent * scaled_b.ld + split * job.split_depth;
@@ -98,8 +112,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<
     const Peak<float> a = peaks_a[i], b = peaks_b[j];
     const Verdict verdict = job.sums.judge(a, b, sum);
     if (verdict == Verdict::kFailed) {
-      atomicOr(&failed[r][c / 32], 1u << c % 32);
-      atomicAdd(&failures[r / kTile], 1);
+      failures[r / kTile].add(r % kTile, c);
       return;
     }
     const float log_s = verdict == Verdict::kMasked ? -infinity<float>() : log_of(sum, 2 * job.sums.exponent);
@@ -108,25 +121,22 @@ __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<
   });
   __syncthreads();
 
-  const Vectors<T> a = job.a.of_batch(batch), b = job.b.of_batch(batch);
 #pragma unroll 1
   for (int part = 0; part < kParts; ++part) {
-    const int top = part * kTile;
-    if (failures[part] == 0) continue;
-    if (failures[part] <= kFew) {
-      for (int e = threadIdx.x / 32; e < kTile * 2; e += kProductThreads / 32) {
-        const int r = top + e / 2, word = e % 2;
-        for (uint32_t bits = failed[r][word]; bits != 0; bits &= bits - 1) {
-          const int64_t i = row + r, j = column + word * 32 + __ffs(bits) - 1;
-          const auto op = lse_by_warp<float>(Terms<T>(a, b, i, j), static_cast<int>(job.depth));
-          const int64_t at = base + i * job.b.count + j;
-          if (threadIdx.x % 32 == 0)
-            finish_lse(op.max[0], op.sum[0], peaks_a[i].shift, peaks_b[j].shift, job.out[at], job.log_s[at]);
-        }
-      }
-      continue;
+    Failures& left = failures[part];
+    const TilePlace place{batch, row + part * kTile, column};
+    ShiftedMemory& memory = *reinterpret_cast<ShiftedMemory*>(shared);
+    if (left.are_many()) shifted_tile(job, memory, left, place);
+    if (left.are_many()) {
+      sum_terms<kOwned>(job, memory.tile, place, OwnOutputs(), [&](auto&& f) {
+        place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+          if (left.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) f(e, i, j);
+        });
+      });
+    } else if (left.count > 0) {
+      const ListedOutputs listed(left);
+      sum_terms<kListed>(job, memory.tile, place, listed, [&](auto&& f) { listed.each(place, f); });
     }
-    direct_tile(job, *reinterpret_cast<TileMemory<float>*>(shared), failed + top, {batch, row + top, column});
   }
 }
 

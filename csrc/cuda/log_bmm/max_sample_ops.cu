@@ -20,12 +20,14 @@ struct Plan {
 
 // Short sums an output a thread. Where most of a tile would lie outside an output a warp, if that makes enough warps.
 // Else tiles; where they would not fill the device, parts of their terms, of at least two steps.
-Plan plan_of(int64_t batches, int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+// Products cost less than what they are split into: they are split where they leave most of the device idle.
+Plan plan_of(int64_t batches, int64_t rows, int64_t columns, int64_t depth, int multiprocessors, bool by_products) {
   const int64_t tiles = batches * ceil_div(rows, kTile) * ceil_div(columns, kTile), outputs = batches * rows * columns;
   const int all = static_cast<int>(depth);
   if (depth < 16 || (is_small(rows, columns) && depth <= 64)) return {Kernel::kThreads, all};
   const bool is_sparse = outputs * 32 < tiles * kTile * kTile;
   if (is_sparse && (outputs >= 8 * multiprocessors || depth <= 2048)) return {Kernel::kWarps, all};
+  if (by_products && tiles * 5 >= multiprocessors) return {Kernel::kTiles, all};
   return {Kernel::kTiles, static_cast<int>(split_depth_of(tiles, depth, multiprocessors, 2 * kTileDepth))};
 }
 
@@ -56,7 +58,8 @@ void launch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Tens
   const cudaStream_t stream = current_stream(device);
   using Acc = typename SelectJob<T>::Acc;
   const int64_t rows = a.size(1), columns = b.size(2), outputs = indices.numel();
-  const Plan plan = plan_of(a.size(0), rows, columns, a.size(2), device_of(device, name).multiprocessors);
+  const Plan plan = plan_of(a.size(0), rows, columns, a.size(2), device_of(device, name).multiprocessors,
+      !is_max && std::is_same_v<Acc, float>);
   SelectJob<T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), static_cast<int>(a.size(2))};
   job.split_depth = plan.split_depth;
   job.splits = job.depth == 0 ? 1 : static_cast<int>(ceil_div(job.depth, plan.split_depth));

@@ -87,12 +87,30 @@ struct TileFetch {
   }
 };
 
-// One pass of an operation over k in [from, depth), for the kOwn x kOwn outputs of a thread of the tile at (row,
-// column). Beyond depth are terms that change nothing.
-template <int kPass, typename T, typename Acc, typename Op>
+// The kOwn x kOwn outputs of a thread.
+struct OwnOutputs {
+  // The terms in shared memory, of which the first is k0.
+  template <int kPass, bool kExact, typename Acc, typename Op>
+  __device__ __forceinline__ void steps(Op& op, const TileMemory<Acc>& memory, int k0) const {
+    const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
+#pragma unroll 4
+    for (int k = 0; k < kTileDepth; ++k) {
+      Acc x[kOwn], y[kOwn];
+      load_own(&memory.x[k][ty], x);
+      load_own(&memory.y[k][tx], y);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) op.template step<kPass, kExact>(i * kOwn + j, x[i], y[j], k0 + k);
+    }
+  }
+};
+
+// One pass of an operation over k in [from, depth), for a thread's outputs of the tile at (row, column). Beyond depth
+// are terms that change nothing.
+template <int kPass, typename T, typename Acc, typename Op, typename Outputs = OwnOutputs>
 __device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
-    int64_t row, int64_t column, int from, int depth) {
-  const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
+    int64_t row, int64_t column, int from, int depth, const Outputs& outputs = {}) {
   TileFetch<T, Acc> fetch_a(a, row, from, depth), fetch_b(b, column, from, depth);
   fetch_a.load(from), fetch_b.load(from);
   for (int k0 = from; k0 < depth; k0 += kTileDepth) {
@@ -103,32 +121,19 @@ __device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const
     if constexpr (Op::kMindsSpecial) special = __syncthreads_or(special);
     else __syncthreads();
     fetch_a.load(k0 + kTileDepth), fetch_b.load(k0 + kTileDepth);
-    const auto steps = [&](auto exact) {
-#pragma unroll 4
-      for (int k = 0; k < kTileDepth; ++k) {
-        Acc x[kOwn], y[kOwn];
-        load_own(&memory.x[k][ty], x);
-        load_own(&memory.y[k][tx], y);
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-          for (int j = 0; j < kOwn; ++j)
-            op.template step<kPass, decltype(exact)::value>(i * kOwn + j, x[i], y[j], k0 + k);
-      }
-    };
     op.template begin<kPass>();
-    if (Op::kMindsSpecial && special) steps(std::true_type());
-    else steps(std::false_type());
+    if (Op::kMindsSpecial && special) outputs.template steps<kPass, true>(op, memory, k0);
+    else outputs.template steps<kPass, false>(op, memory, k0);
     op.template end<kPass>();
   }
 }
 
-template <typename T, typename Acc, typename Op>
+template <typename T, typename Acc, typename Op, typename Outputs = OwnOutputs>
 __device__ __forceinline__ void run_tile(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
-    int64_t row, int64_t column, int from, int depth) {
-  tile_pass<0>(op, memory, a, b, row, column, from, depth);
-  if constexpr (Op::kPasses > 1) op.between(), tile_pass<1>(op, memory, a, b, row, column, from, depth);
-  if constexpr (Op::kPasses > 2) op.before_last(), tile_pass<2>(op, memory, a, b, row, column, from, depth);
+    int64_t row, int64_t column, int from, int depth, const Outputs& outputs = {}) {
+  tile_pass<0>(op, memory, a, b, row, column, from, depth, outputs);
+  if constexpr (Op::kPasses > 1) op.between(), tile_pass<1>(op, memory, a, b, row, column, from, depth, outputs);
+  if constexpr (Op::kPasses > 2) op.before_last(), tile_pass<2>(op, memory, a, b, row, column, from, depth, outputs);
 }
 
 // The same for one output alone; sums are grouped alike, so that they are the same sums.

@@ -67,6 +67,12 @@ T atomicAdd(T* to, T value) {
   return before;
 }
 template <typename T>
+T atomicAnd(T* to, T bits) {
+  const T before = *to;
+  *to &= bits;
+  return before;
+}
+template <typename T>
 T atomicOr(T* to, T bits) {
   const T before = *to;
   *to |= bits;
