@@ -22,5 +22,5 @@ def select(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_select(select: Path, seed: int) -> None:
-    found = subprocess.run([str(select), "25", str(seed)], capture_output=True, text=True, timeout=600)
+    found = subprocess.run([str(select), "15", str(seed)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout
