@@ -2,6 +2,7 @@
 #pragma once
 
 #include "log_bmm/backward.cuh"
+#include "log_bmm/by_warp.cuh"
 #include "log_bmm/prepare.cuh"
 #include "log_bmm/semiring_tile.cuh"
 
@@ -32,8 +33,23 @@ __global__ void __launch_bounds__(256) direct_small_kernel(DirectJob<T, Acc> job
     see_vector(scan_a, a, i, 0, 1, job.depth);
     see_vector(scan_b, b, j, 0, 1, job.depth);
     LseOp<Acc, 1> op;
-    run_single(op, a, b, i, j, job.depth);
+    run_single(op, a, b, i, j, static_cast<int>(job.depth));
     finish_lse(op.max[0], op.sum[0], scan_a.peak().shift, scan_b.peak().shift, job.out[at], job.log_s[at]);
+  }
+}
+
+// An output a warp.
+template <typename T, typename Acc>
+__global__ void __launch_bounds__(256)
+    direct_warp_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
+  const int64_t total = job.batches * job.a.count * job.b.count;
+  for (int64_t at = (blockIdx.x * 256ll + threadIdx.x) / 32; at < total; at += gridDim.x * 256ll / 32) {
+    const int64_t j = at % job.b.count, n = at / job.b.count, i = n % job.a.count, batch = n / job.a.count;
+    const auto op =
+        lse_by_warp<Acc>(Terms<T>(job.a.of_batch(batch), job.b.of_batch(batch), i, j), static_cast<int>(job.depth));
+    if (threadIdx.x % 32 == 0)
+      finish_lse(
+          op.max[0], op.sum[0], peaks_a[n].shift, peaks_b[batch * job.b.count + j].shift, job.out[at], job.log_s[at]);
   }
 }
 
@@ -42,20 +58,14 @@ template <typename T, typename Acc>
 __global__ void __launch_bounds__(kTileThreads)
     direct_tile_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
   __shared__ TileMemory<Acc> memory;
-  const int64_t tiles_i = (job.a.count + kTile - 1) / kTile, tiles_j = (job.b.count + kTile - 1) / kTile;
-  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile,
-                column = tile % tiles_j * kTile;
-  LseOp<Acc, kOwn * kOwn> op;
-  run_tile(op, memory, job.a.of_batch(batch), job.b.of_batch(batch), row, column, job.depth);
-  const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
-#pragma unroll
-  for (int e = 0; e < kOwn * kOwn; ++e) {
-    const int64_t i = row + ty + e / kOwn, j = column + tx + e % kOwn;
-    if (i >= job.a.count || j >= job.b.count) continue;
-    const int64_t at = (batch * job.a.count + i) * job.b.count + j;
-    finish_lse(op.max[e], op.sum[e], peaks_a[batch * job.a.count + i].shift, peaks_b[batch * job.b.count + j].shift,
-        job.out[at], job.log_s[at]);
-  }
+  const TilePlace place = TilePlace::of(blockIdx.x, job.a.count, job.b.count);
+  LseOp<Acc, kOwned> op;
+  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
+      static_cast<int>(job.depth));
+  place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+    const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
+    finish_lse(op.max[e], op.sum[e], peaks_a[n].shift, peaks_b[m].shift, job.out[at], job.log_s[at]);
+  });
 }
 
 // Matrix times vector: 32 outputs a block where neighboring vectors of the matrix are neighbors in memory (kAcross),

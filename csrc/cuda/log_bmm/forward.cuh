@@ -1,13 +1,10 @@
 // log_bmm, forward: the product of shifted exponentials, a test of every sum, and the direct sum where the test fails.
 //
 // out = R + C + log S with S = sum_k exp(a - R) exp(b - C): all terms are positive, so only underflow can take
-// something from S. Both factors carry 2^exponent; a term that is lost is below 2^-126 2^exponent, so that S >= 2 K
-// 2^-126 2^exponent 2^24 has lost less than float32's last digit. Vectors with -inf keep their finite elements at
-// kFloor or above, which makes S = 0 mean that no k is open in both, and the test coarser (kFloor for 2^-126).
+// something from S (ScaledSums tells whether it has). Both factors carry 2^exponent.
 #pragma once
 
-#include "log_bmm/prepare.cuh"
-#include "log_bmm/semiring_tile.cuh"
+#include "log_bmm/shifted_sums.cuh"
 #include "log_bmm/tf32_product.cuh"
 
 namespace dcs {
@@ -18,10 +15,24 @@ struct ForwardJob {
   int64_t batches, depth;
   const Peak<float>*peaks_a, *peaks_b;
   Panel scaled_a, scaled_b;  // of batch 0
-  float threshold, floored_threshold;
-  int exponent;        // of sums: of both factors together
+  ScaledSums sums;
   float *out, *log_s;  // (batches, a.count, b.count)
+  // Where tiles are few their terms are split over several blocks, of which the last to arrive adds all sums up.
+  int64_t splits, split_depth;
+  float* parts;  // (tiles, splits, tile)
+  int* arrived;  // (tiles), zeros
 };
+
+// Whether the block is the last of `count` that arrive here; it then sees what the others have written.
+__device__ __forceinline__ bool is_last(int* arrived, int64_t count) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(arrived, 1) == count - 1;
+  __syncthreads();
+  __threadfence();
+  return last;
+}
 
 // log(sum 2^-exponent), as exact as a float has it: log(sum) alone is near 80, whose last digit is 8e-6.
 __device__ __forceinline__ float log_of(float sum, int exponent) {
@@ -31,102 +42,101 @@ __device__ __forceinline__ float log_of(float sum, int exponent) {
       static_cast<float>(power - exponent) * -1.90465421e-9f;
 }
 
-enum class Verdict { kCertified, kMasked, kFailed };
-
+// The outputs of a tile that have failed, by sums with exponents; what those certify has not.
 template <typename T>
-__device__ __forceinline__ Verdict judge(
-    const ForwardJob<T>& job, const Peak<float>& a, const Peak<float>& b, float sum) {
-  const int either = a.flags | b.flags;
-  if (either & kSpecial) return Verdict::kFailed;
-  if ((either & kAllMasked) || (sum == 0.f && (a.flags & b.flags & kHasMasked))) return Verdict::kMasked;
-  return sum >= (either & kHasMasked ? job.floored_threshold : job.threshold) ? Verdict::kCertified : Verdict::kFailed;
+__device__ __forceinline__ void shifted_tile(
+    const ForwardJob<T>& job, ShiftedMemory& memory, Failures& failures, const TilePlace& place) {
+  const Vectors<T> a = job.a.of_batch(place.batch), b = job.b.of_batch(place.batch);
+  const Peak<float>*peaks_a = job.peaks_a + place.batch * a.count, *peaks_b = job.peaks_b + place.batch * b.count;
+  const int exponent = job.sums.exponent;
+  ShiftedOp<kOwned> op;
+  shifted_pass<0>(
+      op, memory, a, b, ShiftedVector(a, b, peaks_a, peaks_b, place), place, static_cast<int>(job.depth), exponent);
+  place.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
+    if (job.sums.judge(peaks_a[i], peaks_b[j], op.sum[e]) != Verdict::kCertified) return;
+    if (!failures.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) return;
+    const int64_t at = (place.batch * a.count + i) * b.count + j;
+    const float out = log_of(op.sum[e], 2 * exponent - static_cast<int>(op.top[e]));
+    job.out[at] = out;
+    job.log_s[at] = (out - peaks_a[i].shift) - peaks_b[j].shift;
+  });
+  __syncthreads();
 }
 
-// One output by a warp.
-template <typename T>
-__device__ void direct_by_warp(const ForwardJob<T>& job, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j,
-    float shift_a, float shift_b, int64_t at) {
-  const int lane = threadIdx.x % 32;
-  float max = -infinity<float>(), sum = 0.f;
-  for (int64_t k = lane; k < job.depth; k += 32)
-    max = fmaxf(max, a.template at<float>(i, k) + b.template at<float>(j, k));
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-  max = safe_shift(max);
-  for (int64_t k = lane; k < job.depth; k += 32)
-    sum += fast_exp(a.template at<float>(i, k) + b.template at<float>(j, k) - max);
-  sum = warp_sum(sum);
-  if (lane == 0) finish_lse(max, sum, shift_a, shift_b, job.out[at], job.log_s[at]);
+// Every output of the tile, or those of a list, term by term.
+template <int kCount, typename T, typename Outputs, typename Each>
+__device__ __forceinline__ void sum_terms(const ForwardJob<T>& job, TileMemory<float>& memory, const TilePlace& place,
+    const Outputs& outputs, const Each& each) {
+  LseOp<float, kCount> op;
+  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
+      static_cast<int>(job.depth), outputs);
+  each([&](int e, int64_t i, int64_t j) {
+    const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
+    finish_lse(op.max[e], op.sum[e], job.peaks_a[n].shift, job.peaks_b[m].shift, job.out[at], job.log_s[at]);
+  });
 }
 
 template <typename T, int kBlock, bool kSplit>
 __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<T> job) {
   using Product = Tf32Product<kBlock, kTile, true, true, kSplit>;
-  constexpr int kParts = kBlock / kTile, kWords = kTile / 32;
-  constexpr int kFew =
-      kTile * kTile / 64;  // so many direct sums by warps, whose reads may be scattered, cost as much as the whole tile
+  constexpr int kParts = kBlock / kTile;
   static_assert(
-      kProductThreads == kTileThreads && sizeof(TileMemory<float>) <= Product::kSharedBytes, "tiles share the block");
+      kProductThreads == kTileThreads && sizeof(ShiftedMemory) <= Product::kSharedBytes, "tiles share the block");
   extern __shared__ __align__(16) float shared[];
-  __shared__ uint32_t failed[kBlock][kWords];
-  __shared__ int failures[kParts];
+  __shared__ Failures failures[kParts];
   const int64_t tiles_i = (job.a.count + kBlock - 1) / kBlock, tiles_j = (job.b.count + kTile - 1) / kTile;
-  for (int64_t tile = blockIdx.x; tile < job.batches * tiles_i * tiles_j; tile += gridDim.x) {
-    const int64_t batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kBlock,
-                  column = tile % tiles_j * kTile;
-    for (int e = threadIdx.x; e < kBlock * kWords; e += kProductThreads) failed[e / kWords][e % kWords] = 0;
-    if (threadIdx.x < kParts) failures[threadIdx.x] = 0;
-    Panel scaled_a = job.scaled_a, scaled_b = job.scaled_b;
-    scaled_a.data += batch * scaled_a.extent * scaled_a.ld;
-    scaled_b.data += batch * scaled_b.extent * scaled_b.ld;
-    Product product;
-    product.run(shared, scaled_a, scaled_b, row, column);
-    __syncthreads();
-
-    const Peak<float>*peaks_a = job.peaks_a + batch * job.a.count, *peaks_b = job.peaks_b + batch * job.b.count;
-    const int64_t base = batch * job.a.count * job.b.count;
-    product.each([&](int r, int c, float sum) {
-      const int64_t i = row + r, j = column + c;
-      if (i >= job.a.count || j >= job.b.count) return;
-      const Peak<float> a = peaks_a[i], b = peaks_b[j];
-      const Verdict verdict = judge(job, a, b, sum);
-      if (verdict == Verdict::kFailed) {
-        atomicOr(&failed[r][c / 32], 1u << c % 32);
-        atomicAdd(&failures[r / kTile], 1);
-        return;
-      }
-      const float log_s = verdict == Verdict::kMasked ? -infinity<float>() : log_of(sum, job.exponent);
-      job.log_s[base + i * job.b.count + j] = log_s;
-      job.out[base + i * job.b.count + j] = a.shift + b.shift + log_s;
-    });
-    __syncthreads();
-
-    const Vectors<T> a = job.a.of_batch(batch), b = job.b.of_batch(batch);
-    for (int part = 0; part < kParts; ++part) {
-      const int top = part * kTile;
-      if (failures[part] == 0) continue;
-      if (failures[part] <= kFew) {
-        for (int e = threadIdx.x / 32; e < kTile * 2; e += kProductThreads / 32) {
-          const int r = top + e / 2, word = e % 2;
-          for (uint32_t bits = failed[r][word]; bits != 0; bits &= bits - 1) {
-            const int64_t i = row + r, j = column + word * 32 + __ffs(bits) - 1;
-            direct_by_warp(job, a, b, i, j, peaks_a[i].shift, peaks_b[j].shift, base + i * job.b.count + j);
-          }
-        }
-        continue;
-      }
-      LseOp<float, kOwn * kOwn> op;
-      run_tile(op, *reinterpret_cast<TileMemory<float>*>(shared), a, b, row + top, column, job.depth);
-      const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
+  const int64_t unit = blockIdx.x;
+  const int64_t tile = unit / job.splits, split = unit % job.splits;
+  const int64_t batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kBlock,
+                column = tile % tiles_j * kTile;
 #pragma unroll
-      for (int e = 0; e < kOwn * kOwn; ++e) {
-        const int r = top + ty + e / kOwn, c = tx + e % kOwn;
-        if (!(failed[r][c / 32] >> c % 32 & 1)) continue;
-        const int64_t i = row + r, j = column + c, at = base + i * job.b.count + j;
-        finish_lse(op.max[e], op.sum[e], peaks_a[i].shift, peaks_b[j].shift, job.out[at], job.log_s[at]);
-      }
+  for (int part = 0; part < kParts; ++part) failures[part].clear();
+  Panel scaled_a = job.scaled_a, scaled_b = job.scaled_b;
+  scaled_a.data += batch * scaled_a.extent * scaled_a.ld + split * job.split_depth;
+  scaled_b.data += batch * scaled_b.extent * scaled_b.ld + split * job.split_depth;
+  scaled_a.depth = scaled_b.depth = min(job.split_depth, job.depth - split * job.split_depth);
+  Product product;
+  product.run(shared, scaled_a, scaled_b, row, column);
+  __syncthreads();
+  if (job.splits > 1) {
+    product.store(job.parts + unit * kBlock * kTile);
+    if (!is_last(job.arrived + tile, job.splits)) return;
+    product.load_all(job.parts + tile * job.splits * kBlock * kTile, static_cast<int>(job.splits));
+  }
+
+  const Peak<float>*peaks_a = job.peaks_a + batch * job.a.count, *peaks_b = job.peaks_b + batch * job.b.count;
+  const int64_t base = batch * job.a.count * job.b.count;
+  product.each([&](int r, int c, float sum) {
+    const int64_t i = row + r, j = column + c;
+    if (i >= job.a.count || j >= job.b.count) return;
+    const Peak<float> a = peaks_a[i], b = peaks_b[j];
+    const Verdict verdict = job.sums.judge(a, b, sum);
+    if (verdict == Verdict::kFailed) {
+      failures[r / kTile].add(r % kTile, c);
+      return;
     }
-    __syncthreads();
+    const float log_s = verdict == Verdict::kMasked ? -infinity<float>() : log_of(sum, 2 * job.sums.exponent);
+    job.log_s[base + i * job.b.count + j] = log_s;
+    job.out[base + i * job.b.count + j] = a.shift + b.shift + log_s;
+  });
+  __syncthreads();
+
+#pragma unroll 1
+  for (int part = 0; part < kParts; ++part) {
+    Failures& left = failures[part];
+    const TilePlace place{batch, row + part * kTile, column};
+    ShiftedMemory& memory = *reinterpret_cast<ShiftedMemory*>(shared);
+    if (left.are_many()) shifted_tile(job, memory, left, place);
+    if (left.are_many()) {
+      sum_terms<kOwned>(job, memory.tile, place, OwnOutputs(), [&](auto&& f) {
+        place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+          if (left.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) f(e, i, j);
+        });
+      });
+    } else if (left.count > 0) {
+      const ListedOutputs listed(left);
+      sum_terms<kListed>(job, memory.tile, place, listed, [&](auto&& f) { listed.each(place, f); });
+    }
   }
 }
 

@@ -43,6 +43,17 @@ inline unsigned grid_of(const char* op, int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+inline Tensor widened(const Tensor& tensor) {
+  return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor
+                                                                 : torch::stable::to(tensor, ScalarType::Float);
+}
+
+// The terms of a tile that a block takes: all, or where tiles would not fill the device a part, of at least `least`.
+inline int64_t split_depth_of(int64_t tiles, int64_t depth, int multiprocessors, int64_t least) {
+  const int64_t parts = std::min(2 * multiprocessors / tiles, ceil_div(depth, least));
+  return parts <= 1 ? depth : ceil_div(ceil_div(depth, parts), 16) * 16;
+}
+
 inline bool is_small(int64_t rows, int64_t columns) { return std::max(rows, columns) <= 32; }
 
 }  // namespace dcs

@@ -1,8 +1,9 @@
 // `_max_bmm` and `_sample_bmm` on CUDA.
 #include <tuple>
 
-#include "log_bmm/launch.h"
-#include "log_bmm/semiring_tile.cuh"
+#include "log_bmm/prepared.cuh"
+#include "log_bmm/sample_product.cuh"
+#include "log_bmm/select.cuh"
 
 namespace dcs {
 namespace {
@@ -10,95 +11,94 @@ namespace {
 constexpr const char* kMax = "_max_bmm";
 constexpr const char* kSample = "_sample_bmm";
 
-template <typename T>
-struct SemiringJob {
-  using Acc = typename Types<T>::Acc;
-  Vectors<T> a, b;
-  int64_t batches, depth;
-  const Acc* uniforms;  // of sample_bmm
-  T* values;            // of max_bmm
-  int64_t* indices;
+enum class Kernel { kThreads, kWarps, kTiles };
 
-  template <int kCount>
-  __device__ __forceinline__ void prepare(MaxOp<Acc, kCount>&, int, int64_t) const {}
-  template <int kCount>
-  __device__ __forceinline__ void prepare(SampleOp<Acc, kCount>& op, int e, int64_t at) const {
-    op.target[e] = uniforms[at];
-  }
-  template <int kCount>
-  __device__ __forceinline__ void write(const MaxOp<Acc, kCount>& op, int e, int64_t at) const {
-    values[at] = cast<T>(op.max[e]);
-    indices[at] = op.index[e];
-  }
-  template <int kCount>
-  __device__ __forceinline__ void write(const SampleOp<Acc, kCount>& op, int e, int64_t at) const {
-    indices[at] = op.drawn(e);
-  }
+struct Plan {
+  Kernel kernel;
+  int split_depth;  // terms of a tile that a block takes
 };
 
-template <typename T, template <typename, int> class Op>
-__global__ void __launch_bounds__(256) semiring_small_kernel(SemiringJob<T> job) {
-  using Acc = typename SemiringJob<T>::Acc;
-  const int64_t total = job.batches * job.a.count * job.b.count;
-  for (int64_t at = blockIdx.x * 256ll + threadIdx.x; at < total; at += gridDim.x * 256ll) {
-    const int64_t j = at % job.b.count, i = at / job.b.count % job.a.count, batch = at / job.b.count / job.a.count;
-    Op<Acc, 1> op;
-    job.prepare(op, 0, at);
-    run_single(op, job.a.of_batch(batch), job.b.of_batch(batch), i, j, job.depth);
-    job.write(op, 0, at);
-  }
+// Short sums an output a thread. Where most of a tile would lie outside an output a warp, if that makes enough warps.
+// Else tiles; where they would not fill the device, parts of their terms, of at least two steps.
+// Products cost less than what they are split into: they are split where they leave most of the device idle.
+Plan plan_of(int64_t batches, int64_t rows, int64_t columns, int64_t depth, int multiprocessors, bool by_products) {
+  const int64_t tiles = batches * ceil_div(rows, kTile) * ceil_div(columns, kTile), outputs = batches * rows * columns;
+  const int all = static_cast<int>(depth);
+  if (depth < 16 || (is_small(rows, columns) && depth <= 64)) return {Kernel::kThreads, all};
+  const bool is_sparse = outputs * 32 < tiles * kTile * kTile;
+  if (is_sparse && (outputs >= 8 * multiprocessors || depth <= 2048)) return {Kernel::kWarps, all};
+  if (by_products && tiles * 5 >= multiprocessors) return {Kernel::kTiles, all};
+  return {Kernel::kTiles, static_cast<int>(split_depth_of(tiles, depth, multiprocessors, 2 * kTileDepth))};
 }
 
-template <typename T, template <typename, int> class Op>
-__global__ void __launch_bounds__(kTileThreads) semiring_tile_kernel(SemiringJob<T> job) {
-  using Acc = typename SemiringJob<T>::Acc;
-  __shared__ TileMemory<Acc> memory;
-  const int64_t tiles_i = (job.a.count + kTile - 1) / kTile, tiles_j = (job.b.count + kTile - 1) / kTile;
-  const int64_t tile = blockIdx.x, batch = tile / (tiles_i * tiles_j), row = tile / tiles_j % tiles_i * kTile,
-                column = tile % tiles_j * kTile;
-  const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
-  const auto each = [&](auto&& f) {
-#pragma unroll
-    for (int e = 0; e < kOwn * kOwn; ++e) {
-      const int64_t i = row + ty + e / kOwn, j = column + tx + e % kOwn;
-      if (i < job.a.count && j < job.b.count) f(e, (batch * job.a.count + i) * job.b.count + j);
-    }
-  };
-  Op<Acc, kOwn * kOwn> op;
-  each([&](int e, int64_t at) { job.prepare(op, e, at); });
-  run_tile(op, memory, job.a.of_batch(batch), job.b.of_batch(batch), row, column, job.depth);
-  each([&](int e, int64_t at) { job.write(op, e, at); });
+template <typename Kernel, typename Job>
+void run(const char* op, Kernel kernel, int64_t blocks, const Job& job, cudaStream_t stream) {
+  static_assert(kSelectThreads == kTileThreads, "every kernel has as many threads");
+  kernel<<<grid_of(op, blocks), kTileThreads, 0, stream>>>(job);
+  check_cuda(cudaGetLastError(), op, "launching the kernel");
 }
 
-template <typename T, template <typename, int> class Op>
+void sample_products(const Tensor& a, const Tensor& b, const float* uniforms, int64_t* indices, cudaStream_t stream) {
+  const ScaledSums sums(a.size(2));
+  const Prepared<float, float> prepared(kSample, a, b, true, sums.exponent, true, stream);
+  const SampleProductJob job{prepared.a.from, prepared.b.from, a.size(0), static_cast<int>(a.size(2)),
+      static_cast<int>(prepared.a.ld), prepared.a.peaks, prepared.b.peaks, prepared.a.scaled, prepared.b.scaled, sums,
+      uniforms, indices};
+  const int64_t tiles = a.size(0) * ceil_div(a.size(1), kTile) * ceil_div(b.size(2), kTile);
+  run(kSample, sample_product_kernel, tiles, job, stream);
+}
+
+// `values` is null for sample_bmm, `uniforms` for max_bmm.
+template <typename T>
 void launch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Tensor* values, const Tensor& indices) {
-  const char* name = values == nullptr ? kSample : kMax;
+  const bool is_max = values != nullptr;
+  const char* name = is_max ? kMax : kSample;
   const int32_t device = a.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-  using Acc = typename SemiringJob<T>::Acc;
-  const SemiringJob<T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), a.size(2),
-      uniforms == nullptr ? nullptr : static_cast<const Acc*>(uniforms->const_data_ptr()),
-      values == nullptr ? nullptr : static_cast<T*>(values->mutable_data_ptr()),
-      static_cast<int64_t*>(indices.mutable_data_ptr())};
-  if (is_small(a.size(1), b.size(2)) || a.size(1) == 1 || b.size(2) == 1) {
-    semiring_small_kernel<T, Op>
-        <<<grid_of(name, std::min<int64_t>(ceil_div(indices.numel(), 256), 1 << 20)), 256, 0, stream>>>(job);
+  using Acc = typename SelectJob<T>::Acc;
+  const int64_t rows = a.size(1), columns = b.size(2), outputs = indices.numel();
+  const Plan plan = plan_of(a.size(0), rows, columns, a.size(2), device_of(device, name).multiprocessors,
+      !is_max && std::is_same_v<Acc, float>);
+  SelectJob<T> job{rows_of<T>(a), columns_of<T>(b), a.size(0), static_cast<int>(a.size(2))};
+  job.split_depth = plan.split_depth;
+  job.splits = job.depth == 0 ? 1 : static_cast<int>(ceil_div(job.depth, plan.split_depth));
+  job.uniforms = is_max ? nullptr : static_cast<const Acc*>(uniforms->const_data_ptr());
+  job.values = is_max ? static_cast<T*>(values->mutable_data_ptr()) : nullptr;
+  job.indices = static_cast<int64_t*>(indices.mutable_data_ptr());
+  job.is_narrow = outputs < int64_t{1} << 31;
+  if (job.is_narrow)
+    job.by_columns = Divisor(static_cast<uint32_t>(columns)), job.by_rows = Divisor(static_cast<uint32_t>(rows));
+  const auto blocks_of = [](int64_t units) { return std::min<int64_t>(units, 1 << 20); };
+  const int64_t by_warps = blocks_of(ceil_div(outputs, kSelectWarps));
+  const int64_t tiles = a.size(0) * ceil_div(rows, kTile) * ceil_div(columns, kTile);
+  if (plan.kernel == Kernel::kThreads) {
+    run(name, is_max ? select_by_thread_kernel<T, MaxOp> : select_by_thread_kernel<T, SampleOp>,
+        blocks_of(ceil_div(outputs, kSelectThreads)), job, stream);
+  } else if (plan.kernel == Kernel::kWarps) {
+    run(name, is_max ? max_by_warp_kernel<T> : sample_by_warp_kernel<T>, by_warps, job, stream);
+  } else if (job.splits > 1) {
+    const Workspace parts(a, outputs * job.splits * int64_t{sizeof(typename SelectJob<T>::Part)});
+    job.parts = static_cast<typename SelectJob<T>::Part*>(parts.data());
+    run(name, is_max ? select_tile_kernel<T, MaxOp, true> : select_tile_kernel<T, LseOp, true>, tiles * job.splits, job,
+        stream);
+    run(name, is_max ? merge_max_kernel<T> : merge_sample_kernel<T>, by_warps, job, stream);
+  } else if (is_max) {
+    run(name, select_tile_kernel<T, MaxOp, false>, tiles, job, stream);
+  } else if constexpr (std::is_same_v<Acc, float>) {
+    sample_products(widened(a), widened(b), job.uniforms, job.indices, stream);
   } else {
-    const int64_t tiles = a.size(0) * ceil_div(a.size(1), kTile) * ceil_div(b.size(2), kTile);
-    semiring_tile_kernel<T, Op><<<grid_of(name, tiles), kTileThreads, 0, stream>>>(job);
+    run(name, select_tile_kernel<T, SampleOp, false>, tiles, job, stream);
   }
-  check_cuda(cudaGetLastError(), name, "launching the kernel");
 }
 
-template <template <typename, int> class Op>
 void dispatch(const Tensor& a, const Tensor& b, const Tensor* uniforms, const Tensor* values, const Tensor& indices) {
   if (indices.numel() == 0) return;
   switch (a.scalar_type()) {
-    case ScalarType::Half: return launch<__half, Op>(a, b, uniforms, values, indices);
-    case ScalarType::BFloat16: return launch<__nv_bfloat16, Op>(a, b, uniforms, values, indices);
-    case ScalarType::Double: return launch<double, Op>(a, b, uniforms, values, indices);
-    default: return launch<float, Op>(a, b, uniforms, values, indices);
+    case ScalarType::Half: return launch<__half>(a, b, uniforms, values, indices);
+    case ScalarType::BFloat16: return launch<__nv_bfloat16>(a, b, uniforms, values, indices);
+    case ScalarType::Double: return launch<double>(a, b, uniforms, values, indices);
+    default: return launch<float>(a, b, uniforms, values, indices);
   }
 }
 
@@ -107,7 +107,7 @@ std::tuple<Tensor, Tensor> max_bmm(Tensor a, Tensor b) {
   check_not_empty(kMax, a);
   Tensor values = make(a, {a.size(0), a.size(1), b.size(2)}, a.scalar_type()),
          indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
-  dispatch<MaxOp>(a, b, nullptr, &values, indices);
+  dispatch(a, b, nullptr, &values, indices);
   return {values, indices};
 }
 
@@ -116,7 +116,7 @@ Tensor sample_bmm(Tensor a, Tensor b, Tensor uniforms) {
   check_beside_a(kSample, "uniforms", uniforms, a, sum_dtype(a.scalar_type()), products_shape(a, b));
   uniforms = torch::stable::contiguous(uniforms);
   const Tensor indices = make(a, {a.size(0), a.size(1), b.size(2)}, ScalarType::Long);
-  dispatch<SampleOp>(a, b, &uniforms, nullptr, indices);
+  dispatch(a, b, &uniforms, nullptr, indices);
   return indices;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/arithmetic.cuh"
 #include "common/element_types.cuh"
 
 namespace dcs {
@@ -43,18 +44,18 @@ __device__ __forceinline__ double infinity<double>() {
   return __longlong_as_double(0x7ff0000000000000ll);
 }
 
+// The number before a positive one.
+__device__ __forceinline__ float below(float x) { return __int_as_float(__float_as_int(x) - 1); }
+__device__ __forceinline__ double below(double x) { return __longlong_as_double(__double_as_longlong(x) - 1); }
+
 template <typename Acc>
 __device__ __forceinline__ bool finite(Acc x) {
   return x - x == Acc(0);
 }
 
 // exp for the sums over k. For float one instruction behind a product: an error of |x| 2^-24 in a term that weighs e^x.
-__device__ __forceinline__ float fast_exp(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-  return y;
-}
-__device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+__device__ __forceinline__ float fast_exp(float x) { return power(x * 1.44269504f); }
+__device__ __forceinline__ double fast_exp(double x) { return power(x); }
 
 // What the maximum `m` of a vector of sums is subtracted as: torch.logsumexp's rule.
 template <typename Acc>

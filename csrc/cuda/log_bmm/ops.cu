@@ -1,9 +1,8 @@
 // `_log_bmm` and `_log_bmm_backward` on CUDA.
-#include <cmath>
 #include <string>
 #include <tuple>
 
-#include "log_bmm/launch.h"
+#include "log_bmm/prepared.cuh"
 #include "log_bmm/backward.cuh"
 #include "log_bmm/direct.cuh"
 #include "log_bmm/forward.cuh"
@@ -38,57 +37,37 @@ bool takes_large_tiles(int64_t batches, int64_t rows, int64_t columns, int32_t d
   return batches * ceil_div(rows, 128) * ceil_div(columns, kTile) >= 2 * device_of(device, kOp).multiprocessors;
 }
 
-// The two operands' maxima and, where `exponent` is asked for, their scaled exponentials.
-template <typename T, typename Acc>
-struct Prepared {
-  Tensor peak_memory, scaled_memory;
-  PrepareJob<T, Acc> a, b;
-
-  Prepared(const Tensor& left, const Tensor& right, bool scale, int exponent, bool floored, cudaStream_t stream) {
-    const int64_t batches = left.size(0), rows = left.size(1), depth = left.size(2), columns = right.size(2),
-                  ld = ceil_div(depth, 4) * 4;
-    static_assert(sizeof(Peak<Acc>) == 2 * sizeof(Acc), "peaks lie in a tensor of numbers");
-    peak_memory = make(left, {batches * (rows + columns) * 2}, left.scalar_type());
-    auto* peaks = static_cast<Peak<Acc>*>(peak_memory.mutable_data_ptr());
-    float* scaled = nullptr;
-    if (scale) {
-      scaled_memory = make(left, {batches * (rows + columns) * ld}, ScalarType::Float);
-      scaled = static_cast<float*>(scaled_memory.mutable_data_ptr());
-    }
-    a = {rows_of<T>(left), batches, depth, peaks, scaled, ld, exponent, floored};
-    b = {columns_of<T>(right), batches, depth, peaks + batches * rows,
-        scaled == nullptr ? nullptr : scaled + batches * rows * ld, ld, exponent, floored};
-    prepare_kernel<T, Acc><<<grid_of(kOp, a.blocks() + b.blocks()), dim3(32, kPrepareLanes), 0, stream>>>(a, b);
-    check_cuda(cudaGetLastError(), kOp, "launching the maxima");
-  }
-};
-
 void forward_product(
     const Tensor& a, const Tensor& b, const Tensor& out, const Tensor& log_s, bool split, cudaStream_t stream) {
   const int64_t depth = a.size(2);
-  const int log_depth = static_cast<int>(std::ceil(std::log2(static_cast<double>(depth))));
-  const int exponent = (126 - log_depth) / 2;
-  const Prepared<float, float> prepared(a, b, true, exponent, true, stream);
+  const ScaledSums sums(depth);
+  const Prepared<float, float> prepared(kOp, a, b, true, sums.exponent, true, stream);
   ForwardJob<float> job;
+  job.sums = sums;
   job.a = prepared.a.from, job.b = prepared.b.from;
   job.batches = a.size(0), job.depth = depth;
   job.peaks_a = prepared.a.peaks, job.peaks_b = prepared.b.peaks;
   job.scaled_a = {prepared.a.scaled, prepared.a.ld, a.size(1), depth};
   job.scaled_b = {prepared.b.scaled, prepared.b.ld, b.size(2), depth};
-  job.threshold = static_cast<float>(std::ldexp(2.0 * depth, exponent + 24 - 126));
-  job.floored_threshold = static_cast<float>(std::ldexp(2.0 * depth * kFloor, exponent + 24));
-  job.exponent = 2 * exponent;
   job.out = static_cast<float*>(out.mutable_data_ptr());
   job.log_s = static_cast<float*>(log_s.mutable_data_ptr());
+  const int64_t tiles = job.batches * ceil_div(job.a.count, kTile) * ceil_div(job.b.count, kTile);
+  job.split_depth = split_depth_of(tiles, depth, device_of(a.get_device_index(), kOp).multiprocessors, 4 * kStageDepth);
+  job.splits = ceil_div(depth, job.split_depth);
+  const int64_t part_bytes = job.splits == 1 ? 0 : tiles * job.splits * kTile * kTile * int64_t{sizeof(float)};
+  const Workspace parts(a, part_bytes), arrived(a, job.splits == 1 ? 0 : tiles * int64_t{sizeof(int)});
+  job.parts = static_cast<float*>(parts.data()), job.arrived = static_cast<int*>(arrived.data());
+  if (job.splits > 1)
+    check_cuda(cudaMemsetAsync(job.arrived, 0, tiles * sizeof(int), stream), kOp, "clearing the counters");
   const auto run = [&](auto block) {
     constexpr int kBlock = decltype(block)::value;
-    const int64_t tiles = job.batches * ceil_div(job.a.count, kBlock) * ceil_div(job.b.count, kTile);
+    const int64_t blocks = job.batches * job.splits * ceil_div(job.a.count, kBlock) * ceil_div(job.b.count, kTile);
     if (split)
       launch_product(forward_kernel<float, kBlock, true>, Tf32Product<kBlock, kTile, true, true, true>::kSharedBytes,
-          job, tiles, stream);
+          job, blocks, stream);
     else
       launch_product(forward_kernel<float, kBlock, false>, Tf32Product<kBlock, kTile, true, true, false>::kSharedBytes,
-          job, tiles, stream);
+          job, blocks, stream);
   };
   if (takes_large_tiles(job.batches, job.a.count, job.b.count, a.get_device_index()))
     run(std::integral_constant<int, 128>());
@@ -108,21 +87,21 @@ void forward_direct(const Tensor& a, const Tensor& b, const Tensor& out, const T
     const auto kernel = across ? direct_vector_kernel<T, T, true> : direct_vector_kernel<T, T, false>;
     kernel<<<grid_of(kOp, blocks), 32 * kVectorWarps, 0, stream>>>(
         matrix, vector, job.batches, job.depth, job.out, job.log_s);
-  } else if (job.depth < 16 || is_small(rows, columns)) {
+  } else if (job.depth < 16 || (is_small(rows, columns) && job.depth <= 64)) {
     direct_small_kernel<T, T>
         <<<grid_of(kOp, std::min<int64_t>(ceil_div(job.batches * rows * columns, 256), 1 << 20)), 256, 0, stream>>>(
             job);
-  } else {
-    const Prepared<T, T> prepared(a, b, false, 0, false, stream);
+  } else if constexpr (std::is_same_v<T, double>) {
+    const Prepared<T, T> prepared(kOp, a, b, false, 0, false, stream);
     const int64_t tiles = job.batches * ceil_div(rows, kTile) * ceil_div(columns, kTile);
-    direct_tile_kernel<T, T><<<grid_of(kOp, tiles), kTileThreads, 0, stream>>>(job, prepared.a.peaks, prepared.b.peaks);
+    const bool is_sparse = is_small(rows, columns) || rows * columns * 32 < tiles / job.batches * kTile * kTile;
+    const int64_t warps = std::min<int64_t>(ceil_div(job.batches * rows * columns, 8), 1 << 20);
+    const auto kernel = is_sparse ? direct_warp_kernel<T, T> : direct_tile_kernel<T, T>;
+    kernel<<<grid_of(kOp, is_sparse ? warps : tiles), kTileThreads, 0, stream>>>(
+        job, prepared.a.peaks, prepared.b.peaks);
   }
 }
 
-Tensor widened(const Tensor& tensor) {
-  return tensor.scalar_type() == sum_dtype(tensor.scalar_type()) ? tensor
-                                                                 : torch::stable::to(tensor, ScalarType::Float);
-}
 Tensor narrowed(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
@@ -157,7 +136,7 @@ void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, cons
     const Tensor* grad_b, bool split, cudaStream_t stream) {
   const int64_t batches = a.size(0), rows = a.size(1), depth = a.size(2), columns = b.size(2),
                 ld = ceil_div(columns, 4) * 4;
-  const Prepared<float, float> prepared(a, b, true, 0, false, stream);
+  const Prepared<float, float> prepared(kOp, a, b, true, 0, false, stream);
   const int64_t tiles_i = ceil_div(rows, kTile), tiles_j = ceil_div(ld, kTile);
   const Tensor scaled = make(a, {batches * rows * ld}, ScalarType::Float),
                direct = make(a, {batches * tiles_i * tiles_j}, ScalarType::Byte);
@@ -205,7 +184,7 @@ void backward_product(const Tensor& grad, const Tensor& a, const Tensor& b, cons
 template <typename T>
 void backward_direct(const Tensor& grad, const Tensor& a, const Tensor& b, const Tensor& log_s, const Tensor* grad_a,
     const Tensor* grad_b, cudaStream_t stream) {
-  const Prepared<T, T> prepared(a, b, false, 0, false, stream);
+  const Prepared<T, T> prepared(kOp, a, b, false, 0, false, stream);
   const auto run = [&](bool is_a, const Tensor& result) {
     const auto &own = is_a ? prepared.a : prepared.b, &other = is_a ? prepared.b : prepared.a;
     const DirectBackwardJob<T, T> job{own.from, other.from, a.size(0), a.size(2), own.peaks, other.peaks,

@@ -1,11 +1,11 @@
 // First step of a log-semiring product: the maximum of every vector and, for the tensor cores, exp(x - maximum).
 #pragma once
 
-#include "log_bmm/operands.cuh"
+#include "log_bmm/scaled_sums.cuh"
 
 namespace dcs {
 
-constexpr int kPrepareLanes = 16;  // along k, beside 32 vectors; or so many warps of a vector each
+constexpr int kPrepareLanes = 16;  // along k, beside 32 vectors; or so many warps of a vector each, or of one
 
 template <typename T, typename Acc>
 struct PrepareJob {
@@ -18,75 +18,32 @@ struct PrepareJob {
   bool floored;  // finite elements of a vector with -inf stay above 0: at least kFloor
 
   __host__ __device__ int64_t blocks() const {
-    const int64_t groups = by_columns() ? (from.count + 31) / 32 : (from.count + kPrepareLanes - 1) / kPrepareLanes;
-    return groups * batches;
+    const int vectors = by_columns() ? 32 : is_long() ? 1 : kPrepareLanes;
+    return (from.count + vectors - 1) / vectors * batches;
   }
-  __host__ __device__ bool by_columns() const { return from.stride == 1 && from.step != 1; }
+  __host__ __device__ bool by_columns() const { return from.stride == 1 && from.step != 1 && from.count >= 8; }
+  __host__ __device__ bool is_long() const { return depth >= 2048; }
 };
 
 constexpr int kColumnDepth = 128;
-constexpr float kFloor = 0x1p-60f;
 
-// e^x 2^exponent for x <= 0, to float's last digit but one: every term has the error of its factors. x = n log 2 + g,
-// and e^g by its series to the seventh power (|g| < 0.35: what is left out is below 1e-8). The exponent is added to n:
-// inside the argument it would cost digits.
-__device__ __forceinline__ float scaled_exp(float x, int exponent) {
-  if (!(x > -infinity<float>())) return 0.f;
-  const float whole = rintf(x * 1.44269504f);
-  const float g = fmaf(-whole, 1.42860677e-6f, fmaf(-whole, 0.693145752f, x));
-  float power = fmaf(g, 1.f / 5040, 1.f / 720);
-  power = fmaf(g, power, 1.f / 120);
-  power = fmaf(g, power, 1.f / 24);
-  power = fmaf(g, power, 1.f / 6);
-  power = fmaf(g, power, 0.5f);
-  power = fmaf(g, power, 1.f);
-  power = fmaf(g, power, 1.f);
-  const int shift = static_cast<int>(whole) + exponent;
-  return shift < -126 ? 0.f : power * __int_as_float((shift + 127) << 23);
-}
-
-template <typename Acc>
-struct PeakScan {
-  Acc max = -infinity<Acc>();
-  bool masked = false, special = false;
-
-  __device__ __forceinline__ void see(Acc x) {
-    max = x > max ? x : max;
-    masked |= x == -infinity<Acc>();
-    special |= !(x < infinity<Acc>());
-  }
-  __device__ __forceinline__ void merge(const PeakScan& other) {
-    max = other.max > max ? other.max : max;
-    masked |= other.masked;
-    special |= other.special;
-  }
-  __device__ __forceinline__ Peak<Acc> peak() const {
-    const bool all = max == -infinity<Acc>() && !special;
-    return {
-        special || all ? Acc(0) : max, (masked ? kHasMasked : 0) | (all ? kAllMasked : 0) | (special ? kSpecial : 0)};
-  }
-};
-
-template <typename T>
-__device__ __forceinline__ float scaled_element(const PrepareJob<T, float>& job, const Peak<float>& peak, float x) {
-  if (peak.flags & (kSpecial | kAllMasked)) return 0.f;  // a direct sum serves it; here it must not touch its neighbors
-  const float e = scaled_exp(x - peak.shift, job.exponent);
-  return job.floored && (peak.flags & kHasMasked) && x > -infinity<float>() ? fmaxf(e, kFloor) : e;
-}
-
-// A warp a vector: neighboring lanes are neighboring k.
+// A warp a vector, or all of the block's warps: neighboring lanes are neighboring k.
 template <typename T, typename Acc>
 __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
-  const int64_t groups = (job.from.count + kPrepareLanes - 1) / kPrepareLanes;
-  const int64_t batch = block / groups, vector = block % groups * kPrepareLanes + threadIdx.y;
+  __shared__ PeakScan<Acc> scans[kPrepareLanes];
+  const bool is_long = job.is_long();
+  const int64_t groups = is_long ? job.from.count : (job.from.count + kPrepareLanes - 1) / kPrepareLanes;
+  const int64_t batch = block / groups,
+                vector = is_long ? block % groups : block % groups * kPrepareLanes + threadIdx.y;
   if (vector >= job.from.count) return;
-  const T* from = job.from.of_batch(batch).data + vector * job.from.stride + threadIdx.x * job.from.step;
-  const int64_t advance = 32 * job.from.step;
-  const int depth = static_cast<int>(job.depth), lane = threadIdx.x;
+  const int depth = static_cast<int>(job.depth), lane = threadIdx.x, step = is_long ? 32 * kPrepareLanes : 32,
+            first = is_long ? threadIdx.y * 32 + lane : lane;
+  const T* from = job.from.of_batch(batch).data + vector * job.from.stride + first * job.from.step;
+  const int64_t advance = step * job.from.step;
   PeakScan<Acc> scan;
   const T* at_k = from;
 #pragma unroll 8
-  for (int k = lane; k < depth; k += 32, at_k += advance) scan.see(cast<Acc>(*at_k));
+  for (int k = first; k < depth; k += step, at_k += advance) scan.see(cast<Acc>(*at_k));
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     PeakScan<Acc> other;
@@ -95,16 +52,22 @@ __device__ void prepare_rows(const PrepareJob<T, Acc>& job, int64_t block) {
     other.masked = flags & 1, other.special = flags & 2;
     scan.merge(other);
   }
+  if (is_long) {
+    if (lane == 0) scans[threadIdx.y] = scan;
+    __syncthreads();
+    for (int i = 0; i < kPrepareLanes; ++i) scan.merge(scans[i]);
+  }
   const Peak<Acc> peak = scan.peak();
   const int64_t at = batch * job.from.count + vector;
-  if (lane == 0) job.peaks[at] = peak;
+  if (first == 0) job.peaks[at] = peak;
   if constexpr (sizeof(Acc) == sizeof(float)) {
     if (job.scaled == nullptr) return;
     float* to = job.scaled + at * job.ld;
     at_k = from;
 #pragma unroll 8
-    for (int k = lane; k < depth; k += 32, at_k += advance) to[k] = scaled_element(job, peak, cast<Acc>(*at_k));
-    if (depth + lane < job.ld) to[depth + lane] = 0.f;
+    for (int k = first; k < depth; k += step, at_k += advance)
+      to[k] = scaled_element(peak, cast<Acc>(*at_k), job.exponent, job.floored);
+    if (depth + first < job.ld) to[depth + first] = 0.f;
   }
 }
 
@@ -150,7 +113,7 @@ __device__ void prepare_columns(const PrepareJob<T, Acc>& job, int64_t block) {
       }
 #pragma unroll
       for (int i = 0; i < kColumnDepth / kPrepareLanes; ++i)
-        tile[y + i * kPrepareLanes][x] = scaled_element(job, peak, values[i]);
+        tile[y + i * kPrepareLanes][x] = scaled_element(peak, values[i], job.exponent, job.floored);
       __syncthreads();
 #pragma unroll
       for (int v = 0; v < 32; v += kPrepareLanes)

@@ -2,12 +2,13 @@
 // a thread.
 #pragma once
 
-#include "log_bmm/operands.cuh"
+#include "log_bmm/semiring_ops.cuh"
 
 namespace dcs {
 
-constexpr int kTile = 64, kTileDepth = 16, kTileThreads = 256;
+constexpr int kTile = 64, kTileThreads = 256;
 constexpr int kOwn = 4;  // a thread's outputs in either direction
+constexpr int kOwned = kOwn * kOwn;
 
 // kOwn neighboring elements of shared memory, 16-byte aligned.
 __device__ __forceinline__ void load_own(const float* from, float (&to)[kOwn]) {
@@ -24,186 +25,138 @@ struct alignas(16) TileMemory {
   Acc x[kTileDepth][kTile + 4], y[kTileDepth][kTile + 4];
 };
 
-// to[k - first_k][vector - first] for a tile; 0 outside. Neighboring threads read neighboring elements, whichever way
-// they lie.
-template <typename T, typename Acc>
-__device__ __forceinline__ void fill_tile(
-    Acc (*to)[kTile + 4], const Vectors<T>& from, int64_t first, int64_t first_k, int64_t depth) {
-#pragma unroll
-  for (int e = threadIdx.x; e < kTile * kTileDepth; e += kTileThreads) {
-    const int k = from.step == 1 ? e % kTileDepth : e / kTile, v = from.step == 1 ? e / kTileDepth : e % kTile;
-    const bool inside = first + v < from.count && first_k + k < depth;
-    to[k][v] = inside ? from.template at<Acc>(first + v, first_k + k) : Acc(0);
-  }
-}
+// The tile's place, and its outputs.
+struct TilePlace {
+  int64_t batch, row, column;
 
-// One pass of an operation over k, for the kOwn x kOwn outputs of a thread of the tile at (row, column).
-template <int kPass, typename T, typename Acc, typename Op>
-__device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
-    int64_t row, int64_t column, int64_t depth) {
-  const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
-  for (int64_t k0 = 0; k0 < depth; k0 += kTileDepth) {
-    __syncthreads();
-    fill_tile(memory.x, a, row, k0, depth);
-    fill_tile(memory.y, b, column, k0, depth);
-    __syncthreads();
-    const int steps = static_cast<int>(depth - k0 < kTileDepth ? depth - k0 : kTileDepth);
-    op.template begin<kPass>();
+  static __device__ __forceinline__ TilePlace of(int64_t tile, int64_t rows, int64_t columns) {
+    const int64_t tiles_i = (rows + kTile - 1) / kTile, tiles_j = (columns + kTile - 1) / kTile;
+    return {tile / (tiles_i * tiles_j), tile / tiles_j % tiles_i * kTile, tile % tiles_j * kTile};
+  }
+  // f(e, i, j) for the thread's outputs that there are.
+  template <typename F>
+  __device__ __forceinline__ void each(int64_t rows, int64_t columns, F&& f) const {
+    const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
+#pragma unroll
+    for (int e = 0; e < kOwned; ++e) {
+      const int64_t i = row + ty + e / kOwn, j = column + tx + e % kOwn;
+      if (i < rows && j < columns) f(e, i, j);
+    }
+  }
+};
+
+// A thread's part of a tile of 64 vectors and kTileDepth k, on its way to shared memory: asked for a tile early.
+// Neighboring threads take neighboring elements, whichever way they lie.
+template <typename T, typename Acc>
+struct TileFetch {
+  static constexpr int kEach = kTile * kTileDepth / kTileThreads;
+  const T* next;
+  int64_t apart, advance;  // to the thread's next element, to the next tile's
+  int bound[kEach];        // the element is in the operand while the tile's first k is below
+  int slot, slots_apart;
+  T values[kEach];
+
+  __device__ __forceinline__ TileFetch(const Vectors<T>& from, int64_t first, int first_k, int depth) {
+    const bool along = from.step == 1;
+    const int at = threadIdx.x, k = along ? at % kTileDepth : at / kTile, v = along ? at / kTileDepth : at % kTile;
+    constexpr int kVectors = kTileThreads / kTileDepth, kSteps = kTileThreads / kTile;
+    next = from.data + (first + v) * from.stride + (first_k + k) * from.step;
+    apart = along ? kVectors * from.stride : kSteps * from.step;
+    advance = kTileDepth * from.step;
+    slot = k * (kTile + 4) + v, slots_apart = along ? kVectors : kSteps * (kTile + 4);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      bound[i] = first + v + (along ? i * kVectors : 0) < from.count ? depth - k - (along ? 0 : i * kSteps) : 0;
+  }
+  __device__ __forceinline__ void load(int k0) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (k0 < bound[i]) values[i] = next[i * apart];
+    next += advance;
+  }
+  // Whether one of them is a NaN or +inf.
+  __device__ __forceinline__ bool store(Acc (*to)[kTile + 4], int k0, Acc outside) const {
+    bool special = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const Acc value = k0 < bound[i] ? cast<Acc>(values[i]) : outside;
+      (&to[0][0])[slot + i * slots_apart] = value;
+      special |= !(value < infinity<Acc>());
+    }
+    return special;
+  }
+};
+
+// The kOwn x kOwn outputs of a thread.
+struct OwnOutputs {
+  // The terms in shared memory, of which the first is k0.
+  template <int kPass, bool kExact, typename Acc, typename Op>
+  __device__ __forceinline__ void steps(Op& op, const TileMemory<Acc>& memory, int k0) const {
+    const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
 #pragma unroll 4
-    for (int k = 0; k < steps; ++k) {
+    for (int k = 0; k < kTileDepth; ++k) {
       Acc x[kOwn], y[kOwn];
       load_own(&memory.x[k][ty], x);
       load_own(&memory.y[k][tx], y);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i)
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) op.template step<kPass>(i * kOwn + j, x[i] + y[j], k0 + k);
+        for (int j = 0; j < kOwn; ++j) op.template step<kPass, kExact>(i * kOwn + j, x[i], y[j], k0 + k);
     }
+  }
+};
+
+// One pass of an operation over k in [from, depth), for a thread's outputs of the tile at (row, column). Beyond depth
+// are terms that change nothing.
+template <int kPass, typename T, typename Acc, typename Op, typename Outputs = OwnOutputs>
+__device__ __forceinline__ void tile_pass(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
+    int64_t row, int64_t column, int from, int depth, const Outputs& outputs = {}) {
+  TileFetch<T, Acc> fetch_a(a, row, from, depth), fetch_b(b, column, from, depth);
+  fetch_a.load(from), fetch_b.load(from);
+  for (int k0 = from; k0 < depth; k0 += kTileDepth) {
+    __syncthreads();
+    const Acc outside = Op::outside();
+    bool special = fetch_a.store(memory.x, k0, outside);
+    special |= fetch_b.store(memory.y, k0, outside);
+    if constexpr (Op::kMindsSpecial) special = __syncthreads_or(special);
+    else __syncthreads();
+    fetch_a.load(k0 + kTileDepth), fetch_b.load(k0 + kTileDepth);
+    op.template begin<kPass>();
+    if (Op::kMindsSpecial && special) outputs.template steps<kPass, true>(op, memory, k0);
+    else outputs.template steps<kPass, false>(op, memory, k0);
     op.template end<kPass>();
   }
 }
 
-template <typename T, typename Acc, typename Op>
+template <typename T, typename Acc, typename Op, typename Outputs = OwnOutputs>
 __device__ __forceinline__ void run_tile(Op& op, TileMemory<Acc>& memory, const Vectors<T>& a, const Vectors<T>& b,
-    int64_t row, int64_t column, int64_t depth) {
-  tile_pass<0>(op, memory, a, b, row, column, depth);
-  if constexpr (Op::kPasses > 1) op.between(), tile_pass<1>(op, memory, a, b, row, column, depth);
-  if constexpr (Op::kPasses > 2) op.before_last(), tile_pass<2>(op, memory, a, b, row, column, depth);
+    int64_t row, int64_t column, int from, int depth, const Outputs& outputs = {}) {
+  tile_pass<0>(op, memory, a, b, row, column, from, depth, outputs);
+  if constexpr (Op::kPasses > 1) op.between(), tile_pass<1>(op, memory, a, b, row, column, from, depth, outputs);
+  if constexpr (Op::kPasses > 2) op.before_last(), tile_pass<2>(op, memory, a, b, row, column, from, depth, outputs);
 }
 
 // The same for one output alone; sums are grouped alike, so that they are the same sums.
 template <int kPass, typename T, typename Op>
 __device__ __forceinline__ void single_pass(
-    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
+    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int depth) {
   using Acc = typename Op::Acc;
-  for (int64_t k0 = 0; k0 < depth; k0 += kTileDepth) {
-    const int64_t end = k0 + kTileDepth < depth ? k0 + kTileDepth : depth;
+  const T *at_a = a.data + i * a.stride, *at_b = b.data + j * b.stride;
+  for (int k0 = 0; k0 < depth; k0 += kTileDepth) {
+    const int end = k0 + kTileDepth < depth ? k0 + kTileDepth : depth;
     op.template begin<kPass>();
 #pragma unroll 4
-    for (int64_t k = k0; k < end; ++k)
-      op.template step<kPass>(0, a.template at<Acc>(i, k) + b.template at<Acc>(j, k), k);
+    for (int k = k0; k < end; ++k, at_a += a.step, at_b += b.step)
+      op.template step<kPass, true>(0, cast<Acc>(*at_a), cast<Acc>(*at_b), k);
     op.template end<kPass>();
   }
 }
 template <typename T, typename Op>
 __device__ __forceinline__ void run_single(
-    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int64_t depth) {
+    Op& op, const Vectors<T>& a, const Vectors<T>& b, int64_t i, int64_t j, int depth) {
   single_pass<0>(op, a, b, i, j, depth);
   if constexpr (Op::kPasses > 1) op.between(), single_pass<1>(op, a, b, i, j, depth);
   if constexpr (Op::kPasses > 2) op.before_last(), single_pass<2>(op, a, b, i, j, depth);
 }
-
-// logsumexp: the maximum, then the sum. Sums are of kTileDepth terms, and of those: rounding errors then grow with K /
-// 16 + 16, not K.
-template <typename A, int kCount>
-struct LseOp {
-  using Acc = A;
-  static constexpr int kPasses = 2;
-  Acc max[kCount], sum[kCount], part[kCount];
-
-  __device__ __forceinline__ LseOp() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) max[e] = -infinity<Acc>(), sum[e] = Acc(0);
-  }
-  template <int kPass>
-  __device__ __forceinline__ void begin() {
-    if constexpr (kPass > 0) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) part[e] = Acc(0);
-    }
-  }
-  template <int kPass>
-  __device__ __forceinline__ void step(int e, Acc value, int64_t) {
-    if constexpr (kPass == 0) max[e] = fmax(max[e], value);
-    else part[e] += fast_exp(value - max[e]);
-  }
-  template <int kPass>
-  __device__ __forceinline__ void end() {
-    if constexpr (kPass > 0) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) sum[e] += part[e];
-    }
-  }
-  __device__ __forceinline__ void between() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) max[e] = safe_shift(max[e]);
-  }
-};
-
-// The maximum and where it is: of equal ones the first, and a NaN above all.
-template <typename A, int kCount>
-struct MaxOp {
-  using Acc = A;
-  static constexpr int kPasses = 1;
-  Acc max[kCount];
-  int32_t index[kCount];
-
-  __device__ __forceinline__ MaxOp() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) max[e] = -infinity<Acc>(), index[e] = 0;
-  }
-  template <int kPass>
-  __device__ __forceinline__ void begin() {}
-  template <int kPass>
-  __device__ __forceinline__ void step(int e, Acc value, int64_t k) {
-    if (value > max[e] || (value != value && max[e] == max[e])) max[e] = value, index[e] = static_cast<int32_t>(k);
-  }
-  template <int kPass>
-  __device__ __forceinline__ void end() {}
-};
-
-// The first k at which the sum of weights passes u times the whole sum. Both sums are the same additions, so a weight
-// of 0 is never drawn.
-template <typename A, int kCount>
-struct SampleOp {
-  using Acc = A;
-  static constexpr int kPasses = 3;
-  Acc max[kCount], sum[kCount], part[kCount], target[kCount];  // target: u until the whole sum is known
-  int32_t index[kCount], last[kCount];
-
-  __device__ __forceinline__ SampleOp() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e)
-      max[e] = -infinity<Acc>(), sum[e] = Acc(0), target[e] = Acc(0), index[e] = -1, last[e] = -1;
-  }
-  template <int kPass>
-  __device__ __forceinline__ void begin() {
-    if constexpr (kPass > 0) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) part[e] = Acc(0);
-    }
-  }
-  template <int kPass>
-  __device__ __forceinline__ void step(int e, Acc value, int64_t k) {
-    if constexpr (kPass == 0) {
-      max[e] = fmax(max[e], value);
-      if (index[e] < 0 && !(value < infinity<Acc>()))
-        index[e] = static_cast<int32_t>(k);  // a NaN or +inf has all the weight
-    } else {
-      const Acc weight = fast_exp(value - max[e]);
-      part[e] += weight;
-      if constexpr (kPass == 2) {
-        if (weight > Acc(0)) last[e] = static_cast<int32_t>(k);
-        if (index[e] < 0 && sum[e] + part[e] > target[e]) index[e] = static_cast<int32_t>(k);
-      }
-    }
-  }
-  template <int kPass>
-  __device__ __forceinline__ void end() {
-    if constexpr (kPass > 0) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) sum[e] += part[e];
-    }
-  }
-  __device__ __forceinline__ void between() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) max[e] = safe_shift(max[e]);
-  }
-  __device__ __forceinline__ void before_last() {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) target[e] *= sum[e], sum[e] = Acc(0);
-  }
-  __device__ __forceinline__ int32_t drawn(int e) const { return index[e] >= 0 ? index[e] : last[e]; }
-};
 
 }  // namespace dcs

@@ -13,8 +13,8 @@ constexpr int kStages = 4, kStageDepth = 16;
 constexpr int kSumStages = 2;  // stages that the tensor core accumulates by itself: 32 terms
 
 // A panel of an operand: `extent` vectors along m or n, `depth` terms. Along the depth (kAlong) a vector is contiguous,
-// else the vectors lie side by side. ld is a multiple of 4, the data 16-byte aligned; what lies between depth or extent
-// and ld is zero, or is not used.
+// else the vectors lie side by side. ld is a multiple of 4, the data 16-byte aligned; what lies between extent and ld
+// is zero, or is not used, and so are along the depth the elements up to the next multiple of 4.
 struct Panel {
   const float* data;
   int64_t ld, extent, depth;
@@ -41,7 +41,7 @@ struct PanelTile {
       const int64_t vector = first + (kAlong ? slow(i) : fast(i));
       const bool inside = vector < (kAlong ? panel.extent : panel.ld);
       position[i] = kAlong ? fast(i) : slow(i);
-      bound[i] = inside ? static_cast<int>(kAlong ? panel.ld : panel.depth) : 0;
+      bound[i] = inside ? static_cast<int>(kAlong ? (panel.depth + 3) / 4 * 4 : panel.depth) : 0;
       from[i] = base + (kAlong ? vector * panel.ld + position[i] : position[i] * panel.ld + vector);
     }
   }
@@ -129,6 +129,22 @@ struct Tf32Product {
           for (int e = 0; e < 4; ++e) sums[r][c][e] += part[r][c][e];
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+
+  // The tile's sums, in an order of its own, to and from memory: `to` of kBlockM * kBlockN.
+  __device__ __forceinline__ void store(float* to) const {
+    const float* const from = &sums[0][0][0];
+#pragma unroll
+    for (int e = 0; e < kRows * kColumns * 4; ++e) to[e * kProductThreads + threadIdx.x] = from[e];
+  }
+  // The sum of `count` such tiles, one after the other.
+  __device__ __forceinline__ void load_all(const float* tiles, int count) {
+    float* const to = &sums[0][0][0];
+#pragma unroll
+    for (int e = 0; e < kRows * kColumns * 4; ++e) to[e] = 0.f;
+    for (int n = 0; n < count; ++n, tiles += kBlockM * kBlockN)
+#pragma unroll
+      for (int e = 0; e < kRows * kColumns * 4; ++e) to[e] += __ldcg(tiles + e * kProductThreads + threadIdx.x);
   }
 
   // f(row, column, sum) for every element of the tile that this thread holds, row and column within the tile.

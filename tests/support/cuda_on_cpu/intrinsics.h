@@ -58,6 +58,26 @@ inline int __syncthreads_and(int predicate) {
   __syncthreads();
   return block.all[generation];
 }
+inline int __syncthreads_or(int predicate) { return !__syncthreads_and(!predicate); }
+// A block's fibers take turns: nothing comes between.
+template <typename T>
+T atomicAdd(T* to, T value) {
+  const T before = *to;
+  *to += value;
+  return before;
+}
+template <typename T>
+T atomicAnd(T* to, T bits) {
+  const T before = *to;
+  *to &= bits;
+  return before;
+}
+template <typename T>
+T atomicOr(T* to, T bits) {
+  const T before = *to;
+  *to |= bits;
+  return before;
+}
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 template <typename To, typename From>
