@@ -129,6 +129,13 @@ _SCHEMAS = (
     "_n_step_returns(Tensor rewards, Tensor? values, Tensor? next_values, Tensor? bootstrap_value, Tensor? terminated, "
     "Tensor? truncated, Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, int dim, SymInt n) "
     "-> Tensor",
+    # (rewards, values, next_values, bootstrap_value): gradients of what both are linear in, from those of the results
+    # (ops/returns/gradients.py). n: of _n_step_returns. What is not needed comes back with the shape (0,); that of
+    # bootstrap_value has rewards' shape without `dim`.
+    "_returns_gradients(Tensor? of_advantages, Tensor? of_targets, Tensor? of_pg, Tensor? ends, Tensor? lacks_after, "
+    "Tensor? gamma, float gamma_value, Tensor? trace, float trace_value, Tensor? rhos, float clip_rho, float clip_c, "
+    "float clip_pg, int dim, SymInt? n, bool has_own_values, bool has_next_values, bool need_rewards, "
+    "bool need_values, bool need_next_values, bool need_bootstrap_value) -> (Tensor, Tensor, Tensor, Tensor)",
     # A linear layer's softmax whose classes are shared out among the ranks of `group` (distributed/):
     # (loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias) of input (N, D), target (N, K) and
     # this rank's rows of linear_weight, the gradients of the losses' sum times `scale`. grad_input is this rank's part.
@@ -179,6 +186,7 @@ max_bmm_kernel = torch.ops.dcs._max_bmm.default
 sample_bmm_kernel = torch.ops.dcs._sample_bmm.default
 temporal_difference_scan = torch.ops.dcs._temporal_difference_scan.default
 n_step_returns = torch.ops.dcs._n_step_returns.default
+returns_gradients = torch.ops.dcs._returns_gradients.default
 vocab_parallel_forward = torch.ops.dcs._vocab_parallel_forward.default
 vocab_parallel_backward = torch.ops.dcs._vocab_parallel_backward.default
 tied = torch.ops.dcs._tied.default

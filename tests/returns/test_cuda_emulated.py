@@ -1,4 +1,4 @@
-"""The temporal difference scan of any shape on a CPU, which needs no GPU: what its kernels compute."""
+"""The temporal difference scan of any shape, and gradients, on a CPU, which needs no GPU: what kernels compute."""
 
 from __future__ import annotations
 
@@ -23,4 +23,15 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_chunks(chunks: Path, seed: int) -> None:
     found = subprocess.run([str(chunks), "100", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("gradients_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_gradients(gradients: Path, seed: int) -> None:
+    found = subprocess.run([str(gradients), "100", str(seed)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout

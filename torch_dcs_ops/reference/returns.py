@@ -102,6 +102,32 @@ class NStepCall(NamedTuple):
     n: int = 1
 
 
+class GradientsCall(NamedTuple):
+    """The arguments of `_returns_gradients`, in the order of its schema (ops/returns/gradients.py has its formulas)."""
+
+    of_advantages: Tensor | None
+    of_targets: Tensor | None
+    of_pg: Tensor | None
+    ends: Tensor | None  # bool: nothing is carried to the step
+    lacks_after: Tensor | None  # bool: the value of the next state is not read
+    gamma: Tensor | None
+    gamma_value: float
+    trace: Tensor | None
+    trace_value: float
+    rhos: Tensor | None
+    clip_rho: float
+    clip_c: float
+    clip_pg: float
+    dim: int
+    n: int | None
+    has_own_values: bool
+    has_next_values: bool
+    need_rewards: bool
+    need_values: bool
+    need_next_values: bool
+    need_bootstrap_value: bool
+
+
 def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     """(advantages, targets, pg_advantages), of the shape (0,) where not needed. Arguments are validated already."""
     rewards, values, next_values, bootstrap_value, terminated, truncated = call[:6]

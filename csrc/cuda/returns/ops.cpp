@@ -1,7 +1,10 @@
-// `_temporal_difference_scan` on CUDA.
+// `_temporal_difference_scan` and its gradients on CUDA.
 #include "returns/launch.h"
+#include "dcs/returns/gradients.h"
 #include "dcs/returns/ops.h"
 #include "common/host.h"
+#include "returns/gradients/launch.h"
+#include "scan/run.h"
 
 namespace dcs {
 namespace {
@@ -27,9 +30,32 @@ struct CudaReturns {
                    workspace.data(), current_stream(index)),
         kReturns, "launching the kernel");
   }
+
+  static void run_gradients(const ReturnsGradientsProblem& problem, const Tensor& like) {
+    if (problem.count() > kMostGradientElements)
+      fail(kReturnsGradients, ": a gradient must have at most ", kMostGradientElements, " elements, got ",
+          problem.count());
+    const int32_t index = like.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(index);
+    const Device& device = device_of(index, kReturnsGradients);
+    const cudaStream_t stream = current_stream(index);
+    const auto check = [](cudaError_t error, const char* what) { check_cuda(error, kReturnsGradients, what); };
+    if (takes_walk(problem, device.multiprocessors))
+      return check(launch_gradients_walk(problem, device, stream), "launching the kernel");
+    const GradientsMemory memory(problem);
+    const Workspace workspace(like, memory.bytes);
+    auto* const at = static_cast<char*>(workspace.data());
+    if (memory.has_sources())
+      check(launch_gradient_sources(problem, memory, at, device, stream), "launching the kernel before the scan");
+    run_scan_on_gpu(scan_of(problem, memory, at), like);
+    check(launch_gradients(problem, memory, at, device, stream), "launching the kernel behind the scan");
+  }
 };
 
 }  // namespace
 }  // namespace dcs
 
-STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_returns<dcs::CudaReturns>(m); }
+STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) {
+  dcs::register_returns<dcs::CudaReturns>(m);
+  dcs::register_returns_gradients<dcs::CudaReturns>(m);
+}

@@ -4,6 +4,7 @@
 #include "scan/columns/launch.h"
 #include "scan/launch.h"
 #include "scan/rows/launch.h"
+#include "scan/run.h"
 #include "scan/gamma_gradient.h"
 
 namespace dcs {
@@ -78,6 +79,9 @@ struct Cuda {
 };
 
 }  // namespace
+
+void run_scan_on_gpu(const ScanProblem& problem, const Tensor& like) { Cuda::run(problem, like); }
+
 }  // namespace dcs
 
 STABLE_TORCH_LIBRARY_IMPL(dcs, CUDA, m) { dcs::register_scan_ops<dcs::Cuda>(m); }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...reference.returns import NStepCall, TemporalDifferenceCall
+from ...reference.returns import GradientsCall, NStepCall, TemporalDifferenceCall
 from ...reference.scan import align_gates, has_step_gates
 from .._common.autocast import widened
 from ..scan.discounted_cumsum import discounted_cumsum
@@ -196,7 +196,7 @@ def _lambda_returns(
     return discounted_cumsum(r + weight * after.masked_fill(is_unread, 0.0), discounts.gate, dim=dim, reset=ends)
 
 
-def discounts_of(call: _Call, r: Tensor) -> Discounts:
+def discounts_of(call: _Call | GradientsCall, r: Tensor) -> Discounts:
     gamma, gamma_value, trace, trace_value, dim = call.gamma, call.gamma_value, call.trace, call.trace_value, call.dim
     if gamma is None and trace is None:
         product = gamma_value * trace_value

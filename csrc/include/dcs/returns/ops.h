@@ -106,17 +106,19 @@ inline ScalarType arithmetic_dtype(ScalarType dtype) { return dtype == ScalarTyp
 // Points the problem's operands at the tensors of a validated call.
 class ReturnsOperands {
  public:
-  ReturnsOperands(ReturnsCall& call, Layout& layout) : call_(call), layout_(layout), sizes_(sizes_of(call.rewards)) {}
+  // `rewards`, or a tensor of their shape and dtype.
+  ReturnsOperands(const Tensor& rewards, int64_t dim, Layout& layout)
+      : layout_(layout), sizes_(sizes_of(rewards)), dim_(dim), arithmetic_(arithmetic_dtype(rewards.scalar_type())) {}
 
-  void output(ReturnsOutput& output, const Tensor& tensor) {
+  void output(ReturnsOutput& output, const Tensor& tensor, bool is_row = false) {
     output.data = tensor.mutable_data_ptr();
     layout_.add(const_cast<const void**>(&output.data), &output.strides, width(tensor),
-        strides_in(tensor, sizes_, call_.dim, false));
+        strides_in(tensor, sizes_, dim_, is_row));
   }
   void input(ReturnsInput& input, const OptionalTensor& tensor, bool is_row = false) {
     if (!tensor) return;
     input.data = tensor->const_data_ptr();
-    layout_.add(&input.data, &input.strides, width(*tensor), strides_in(*tensor, sizes_, call_.dim, is_row));
+    layout_.add(&input.data, &input.strides, width(*tensor), strides_in(*tensor, sizes_, dim_, is_row));
   }
   void flag(ReturnsInput& flag, bool& is_bool, const OptionalTensor& tensor) {
     input(flag, tensor);
@@ -130,12 +132,12 @@ class ReturnsOperands {
       return;
     }
     bool is_step = rate->dim() == static_cast<int64_t>(sizes_.size());
-    if (is_step && rate->size(call_.dim) == 1) {
+    if (is_step && rate->size(dim_) == 1) {
       // One a row, written with an axis of time: used as precisely as it is given.
-      rate = torch::stable::squeeze(*rate, call_.dim);
+      rate = torch::stable::squeeze(*rate, dim_);
       is_step = false;
     }
-    if (is_step) convert(rate, arithmetic_dtype(call_.rewards.scalar_type()));
+    if (is_step) convert(rate, arithmetic_);
     discount.kind = is_step ? GammaKind::kStep : GammaKind::kRow;
     discount.dtype = element_type(rate->scalar_type());
     input(discount.tensor, rate, !is_step);
@@ -144,9 +146,10 @@ class ReturnsOperands {
  private:
   static int64_t width(const Tensor& tensor) { return element_size(tensor.scalar_type()); }
 
-  ReturnsCall& call_;
   Layout& layout_;
   Sizes sizes_;
+  int64_t dim_;
+  ScalarType arithmetic_;
 };
 
 template <typename Backend>
@@ -170,7 +173,7 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   // Over all steps it is the scan.
   if (call.n && *call.n < call.rewards.size(call.dim)) problem.steps = *call.n;
   Layout layout(sizes_of(call.rewards), call.dim);
-  ReturnsOperands operands(call, layout);
+  ReturnsOperands operands(call.rewards, call.dim, layout);
   if (call.need_advantages) operands.output(problem.advantages, advantages);
   if (call.need_targets) operands.output(problem.targets, targets);
   if (call.need_pg) operands.output(problem.pg_advantages, pg_advantages);

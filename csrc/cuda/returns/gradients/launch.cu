@@ -1,0 +1,54 @@
+#include "returns/gradients/launch.h"
+
+#include "dcs/limits.h"
+#include "returns/gradients/stages.cuh"
+#include "returns/gradients/walk.cuh"
+
+namespace dcs {
+namespace {
+
+template <typename Launch>
+cudaError_t by_dtype(ElementType dtype, const Launch& launch) {
+  switch (dtype) {
+    case ElementType::Half: return launch(__half());
+    case ElementType::BFloat16: return launch(__nv_bfloat16());
+    case ElementType::Double: return launch(double());
+    default: return launch(float());
+  }
+}
+
+template <typename T>
+cudaError_t launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t threads, int per_block,
+    const Device& device, cudaStream_t stream) {
+  return launch_dependent(kernel, device.cluster > 1, ceil_div(threads, per_block), per_block, 0, stream, params);
+}
+
+}  // namespace
+
+cudaError_t launch_gradient_sources(const ReturnsGradientsProblem& problem, const GradientsMemory& memory,
+    char* workspace, const Device& device, cudaStream_t stream) {
+  return by_dtype(problem.dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch(gradient_sources_kernel<T>, GradientsParams<T>(problem, memory, workspace),
+        ceil_div(problem.count(), kSlots), kSlotThreads, device, stream);
+  });
+}
+
+cudaError_t launch_gradients(const ReturnsGradientsProblem& problem, const GradientsMemory& memory, char* workspace,
+    const Device& device, cudaStream_t stream) {
+  return by_dtype(problem.dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch(gradients_kernel<T>, GradientsParams<T>(problem, memory, workspace),
+        ceil_div(problem.count(), kSlots), kSlotThreads, device, stream);
+  });
+}
+
+cudaError_t launch_gradients_walk(const ReturnsGradientsProblem& problem, const Device& device, cudaStream_t stream) {
+  return by_dtype(problem.dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch(problem.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
+        GradientsParams<T>(problem), problem.rows(), kWalkThreads, device, stream);
+  });
+}
+
+}  // namespace dcs

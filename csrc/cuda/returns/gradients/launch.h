@@ -1,0 +1,19 @@
+// The kernels of `_returns_gradients`.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "dcs/returns/gradients_plan.h"
+#include "common/device.h"
+
+namespace dcs {
+
+// Before and behind the scan (stages.cuh). `workspace`: of `memory.bytes`.
+cudaError_t launch_gradient_sources(
+    const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
+cudaError_t launch_gradients(
+    const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
+// All of it, a thread a column (walk.cuh).
+cudaError_t launch_gradients_walk(const ReturnsGradientsProblem&, const Device&, cudaStream_t);
+
+}  // namespace dcs

@@ -1,0 +1,94 @@
+// The elements of a thread before and behind the scan. They are a block apart, so that a warp reads neighboring memory
+// whatever its alignment.
+#pragma once
+
+#include "returns/gradients/params.cuh"
+
+namespace dcs {
+
+constexpr int kSlotThreads = 256, kSlots = 4;
+
+// Where they are. Those beyond the last one are read as the last one is, and not written.
+template <typename T>
+struct Slots {
+  using Acc = typename Types<T>::Acc;
+  const GradientsParams<T>& params;
+  uint32_t at[kSlots], slow[kSlots], mid[kSlots], fast[kSlots];
+  uint32_t there = 0, firsts = 0, lasts = 0;  // a bit a slot; of time
+
+  __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given) : params(given) {
+    const uint32_t first = blockIdx.x * (kSlotThreads * kSlots) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      const uint32_t index = first + j * kSlotThreads;
+      at[j] = min(index, params.count - 1);
+      const uint32_t line = params.by_fast.of(at[j]);
+      fast[j] = at[j] - line * params.by_fast.divisor;
+      slow[j] = params.shape.slow == 1 ? 0 : params.by_mid.of(line);
+      mid[j] = line - slow[j] * params.by_mid.divisor;
+      const uint32_t time = params.shape.time_is_fast ? fast[j] : mid[j];
+      if (index < params.count) there |= 1u << j;
+      if (time == 0) firsts |= 1u << j;
+      if (time == params.length - 1) lasts |= 1u << j;
+    }
+  }
+  __device__ __forceinline__ bool is_there(int j) const { return there >> j & 1; }
+  __device__ __forceinline__ bool is_first(int j) const { return firsts >> j & 1; }
+  __device__ __forceinline__ bool is_last(int j) const { return lasts >> j & 1; }
+  // Of a value a row.
+  __device__ __forceinline__ int64_t row(int j, const Strides& strides) const {
+    return slow[j] * strides.outer + (params.shape.time_is_fast ? mid[j] : fast[j]) * strides.inner;
+  }
+  template <typename Element>
+  __device__ __forceinline__ Element* place(const GradientsOperand<Element>& operand, int j, int later = 0) const {
+    const int64_t offset =
+        operand.dense ? at[j] : slow[j] * operand.slow + mid[j] * operand.mid + fast[j] * operand.fast;
+    return operand.data + (offset + later * operand.time);
+  }
+  // The elements of a tensor `later` steps after the slots', of those slots that `which(j)` says; 0 of the others.
+  template <typename To, typename Element, typename Which>
+  __device__ __forceinline__ void read(
+      const GradientsOperand<Element>& from, To (&to)[kSlots], int later, const Which& which) const {
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) to[j] = To();
+    if (!from.data) return;
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j)
+      if (which(j)) to[j] = static_cast<To>(*place(from, j, later));
+  }
+  template <typename To, typename Element>
+  __device__ __forceinline__ void read(const GradientsOperand<Element>& from, To (&to)[kSlots]) const {
+    read(from, to, 0, [](int) { return true; });
+  }
+  template <typename Element, typename Value>
+  __device__ __forceinline__ void write(const GradientsOperand<Element>& to, const Value& value) const {
+    if (!to.data) return;
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j)
+      if (is_there(j)) *place(to, j) = cast<Element>(value(j));
+  }
+};
+
+// The discounts of a step.
+template <typename Acc>
+struct SlotRates {
+  Acc gamma, rest, product;  // rest: gamma - gamma * lambda
+  double gate;               // gamma * lambda, where both are numbers or one a row
+};
+
+// `later` steps after the slot.
+template <typename T>
+__device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(const Slots<T>& slots, int j, int later = 0) {
+  using Acc = typename Types<T>::Acc;
+  const GradientsParams<T>& params = slots.params;
+  Rates<Acc> rates = params.rates;
+  if (params.row_rates)
+    rates = rates_of<Acc>(params.gamma, params.trace, slots.row(j, params.gamma.tensor.strides),
+        slots.row(j, params.trace.tensor.strides));
+  if (!params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
+  const Acc gamma = params.step_gamma.data ? *slots.place(params.step_gamma, j, later) : rates.gamma,
+            trace = params.step_trace.data ? *slots.place(params.step_trace, j, later) : rates.trace;
+  return {gamma, gamma - gamma * trace, gamma * trace, 0.0};
+}
+
+}  // namespace dcs

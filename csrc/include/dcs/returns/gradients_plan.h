@@ -1,0 +1,151 @@
+// What the kernels of `_returns_gradients` are asked to do, and by which of them: one kernel in which a thread takes a
+// column, or a kernel, a scan of csrc/cuda/scan and a kernel. Host code without CUDA or torch types.
+#pragma once
+
+#include "dcs/returns/problem.h"
+#include "dcs/scan/problem.h"
+
+namespace dcs {
+
+// The gradients of what a call is linear in, from those of its results (torch_dcs_ops/ops/returns/gradients.py has the
+// formulas). The sizes and discounts are the call's.
+struct ReturnsGradientsProblem {
+  ElementType dtype;  // of all but flags, gamma and trace
+  int64_t outer = 1;
+  int64_t length = 1;
+  int64_t inner = 1;
+
+  ReturnsInput of_advantages, of_targets, of_pg;
+  ReturnsInput ends, lacks_after;  // bool: nothing is carried to a step; the value of the next state is not read
+  ReturnsInput rhos;               // null: 1
+  ReturnsDiscount gamma, trace;
+  double clip_rho = 1.0, clip_c = 1.0, clip_pg = 1.0;
+  int64_t steps = 0;             // of `_n_step_returns`; 0: the scan
+  bool has_own_values = false;   // a step's value is taken from its difference and added to its target
+  bool has_next_values = false;  // else that of the next state is `values` at the next step, or the bootstrap value
+
+  ReturnsOutput rewards, values, next_values;
+  ReturnsOutput bootstrap_value;  // of rows
+
+  int64_t rows() const { return outer * inner; }
+  int64_t count() const { return rows() * length; }
+  bool has_discount(GammaKind kind) const { return gamma.kind == kind || trace.kind == kind; }
+  // What a thread that takes a column need not count on: then a step's factors are its row's.
+  bool has_step_factors() const { return rhos.data || of_pg.data || has_discount(GammaKind::kStep); }
+};
+
+// As many elements as the kernels count.
+constexpr int64_t kMostGradientElements = (int64_t{1} << 31) - (1 << 10);
+
+// Elements seen as (slow, mid, fast), in the order in which they lie in memory; time is `mid` or `fast`.
+struct GradientsShape {
+  int64_t slow, mid, fast;
+  bool time_is_fast;
+
+  explicit GradientsShape(const ReturnsGradientsProblem& p) {
+    const Strides* like = &(p.of_targets.data ? p.of_targets : p.of_advantages).strides;
+    for (const auto* output : {&p.next_values, &p.values, &p.rewards})
+      if (output->data) like = &output->strides;
+    time_is_fast = p.length > 1 && (p.inner == 1 || like->time < like->inner);
+    slow = p.outer;
+    mid = time_is_fast ? p.inner : p.length;
+    fast = time_is_fast ? p.length : p.inner;
+  }
+  // Of a tensor of these elements without anything between them.
+  Strides dense() const {
+    const auto unless_one = [](int64_t size, int64_t stride) { return size == 1 ? 0 : stride; };
+    const int64_t within = unless_one(mid, fast), last = unless_one(fast, 1);
+    return {unless_one(slow, mid * fast), time_is_fast ? last : within, time_is_fast ? within : last};
+  }
+  Strides row_strides() const {
+    const int64_t inner = time_is_fast ? mid : fast;
+    return {slow == 1 ? 0 : inner, 0, inner == 1 ? 0 : 1};
+  }
+};
+
+// The scan is in this type.
+inline ElementType arithmetic_type(ElementType dtype) {
+  return dtype == ElementType::Double ? dtype : ElementType::Float;
+}
+// The gradient of one result is what is scanned.
+inline const ReturnsInput* scanned_gradient(const ReturnsGradientsProblem& p) {
+  if (p.dtype != arithmetic_type(p.dtype) || p.of_pg.data || (p.of_advantages.data && p.of_targets.data))
+    return nullptr;
+  return p.of_targets.data ? &p.of_targets : &p.of_advantages;
+}
+
+// What the kernels and the scan hand each other, at offsets in a workspace; no offset: it is not made.
+struct GradientsMemory {
+  static constexpr int64_t kNone = -1;
+  int64_t source = kNone;     // what is scanned
+  int64_t gates = kNone;      // of steps
+  int64_t row_gates = kNone;  // of rows, in double
+  int64_t scanned = kNone;
+  int64_t bytes = 0;
+
+  explicit GradientsMemory(const ReturnsGradientsProblem& p) {
+    const int64_t tensor = p.count() * (p.dtype == ElementType::Double ? 8 : 4);
+    if (!scanned_gradient(p)) add(source, tensor);
+    // Else the scan takes gamma as it is given.
+    if (p.rhos.data || p.trace.kind != GammaKind::kNumber || p.trace.value != 1.0) {
+      if (p.rhos.data || p.has_discount(GammaKind::kStep)) add(gates, tensor);
+      else if (p.has_discount(GammaKind::kRow)) add(row_gates, p.rows() * 8);
+    }
+    add(scanned, tensor);
+  }
+  // Whether there is a kernel before the scan.
+  bool has_sources() const { return source != kNone || gates != kNone || row_gates != kNone; }
+
+ private:
+  void add(int64_t& offset, int64_t size) {
+    offset = bytes;
+    bytes += (size + 255) / 256 * 256;
+  }
+};
+
+inline ScanProblem scan_of(const ReturnsGradientsProblem& p, const GradientsMemory& memory, char* workspace) {
+  const GradientsShape shape(p);
+  ScanProblem scan;
+  scan.dtype = arithmetic_type(p.dtype);
+  scan.outer = p.outer, scan.length = p.length, scan.inner = p.inner;
+  scan.shifted = true;
+  scan.window = p.steps;
+  if (const ReturnsInput* const gradient = scanned_gradient(p)) {
+    scan.input = gradient->data;
+    scan.input_strides = gradient->strides;
+  } else {
+    scan.input = workspace + memory.source;
+    scan.input_strides = shape.dense();
+  }
+  scan.output = workspace + memory.scanned;
+  scan.output_strides = shape.dense();
+  scan.reset = static_cast<const bool*>(p.ends.data);
+  scan.reset_strides = p.ends.strides;
+  const auto take = [&](GammaKind kind, const void* data, ElementType dtype, const Strides& strides) {
+    scan.gamma_kind = kind;
+    scan.gamma = data;
+    scan.gamma_dtype = dtype;
+    scan.gamma_strides = strides;
+  };
+  const ReturnsDiscount& gamma = p.gamma;
+  if (memory.gates != GradientsMemory::kNone)
+    take(GammaKind::kStep, workspace + memory.gates, scan.dtype, shape.dense());
+  else if (memory.row_gates != GradientsMemory::kNone)
+    take(GammaKind::kRow, workspace + memory.row_gates, ElementType::Double, shape.row_strides());
+  else if (gamma.kind == GammaKind::kNumber) scan.gamma_value = gamma.value * p.trace.value;
+  else if (gamma.kind == GammaKind::kRow || gamma.tensor.strides.time == 0)
+    take(GammaKind::kRow, gamma.tensor.data, gamma.kind == GammaKind::kRow ? gamma.dtype : scan.dtype,
+        gamma.tensor.strides);
+  else take(GammaKind::kStep, gamma.tensor.data, scan.dtype, gamma.tensor.strides);
+  return scan;
+}
+
+// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each.
+constexpr int64_t kWalkColumns = 128, kWalkSteps = 16;
+
+inline bool takes_walk(const ReturnsGradientsProblem& p, int64_t multiprocessors) {
+  if (p.steps || GradientsShape(p).time_is_fast) return false;
+  return p.rows() >= kWalkColumns * multiprocessors || p.length <= kWalkSteps;
+}
+
+}  // namespace dcs

@@ -1,0 +1,287 @@
+// Random problems through the kernels of the gradients of returns (csrc/cuda/returns/gradients) on a CPU, against the
+// loops of their definition, transposed, in double: `gradients_on_cpu CASES SEED`. Prints what is wrong; the exit
+// status says whether anything was.
+#include "emulation.h"
+#include "trials.h"
+#include "scan_on_cpu.h"
+#include "dcs/limits.h"
+#include "returns/gradients/stages.cuh"
+#include "returns/gradients/walk.cuh"
+
+using namespace dcs;
+using trials::narrowed, trials::run_scan, trials::widened;
+
+namespace {
+
+struct Case {
+  int64_t outer, length, inner;
+  bool contiguous, padded, padded_flags, padded_results;  // time; rows in memory
+  bool advantages, targets, pg, rhos, terminated, truncated;
+  bool own_values, next_values;
+  GammaKind gamma, trace;
+  double gamma_value, trace_value;
+  int64_t n;  // 0: not of returns over n steps
+  unsigned seed;
+};
+
+// A tensor, and memory around it that must stay as it is.
+template <typename T>
+class Operand {
+ public:
+  Operand(const Case& c, bool padded) {
+    const int64_t more = padded ? 3 : 0;
+    strides = c.contiguous ? Strides{c.inner * (c.length + more), 1, c.length + more}
+                           : Strides{c.length * (c.inner + more), c.inner + more, 1};
+    memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + 2), untouched());
+    data = memory_.data() + 1;
+  }
+  T& at(int64_t o, int64_t t, int64_t i) const {
+    return data[o * strides.outer + t * strides.time + i * strides.inner];
+  }
+  bool is_spoiled(const Case& c) const {
+    std::vector<bool> own(memory_.size(), false);
+    for (int64_t o = 0; o < c.outer; ++o)
+      for (int64_t t = 0; t < c.length; ++t)
+        for (int64_t i = 0; i < c.inner; ++i) own[static_cast<size_t>(&at(o, t, i) - memory_.data())] = true;
+    for (size_t k = 0; k < own.size(); ++k) {
+      const T want = untouched();
+      if (!own[k] && std::memcmp(&memory_[k], &want, sizeof(T))) return true;
+    }
+    return false;
+  }
+  void clear() { std::fill(memory_.begin(), memory_.end(), untouched()); }
+  T* data;
+  Strides strides;
+
+ private:
+  static T untouched() { return narrowed<T>(77.0); }
+  std::vector<T> memory_;
+};
+
+template <typename T>
+class Trial {
+  using Acc = typename Types<T>::Acc;
+
+ public:
+  Trial(const Case& of)
+      : c(of),
+        random(of.seed),
+        advantages(c, c.padded),
+        targets(c, c.padded),
+        pg(c, c.padded),
+        rhos(c, c.padded),
+        gammas(c, c.padded),
+        traces(c, c.padded),
+        ends(c, c.padded_flags),
+        lacks(c, c.padded),
+        of_rewards(c, c.padded_results),
+        of_values(c, c.padded),
+        of_next(c, c.padded_results) {
+    std::normal_distribution<double> normal;
+    std::uniform_real_distribution<double> uniform;
+    for (int64_t o = 0; o < c.outer; ++o)
+      for (int64_t t = 0; t < c.length; ++t)
+        for (int64_t i = 0; i < c.inner; ++i) {
+          for (Operand<T>* tensor : {&advantages, &targets, &pg}) tensor->at(o, t, i) = narrowed<T>(normal(random));
+          rhos.at(o, t, i) = narrowed<T>(std::exp(0.5 * normal(random)));
+          const bool terminates = c.terminated && uniform(random) < 0.01,
+                     truncates = c.truncated && uniform(random) < 0.01;
+          ends.at(o, t, i) = terminates || truncates;
+          lacks.at(o, t, i) = terminates || (truncates && !c.next_values);
+          gammas.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
+          traces.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
+        }
+    for (int64_t row = 0; row < c.outer * c.inner; ++row)
+      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
+    describe();
+  }
+
+  bool run() {
+    for (const bool walks : {false, true}) {
+      if (walks && (c.n || GradientsShape(gradients).time_is_fast)) break;
+      for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
+      of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), narrowed<T>(77.0));
+      gradients.bootstrap_value.data = c.next_values ? nullptr : of_bootstrap.data();
+      if (!run_kernels(walks)) return complain("the end", 0, 0, 0, 0, 0);
+      for (const Operand<T>* output : {&of_rewards, &of_values, &of_next})
+        if (output->is_spoiled(c)) return complain("memory beside an output", 0, 0, 0, 0, 0);
+      for (int64_t row = 0; row < c.outer * c.inner; ++row)
+        if (!check(row / c.inner, row % c.inner)) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
+    return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });
+  }
+  bool run_kernels(bool walks) const {
+    if (walks)
+      return launch(gradients.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
+          GradientsParams<T>(gradients), gradients.rows(), kWalkThreads);
+    const GradientsMemory memory(gradients);
+    std::vector<char> workspace(static_cast<size_t>(memory.bytes), 77);
+    const GradientsParams<T> params(gradients, memory, workspace.data());
+    const int64_t threads = ceil_div(gradients.count(), kSlots);
+    if (memory.has_sources() && !launch(gradient_sources_kernel<T>, params, threads, kSlotThreads)) return false;
+    run_scan(scan_of(gradients, memory, workspace.data()));
+    return launch(gradients_kernel<T>, params, threads, kSlotThreads);
+  }
+
+  void describe() {
+    ReturnsGradientsProblem& g = gradients;
+    g.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
+    g.outer = c.outer, g.length = c.length, g.inner = c.inner;
+    g.steps = c.n;
+    if (c.advantages) g.of_advantages = {advantages.data, advantages.strides};
+    if (c.targets) g.of_targets = {targets.data, targets.strides};
+    if (c.pg) g.of_pg = {pg.data, pg.strides};
+    if (c.rhos) g.rhos = {rhos.data, rhos.strides};
+    if (c.terminated || c.truncated) g.ends = {ends.data, ends.strides};
+    if (c.terminated || (c.truncated && !c.next_values)) g.lacks_after = {lacks.data, lacks.strides};
+    discount(g.gamma, c.gamma, c.gamma_value, gammas);
+    discount(g.trace, c.trace, c.trace_value, traces);
+    g.clip_rho = 1.1, g.clip_c = 0.9, g.clip_pg = 1.2;
+    g.has_own_values = c.own_values;
+    g.has_next_values = c.next_values;
+    g.rewards = {of_rewards.data, of_rewards.strides};
+    if (c.own_values || !c.next_values) g.values = {of_values.data, of_values.strides};
+    if (c.next_values) g.next_values = {of_next.data, of_next.strides};
+    else g.bootstrap_value.strides = {c.inner, 0, 1};
+  }
+  void discount(ReturnsDiscount& rate, GammaKind kind, double value, const Operand<Acc>& steps) {
+    rate.kind = kind;
+    rate.value = kind == GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
+    if (kind == GammaKind::kRow) rate.dtype = ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
+    if (kind == GammaKind::kStep) rate.tensor = {steps.data, steps.strides};
+  }
+  double rate_at(GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
+    if (kind == GammaKind::kNumber) return value;
+    return kind == GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
+  }
+  bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
+    printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, ", what, o, t, i,
+        found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded);
+    printf("of %d %d %d, own %d, next %d, rhos %d, terminated %d, truncated %d, kinds %d %d, n %ld, seed %u\n",
+        c.advantages, c.targets, c.pg, c.own_values, c.next_values, c.rhos, c.terminated, c.truncated,
+        static_cast<int>(c.gamma), static_cast<int>(c.trace), c.n, c.seed);
+    return false;
+  }
+
+  // Of one row: the loop of the definition, transposed.
+  bool check(int64_t o, int64_t i) const {
+    const ReturnsGradientsProblem& g = gradients;
+    const auto rows = static_cast<size_t>(c.length);
+    std::vector<double> of_r(rows), of_v(rows + 1), of_n(rows);
+    const auto gamma = [&](int64_t t) { return rate_at(c.gamma, c.gamma_value, gammas, o, t, i); };
+    const auto gate = [&](int64_t t) {
+      const bool is_cut = t == c.length - 1 || ends.at(o, t, i);
+      return is_cut ? 0.0 : gamma(t) * rate_at(c.trace, c.trace_value, traces, o, t, i);
+    };
+    const auto upstream = [&](const ReturnsInput& of, const Operand<T>& result, int64_t t) {
+      return of.data ? widened(result.at(o, t, i)) : 0.0;
+    };
+    const auto clip = [&](int64_t t, double most) {
+      return g.rhos.data ? std::min(widened(rhos.at(o, t, i)), most) : 1.0;
+    };
+    // A difference d of step t is worth `worth`; a boot value is gamma v' of it, or the rest that the next leaves.
+    const auto add = [&](int64_t t, double worth, double of_target) {
+      const auto k = static_cast<size_t>(t);
+      of_r[k] += worth;
+      if (g.has_own_values) of_v[k] += of_target - worth;
+      else if (c.n && t > 0 && !ends.at(o, t - 1, i)) of_n[k - 1] += of_target - worth;
+      const double rest = g.has_own_values || c.n ? gamma(t)
+          : t == c.length - 1 || ends.at(o, t, i) ? gamma(t)
+                                                  : gamma(t) - gate(t);
+      if (!lacks.at(o, t, i)) of_n[k] += rest * worth;
+    };
+    double s = 0.0, largest = 1.0;
+    for (int64_t t = 0; t < c.length; ++t) {
+      const double target = upstream(g.of_targets, targets, t), p_t = clip(t, 1.2) * upstream(g.of_pg, pg, t);
+      if (c.n) {
+        s = 0.0;
+        double weight = 1.0;
+        for (int64_t j = t; j >= 0 && j > t - c.n; --j) {
+          s += weight * upstream(g.of_targets, targets, j);
+          if (j > 0) weight *= gate(j - 1);
+        }
+      } else {
+        const double before = t == 0 ? 0.0 : gate(t - 1);
+        s = upstream(g.of_advantages, advantages, t) + target + before * (t == 0 ? 0.0 : clip(t - 1, 0.9)) * s +
+            before * (t == 0 ? 0.0 : clip(t - 1, 1.2) * upstream(g.of_pg, pg, t - 1));
+      }
+      add(t, clip(t, 1.1) * s + p_t, target);
+      largest = std::max({largest, std::abs(s), std::abs(p_t), std::abs(target)});
+    }
+    if (!c.next_values)
+      for (size_t k = 0; k < rows; ++k) of_v[k + 1] += of_n[k];
+    for (int64_t t = 0; t < c.length; ++t) {
+      // Rounded at each of 100 steps, which is how far a factor of 0.99 reaches, and where it is stored.
+      const double eps = sizeof(T) == 8 ? 4e-13 : sizeof(T) == 4 ? 6e-6 : 4e-3;
+      const auto k = static_cast<size_t>(t);
+      const auto is_near = [&](const char* name, double value, double wanted) {
+        return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
+      };
+      const auto is_right = [&](const char* name, const ReturnsOutput& made, const Operand<T>& found, double wanted) {
+        return !made.data || is_near(name, widened(found.at(o, t, i)), wanted);
+      };
+      if (!is_right("gradient of rewards", g.rewards, of_rewards, of_r[k]) ||
+          !is_right("gradient of values", g.values, of_values, of_v[k]) ||
+          !is_right("gradient of next_values", g.next_values, of_next, of_n[k]))
+        return false;
+      if (g.bootstrap_value.data && t == c.length - 1 &&
+          !is_near(
+              "gradient of bootstrap_value", widened(of_bootstrap[static_cast<size_t>(o * c.inner + i)]), of_v[k + 1]))
+        return false;
+    }
+    return true;
+  }
+
+  const Case c;
+  std::mt19937 random;
+  Operand<T> advantages, targets, pg, rhos;
+  Operand<Acc> gammas, traces;
+  Operand<uint8_t> ends, lacks;
+  Operand<T> of_rewards, of_values, of_next;
+  std::vector<float> row_gammas;
+  std::vector<T> of_bootstrap;
+  ReturnsGradientsProblem gradients{};
+};
+
+Case draw(std::mt19937& random) {
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
+  Case c{};
+  const unsigned form = random() % 4;
+  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(200) : up_to(1000);
+  c.outer = form == 0 ? up_to(60) : one_in(2) ? 1 : up_to(4);
+  c.inner = form == 0 ? up_to(9) : form == 1 ? up_to(150) : up_to(12);
+  c.contiguous = one_in(2);
+  c.padded = one_in(3);
+  c.padded_flags = one_in(3) ? !c.padded : c.padded;
+  c.padded_results = one_in(3) ? !c.padded : c.padded;
+  c.n = one_in(4) ? up_to(9) : 0;
+  c.next_values = one_in(2);
+  c.own_values = c.n ? !c.next_values : !one_in(3);
+  // Without values of their own, returns have targets alone.
+  const bool may_have_all = c.own_values && !c.n;
+  c.advantages = may_have_all && !one_in(3);
+  c.targets = !c.advantages || !one_in(3);
+  c.pg = may_have_all && one_in(2);
+  c.rhos = may_have_all && one_in(2);
+  c.terminated = !one_in(4);
+  c.truncated = one_in(3);
+  const auto kind = [&] { return one_in(2) ? GammaKind::kNumber : static_cast<GammaKind>(random() % 3); };
+  c.gamma = kind();
+  c.trace = kind();
+  constexpr double kRates[] = {0.99, 1.0, 0.9};
+  c.gamma_value = kRates[random() % 3];
+  c.trace_value = kRates[random() % 3];
+  if (one_in(3)) c.trace = GammaKind::kNumber, c.trace_value = 1.0;
+  c.seed = random();
+  return c;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
