@@ -18,7 +18,7 @@ import triton.language as tl
 from .lookback import PUBLISHED, look_back_words, publish
 from .problem import ScanProblem, Tile
 from .register_groups import column_order, steps_of, tile_of
-from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
+from .tile import backwards, in_groups, last_lane, positions, previous_lane, store_steps, unpack
 
 SMALLEST_GAMMA = 0.5
 LANES, VECTOR = 32, 8
@@ -48,7 +48,7 @@ def opaque(tile):
 
 @triton.jit
 def steps_in_order(tile, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr):
-    steps = unpack(tl.reshape(tile, (Q, J, V)), Q, J, V)
+    steps = unpack(tile, Q, J, V)
     if REVERSE:
         steps = backwards(steps, V)
     return steps
@@ -99,7 +99,7 @@ def scan_half_rows(
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, initial_outer, initial_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr, LEVELS_J: tl.constexpr,
     LEVELS_Q: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    OPAQUE: tl.constexpr, EARLY: tl.constexpr,
+    OPAQUE: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q segments of J groups of V steps of one row. `words_ptr` (rows, words_row), zeroed.
 
@@ -118,8 +118,10 @@ def scan_half_rows(
         initial = tl.load(initial_ptr + outer_index * initial_outer + inner_index * initial_inner).to(tl.float32)
 
     segment = tl.arange(0, Q)[:, None]
-    position, valid, _ = positions(tile.to(INDEX) * TILE, segment, segment >= 0, T, J, V, REVERSE, False)
-    loaded = tl.load(x_row + position[0] * x_time, mask=valid[0], other=0)
+    position, valid, _ = positions(tile.to(INDEX) * TILE, segment, segment >= 0, T, Q, J, V, REVERSE, LAYOUT)
+    loaded = tl.reshape(tl.load(x_row + position[0] * x_time, mask=valid[0], other=0), (Q, J, V))
+    if LAYOUT != "vectors":
+        loaded = in_groups(loaded, (y_ptr, T < 0))
     steps = steps_in_order(loaded, Q, J, V, REVERSE)
     total = steps[0].to(tl.float32)
     for i in tl.static_range(1, V):
@@ -142,7 +144,7 @@ def scan_half_rows(
     for i in tl.static_range(V):
         carry = gamma * carry + steps[i].to(tl.float32)
         results = results + (carry,)
-    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, False)
+    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
 
 
 @triton.jit
@@ -252,7 +254,7 @@ def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
         segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
         initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, bool(options),
-        num_warps=max(1, segments // 8), maxnreg=64, **options,
+        problem.tiling, num_warps=max(1, segments // 8), maxnreg=64 if problem.tiling == "vectors" else None, **options,
     )  # fmt: skip
 
 

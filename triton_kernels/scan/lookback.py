@@ -87,7 +87,7 @@ def scan_lookback(
     initial_outer, initial_inner, output_outer, output_time, output_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr,
     INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    GRADIENT: tl.constexpr, EARLY: tl.constexpr,
+    GRADIENT: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q * J * V steps of one row, computed in float32.
 
@@ -117,10 +117,11 @@ def scan_lookback(
     if STARTED:
         initial = row_start
 
+    pin = (y_ptr, T < 0)
     segment = tl.arange(0, Q)[:, None]
     begin = tile.to(INDEX) * TILE
-    position, valid, index = positions(begin, segment, segment >= 0, T, J, V, REVERSE, False)
-    values = load_steps(x_row, position, valid, x_time, 0, Q, J, V, REVERSE, False)
+    position, valid, index = positions(begin, segment, segment >= 0, T, Q, J, V, REVERSE, LAYOUT)
+    values = load_steps(x_row, position, valid, x_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
     group_weight = power_of_two_power(gamma, V, WIDE)
     total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, GATES, False)
     total, segment_weight, _ = scan_lanes(total, group_weight, total, Q, J, GATES, False, WIDE)
@@ -155,13 +156,13 @@ def scan_lookback(
     results = replay(
         values, gates, gate_rest, values, group_carry, first == 0, tl.float32, V, GATES, False, SELECT_FIRST
     )
-    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, False)
+    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
     if GRADIENT == "sum":
         output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
         next_valid = within(valid, index, 0, T - 1, 1)
         next_position = shifted(position, -1 if REVERSE else 1, 1)
         previous = widened(
-            load_steps(output_row, next_position, next_valid, output_time, 0, Q, J, V, REVERSE, False), tl.float32, V
+            load_steps(output_row, next_position, next_valid, output_time, 0, pin, Q, J, V, REVERSE, LAYOUT), tl.float32, V
         )
         products = gate_gradients(results, previous, row_start, values, first, T, V, HAS_INITIAL, False)
         partial = tl.sum(tl.reshape(summed(products, Q, V), (Q,)), axis=0)

@@ -7,6 +7,13 @@ anew at every level, and costs six times as many shuffles for a reversed scan. C
 is one shuffle.
 
 Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step.
+
+Layouts (a constexpr), how a tile's steps come from memory and go there:
+"vectors": rows in time whose groups of V steps are aligned: a thread loads its group.
+"elements": rows of any alignment. Neighbouring threads load neighbouring steps, which shared memory brings to the
+threads that they belong to (`in_groups`).
+"columns": some steps of neighbouring columns, in the same way.
+"walk": neighbouring threads take neighbouring columns, each loads its steps one by one.
 """
 
 import triton
@@ -53,19 +60,44 @@ def backwards(steps, V: tl.constexpr):
 
 
 @triton.jit
+def in_groups(tile, pin):
+    """A tile (P, J, V) with the V steps of each group in one thread. `pin`: a pointer to aligned memory, and False.
+
+    By a load that never happens, of such groups: the compiler lays a tile out for its loads. Left to itself it takes
+    the halves, quarters ... of an `unpack` through shared memory one by one.
+    """
+    P: tl.constexpr = tile.shape[0]
+    J: tl.constexpr = tile.shape[1]
+    V: tl.constexpr = tile.shape[2]
+    group = tl.arange(0, P)[:, None, None] * J + tl.arange(0, J)[None, :, None]
+    place = group * V + tl.arange(0, V)[None, None, :]
+    # Fewer than the widest load has, for a narrow dtype.
+    place = tl.max_contiguous(place, [1, 1, V])
+    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + place, mask=pin[1], other=tile)
+
+
+@triton.jit
 def load_steps(
-    row, position, valid, stride_time, other, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
-    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    row, position, valid, stride_time, other, pin, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """V tiles (P, J) in scan order. `position`, `valid`: see `positions`; `other` for steps that are not valid."""
-    if TIME_MAJOR:
+    """V tiles (P, J) in scan order. `position`, `valid`: see `positions`; `other` for steps that are not valid.
+
+    `pin`: see `in_groups`.
+    """
+    if LAYOUT == "walk":
         steps = ()
         for i in tl.static_range(V):
             steps = steps + (tl.load(row + position[i] * stride_time, mask=valid[i], other=other),)
         return steps
     else:
         tile = tl.load(row + position[0] * stride_time, mask=valid[0], other=other)
-        steps = unpack(tl.reshape(tile, (P, J, V)), P, J, V)
+        if LAYOUT == "columns":
+            tile = tl.trans(tile)
+        tile = tl.reshape(tile, (P, J, V))
+        if LAYOUT != "vectors":
+            tile = in_groups(tile, pin)
+        steps = unpack(tile, P, J, V)
         if REVERSE:
             steps = backwards(steps, V)
         return steps
@@ -74,30 +106,37 @@ def load_steps(
 @triton.jit
 def store_steps(
     row, position, valid, stride_time, steps, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
-    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_steps`."""
-    if TIME_MAJOR:
+    if LAYOUT == "walk":
         for i in tl.static_range(V):
             tl.store(row + position[i] * stride_time, steps[i].to(row.dtype.element_ty), mask=valid[i])
     else:
         if REVERSE:
             steps = backwards(steps, V)
-        tile = tl.reshape(pack(steps, P, J, V), (P, J * V))
-        tl.store(row + position[0] * stride_time, tile.to(row.dtype.element_ty), mask=valid[0])
+        tile = pack(steps, P, J, V).to(row.dtype.element_ty)
+        if LAYOUT == "columns":
+            STEPS: tl.constexpr = position[0].shape[0]
+            tile = tl.trans(tl.reshape(tile, (P * J * V // STEPS, STEPS)))
+        else:
+            tile = tl.reshape(tile, (P, J * V))
+        tl.store(row + position[0] * stride_time, tile, mask=valid[0])
 
 
 @triton.jit
 def positions(
-    begin, segment, row_valid, T, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr
-):
+    begin, segment, row_valid, T, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):  # fmt: skip
     """Where the steps of a tile lie: (positions in time, whether they exist, indices in scan order), a tuple each.
 
     `begin`: the tile's first step in scan order; `segment` (P, 1): the part of the tile, J * V steps, that a row of the
-    tile holds. Time-major: one (P, J) entry for each of the V steps. Else one (P, J * V) entry in the order of memory;
-    in a reversed scan the groups are mirrored and a group's steps are not, so that a thread's load stays one vector.
+    tile holds, of Q. "walk": one (P, J) entry for each of the V steps. "columns": one (Q * J * V, 1) entry, `row_valid`
+    (1, R). Else one (P, J * V) entry. The latter two are in the order of memory; in a reversed scan the groups are
+    mirrored and a group's steps are not, so that a thread's load stays one vector.
     """
-    if TIME_MAJOR:
+    if LAYOUT == "walk":
         first = begin + (segment * J + tl.arange(0, J)[None, :]) * V
         position = ()
         valid = ()
@@ -113,7 +152,11 @@ def positions(
             index = index + (scan_index,)
         return position, valid, index
     else:
-        n = tl.arange(0, J * V)[None, :]
+        if LAYOUT == "columns":
+            n = tl.arange(0, Q * J * V)[:, None]
+            segment = 0
+        else:
+            n = tl.arange(0, J * V)[None, :]
         if REVERSE:
             time = T - begin - (segment * J + n // V + 1) * V + n % V
             scan_index = T - 1 - time
