@@ -89,7 +89,7 @@ def scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor
             problem.run(output, grad_gamma, "step")
         else:
             sums = problem.run(output, None, "sum")
-            grad_gamma = sums.sum() if is_number else problem.layout.unfold_rows(sums, rows)
+            grad_gamma = sums.sum() if is_number else problem.unfold_rows(sums, rows)
             grad_gamma = grad_gamma.to(sum_dtype)
     return grad_input, grad_gamma
 
@@ -121,6 +121,8 @@ class _Problem(ScanProblem):
         if block is not None:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
+        if self.in_rows:
+            self.turn()
         long_rows = self.layout.length > LONGEST_TILE and self.in_rows
         if long_rows and gradient == "none" and half_precision.covers(self):
             share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
@@ -128,9 +130,9 @@ class _Problem(ScanProblem):
             return self.new((0, 1), self.accumulate_dtype)
         one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
         if long_rows and one_pass and gradient != "step":
-            partials = self.run_lookback(self.layout.steps(output), gradient)
+            partials = self.run_lookback(self.steps(output), gradient)
         else:
-            partials = self.run_tiles(self.layout.steps(output), self.layout.steps(grad_gamma), gradient)
+            partials = self.run_tiles(self.steps(output), self.steps(grad_gamma), gradient)
         return partials[:, 0] if partials.size(1) == 1 else partials.sum(1)
 
     def tile(self) -> Tile:
@@ -140,7 +142,7 @@ class _Problem(ScanProblem):
         gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
         if self.tiling == "walk":
             steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
-            columns = min(128, triton.next_power_of_2(self.layout.inner))
+            columns = min(128, triton.next_power_of_2(self.inner))
             return Tile(columns, 1, 1, steps, max(1, columns // 32))
         vector = min(16 // itemsize, triton.next_power_of_2(length))
         # Gates and their products take registers too: half as many steps.
@@ -157,7 +159,7 @@ class _Problem(ScanProblem):
             segments = most // (lanes * vector)
         steps = segments * lanes * vector
         # Every row of a program takes registers for its pointers: 16 steps a thread then, not 32.
-        count = max(1, min(2048 // steps, triton.next_power_of_2(self.layout.rows)))
+        count = max(1, min(2048 // steps, triton.next_power_of_2(self.inner)))
         while count > 1 and self.layout.rows < count * BUSY_PROGRAMS and count * steps > 512:
             count //= 2
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
@@ -165,7 +167,7 @@ class _Problem(ScanProblem):
 
     def _columns_of_tile(self, most: int) -> int:
         """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
-        inner = self.layout.inner
+        inner = self.inner
         columns = min(most, triton.next_power_of_2(inner))
         while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
             columns //= 2
@@ -174,7 +176,7 @@ class _Problem(ScanProblem):
     def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.tile()
         layout = self.layout
-        blocks = triton.cdiv(layout.rows, tile.R) if self.in_rows else layout.outer * triton.cdiv(layout.inner, tile.R)
+        blocks = self.outer * triton.cdiv(self.inner, tile.R)
         tiles = triton.cdiv(layout.length, tile.steps)
         # Fewer than 4 tiles a chunk would read as much for the totals as they save in waiting.
         chunks = 1
@@ -211,7 +213,7 @@ class _Problem(ScanProblem):
         start = None if adjoint else initial.tensor
         scan_tiles[(blocks, chunks)](
             x.tensor, y.tensor, gamma.tensor, start, reset.tensor, output.tensor, grad.tensor, *state,
-            self.gates.bits, self.layout.length, self.layout.rows, self.layout.inner, chunk_tiles, chunks,
+            self.gates.bits, self.layout.length, self.inner, chunk_tiles, chunks,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
@@ -231,7 +233,7 @@ class _Problem(ScanProblem):
         partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
         scan_lookback[(layout.rows * tiles,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
-            self.gates.bits, layout.length, layout.rows, layout.inner, tiles, row_words,
+            self.gates.bits, layout.length, layout.rows, self.inner, tiles, row_words,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,

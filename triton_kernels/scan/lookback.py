@@ -26,6 +26,7 @@ from .tile import (
     positions,
     power_of_two_power,
     previous_lane,
+    rates,
     replay,
     scan_lanes,
     shifted,
@@ -109,6 +110,7 @@ def scan_lookback(
     gamma = load_gamma(gamma_row, gamma_bits, GATES)
     gate, gate_rest = split_gamma(gamma)
     gates = (gate,)
+    RATES: tl.constexpr = rates(gamma_row, x_row, GATES)
     row_start = gate * 0
     if HAS_INITIAL:
         row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
@@ -123,7 +125,7 @@ def scan_lookback(
     position, valid, index = positions(begin, segment, segment >= 0, T, Q, J, V, REVERSE, LAYOUT)
     values = load_steps(x_row, position, valid, x_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
     group_weight = power_of_two_power(gamma, V, WIDE)
-    total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, GATES, False)
+    total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, RATES, False)
     total, segment_weight, _ = scan_lanes(total, group_weight, total, Q, J, GATES, False, WIDE)
     # Float64 along the row, as in scan_tiles.
     ends = tl.reshape(last_lane(total, Q, J), (1, Q)).to(tl.float64)
@@ -154,7 +156,7 @@ def scan_lookback(
     first = begin + (segment * J + lane) * V
     SELECT_FIRST: tl.constexpr = GATES != "sum" and not STARTED
     results = replay(
-        values, gates, gate_rest, values, group_carry, first == 0, tl.float32, V, GATES, False, SELECT_FIRST
+        values, gates, gate_rest, values, group_carry, first == 0, tl.float32, V, RATES, False, SELECT_FIRST
     )
     store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
     if GRADIENT == "sum":

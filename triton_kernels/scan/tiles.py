@@ -20,6 +20,7 @@ from .tile import (
     positions,
     power_of_two_power,
     previous_lane,
+    rates,
     replay,
     scan_lanes,
     shifted,
@@ -42,31 +43,28 @@ def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constex
 
 
 @triton.jit
-def rows_of_block(block, rows, inner, R: tl.constexpr, Q: tl.constexpr, LAYOUT: tl.constexpr):
-    """Of the R * Q parts of a program: (outer index, inner index, validity, segment); of its R rows: (number, validity);
-    and the inner indices and validity as `positions` lays out the addresses of a tile."""
+def rows_of_block(block, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr):
+    """(outer index, first inner index) of a program's R rows; of its R * Q parts (place among the rows, validity,
+    segment); of its rows (number, validity); and the former two as `positions` lays out the addresses of a tile."""
     part = tl.arange(0, R * Q)[:, None]
-    if LAYOUT == "walk" or LAYOUT == "columns":
-        # A block never straddles two outer indices: the columns of a tile are neighbours in memory.
-        blocks = (inner + R - 1) // R
-        outer_index = block // blocks
-        start = (block % blocks) * R
-        inner_index = start + part // Q
-        row_valid = inner_index < inner
-        row_id = outer_index * inner + start + tl.arange(0, R)[:, None]
-        rows_in = start + tl.arange(0, R)[:, None] < inner
-    else:
-        row = block * R + part // Q
-        row_valid = row < rows
-        outer_index = row // inner
-        inner_index = row % inner
-        row_id = block * R + tl.arange(0, R)[:, None]
-        rows_in = row_id < rows
-    across, across_valid = inner_index, row_valid
+    # A block never straddles two outer indices.
+    blocks = (inner + R - 1) // R
+    outer_index = block // blocks
+    start = (block % blocks) * R
+    place = (part // Q).to(INDEX)
+    row = start + tl.arange(0, R)[:, None]
+    across = place
     if LAYOUT == "columns":
-        across = start + tl.arange(0, R)[None, :]
-        across_valid = across < inner
-    return outer_index, inner_index, row_valid, part % Q, row_id, rows_in, across, across_valid
+        across = tl.arange(0, R)[None, :].to(INDEX)
+    return (
+        outer_index, start, place, start + place < inner, part % Q, outer_index * inner + row, row < inner, across,
+        start + across < inner,
+    )  # fmt: skip
+
+
+@triton.jit
+def first_row(pointer, outer_index, start, outer_stride, inner_stride):
+    return pointer + (outer_index * outer_stride + start * inner_stride)
 
 
 @triton.jit
@@ -145,15 +143,14 @@ def carry_groups(
 
 @triton.jit
 def start_of_rows(
-    carry_ptr, initial_ptr, row_id, rows_in, inner, chunk, chunks,
-    initial_outer, initial_inner, R: tl.constexpr, CARRY: tl.constexpr, STARTED: tl.constexpr, STAGE: tl.constexpr,
+    carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R: tl.constexpr, CARRY: tl.constexpr,
+    STARTED: tl.constexpr, STAGE: tl.constexpr,
 ):  # fmt: skip
     """The carry (R, 1) into the chunk's first step."""
     if STAGE == "apply":
         carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
     elif STARTED:
-        row_initial = initial_ptr + row_id // inner * initial_outer + row_id % inner * initial_inner
-        carry = tl.load(row_initial, mask=rows_in & (chunk == 0), other=0).to(CARRY)
+        carry = tl.load(initial_row, mask=rows_in & (chunk == 0), other=0).to(CARRY)
     else:
         carry = tl.zeros((R, 1), CARRY)
     if STAGE == "totals":
@@ -228,7 +225,7 @@ def store_totals(total_ptr, product_ptr, cut_ptr, entry, inside, total, product,
 def scan_tiles(
     x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr,
     total_ptr, product_ptr, cut_ptr, carry_ptr,
-    gamma_bits: tl.int64, T, rows, inner, chunk_tiles, chunks,
+    gamma_bits: tl.int64, T, inner, chunk_tiles, chunks,
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
     initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
     output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
@@ -248,38 +245,41 @@ def scan_tiles(
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
     block = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    outer_index, inner_index, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
-        block, rows, inner, R, Q, LAYOUT
+    outer_index, start, place, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
+        block, inner, R, Q, INDEX, LAYOUT
     )
     lane = tl.arange(0, J)[None, :]
     group = (segment * J + lane) * V
 
     pin = (y_ptr, T < 0)
-    x_row = x_ptr + outer_index * x_outer + across * x_inner
-    y_row = y_ptr + outer_index * y_outer + across * y_inner
+    x_row = first_row(x_ptr, outer_index, start, x_outer, x_inner) + across * x_inner
+    y_row = first_row(y_ptr, outer_index, start, y_outer, y_inner) + across * y_inner
     gamma_row = x_row
     if GATES == "step":
-        gamma_row = gamma_ptr + outer_index * gamma_outer + across * gamma_inner
+        gamma_row = first_row(gamma_ptr, outer_index, start, gamma_outer, gamma_inner) + across * gamma_inner
     elif GATES == "row":
-        gamma_row = gamma_ptr + outer_index * gamma_outer + inner_index * gamma_inner
+        gamma_row = first_row(gamma_ptr, outer_index, start, gamma_outer, gamma_inner) + place * gamma_inner
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
+    RATES: tl.constexpr = rates(gamma_row, x_row, GATES)
     reset_row = x_row
     if RESET:
-        reset_row = reset_ptr + outer_index * reset_outer + across * reset_inner
-    carry = start_of_rows(
-        carry_ptr, initial_ptr, row_id, rows_in, inner, chunk, chunks, initial_outer, initial_inner, R, CARRY, STARTED,
-        STAGE,
-    )  # fmt: skip
+        reset_row = first_row(reset_ptr, outer_index, start, reset_outer, reset_inner) + across * reset_inner
+    initial_row = initial_ptr
+    if HAS_INITIAL:
+        initial_row = first_row(initial_ptr, outer_index, start, initial_outer, initial_inner)
+    own_initial = initial_row
+    if STARTED:
+        own_initial = initial_row + tl.arange(0, R)[:, None].to(INDEX) * initial_inner
+    carry = start_of_rows(carry_ptr, own_initial, row_id, rows_in, chunk, chunks, R, CARRY, STARTED, STAGE)
     chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
     if GRADIENT != "none":
-        output_row = output_ptr + outer_index * output_outer + across * output_inner
+        output_row = first_row(output_ptr, outer_index, start, output_outer, output_inner) + across * output_inner
         gradient_sum = tl.zeros((P, 1), ACC)
         row_start = gradient_sum
         if HAS_INITIAL:
-            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
-            row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
+            row_start = tl.load(initial_row + place * initial_inner, mask=row_valid, other=0).to(ACC)
 
     first_tile = chunk * chunk_tiles
     tiles = tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)
@@ -291,7 +291,7 @@ def scan_tiles(
             gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T, pin,
             P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, LAYOUT,
         )  # fmt: skip
-        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, GATES, RESET)
+        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, RATES, RESET)
         if GATES != "step":
             product = weight
         total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
@@ -304,7 +304,7 @@ def scan_tiles(
             group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
             SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
             first = begin + group == 0
-            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, GATES, RESET, SELECT_FIRST)
+            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
             if LAYOUT == "walk":
                 carry = results[V - 1].to(CARRY)
             store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, LAYOUT)
@@ -314,7 +314,7 @@ def scan_tiles(
                     output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
                 )  # fmt: skip
                 if GRADIENT == "step":
-                    grad_row = gamma_grad_ptr + outer_index * grad_outer + across * grad_inner
+                    grad_row = first_row(gamma_grad_ptr, outer_index, start, grad_outer, grad_inner) + across * grad_inner
                     store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
                 else:
                     gradient_sum += summed(products, P, V)
