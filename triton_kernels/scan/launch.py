@@ -198,8 +198,8 @@ class _Problem(ScanProblem):
         state = (totals, products, cuts, carries)
         self._launch_tiles(blocks, chunks, chunk_tiles, tile, Operand(None), Operand(None), "none", state, "totals",
                            adjoint=gradient != "none")  # fmt: skip
-        kind = "sum" if self.gates.kind == "sum" else "step"
-        chain_chunks[(layout.rows,)](*state, chunks, kind, triton.next_power_of_2(chunks), num_warps=4)
+        is_sum = self.gates.kind == "sum" and self.reset.tensor is None
+        chain_chunks[(layout.rows,)](*state, chunks, is_sum, triton.next_power_of_2(chunks), num_warps=4)
         self._launch_tiles(blocks, chunks, chunk_tiles, tile, output, grad, gradient, state, "apply")
         return partials
 

@@ -328,12 +328,27 @@ def scan_tiles(
 
 
 @triton.jit
-def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, GATES: tl.constexpr, C: tl.constexpr):
+def _add(total_0, total_1):
+    return total_0 + total_1
+
+
+@triton.jit
+def _join_chunks(total_0, product_0, cut_0, total_1, product_1, cut_1):
+    joined = total_1 + product_1 * total_0
+    return tl.where(cut_1 != 0, total_1, joined), bounded_product(product_0, product_1), cut_0 | cut_1
+
+
+@triton.jit
+def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, SUM: tl.constexpr, C: tl.constexpr):
     """The carry into every chunk of a row, from the totals; entry 0 is there already. A program a row, C >= chunks."""
-    entry = tl.program_id(0).to(tl.int64) * chunks + tl.arange(0, C)[None, :]
-    inside = tl.arange(0, C)[None, :] < chunks
+    chunk = tl.arange(0, C)
+    entry = tl.program_id(0).to(tl.int64) * chunks + chunk
+    inside = chunk < chunks
     total = tl.load(total_ptr + entry, mask=inside, other=0)
-    product = tl.load(product_ptr + entry, mask=inside, other=0)
-    cut = tl.load(cut_ptr + entry, mask=inside, other=0)
-    total, product, cut = scan_lanes(total, product, cut, 1, C, GATES, True, True)
-    tl.store(carry_ptr + entry + 1, total, mask=tl.arange(0, C)[None, :] + 1 < chunks)
+    if SUM:
+        total = tl.associative_scan(total, 0, _add)
+    else:
+        product = tl.load(product_ptr + entry, mask=inside, other=0)
+        cut = tl.load(cut_ptr + entry, mask=inside, other=0)
+        total, _, _ = tl.associative_scan((total, product, cut), 0, _join_chunks)
+    tl.store(carry_ptr + entry + 1, total, mask=chunk + 1 < chunks)
