@@ -280,7 +280,8 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
             *rollout.pointers(*others), rollout.gammas.bits, rollout.traces.bits,
             float_bits(call.clip_rho), float_bits(call.clip_c), float_bits(call.clip_pg),
             layout.length, layout.rows, layout.inner, *rollout.strides(*others),
-            R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64, LAYOUT="walk" if time_major else "vectors",
+            R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64,
+            LAYOUT="walk" if time_major else "vectors",
             RHOS=rhos is not None, ADVANTAGES=needs[0], TARGETS=needs[1], PG=needs[2], **rollout.constants,
             num_warps=max(1, program_rows * lanes // 32),
         )  # fmt: skip

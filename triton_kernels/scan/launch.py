@@ -113,7 +113,8 @@ class _Problem(ScanProblem):
         Only plain scans keep within it without spilling; a program waits for memory most of its time.
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
-        return 64 if plain and not self.gates.wide and self.tiling == "vectors" and self.accumulate is tl.float32 else None
+        narrow = self.accumulate is tl.float32 and not self.gates.wide
+        return 64 if plain and narrow and self.tiling == "vectors" else None
 
     def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
         """Launches the scan; with gradient "sum" returns the (rows,) sums of gamma's gradient."""

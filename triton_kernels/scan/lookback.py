@@ -163,9 +163,8 @@ def scan_lookback(
         output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
         next_valid = within(valid, index, 0, T - 1, 1)
         next_position = shifted(position, -1 if REVERSE else 1, 1)
-        previous = widened(
-            load_steps(output_row, next_position, next_valid, output_time, 0, pin, Q, J, V, REVERSE, LAYOUT), tl.float32, V
-        )
+        previous = load_steps(output_row, next_position, next_valid, output_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
+        previous = widened(previous, tl.float32, V)
         products = gate_gradients(results, previous, row_start, values, first, T, V, HAS_INITIAL, False)
         partial = tl.sum(tl.reshape(summed(products, Q, V), (Q,)), axis=0)
         tl.store(gamma_grad_ptr + row.to(tl.int64) * tiles + tile, partial)

@@ -1,9 +1,9 @@
 """The scan kernel for rows and for columns: a program takes R rows and walks over time, a tile at a time.
 
 R * Q segments of J groups of V steps make a tile, see tile.py: J <= 32 lanes make a segment, a row has Q segments in
-the tile. A thread that walks along its column: Q = J = 1. Few long rows are cut into chunks, in three launches (Blelloch,
-"Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`, then "apply" from
-the chunk's carry.
+the tile. A thread that walks along its column: Q = J = 1. Few long rows or columns are cut into chunks, in three
+launches (Blelloch, "Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`,
+then "apply" from the chunk's carry.
 """
 
 import triton
@@ -63,8 +63,9 @@ def rows_of_block(block, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.cons
 
 
 @triton.jit
-def first_row(pointer, outer_index, start, outer_stride, inner_stride):
-    return pointer + (outer_index * outer_stride + start * inner_stride)
+def rows_at(pointer, outer_index, start, place, outer_stride, inner_stride):
+    """Rows at the places `place` behind the one at `start`, an offset that is computed once a program."""
+    return pointer + (outer_index * outer_stride + start * inner_stride) + place * inner_stride
 
 
 @triton.jit
@@ -160,7 +161,8 @@ def start_of_rows(
 
 @triton.jit
 def gradients_of_tile(
-    results, values, output_row, reset_row, row_start, position, valid, index, begin, group, output_time, reset_time, T, pin,
+    results, values, output_row, reset_row, row_start, position, valid, index, begin, group, output_time, reset_time, T,
+    pin,
     P: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
@@ -252,34 +254,33 @@ def scan_tiles(
     group = (segment * J + lane) * V
 
     pin = (y_ptr, T < 0)
-    x_row = first_row(x_ptr, outer_index, start, x_outer, x_inner) + across * x_inner
-    y_row = first_row(y_ptr, outer_index, start, y_outer, y_inner) + across * y_inner
+    x_row = rows_at(x_ptr, outer_index, start, across, x_outer, x_inner)
+    y_row = rows_at(y_ptr, outer_index, start, across, y_outer, y_inner)
     gamma_row = x_row
     if GATES == "step":
-        gamma_row = first_row(gamma_ptr, outer_index, start, gamma_outer, gamma_inner) + across * gamma_inner
+        gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
     elif GATES == "row":
-        gamma_row = first_row(gamma_ptr, outer_index, start, gamma_outer, gamma_inner) + place * gamma_inner
+        gamma_row = rows_at(gamma_ptr, outer_index, start, place, gamma_outer, gamma_inner)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
     RATES: tl.constexpr = rates(gamma_row, x_row, GATES)
     reset_row = x_row
     if RESET:
-        reset_row = first_row(reset_ptr, outer_index, start, reset_outer, reset_inner) + across * reset_inner
+        reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
     initial_row = initial_ptr
-    if HAS_INITIAL:
-        initial_row = first_row(initial_ptr, outer_index, start, initial_outer, initial_inner)
-    own_initial = initial_row
     if STARTED:
-        own_initial = initial_row + tl.arange(0, R)[:, None].to(INDEX) * initial_inner
-    carry = start_of_rows(carry_ptr, own_initial, row_id, rows_in, chunk, chunks, R, CARRY, STARTED, STAGE)
+        own = tl.arange(0, R)[:, None].to(INDEX)
+        initial_row = rows_at(initial_ptr, outer_index, start, own, initial_outer, initial_inner)
+    carry = start_of_rows(carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R, CARRY, STARTED, STAGE)
     chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
     if GRADIENT != "none":
-        output_row = first_row(output_ptr, outer_index, start, output_outer, output_inner) + across * output_inner
+        output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
         gradient_sum = tl.zeros((P, 1), ACC)
         row_start = gradient_sum
         if HAS_INITIAL:
-            row_start = tl.load(initial_row + place * initial_inner, mask=row_valid, other=0).to(ACC)
+            row_initial = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
+            row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
 
     first_tile = chunk * chunk_tiles
     tiles = tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)
@@ -314,7 +315,7 @@ def scan_tiles(
                     output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
                 )  # fmt: skip
                 if GRADIENT == "step":
-                    grad_row = first_row(gamma_grad_ptr, outer_index, start, grad_outer, grad_inner) + across * grad_inner
+                    grad_row = rows_at(gamma_grad_ptr, outer_index, start, across, grad_outer, grad_inner)
                     store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
                 else:
                     gradient_sum += summed(products, P, V)
