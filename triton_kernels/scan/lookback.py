@@ -110,7 +110,7 @@ def scan_lookback(
     gamma = load_gamma(gamma_row, gamma_bits, GATES)
     gate, gate_rest = split_gamma(gamma)
     gates = (gate,)
-    RATES: tl.constexpr = rates(gamma_row, x_row, GATES)
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     row_start = gate * 0
     if HAS_INITIAL:
         row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner

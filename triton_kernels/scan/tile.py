@@ -217,18 +217,16 @@ def split_gamma(gamma):
     return gate, (gamma - gate.to(tl.float64)).to(tl.float32)
 
 
-@triton.jit
-def rates(gamma_row, x_row, GATES: tl.constexpr):
-    """GATES for the steps of a group: "exact" for one gamma that has no rest, or is as good without it.
+@triton.constexpr_function
+def rates(gamma_pointer, x_pointer, gates):
+    """GATES for the steps of a group, from the types of the rows: "exact" for one gamma that has no rest, or is as good
+    without it.
 
     Half precision would not show it: the weights of whole groups are exact, so that it does not add up.
     """
-    x_type: tl.constexpr = x_row.dtype.element_ty
-    gamma_type: tl.constexpr = gamma_row.dtype.element_ty
-    is_exact: tl.constexpr = (GATES == "row" and gamma_type != tl.float64) or (
-        GATES != "sum" and GATES != "step" and x_type.primitive_bitwidth == 16
-    )
-    return "exact" if is_exact else GATES
+    is_half = x_pointer.element_ty.primitive_bitwidth == 16
+    is_exact = is_half if gates == "scalar" else is_half or gamma_pointer.element_ty != tl.float64
+    return "exact" if is_exact and gates in ("scalar", "row") else gates
 
 
 @triton.jit

@@ -264,7 +264,7 @@ def scan_tiles(
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
-    RATES: tl.constexpr = rates(gamma_row, x_row, GATES)
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     reset_row = x_row
     if RESET:
         reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
