@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..common.launch import float_bits, on_device
 from ..common.layout import Layout
+from ..scan.gamma import load_gamma
 from ..scan.tile import (
     group_totals,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
     previous_lane,

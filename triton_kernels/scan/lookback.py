@@ -16,24 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import device_of
+from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
 from .tile import (
     gate_gradients,
     group_totals,
-    integer_power,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
-    power_of_two_power,
     previous_lane,
-    rates,
     replay,
     scan_lanes,
     shifted,
-    split_gamma,
     store_steps,
     summed,
-    weighted,
     widened,
     within,
 )

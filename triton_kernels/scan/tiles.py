@@ -9,25 +9,19 @@ then "apply" from the chunk's carry.
 import triton
 import triton.language as tl
 
+from .gamma import bounded_product, integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
 from .tile import (
-    bounded_product,
     gate_gradients,
     group_totals,
-    integer_power,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
-    power_of_two_power,
     previous_lane,
-    rates,
     replay,
     scan_lanes,
     shifted,
-    split_gamma,
     store_steps,
     summed,
-    weighted,
     widened,
     within,
 )
@@ -276,15 +270,13 @@ def scan_tiles(
     chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
     if GRADIENT != "none":
         output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
-        gradient_sum = tl.zeros((P, 1), ACC)
-        row_start = gradient_sum
+        gradient_sum, row_start = tl.zeros((P, 1), ACC), tl.zeros((P, 1), ACC)
         if HAS_INITIAL:
             row_initial = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
             row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
 
     first_tile = chunk * chunk_tiles
-    tiles = tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)
-    for tile in range(tiles):
+    for tile in range(tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)):
         begin = (first_tile + tile).to(INDEX) * TILE
         position, valid, index = positions(begin, segment, across_valid, T, Q, J, V, REVERSE, LAYOUT)
         values = load_steps(x_row, position, valid, x_time, 0, pin, P, J, V, REVERSE, LAYOUT)
