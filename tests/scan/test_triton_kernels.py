@@ -44,15 +44,46 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return importlib.import_module("triton_kernels.scan.launch")
 
 
+# Shapes, and the least sizes from which on columns are tiles, and are walked along, where others than shipped.
+TILINGS = {
+    "vectors": ((3, 144), 1, {}),
+    "elements": ((3, 130), 1, {}),
+    "rows of strided steps": ((5, 7, 3), 1, {}),
+    "columns": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
+    "few columns": ((2, 19, 3), 1, {"LEAST_COLUMN_TILE": 1}),
+    "walk": ((2, 19, 9), 1, {"WALKING_COLUMNS": 1}),
+}
+
+
+@pytest.fixture(params=[rare(name) if " " in name else name for name in TILINGS])
+def tiling(
+    request: pytest.FixtureRequest, launchers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> tuple[tuple[int, ...], int]:
+    """A shape and a dimension that the launchers tile in a certain way."""
+    shape, dim, least = TILINGS[request.param]
+    for name, value in least.items():
+        monkeypatch.setattr(importlib.import_module(launchers.ScanProblem.__module__), name, value)
+    x = torch.empty(shape, device=DEVICE)
+    problem = launchers.ScanProblem(x, x, ScanCall(None, 0.5, dim, False, False, None, None, None))
+    assert problem.tiling == request.param.split()[-1].replace("steps", "elements")
+    return shape, dim
+
+
 @kernel_test
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 @pytest.mark.parametrize(("reverse", "shifted", "started", "resets"), FORMS)
-@pytest.mark.parametrize(("shape", "dim"), [((3, 130), 1), ((2, 19, 9), 1)])
 def test_every_form(
-    launchers: ModuleType, shape: tuple[int, ...], dim: int, reverse: bool, shifted: bool, started: bool, resets: bool,
-    gates: str,
+    launchers: ModuleType, tiling: tuple[tuple[int, ...], int], reverse: bool, shifted: bool, started: bool,
+    resets: bool, gates: str,
 ) -> None:  # fmt: skip
-    Case(shape, dim, gates=gates, started=started, resets=resets).check(launchers, reverse, shifted)
+    Case(*tiling, gates=gates, started=started, resets=resets).check(launchers, reverse, shifted)
+
+
+@kernel_test
+@pytest.mark.parametrize("gates", ["row", "step"])
+def test_backward_of_every_tiling(launchers: ModuleType, tiling: tuple[tuple[int, ...], int], gates: str) -> None:
+    for reverse in (False, True):
+        Case(*tiling, gates=gates, started=True, resets=reverse).check_backward(launchers, reverse)
 
 
 @kernel_test

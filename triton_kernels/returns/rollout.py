@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.layout import Layout, Operand, read_gates
-from ..scan.tile import load_gamma
+from ..scan.gamma import load_gamma
 
 
 @triton.jit

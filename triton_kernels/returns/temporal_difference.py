@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..common.launch import float_bits, on_device
 from ..common.layout import Layout
+from ..scan.gamma import load_gamma
 from ..scan.tile import (
     group_totals,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
     previous_lane,
@@ -46,11 +46,11 @@ def clipped(rho, most):
 @triton.jit
 def rates_of(
     row, position, valid, stride_time, row_rate, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
-    GATES: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    GATES: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """gamma, or the trace, of V steps, in float64."""
     if GATES == "step":
-        steps = load_steps(row, position, valid, stride_time, 0, P, J, V, True, TIME_MAJOR)
+        steps = load_steps(row, position, valid, stride_time, 0, None, P, J, V, True, LAYOUT)
         rates = ()
         for i in tl.static_range(V):
             rates = rates + (steps[i].to(tl.float64),)
@@ -162,7 +162,7 @@ def scan_differences(
     trace_outer, trace_time, trace_inner, rho_outer, rho_time, rho_inner,
     advantage_outer, advantage_time, advantage_inner, target_outer, target_time, target_inner,
     pg_outer, pg_time, pg_inner,
-    R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, INDEX: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    R: tl.constexpr, J: tl.constexpr, V: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr,
     VALUES: tl.constexpr, AHEAD: tl.constexpr, NEXT: tl.constexpr, BOOTSTRAP: tl.constexpr, TERMINATED: tl.constexpr,
     TRUNCATED: tl.constexpr, GAMMA: tl.constexpr, TRACE: tl.constexpr, RHOS: tl.constexpr,
     ADVANTAGES: tl.constexpr, TARGETS: tl.constexpr, PG: tl.constexpr,
@@ -170,7 +170,7 @@ def scan_differences(
     """One program: R rows. Operands are addressed by (outer, time, inner) strides in elements; GAMMA, TRACE: tile.py's
     gates. VALUES: every step's own are read; AHEAD: those of the next states alone."""
     TILE: tl.constexpr = J * V
-    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
     # Not from float64 to bfloat16 in one: the interpreter does not know how.
     RESULT: tl.constexpr = tl.float32 if reward_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.float64
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
@@ -201,29 +201,29 @@ def scan_differences(
     carry = tl.zeros((R, 1), tl.float64)
     begin = tl.full((), 0, INDEX)
     for _ in range((T + TILE - 1) // TILE):
-        position, valid, index = positions(begin, segment, row_valid, T, J, V, True, TIME_MAJOR)
-        rewards = load_steps(reward_row, position, valid, reward_time, 0, R, J, V, True, TIME_MAJOR)
+        position, valid, index = positions(begin, segment, row_valid, T, 1, J, V, True, LAYOUT)
+        rewards = load_steps(reward_row, position, valid, reward_time, 0, None, R, J, V, True, LAYOUT)
         values = rewards
         following = rewards
         if VALUES:
-            values = load_steps(value_row, position, valid, value_time, 0, R, J, V, True, TIME_MAJOR)
+            values = load_steps(value_row, position, valid, value_time, 0, None, R, J, V, True, LAYOUT)
         if NEXT:
-            following = load_steps(next_row, position, valid, next_time, 0, R, J, V, True, TIME_MAJOR)
+            following = load_steps(next_row, position, valid, next_time, 0, None, R, J, V, True, LAYOUT)
         elif VALUES or AHEAD:
             there = shifted(position, 1, ACCESSES)
             exists = within(valid, index, 1, T, ACCESSES)
-            following = load_steps(value_row, there, exists, value_time, 0, R, J, V, True, TIME_MAJOR)
+            following = load_steps(value_row, there, exists, value_time, 0, None, R, J, V, True, LAYOUT)
         terminates = rewards
         truncates = rewards
         if TERMINATED:
-            terminates = load_steps(terminated_row, position, valid, terminated_time, 0, R, J, V, True, TIME_MAJOR)
+            terminates = load_steps(terminated_row, position, valid, terminated_time, 0, None, R, J, V, True, LAYOUT)
         if TRUNCATED:
-            truncates = load_steps(truncated_row, position, valid, truncated_time, 0, R, J, V, True, TIME_MAJOR)
+            truncates = load_steps(truncated_row, position, valid, truncated_time, 0, None, R, J, V, True, LAYOUT)
         rhos = rewards
         if RHOS:
-            rhos = load_steps(rho_row, position, valid, rho_time, 0, R, J, V, True, TIME_MAJOR)
-        gammas = rates_of(gamma_row, position, valid, gamma_time, row_gamma, R, J, V, GAMMA, TIME_MAJOR)
-        traces = rates_of(trace_row, position, valid, trace_time, row_trace, R, J, V, TRACE, TIME_MAJOR)
+            rhos = load_steps(rho_row, position, valid, rho_time, 0, None, R, J, V, True, LAYOUT)
+        gammas = rates_of(gamma_row, position, valid, gamma_time, row_gamma, R, J, V, GAMMA, LAYOUT)
+        traces = rates_of(trace_row, position, valid, trace_time, row_trace, R, J, V, TRACE, LAYOUT)
 
         differences, deltas, gates, cuts = differences_of(
             rewards, values, following, terminates, truncates, rhos, gammas, traces, bootstrap, begin + group,
@@ -237,13 +237,13 @@ def scan_differences(
         )  # fmt: skip
         if ADVANTAGES:
             advantage_row = advantage_ptr + outer * advantage_outer + within_outer * advantage_inner
-            store_steps(advantage_row, position, valid, advantage_time, advantages, R, J, V, True, TIME_MAJOR)
+            store_steps(advantage_row, position, valid, advantage_time, advantages, R, J, V, True, LAYOUT)
         if TARGETS:
             target_row = target_ptr + outer * target_outer + within_outer * target_inner
-            store_steps(target_row, position, valid, target_time, targets, R, J, V, True, TIME_MAJOR)
+            store_steps(target_row, position, valid, target_time, targets, R, J, V, True, LAYOUT)
         if PG:
             pg_row = pg_ptr + outer * pg_outer + within_outer * pg_inner
-            store_steps(pg_row, position, valid, pg_time, pg_advantages, R, J, V, True, TIME_MAJOR)
+            store_steps(pg_row, position, valid, pg_time, pg_advantages, R, J, V, True, LAYOUT)
         begin += TILE
 
 
@@ -280,7 +280,8 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
             *rollout.pointers(*others), rollout.gammas.bits, rollout.traces.bits,
             float_bits(call.clip_rho), float_bits(call.clip_c), float_bits(call.clip_pg),
             layout.length, layout.rows, layout.inner, *rollout.strides(*others),
-            R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64, TIME_MAJOR=time_major,
+            R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64,
+            LAYOUT="walk" if time_major else "vectors",
             RHOS=rhos is not None, ADVANTAGES=needs[0], TARGETS=needs[1], PG=needs[2], **rollout.constants,
             num_warps=max(1, program_rows * lanes // 32),
         )  # fmt: skip

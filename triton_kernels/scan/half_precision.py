@@ -18,7 +18,7 @@ import triton.language as tl
 from .lookback import PUBLISHED, look_back_words, publish
 from .problem import ScanProblem, Tile
 from .register_groups import column_order, steps_of, tile_of
-from .tile import backwards, last_lane, positions, previous_lane, store_steps, unpack
+from .tile import backwards, in_groups, last_lane, pack, positions, previous_lane, store_steps, unpack
 
 SMALLEST_GAMMA = 0.5
 LANES, VECTOR = 32, 8
@@ -48,7 +48,7 @@ def opaque(tile):
 
 @triton.jit
 def steps_in_order(tile, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr):
-    steps = unpack(tl.reshape(tile, (Q, J, V)), Q, J, V)
+    steps = unpack(tile, Q, J, V)
     if REVERSE:
         steps = backwards(steps, V)
     return steps
@@ -92,6 +92,31 @@ def look_back(word_ptr, tile, total, tile_log, initial, GROUP: tl.constexpr):
     return carry
 
 
+@triton.jit
+def words_of_tile(
+    x_row, y_row, begin, segment, T, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr
+):
+    """A tile of a row that may begin, reversed end, inside a word of V steps: tiles are cut where that word is.
+
+    Returns x's and y's first words, (Q, J * V) offsets from there, which of them exist, and whether all do.
+    """
+    n = tl.arange(0, J * V)[None, :]
+    address = x_row.to(tl.int64)
+    if REVERSE:
+        before = ((V - (address // 2 + T) % V) % V).to(begin.dtype)
+        end = T + before
+        offset = -begin - (segment * J + n // V + 1) * V + n % V
+        valid = (offset >= -end) & (offset < -before)
+        x_word, y_word = x_row + end, y_row + end
+    else:
+        before = (address // 2 % V).to(begin.dtype)
+        offset = begin + segment * (J * V) + n
+        valid = (offset >= before) & (offset < T + before)
+        x_word, y_word = x_row - before, y_row - before
+    inside = (begin >= before) & (begin + Q * J * V <= T + before)
+    return tl.multiple_of(x_word, 2 * V), tl.multiple_of(y_word, 2 * V), offset, valid, inside
+
+
 @triton.jit(do_not_specialize=["tiles"])
 def scan_half_rows(
     x_ptr, y_ptr, initial_ptr, words_ptr, gamma, log_gamma, lane_weights, segment_weights,
@@ -99,7 +124,7 @@ def scan_half_rows(
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, initial_outer, initial_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr, LEVELS_J: tl.constexpr,
     LEVELS_Q: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    OPAQUE: tl.constexpr, EARLY: tl.constexpr,
+    OPAQUE: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q segments of J groups of V steps of one row. `words_ptr` (rows, words_row), zeroed.
 
@@ -118,8 +143,20 @@ def scan_half_rows(
         initial = tl.load(initial_ptr + outer_index * initial_outer + inner_index * initial_inner).to(tl.float32)
 
     segment = tl.arange(0, Q)[:, None]
-    position, valid, _ = positions(tile.to(INDEX) * TILE, segment, segment >= 0, T, J, V, REVERSE, False)
-    loaded = tl.load(x_row + position[0] * x_time, mask=valid[0], other=0)
+    begin = tile.to(INDEX) * TILE
+    if LAYOUT == "words":
+        x_word, y_word, offset, valid, inside = words_of_tile(x_row, y_row, begin, segment, T, Q, J, V, REVERSE)
+        # Masks would have a word loaded step by step.
+        if inside:
+            loaded = tl.load(x_word + offset)
+        else:
+            loaded = tl.load(x_word + offset, mask=valid, other=0)
+        loaded = tl.reshape(loaded, (Q, J, V))
+    else:
+        position, valid, _ = positions(begin, segment, segment >= 0, T, Q, J, V, REVERSE, LAYOUT)
+        loaded = tl.reshape(tl.load(x_row + position[0] * x_time, mask=valid[0], other=0), (Q, J, V))
+        if LAYOUT != "vectors":
+            loaded = in_groups(loaded, (y_ptr, T < 0))
     steps = steps_in_order(loaded, Q, J, V, REVERSE)
     total = steps[0].to(tl.float32)
     for i in tl.static_range(1, V):
@@ -142,7 +179,16 @@ def scan_half_rows(
     for i in tl.static_range(V):
         carry = gamma * carry + steps[i].to(tl.float32)
         results = results + (carry,)
-    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, False)
+    if LAYOUT == "words":
+        if REVERSE:
+            results = backwards(results, V)
+        stored = tl.reshape(pack(results, Q, J, V).to(y_ptr.dtype.element_ty), (Q, J * V))
+        if inside:
+            tl.store(y_word + offset, stored)
+        else:
+            tl.store(y_word + offset, stored, mask=valid)
+    else:
+        store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
 
 
 @triton.jit
@@ -234,12 +280,14 @@ def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
     """Tiles of `steps`, at least 256, by look-back groups of `group` tiles; both powers of two.
 
     64 values a thread and 64 registers: eight programs of four warps on a multiprocessor, 128 KB on their way. On an
-    H200 0.83 to 0.93 of a copy; 1e8 steps by 32 values a thread 0.60, with 80 registers 0.81.
+    H200 0.83 to 0.93 of a copy; 1e8 steps by 32 values a thread 0.60, with 80 registers 0.81. Rows of any alignment
+    by words of memory: 96 registers, 64 would spill.
     """
     x, y, initial, layout = problem.x, problem.y, problem.initial, problem.layout
     assert x.tensor is not None
     segments = steps // (LANES * VECTOR)
-    tiles = triton.cdiv(layout.length, steps)
+    tiling = "words" if _share_words(problem) else problem.tiling
+    tiles = triton.cdiv(layout.length + (VECTOR - 1 if tiling == "words" else 0), steps)
     words_row = tiles // group * (group + 1) + tiles % group
     words, options = look_back_words(x.tensor, layout.rows, words_row)
     gamma = problem.gates.value
@@ -248,12 +296,22 @@ def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
         x.tensor, y.tensor, initial.tensor, words, gamma, math.log2(abs(gamma)),
         powers_of(gamma, tuple(VECTOR << level for level in range(5))),
         powers_of(gamma, tuple(VECTOR * LANES << level for level in range(max(1, levels)))),
-        layout.length, layout.rows, layout.inner, tiles, words_row,
+        layout.length, layout.rows, problem.inner, tiles, words_row,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
         segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
         initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, bool(options),
-        num_warps=max(1, segments // 8), maxnreg=64, **options,
+        tiling, num_warps=max(1, segments // 8), maxnreg={"vectors": 64, "words": 96}.get(tiling), **options,
     )  # fmt: skip
+
+
+def _share_words(problem: ScanProblem) -> bool:
+    """Whether every row of a result begins as far into a word of memory as that of the input, and from nothing."""
+    x, y = problem.x, problem.y
+    assert x.tensor is not None
+    assert y.tensor is not None
+    apart = (y.tensor.data_ptr() - x.tensor.data_ptr()) % (2 * VECTOR)
+    strides = ((y.outer - x.outer) % VECTOR, (y.inner - x.inner) % VECTOR, x.time - 1, y.time - 1)
+    return problem.tiling == "elements" and problem.initial.tensor is None and not (apart or any(strides))
 
 
 def columns_tile(columns: int, steps: int, whole: bool) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from ..common.layout import HALF_DTYPES, Gates, Operand
 from . import half_precision
 from .columns import scan_columns
 from .lookback import look_back_words, scan_lookback
-from .problem import LONGEST_TILE, ScanProblem, Tile
+from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
 from .tiles import chain_chunks, scan_tiles
 from .window import scan_window
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Programs that keep an H200 (132 SMs) busy: a smaller grid is cut in time as well.
 BUSY_PROGRAMS = 264
-# Time-major: a thread has V steps of one column in flight, and this many threads of them cover the memory's latency.
-BUSY_THREADS = 65536
 # Tiles of one look-back group: a tile reads half of them on average (1 KB from L2, against a tile of 32 KB), and the
 # serial chain is one link (about 1.5 us) a group: 48 links for 1e8 steps.
 LOOKBACK_GROUP = 256
@@ -91,7 +89,7 @@ def scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor
             problem.run(output, grad_gamma, "step")
         else:
             sums = problem.run(output, None, "sum")
-            grad_gamma = sums.sum() if is_number else problem.layout.unfold_rows(sums, rows)
+            grad_gamma = sums.sum() if is_number else problem.unfold_rows(sums, rows)
             grad_gamma = grad_gamma.to(sum_dtype)
     return grad_input, grad_gamma
 
@@ -115,7 +113,8 @@ class _Problem(ScanProblem):
         Only plain scans keep within it without spilling; a program waits for memory most of its time.
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
-        return 64 if plain and not self.gates.wide and not self.time_major and self.accumulate is tl.float32 else None
+        narrow = self.accumulate is tl.float32 and not self.gates.wide
+        return 64 if plain and narrow and self.tiling == "vectors" else None
 
     def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
         """Launches the scan; with gradient "sum" returns the (rows,) sums of gamma's gradient."""
@@ -123,16 +122,18 @@ class _Problem(ScanProblem):
         if block is not None:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
-        long_rows = self.layout.length > LONGEST_TILE and not self.time_major
+        if self.in_rows:
+            self.turn()
+        long_rows = self.layout.length > LONGEST_TILE and self.in_rows
         if long_rows and gradient == "none" and half_precision.covers(self):
             share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
             half_precision.run_rows(self, 2 * LONGEST_TILE // share, LOOKBACK_GROUP // share)
             return self.new((0, 1), self.accumulate_dtype)
         one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
         if long_rows and one_pass and gradient != "step":
-            partials = self.run_lookback(self.layout.steps(output), gradient)
+            partials = self.run_lookback(self.steps(output), gradient)
         else:
-            partials = self.run_tiles(self.layout.steps(output), self.layout.steps(grad_gamma), gradient)
+            partials = self.run_tiles(self.steps(output), self.steps(grad_gamma), gradient)
         return partials[:, 0] if partials.size(1) == 1 else partials.sum(1)
 
     def tile(self) -> Tile:
@@ -140,44 +141,43 @@ class _Problem(ScanProblem):
         assert self.y.tensor is not None
         length, itemsize = self.layout.length, self.y.tensor.element_size()
         gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
-        if self.time_major:
-            return self._column_tile(length, itemsize, gated)
+        if self.tiling == "walk":
+            steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
+            columns = min(128, triton.next_power_of_2(self.inner))
+            return Tile(columns, 1, 1, steps, max(1, columns // 32))
         vector = min(16 // itemsize, triton.next_power_of_2(length))
-        lanes = min(32, triton.next_power_of_2(triton.cdiv(length, vector)))
         # Gates and their products take registers too: half as many steps.
         most = 2048 if gated else 4096
+        if self.tiling == "columns":
+            columns = self._columns_of_tile(128 // itemsize)
+            steps = max(vector, min(most // columns, triton.next_power_of_2(length)))
+            lanes = min(32, steps // vector)
+            return Tile(columns, steps // (lanes * vector), lanes, vector, max(1, columns * steps // 512))
+        lanes = min(32, triton.next_power_of_2(triton.cdiv(length, vector)))
         single = LONGEST_TILE // 2 if gated else LONGEST_TILE
         segments = triton.next_power_of_2(triton.cdiv(length, lanes * vector))
         if length > single:
             segments = most // (lanes * vector)
         steps = segments * lanes * vector
         # Every row of a program takes registers for its pointers: 16 steps a thread then, not 32.
-        count = max(1, min(2048 // steps, triton.next_power_of_2(self.layout.rows)))
+        count = max(1, min(2048 // steps, triton.next_power_of_2(self.inner)))
         while count > 1 and self.layout.rows < count * BUSY_PROGRAMS and count * steps > 512:
             count //= 2
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
         return Tile(count, segments, lanes, vector, warps)
 
-    def _column_tile(self, length: int, itemsize: int, gated: bool) -> Tile:
-        padded = triton.next_power_of_2(length)
-        share = triton.next_power_of_2(triton.cdiv(BUSY_THREADS, self.layout.rows))
-        share = max(1, min(share, 32, padded // 8))
-        columns = triton.next_power_of_2(self.layout.inner)
-        if share == 1:
-            steps = min(8 if gated else 32 if itemsize == 2 else 16, padded)
-            columns = min(128, columns)
-            return Tile(columns, 1, 1, steps, max(1, columns // 32))
-        # 16 float32 columns are 64 bytes, two sectors: programs enough for every SM come before wider ones.
-        columns = min(32 if itemsize == 2 else 16, columns)
-        return Tile(columns, 1, share, 16 if itemsize == 2 and not gated else 8, max(1, columns * share // 32))
+    def _columns_of_tile(self, most: int) -> int:
+        """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
+        inner = self.inner
+        columns = min(most, triton.next_power_of_2(inner))
+        while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
+            columns //= 2
+        return columns
 
     def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.tile()
         layout = self.layout
-        if self.time_major:
-            blocks = layout.outer * triton.cdiv(layout.inner, tile.R)
-        else:
-            blocks = triton.cdiv(layout.rows, tile.R)
+        blocks = self.outer * triton.cdiv(self.inner, tile.R)
         tiles = triton.cdiv(layout.length, tile.steps)
         # Fewer than 4 tiles a chunk would read as much for the totals as they save in waiting.
         chunks = 1
@@ -199,8 +199,8 @@ class _Problem(ScanProblem):
         state = (totals, products, cuts, carries)
         self._launch_tiles(blocks, chunks, chunk_tiles, tile, Operand(None), Operand(None), "none", state, "totals",
                            adjoint=gradient != "none")  # fmt: skip
-        kind = "sum" if self.gates.kind == "sum" else "step"
-        chain_chunks[(layout.rows,)](*state, chunks, kind, triton.next_power_of_2(chunks), num_warps=4)
+        is_sum = self.gates.kind == "sum" and self.reset.tensor is None
+        chain_chunks[(layout.rows,)](*state, chunks, is_sum, triton.next_power_of_2(chunks), num_warps=4)
         self._launch_tiles(blocks, chunks, chunk_tiles, tile, output, grad, gradient, state, "apply")
         return partials
 
@@ -214,14 +214,13 @@ class _Problem(ScanProblem):
         start = None if adjoint else initial.tensor
         scan_tiles[(blocks, chunks)](
             x.tensor, y.tensor, gamma.tensor, start, reset.tensor, output.tensor, grad.tensor, *state,
-            self.gates.bits, self.layout.length, self.layout.rows, self.layout.inner, chunk_tiles, chunks,
+            self.gates.bits, self.layout.length, self.inner, chunk_tiles, chunks,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
             tile.R, tile.Q, tile.J, tile.V,
             self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
-            self.reverse, self.shifted, start is not None, reset.tensor is not None, gradient, stage, self.time_major,
-            self.time_major and tile.J > 1 and self.widens and x.tensor.is_cuda,
+            self.reverse, self.shifted, start is not None, reset.tensor is not None, gradient, stage, self.tiling,
             num_warps=tile.num_warps, maxnreg=self.registers(gradient),
         )  # fmt: skip
 
@@ -235,11 +234,11 @@ class _Problem(ScanProblem):
         partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
         scan_lookback[(layout.rows * tiles,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
-            self.gates.bits, layout.length, layout.rows, layout.inner, tiles, row_words,
+            self.gates.bits, layout.length, layout.rows, self.inner, tiles, row_words,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,
-            self.reverse, initial.tensor is not None, gradient, bool(options),
+            self.reverse, initial.tensor is not None, gradient, bool(options), self.tiling,
             num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
         return partials
@@ -253,7 +252,7 @@ class _Problem(ScanProblem):
         """
         known = self.gates.kind in ("sum", "scalar") and abs(self.gates.value) <= 1 and self.reset.tensor is None
         length, rows = self.layout.length, self.layout.rows
-        if not (known and self.time_major and self.widens and length >= COLUMN_STEPS[0]):
+        if not (known and self.layout.inner >= SECTOR and self.widens and length >= COLUMN_STEPS[0]):
             return None
         half = self.halves
         _, middle, most = COLUMN_STEPS

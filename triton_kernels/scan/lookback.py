@@ -16,23 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import device_of
+from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
 from .tile import (
     gate_gradients,
     group_totals,
-    integer_power,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
-    power_of_two_power,
     previous_lane,
     replay,
     scan_lanes,
     shifted,
-    split_gamma,
     store_steps,
     summed,
-    weighted,
     widened,
     within,
 )
@@ -87,7 +83,7 @@ def scan_lookback(
     initial_outer, initial_inner, output_outer, output_time, output_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr,
     INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    GRADIENT: tl.constexpr, EARLY: tl.constexpr,
+    GRADIENT: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q * J * V steps of one row, computed in float32.
 
@@ -109,6 +105,7 @@ def scan_lookback(
     gamma = load_gamma(gamma_row, gamma_bits, GATES)
     gate, gate_rest = split_gamma(gamma)
     gates = (gate,)
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     row_start = gate * 0
     if HAS_INITIAL:
         row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
@@ -117,12 +114,13 @@ def scan_lookback(
     if STARTED:
         initial = row_start
 
+    pin = (y_ptr, T < 0)
     segment = tl.arange(0, Q)[:, None]
     begin = tile.to(INDEX) * TILE
-    position, valid, index = positions(begin, segment, segment >= 0, T, J, V, REVERSE, False)
-    values = load_steps(x_row, position, valid, x_time, 0, Q, J, V, REVERSE, False)
+    position, valid, index = positions(begin, segment, segment >= 0, T, Q, J, V, REVERSE, LAYOUT)
+    values = load_steps(x_row, position, valid, x_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
     group_weight = power_of_two_power(gamma, V, WIDE)
-    total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, GATES, False)
+    total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, RATES, False)
     total, segment_weight, _ = scan_lanes(total, group_weight, total, Q, J, GATES, False, WIDE)
     # Float64 along the row, as in scan_tiles.
     ends = tl.reshape(last_lane(total, Q, J), (1, Q)).to(tl.float64)
@@ -153,16 +151,15 @@ def scan_lookback(
     first = begin + (segment * J + lane) * V
     SELECT_FIRST: tl.constexpr = GATES != "sum" and not STARTED
     results = replay(
-        values, gates, gate_rest, values, group_carry, first == 0, tl.float32, V, GATES, False, SELECT_FIRST
+        values, gates, gate_rest, values, group_carry, first == 0, tl.float32, V, RATES, False, SELECT_FIRST
     )
-    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, False)
+    store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
     if GRADIENT == "sum":
         output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
         next_valid = within(valid, index, 0, T - 1, 1)
         next_position = shifted(position, -1 if REVERSE else 1, 1)
-        previous = widened(
-            load_steps(output_row, next_position, next_valid, output_time, 0, Q, J, V, REVERSE, False), tl.float32, V
-        )
+        previous = load_steps(output_row, next_position, next_valid, output_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
+        previous = widened(previous, tl.float32, V)
         products = gate_gradients(results, previous, row_start, values, first, T, V, HAS_INITIAL, False)
         partial = tl.sum(tl.reshape(summed(products, Q, V), (Q,)), axis=0)
         tl.store(gamma_grad_ptr + row.to(tl.int64) * tiles + tile, partial)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 # A row of at most this length is one tile; longer ones look back.
 LONGEST_TILE = 8192
+# Columns, a thread each, that cover the memory's latency; neighbours of them that fill a sector of memory.
+WALKING_COLUMNS = 65536
+SECTOR = 8
+LEAST_COLUMN_TILE = 1024
+# Of a program.
+MOST_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,46 @@ class ScanProblem:
         self.initial = self.layout.row_values(None if initial is None else initial.expand(rows))
         self.reset = self.layout.steps(None if reset is None else reset.view(torch.uint8))
         self.accumulate = {torch.float64: tl.float64, torch.int64: tl.int64}.get(input.dtype, tl.float32)
-        if input.dtype == torch.float32 and self.time_major:
+        self.tiling = self._tiling()
+        self.turned = False
+        self.outer, self.inner = self.layout.outer, self.layout.inner
+        if input.dtype == torch.float32 and self.tiling == "walk":
             # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
             self.accumulate = tl.float64
 
+    def _tiling(self) -> str:
+        """How tiles lie in memory, the LAYOUT of tile.py."""
+        inner, length = self.layout.inner, self.layout.length
+        if inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS:
+            return "walk"
+        # A program that takes few steps of few columns has too little to do: these are rows then, of strided steps.
+        if inner > 1 and length * inner >= LEAST_COLUMN_TILE:
+            return "columns"
+        steps = (self.x, self.y, *((self.gamma,) if self.gates.kind == "step" else ()))
+        return "vectors" if length % 16 == 0 and all(map(_is_aligned, steps)) else "elements"
+
     @property
-    def time_major(self) -> bool:
-        # Below 8 neighbours a row of them is less than a 32-byte sector; strided rows do no worse then.
-        return self.layout.inner >= 8
+    def in_rows(self) -> bool:
+        return self.tiling in ("vectors", "elements")
+
+    def turn(self) -> None:
+        """Rows in time: lets the inner dimension, of which programs take neighbours, be the one of many rows."""
+        self.turned = True
+        self.outer, self.inner = self.inner, self.outer
+        self.x, self.y, self.gamma, self.initial, self.reset = map(
+            _turned, (self.x, self.y, self.gamma, self.initial, self.reset)
+        )
+
+    def steps(self, tensor: Tensor | None) -> Operand:
+        """A further operand of output's shape."""
+        operand = self.layout.steps(tensor)
+        return _turned(operand) if self.turned else operand
+
+    def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
+        """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""
+        if self.turned:
+            values = values.view(self.outer, self.inner).t().reshape(-1)
+        return self.layout.unfold_rows(values, shape)
 
     @property
     def halves(self) -> bool:
@@ -76,6 +114,18 @@ class ScanProblem:
         return {tl.float64: torch.float64, tl.int64: torch.int64, tl.float32: torch.float32}[self.accumulate]
 
     def index_dtype(self, *operands: Operand) -> tl.dtype:
-        """int32 positions where no row reaches 2^31 elements, a tile past its end included."""
+        """int32 positions where no rows of a tile reach 2^31 elements, a tile past their end included."""
         reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
-        return tl.int32 if reach < 2**31 else tl.int64
+        across = max(abs(operand.inner) for operand in (*operands, self.initial)) * MOST_ROWS
+        return tl.int32 if reach + across < 2**31 else tl.int64
+
+
+def _turned(operand: Operand) -> Operand:
+    return replace(operand, outer=operand.inner, inner=operand.outer)
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Whether Triton sees that groups of steps of every row are whole vectors: it looks for multiples of 16."""
+    tensor = operand.tensor
+    assert tensor is not None
+    return operand.time == 1 and not (operand.outer % 16 or operand.inner % 16 or tensor.data_ptr() % 16)

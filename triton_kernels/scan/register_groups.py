@@ -13,7 +13,8 @@ And scans along whole columns, for rows whose steps lie apart in memory: a threa
 import triton
 import triton.language as tl
 
-from .tile import backwards, discounted, pack, power_of_two_power, split_gamma, unpack
+from .gamma import discounted, power_of_two_power, split_gamma
+from .tile import backwards, pack, unpack
 
 
 @triton.jit

@@ -6,13 +6,18 @@ exchange is `tl.gather` and not `tl.associative_scan`: the latter shuffles the p
 anew at every level, and costs six times as many shuffles for a reversed scan. Compiled for sm_90 a gather within a warp
 is one shuffle.
 
-Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step.
+Layouts (a constexpr), how a tile's steps come from memory and go there:
+"vectors": rows in time whose groups of V steps are aligned: a thread loads its group.
+"elements": rows of any alignment. Neighbouring threads load neighbouring steps, which shared memory brings to the
+threads that they belong to (`in_groups`).
+"columns": some steps of neighbouring columns, in the same way.
+"walk": neighbouring threads take neighbouring columns, each loads its steps one by one.
 """
 
 import triton
 import triton.language as tl
 
-LARGEST = tl.constexpr(1.7976931348623157e308)
+from .gamma import bounded_product, discounted, weighted
 
 
 @triton.jit
@@ -53,19 +58,44 @@ def backwards(steps, V: tl.constexpr):
 
 
 @triton.jit
+def in_groups(tile, pin):
+    """A tile (P, J, V) with the V steps of each group in one thread. `pin`: a pointer to aligned memory, and False.
+
+    By a load that never happens, of such groups: the compiler lays a tile out for its loads. Left to itself it takes
+    the halves, quarters ... of an `unpack` through shared memory one by one.
+    """
+    P: tl.constexpr = tile.shape[0]
+    J: tl.constexpr = tile.shape[1]
+    V: tl.constexpr = tile.shape[2]
+    group = tl.arange(0, P)[:, None, None] * J + tl.arange(0, J)[None, :, None]
+    place = group * V + tl.arange(0, V)[None, None, :]
+    # Fewer than the widest load has, for a narrow dtype.
+    place = tl.max_contiguous(place, [1, 1, V])
+    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + place, mask=pin[1], other=tile)
+
+
+@triton.jit
 def load_steps(
-    row, position, valid, stride_time, other, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
-    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    row, position, valid, stride_time, other, pin, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """V tiles (P, J) in scan order. `position`, `valid`: see `positions`; `other` for steps that are not valid."""
-    if TIME_MAJOR:
+    """V tiles (P, J) in scan order. `position`, `valid`: see `positions`; `other` for steps that are not valid.
+
+    `pin`: see `in_groups`.
+    """
+    if LAYOUT == "walk":
         steps = ()
         for i in tl.static_range(V):
             steps = steps + (tl.load(row + position[i] * stride_time, mask=valid[i], other=other),)
         return steps
     else:
         tile = tl.load(row + position[0] * stride_time, mask=valid[0], other=other)
-        steps = unpack(tl.reshape(tile, (P, J, V)), P, J, V)
+        if LAYOUT == "columns":
+            tile = tl.trans(tile)
+        tile = tl.reshape(tile, (P, J, V))
+        if LAYOUT != "vectors":
+            tile = in_groups(tile, pin)
+        steps = unpack(tile, P, J, V)
         if REVERSE:
             steps = backwards(steps, V)
         return steps
@@ -74,30 +104,37 @@ def load_steps(
 @triton.jit
 def store_steps(
     row, position, valid, stride_time, steps, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
-    REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_steps`."""
-    if TIME_MAJOR:
+    if LAYOUT == "walk":
         for i in tl.static_range(V):
             tl.store(row + position[i] * stride_time, steps[i].to(row.dtype.element_ty), mask=valid[i])
     else:
         if REVERSE:
             steps = backwards(steps, V)
-        tile = tl.reshape(pack(steps, P, J, V), (P, J * V))
-        tl.store(row + position[0] * stride_time, tile.to(row.dtype.element_ty), mask=valid[0])
+        tile = pack(steps, P, J, V).to(row.dtype.element_ty)
+        if LAYOUT == "columns":
+            STEPS: tl.constexpr = position[0].shape[0]
+            tile = tl.trans(tl.reshape(tile, (P * J * V // STEPS, STEPS)))
+        else:
+            tile = tl.reshape(tile, (P, J * V))
+        tl.store(row + position[0] * stride_time, tile, mask=valid[0])
 
 
 @triton.jit
 def positions(
-    begin, segment, row_valid, T, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, TIME_MAJOR: tl.constexpr
-):
+    begin, segment, row_valid, T, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):  # fmt: skip
     """Where the steps of a tile lie: (positions in time, whether they exist, indices in scan order), a tuple each.
 
     `begin`: the tile's first step in scan order; `segment` (P, 1): the part of the tile, J * V steps, that a row of the
-    tile holds. Time-major: one (P, J) entry for each of the V steps. Else one (P, J * V) entry in the order of memory;
-    in a reversed scan the groups are mirrored and a group's steps are not, so that a thread's load stays one vector.
+    tile holds, of Q. "walk": one (P, J) entry for each of the V steps. "columns": one (Q * J * V, 1) entry, `row_valid`
+    (1, R). Else one (P, J * V) entry. The latter two are in the order of memory; in a reversed scan the groups are
+    mirrored and a group's steps are not, so that a thread's load stays one vector.
     """
-    if TIME_MAJOR:
+    if LAYOUT == "walk":
         first = begin + (segment * J + tl.arange(0, J)[None, :]) * V
         position = ()
         valid = ()
@@ -113,7 +150,11 @@ def positions(
             index = index + (scan_index,)
         return position, valid, index
     else:
-        n = tl.arange(0, J * V)[None, :]
+        if LAYOUT == "columns":
+            n = tl.arange(0, Q * J * V)[:, None]
+            segment = 0
+        else:
+            n = tl.arange(0, J * V)[None, :]
         if REVERSE:
             time = T - begin - (segment * J + n // V + 1) * V + n % V
             scan_index = T - 1 - time
@@ -150,43 +191,6 @@ def widened(steps, dtype: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def discounted(value, carry, gate, gate_rest, GATES: tl.constexpr):
-    """``value + gamma * carry`` with a gamma given to twice float32's precision, in two fused multiply-adds.
-
-    Rounding gamma to float32 is the largest error of a long scan: 1.3e-2 at gamma = 0.999 and 10000 ones.
-    """
-    if GATES == "sum":
-        return value + carry
-    elif (GATES == "step") | (value.dtype == tl.float64):
-        return gate * carry + value
-    else:
-        # An exact gamma has no rest, and 0 * inf would turn the inf of a carry into a NaN.
-        return gate * carry + tl.where(gate_rest == 0, value, gate_rest * carry + value)
-
-
-@triton.jit
-def split_gamma(gamma):
-    """A float64 gamma as (float32, float32 rest), both of its sign: inf - inf would make a NaN of an infinite carry."""
-    nearest = gamma.to(tl.float32)
-    towards_zero = (nearest.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)
-    excess = nearest.to(tl.float64) - gamma
-    gate = tl.where(tl.where(gamma > 0, excess, -excess) > 0, towards_zero, nearest)
-    return gate, (gamma - gate.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def load_gamma(gamma_row, gamma_bits, GATES: tl.constexpr):
-    """gamma in float64: a number for "scalar" and "sum", (P, 1) for "row".
-
-    A number comes as the bits of a float64: Triton makes a float argument a float32.
-    """
-    if GATES == "row":
-        return tl.load(gamma_row).to(tl.float64)
-    else:
-        return gamma_bits.to(tl.int64).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def group_totals(
     values, gates, gate_rest, resets, ACC: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr
 ):
@@ -206,7 +210,11 @@ def group_totals(
             cut = cut | resets[i].to(tl.int32)
         total = joined
         if GATES == "step":
-            product = bounded_product(product, gates[i].to(tl.float64))
+            if ACC == tl.float32 and V <= 8:  # noqa: SIM300
+                # Eight float32 numbers below 2^128 have a product below 2^1024.
+                product *= gates[i].to(tl.float64)
+            else:
+                product = bounded_product(product, gates[i].to(tl.float64))
     return total, product, cut
 
 
@@ -255,55 +263,6 @@ def summed(steps, P: tl.constexpr, V: tl.constexpr):
     for i in tl.static_range(1, V):
         total += steps[i]
     return tl.reshape(tl.sum(total, axis=1), (P, 1))
-
-
-@triton.jit
-def weighted(value, weight, other, GATES: tl.constexpr, WIDE: tl.constexpr):
-    """``value + weight * other`` for a product of gates. WIDE: where it may exceed float32's range."""
-    if GATES == "sum":
-        return value + other
-    elif WIDE:
-        return value + (weight * other.to(tl.float64)).to(value.dtype)
-    else:
-        return weight.to(value.dtype) * other + value
-
-
-@triton.jit
-def bounded_product(a, b):
-    """``a * b``, an overflow of finite factors cut to the largest number: inf * 0 would make a NaN of a finite sum."""
-    product = a * b
-    bounded = tl.where(product > LARGEST, LARGEST, tl.where(product < -LARGEST, -LARGEST, product))
-    # x - x is 0 for finite x only.
-    return tl.where((a - a) + (b - b) == 0, bounded, product)
-
-
-@triton.jit
-def power_of_two_power(gamma, LENGTH: tl.constexpr, WIDE: tl.constexpr):
-    """gamma ** LENGTH in float64, for a LENGTH that is a power of two."""
-    if LENGTH == 1:
-        return gamma
-    elif WIDE:
-        root = power_of_two_power(gamma, LENGTH // 2, WIDE)
-        return bounded_product(root, root)
-    else:
-        root = power_of_two_power(gamma, LENGTH // 2, WIDE)
-        return root * root
-
-
-@triton.jit
-def integer_power(gamma, exponent, BITS: tl.constexpr, WIDE: tl.constexpr):
-    """gamma ** exponent in float64, elementwise, for 0 <= exponent < 2 ** BITS."""
-    power = tl.where(exponent >= 0, 1.0, 1.0).to(tl.float64)
-    square = gamma
-    for bit in tl.static_range(BITS):
-        chosen = ((exponent >> bit) & 1) != 0
-        if WIDE:
-            power = tl.where(chosen, bounded_product(power, square), power)
-            square = bounded_product(square, square)
-        else:
-            power = tl.where(chosen, power * square, power)
-            square = square * square
-    return power
 
 
 @triton.jit

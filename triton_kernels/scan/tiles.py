@@ -1,33 +1,27 @@
 """The scan kernel for rows and for columns: a program takes R rows and walks over time, a tile at a time.
 
-R * Q segments of J groups of V steps make a tile. Rows (time contiguous): V is a 16-byte load, J <= 32 lanes make a
-segment, a row has Q segments in the tile. Columns (time-major): Q = 1, V successive steps of a column lie in the
-registers of one thread, J threads share the column. Few long rows are cut into chunks, in three launches (Blelloch,
-"Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`, then "apply" from
-the chunk's carry.
+R * Q segments of J groups of V steps make a tile, see tile.py: J <= 32 lanes make a segment, a row has Q segments in
+the tile. A thread that walks along its column: Q = J = 1. Few long rows or columns are cut into chunks, in three
+launches (Blelloch, "Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`,
+then "apply" from the chunk's carry.
 """
 
 import triton
 import triton.language as tl
 
+from .gamma import bounded_product, integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
 from .tile import (
-    bounded_product,
     gate_gradients,
     group_totals,
-    integer_power,
     last_lane,
-    load_gamma,
     load_steps,
     positions,
-    power_of_two_power,
     previous_lane,
     replay,
     scan_lanes,
     shifted,
-    split_gamma,
     store_steps,
     summed,
-    weighted,
     widened,
     within,
 )
@@ -43,30 +37,29 @@ def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constex
 
 
 @triton.jit
-def rows_of_block(block, rows, inner, R: tl.constexpr, Q: tl.constexpr, TIME_MAJOR: tl.constexpr):
-    """Of the R * Q parts of a program: (part, outer index, inner index, validity, segment); of its R rows: (number,
-    validity); and the number of its first row or, time-major, its first column."""
+def rows_of_block(block, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr):
+    """(outer index, first inner index) of a program's R rows; of its R * Q parts (place among the rows, validity,
+    segment); of its rows (number, validity); and the former two as `positions` lays out the addresses of a tile."""
     part = tl.arange(0, R * Q)[:, None]
-    if TIME_MAJOR:
-        # A block never straddles two outer indices: the columns of a tile are neighbours in memory.
-        blocks = (inner + R - 1) // R
-        outer_index = block // blocks
-        start = (block % blocks) * R
-        inner_index = start + part
-        row_valid = inner_index < inner
-        row_id = outer_index * inner + start + tl.arange(0, R)[:, None]
-        rows_in = start + tl.arange(0, R)[:, None] < inner
-        segment = part * 0
-    else:
-        start = block * R
-        row = start + part // Q
-        row_valid = row < rows
-        outer_index = row // inner
-        inner_index = row % inner
-        row_id = start + tl.arange(0, R)[:, None]
-        rows_in = row_id < rows
-        segment = part % Q
-    return part, outer_index, inner_index, row_valid, segment, row_id, rows_in, start
+    # A block never straddles two outer indices.
+    blocks = (inner + R - 1) // R
+    outer_index = block // blocks
+    start = (block % blocks) * R
+    place = (part // Q).to(INDEX)
+    row = start + tl.arange(0, R)[:, None]
+    across = place
+    if LAYOUT == "columns":
+        across = tl.arange(0, R)[None, :].to(INDEX)
+    return (
+        outer_index, start, place, start + place < inner, part % Q, outer_index * inner + row, row < inner, across,
+        start + across < inner,
+    )  # fmt: skip
+
+
+@triton.jit
+def rows_at(pointer, outer_index, start, place, outer_stride, inner_stride):
+    """Rows at the places `place` behind the one at `start`, an offset that is computed once a program."""
+    return pointer + (outer_index * outer_stride + start * inner_stride) + place * inner_stride
 
 
 @triton.jit
@@ -145,19 +138,14 @@ def carry_groups(
 
 @triton.jit
 def start_of_rows(
-    carry_ptr, initial_ptr, outer_index, inner_index, row_id, rows_in, inner, chunk, chunks,
-    initial_outer, initial_inner, R: tl.constexpr, CARRY: tl.constexpr, STARTED: tl.constexpr, STAGE: tl.constexpr,
-    TIME_MAJOR: tl.constexpr,
+    carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R: tl.constexpr, CARRY: tl.constexpr,
+    STARTED: tl.constexpr, STAGE: tl.constexpr,
 ):  # fmt: skip
     """The carry (R, 1) into the chunk's first step."""
     if STAGE == "apply":
         carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
     elif STARTED:
-        if TIME_MAJOR:
-            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
-        else:
-            row_initial = initial_ptr + row_id // inner * initial_outer + row_id % inner * initial_inner
-        carry = tl.load(row_initial, mask=rows_in & (chunk == 0), other=0).to(CARRY)
+        carry = tl.load(initial_row, mask=rows_in & (chunk == 0), other=0).to(CARRY)
     else:
         carry = tl.zeros((R, 1), CARRY)
     if STAGE == "totals":
@@ -168,29 +156,30 @@ def start_of_rows(
 @triton.jit
 def gradients_of_tile(
     results, values, output_row, reset_row, row_start, position, valid, index, begin, group, output_time, reset_time, T,
+    pin,
     P: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """`gate_gradients` of a tile's steps."""
-    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
     next_position = shifted(position, -1 if REVERSE else 1, ACCESSES)
     next_valid = within(valid, index, 0, T - 1, ACCESSES)
-    previous = load_steps(output_row, next_position, next_valid, output_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+    previous = load_steps(output_row, next_position, next_valid, output_time, 0, pin, P, J, V, REVERSE, LAYOUT)
     previous = widened(previous, ACC, V)
     own_resets = values
     if RESET:
-        own_resets = load_steps(reset_row, position, valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        own_resets = load_steps(reset_row, position, valid, reset_time, 0, pin, P, J, V, REVERSE, LAYOUT)
     return gate_gradients(results, previous, row_start, own_resets, begin + group, T, V, HAS_INITIAL, RESET)
 
 
 @triton.jit
 def load_gates(
-    gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T,
+    gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T, pin,
     P: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr,
-    REVERSE: tl.constexpr, SHIFTED: tl.constexpr, STARTED: tl.constexpr, TIME_MAJOR: tl.constexpr,
+    REVERSE: tl.constexpr, SHIFTED: tl.constexpr, STARTED: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The gates of a tile's V steps, `row_gates` where the rows have one, and the resets with RESET."""
-    ACCESSES: tl.constexpr = V if TIME_MAJOR else 1
+    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
     # A gate that nothing can pass through is not read: shifted, there is none before the first step.
     LOWEST: tl.constexpr = 1 if SHIFTED or not STARTED else 0
     gate_valid = within(valid, index, LOWEST, T, ACCESSES)
@@ -198,22 +187,12 @@ def load_gates(
         position = shifted(position, 1 if REVERSE else -1, ACCESSES)
     gates = row_gates
     if GATES == "step":
-        gates = load_steps(gamma_row, position, gate_valid, gamma_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        gates = load_steps(gamma_row, position, gate_valid, gamma_time, 0, pin, P, J, V, REVERSE, LAYOUT)
         gates = widened(gates, ACC, V)
     resets = values
     if RESET:
-        resets = load_steps(reset_row, position, gate_valid, reset_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        resets = load_steps(reset_row, position, gate_valid, reset_time, 0, pin, P, J, V, REVERSE, LAYOUT)
     return gates, resets
-
-
-@triton.jit
-def pinned(tile, column_ptr, never):
-    """`tile`, in the layout that the compiler gives coalesced loads of neighbouring columns.
-
-    By a load that never happens. Without it the V widened values of a thread each change layout through shared memory:
-    64 barriers a tile, not 4.
-    """
-    return tl.load(column_ptr, mask=never, other=tile)
 
 
 @triton.jit
@@ -242,14 +221,14 @@ def store_totals(total_ptr, product_ptr, cut_ptr, entry, inside, total, product,
 def scan_tiles(
     x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr,
     total_ptr, product_ptr, cut_ptr, carry_ptr,
-    gamma_bits: tl.int64, T, rows, inner, chunk_tiles, chunks,
+    gamma_bits: tl.int64, T, inner, chunk_tiles, chunks,
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
     initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
     output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
     R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
-    STAGE: tl.constexpr, TIME_MAJOR: tl.constexpr, PIN: tl.constexpr,
+    STAGE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: R rows (program 0 axis), one chunk of time (axis 1). GRADIENT: "none", "step" or "sum"; see `scan`.
 
@@ -262,47 +241,50 @@ def scan_tiles(
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
     block = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    part, outer_index, inner_index, row_valid, segment, row_id, rows_in, start = rows_of_block(
-        block, rows, inner, R, Q, TIME_MAJOR
+    outer_index, start, place, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
+        block, inner, R, Q, INDEX, LAYOUT
     )
     lane = tl.arange(0, J)[None, :]
     group = (segment * J + lane) * V
 
-    x_row = x_ptr + outer_index * x_outer + inner_index * x_inner
-    y_row = y_ptr + outer_index * y_outer + inner_index * y_inner
+    pin = (y_ptr, T < 0)
+    x_row = rows_at(x_ptr, outer_index, start, across, x_outer, x_inner)
+    y_row = rows_at(y_ptr, outer_index, start, across, y_outer, y_inner)
     gamma_row = x_row
-    if GATES == "step" or GATES == "row":
-        gamma_row = gamma_ptr + outer_index * gamma_outer + inner_index * gamma_inner
+    if GATES == "step":
+        gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
+    elif GATES == "row":
+        gamma_row = rows_at(gamma_ptr, outer_index, start, place, gamma_outer, gamma_inner)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     reset_row = x_row
     if RESET:
-        reset_row = reset_ptr + outer_index * reset_outer + inner_index * reset_inner
-    carry = start_of_rows(
-        carry_ptr, initial_ptr, outer_index, inner_index, row_id, rows_in, inner, chunk, chunks, initial_outer,
-        initial_inner, R, CARRY, STARTED, STAGE, TIME_MAJOR,
-    )  # fmt: skip
+        reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
+    initial_row = initial_ptr
+    if STARTED:
+        own = tl.arange(0, R)[:, None].to(INDEX)
+        initial_row = rows_at(initial_ptr, outer_index, start, own, initial_outer, initial_inner)
+    carry = start_of_rows(carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R, CARRY, STARTED, STAGE)
     chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
     if GRADIENT != "none":
-        output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
-        gradient_sum = tl.zeros((P, 1), ACC)
-        row_start = gradient_sum
+        output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
+        gradient_sum, row_start = tl.zeros((P, 1), ACC), tl.zeros((P, 1), ACC)
         if HAS_INITIAL:
-            row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
+            row_initial = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
             row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
 
     first_tile = chunk * chunk_tiles
-    tiles = tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)
-    for tile in range(tiles):
+    for tile in range(tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)):
         begin = (first_tile + tile).to(INDEX) * TILE
-        position, valid, index = positions(begin, segment, row_valid, T, J, V, REVERSE, TIME_MAJOR)
-        values = load_steps(x_row, position, valid, x_time, 0, P, J, V, REVERSE, TIME_MAJOR)
+        position, valid, index = positions(begin, segment, across_valid, T, Q, J, V, REVERSE, LAYOUT)
+        values = load_steps(x_row, position, valid, x_time, 0, pin, P, J, V, REVERSE, LAYOUT)
         gates, resets = load_gates(
-            gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T,
-            P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, TIME_MAJOR,
+            gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T, pin,
+            P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, LAYOUT,
         )  # fmt: skip
-        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, GATES, RESET)
+        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, RATES, RESET)
         if GATES != "step":
             product = weight
         total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
@@ -313,23 +295,20 @@ def scan_tiles(
             chunk_product, chunk_cut = join_chunk(chunk_product, chunk_cut, end_products, end_cuts, R, Q, GATES, RESET)
         else:
             group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
-            if PIN:
-                column = segment * 0 + start + part + lane * R
-                group_carry = pinned(group_carry, y_ptr.to(tl.pointer_type(ACC)) + column, (lane + part + T) < 0)
             SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
             first = begin + group == 0
-            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, GATES, RESET, SELECT_FIRST)
-            if Q * J == 1:
+            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
+            if LAYOUT == "walk":
                 carry = results[V - 1].to(CARRY)
-            store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, TIME_MAJOR)
+            store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, LAYOUT)
             if GRADIENT != "none":
                 products = gradients_of_tile(
                     results, values, output_row, reset_row, row_start, position, valid, index, begin, group,
-                    output_time, reset_time, T, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, TIME_MAJOR,
+                    output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
                 )  # fmt: skip
                 if GRADIENT == "step":
-                    grad_row = gamma_grad_ptr + outer_index * grad_outer + inner_index * grad_inner
-                    store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, TIME_MAJOR)
+                    grad_row = rows_at(gamma_grad_ptr, outer_index, start, across, grad_outer, grad_inner)
+                    store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
                 else:
                     gradient_sum += summed(products, P, V)
 
@@ -342,12 +321,27 @@ def scan_tiles(
 
 
 @triton.jit
-def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, GATES: tl.constexpr, C: tl.constexpr):
+def _add(total_0, total_1):
+    return total_0 + total_1
+
+
+@triton.jit
+def _join_chunks(total_0, product_0, cut_0, total_1, product_1, cut_1):
+    joined = total_1 + product_1 * total_0
+    return tl.where(cut_1 != 0, total_1, joined), bounded_product(product_0, product_1), cut_0 | cut_1
+
+
+@triton.jit
+def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, SUM: tl.constexpr, C: tl.constexpr):
     """The carry into every chunk of a row, from the totals; entry 0 is there already. A program a row, C >= chunks."""
-    entry = tl.program_id(0).to(tl.int64) * chunks + tl.arange(0, C)[None, :]
-    inside = tl.arange(0, C)[None, :] < chunks
+    chunk = tl.arange(0, C)
+    entry = tl.program_id(0).to(tl.int64) * chunks + chunk
+    inside = chunk < chunks
     total = tl.load(total_ptr + entry, mask=inside, other=0)
-    product = tl.load(product_ptr + entry, mask=inside, other=0)
-    cut = tl.load(cut_ptr + entry, mask=inside, other=0)
-    total, product, cut = scan_lanes(total, product, cut, 1, C, GATES, True, True)
-    tl.store(carry_ptr + entry + 1, total, mask=tl.arange(0, C)[None, :] + 1 < chunks)
+    if SUM:
+        total = tl.associative_scan(total, 0, _add)
+    else:
+        product = tl.load(product_ptr + entry, mask=inside, other=0)
+        cut = tl.load(cut_ptr + entry, mask=inside, other=0)
+        total, _, _ = tl.associative_scan((total, product, cut), 0, _join_chunks)
+    tl.store(carry_ptr + entry + 1, total, mask=chunk + 1 < chunks)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tile import discounted, load_gamma, split_gamma
+from .gamma import discounted, load_gamma, split_gamma
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "window"])
