@@ -22,6 +22,21 @@ _HEAD_AND_TARGET = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, float? softcap=None, "
     "float logit_scale=1., int? ignore_index=-100, int? memory_budget=None, ScalarType? logits_dtype=None"
 )
+_TWO_HEADS = (
+    "Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, Tensor? linear_bias=None, "
+    "Tensor? teacher_bias=None, Tensor? target=None, *, str direction='forward', float beta=0.5, float temperature=1., "
+    "float? softcap=None, float logit_scale=1., float? teacher_softcap=None, float teacher_logit_scale=1., "
+    "int? ignore_index=-100, int? memory_budget=None"
+)
+_TWO_HEADS_PRIVATE = (
+    "Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, Tensor? linear_bias, "
+    "Tensor? teacher_bias, Tensor? target, str direction, float beta, float temperature, float? softcap, "
+    "float logit_scale, float? teacher_softcap, float teacher_logit_scale, int ignore_index, int? memory_budget"
+)
+_NEEDS_OF_TWO_HEADS = (
+    "bool need_input_grad, bool need_weight_grad, bool need_teacher_input_grad, bool need_teacher_weight_grad, "
+    "bool need_bias_grad, bool need_teacher_bias_grad"
+)
 _VOCAB_PARALLEL = (
     "int ignore_index, float label_smoothing, float? softcap, float logit_scale, float z_loss, int? memory_budget, "
     "ScalarType? accumulate_dtype, ScalarType grad_input_dtype, int first_class, int classes, str group, int ranks, "
@@ -62,16 +77,14 @@ _SCHEMAS = (
     "linear_top_k(Tensor input, Tensor linear_weight, SymInt k, *, Tensor? linear_bias=None, float? softcap=None, "
     "float logit_scale=1., int? memory_budget=None, ScalarType? logits_dtype=None) -> (Tensor, Tensor)",
     # The divergence of every row; defined in reference/linear_cross_entropy/kl_div.py.
-    "linear_kl_div(Tensor input, Tensor linear_weight, Tensor teacher_input, Tensor teacher_weight, "
-    "Tensor? linear_bias=None, Tensor? teacher_bias=None, Tensor? target=None, *, str direction='forward', "
-    "float beta=0.5, float temperature=1., float? softcap=None, float logit_scale=1., float? teacher_softcap=None, "
-    "float teacher_logit_scale=1., int? ignore_index=-100, int? memory_budget=None) -> Tensor",
+    f"linear_kl_div({_TWO_HEADS}) -> Tensor",
+    # Their mean or sum.
+    f"linear_kl_div.reduced({_TWO_HEADS}, str reduction='mean', bool zero_if_empty=False) -> Tensor",
+    # The rows' divergences, and the gradients of their mean or sum from the same pass over the logits.
+    f"_linear_kl_div_forward({_TWO_HEADS_PRIVATE}, bool is_mean, {_NEEDS_OF_TWO_HEADS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # Gradients of the six operands; those that are not needed have no elements.
-    "_linear_kl_div_backward(Tensor grad, Tensor input, Tensor linear_weight, Tensor teacher_input, "
-    "Tensor teacher_weight, Tensor? linear_bias, Tensor? teacher_bias, Tensor? target, str direction, float beta, "
-    "float temperature, float? softcap, float logit_scale, float? teacher_softcap, float teacher_logit_scale, "
-    "int ignore_index, int? memory_budget, bool need_input_grad, bool need_weight_grad, "
-    "bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, bool need_teacher_bias_grad) "
+    f"_linear_kl_div_backward(Tensor grad, {_TWO_HEADS_PRIVATE}, {_NEEDS_OF_TWO_HEADS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy, grad_input, grad_weight, grad_bias, grad_scale): the loss and, for reduction
     # 'mean' or 'sum', its gradients from the same pass over the logits. What is not needed comes back with no elements.
@@ -171,6 +184,8 @@ linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
 linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
 linear_top_k = torch.ops.dcs.linear_top_k.default
 linear_kl_div = torch.ops.dcs.linear_kl_div.default
+linear_kl_div_reduced = torch.ops.dcs.linear_kl_div.reduced
+linear_kl_div_forward = torch.ops.dcs._linear_kl_div_forward.default
 linear_kl_div_backward = torch.ops.dcs._linear_kl_div_backward.default
 linear_cross_entropy_forward = torch.ops.dcs._linear_cross_entropy_forward.default
 linear_cross_entropy_backward = torch.ops.dcs._linear_cross_entropy_backward.default

@@ -1,18 +1,24 @@
 """A training step of a compiled Llama: backend="dcs" beside TorchInductor as it is, and beside `fused_loss` under it.
 
-    # On a GPU: 1.2 billion parameters, 8192 and 32768 tokens.
-    PYTHONPATH=benchmarks python -m linear_cross_entropy.model_step --batches 4 16 --output result.json
+    # On a GPU: 1.2 billion parameters, 8192, 32768 and 65536 tokens.
+    PYTHONPATH=benchmarks python -m linear_cross_entropy.model_step --batches 4 16 32 --checkpoint --output result.json
 
 The model is transformers' LlamaForCausalLM in the shape of Llama 3.2 1B with random weights, bfloat16, tied embeddings;
-the compiled function returns the loss alone, so that the logits need not leave it. The steps run in random order; a
-step is forward, backward and a fused AdamW. The head's share is what linear_cross_entropy takes alone.
+the compiled function returns the loss alone, so that the logits need not leave it. A step is forward, backward and a
+fused AdamW. The head's share is what linear_cross_entropy takes alone.
+
+Every number of tokens and way to compile is a process: they compile at the same time, half a minute or more each, and
+then have the GPU one after another. Beside each step's time stands that of a bare product in the same process, as a
+GPU's clock may drift from one to the next. What does not fit into memory is a line that says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import multiprocessing
+import os
+import queue
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, reason_of
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,6 +35,7 @@ from torch_dcs_ops.integrations.transformers import fused_loss
 
 STEPS = ("inductor", "dcs", "fused_loss")
 MIB = 2**20
+LEAST_STEPS = 3
 
 
 def llama(layers: int, device: torch.device) -> Any:
@@ -49,104 +56,159 @@ def loss_of(model: Any) -> Callable[[Tensor], Tensor]:
     return loss
 
 
-class Step:
-    """A training step, and what its compilation and its memory were."""
-
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, backend: str, tokens: Callable[[], Tensor]
-    ) -> None:
-        self.model, self.optimizer, self.tokens = model, optimizer, tokens
-        self.loss = torch.compile(loss_of(model), backend=backend, fullgraph=True, dynamic=False)
-        start = time.perf_counter()
-        self()
-        torch.cuda.synchronize()
-        self.compile_seconds = time.perf_counter() - start
-        self.times: list[float] = []
-
-    def __call__(self) -> float:
-        loss = self.loss(self.tokens())
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.detach())
-
-    def measure_memory(self) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self.last_loss = self()
-        torch.cuda.synchronize()
-        self.peak = torch.cuda.max_memory_allocated()
-        self.extra = self.peak - before
-
-    def measure_time(self) -> None:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        tokens = self.tokens()
-        start.record()
-        self.loss(tokens).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        end.record()
-        end.synchronize()
-        self.times.append(start.elapsed_time(end))
-
-    def record(self) -> dict[str, float]:
-        return {
-            "step_ms": statistics.median(self.times),
-            "peak_mib": self.peak / MIB,
-            "peak_beyond_model_and_optimizer_mib": self.extra / MIB,
-            "first_step_seconds_with_compilation": self.compile_seconds,
-            "loss": self.last_loss,
-        }
+def milliseconds(function: Callable[[], object], count: int, seconds: float) -> list[float]:
+    """Of up to `count` calls that take no more than `seconds`, of LEAST_STEPS in any case."""
+    found: list[float] = []
+    end = time.monotonic() + seconds
+    while len(found) < count and (len(found) < LEAST_STEPS or time.monotonic() < end):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        function()
+        last.record()
+        last.synchronize()
+        found.append(first.elapsed_time(last))
+    return found
 
 
-def head_alone(model: Any, tokens: Tensor, repetitions: int) -> float:
-    hidden = torch.randn(
-        *tokens.shape, model.config.hidden_size, dtype=torch.bfloat16, device=tokens.device, requires_grad=True
-    )
-    times = []
-    for _ in range(repetitions):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        torch_dcs_ops.linear_cross_entropy(hidden, model.lm_head.weight, tokens, shift=True).backward()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-        model.zero_grad()
-    return statistics.median(times)
+class Turn:
+    """A process's right to the GPU: when all smaller batches are done, one at a time."""
+
+    def __init__(self, gate: Any, lock: Any) -> None:
+        self.gate, self.lock, self.is_taken = gate, lock, False
+
+    def take(self) -> None:
+        if not self.is_taken:
+            self.gate.wait()
+            self.lock.acquire()
+            self.is_taken = True
 
 
-def compare(model: Any, fused: Any, optimizers: tuple[Any, Any], tokens: Callable[[], Tensor], count: int) -> Any:
-    """The steps at one number of tokens; `fused` is the model whose loss is fused."""
-    torch._dynamo.reset()
-    steps = {}
-    for name in STEPS:
-        is_fused = name == "fused_loss"
-        with torch._inductor.utils.fresh_cache():
-            steps[name] = Step(
-                fused if is_fused else model, optimizers[is_fused], "inductor" if is_fused else name, tokens
-            )
-    for step in steps.values():
-        step()
-        step.measure_memory()
-    order = list(steps.values())
-    shuffle = random.Random(0)
-    for _ in range(count):
-        shuffle.shuffle(order)  # near its power limit, a GPU's speed depends on what ran before
-        for step in order:
-            step.measure_time()
-    records = {name: step.record() for name, step in steps.items()}
-    ours, head = records["dcs"], head_alone(model, tokens(), count)
-    return {
-        "steps": records,
-        "head_alone_ms": head,
-        "head_share": head / ours["step_ms"],
-        "time_over_inductor": ours["step_ms"] / records["inductor"]["step_ms"],
-        "extra_memory_over_inductor": ours["peak_beyond_model_and_optimizer_mib"]
-        / records["inductor"]["peak_beyond_model_and_optimizer_mib"],
-        "extra_memory_over_fused_loss": ours["peak_beyond_model_and_optimizer_mib"]
-        / records["fused_loss"]["peak_beyond_model_and_optimizer_mib"],
+def measure(name: str, batch: int, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
+    """Compiles, waits for the GPU, and measures with that to itself."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    model = llama(options.layers, device)
+    if name == "fused_loss":
+        fused_loss(model)
+    model.train()
+    if options.checkpoint:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    compile_graph = torch._dynamo.lookup_backend("dcs" if name == "dcs" else "inductor")
+
+    def compile_and_wait(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        compiled = compile_graph(graph, inputs)
+        turn.take()
+        return compiled
+
+    loss = torch.compile(loss_of(model), backend=compile_and_wait, fullgraph=True, dynamic=False)
+    tokens = torch.randint(model.config.vocab_size, (batch, options.length), device=device)
+
+    def step() -> Tensor:
+        value = loss(tokens)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    start = time.perf_counter()
+    step()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    last_loss = float(step())
+    peak = torch.cuda.max_memory_allocated()
+    factors = torch.randn(2, 8192, 8192, device=device, dtype=torch.bfloat16)
+    times = milliseconds(step, options.steps, options.seconds)
+    products = milliseconds(lambda: factors[0] @ factors[1], 20, options.seconds)
+    record = {
+        "step_ms": statistics.median(times),
+        "steps": len(times),
+        "product_ms": statistics.median(products),
+        "peak_mib": peak / MIB,
+        "peak_beyond_model_and_optimizer_mib": (peak - before) / MIB,
+        "seconds_until_measured": first,
+        "loss": last_loss,
     }
+    if name == "dcs":
+        hidden = torch.randn(*tokens.shape, model.config.hidden_size, dtype=torch.bfloat16, device=device)
+        hidden.requires_grad_()
+        weight = model.lm_head.weight
+
+        def head() -> None:
+            value = torch_dcs_ops.linear_cross_entropy(hidden, weight, tokens, shift=True)
+            torch.autograd.grad(value, (hidden, weight))
+
+        record["head_alone_ms"] = statistics.median(milliseconds(head, 10, options.seconds))
+    return record
+
+
+def work(name: str, batch: int, options: argparse.Namespace, turn: Turn, results: Any) -> None:
+    """What a process does. The one that started it gives its turn back, when it is gone and its memory with it."""
+    try:
+        found = measure(name, batch, options, turn)
+    except Exception as error:  # above all what does not fit into the memory
+        found = {"failed": reason_of(error)}
+    results.put((name, batch, found, turn.is_taken))
+
+
+def ratios(records: dict[str, Any]) -> dict[str, float]:
+    """What is asked of `dcs`, of the steps of one number of tokens."""
+    found: dict[str, float] = {}
+    extra = "peak_beyond_model_and_optimizer_mib"
+    ours = records.get("dcs", {})
+    if "step_ms" not in ours:
+        return found
+    found["head_share"] = ours["head_alone_ms"] / ours["step_ms"]
+    for name in ("inductor", "fused_loss"):
+        if "step_ms" in records.get(name, {}):
+            found[f"time_over_{name}"] = ours["step_ms"] / records[name]["step_ms"]
+            found[f"extra_memory_over_{name}"] = ours[extra] / records[name][extra]
+    return found
+
+
+def run(options: argparse.Namespace) -> None:
+    context = multiprocessing.get_context("spawn")
+    lock, results = context.Semaphore(1), context.Queue()
+    gates = {batch: context.Event() for batch in options.batches}
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    waiting = {}
+    for batch, gate in gates.items():
+        for name in STEPS:
+            arguments = name, batch, options, Turn(gate, lock), results
+            waiting[name, batch] = context.Process(target=work, args=arguments, daemon=True)
+    for process in waiting.values():
+        process.start()
+    result: dict[str, Any] = {
+        "environment": environment(options.commit),
+        "model": {"layers": options.layers, "length": options.length, "checkpoint": options.checkpoint},
+        "batches": {str(batch): {"steps": {}} for batch in options.batches},
+    }
+    end = time.monotonic() + options.limit
+    while waiting and time.monotonic() < end:
+        gates[min(batch for _, batch in waiting)].set()
+        try:
+            name, batch, found, was_taken = results.get(timeout=1)
+        except queue.Empty:
+            continue
+        waiting.pop((name, batch)).join()
+        if was_taken:
+            lock.release()
+        of_batch = result["batches"][str(batch)]
+        of_batch["steps"][name] = found
+        of_batch.update(ratios(of_batch["steps"]))
+        shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
+        print(batch * options.length, "tokens", name, shown, flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    for (name, batch), process in waiting.items():
+        process.kill()
+        print(batch * options.length, "tokens", name, "not reached in the time", flush=True)
+    for batch, of_batch in result["batches"].items():
+        print(int(batch) * options.length, "tokens", {k: round(v, 4) for k, v in of_batch.items() if k != "steps"})
 
 
 def main() -> None:
@@ -155,43 +217,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[4], help="of so many sequences each")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--checkpoint", action="store_true", help="layers compute their activations again")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20, help="at the most")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of steps that are timed; three in any case")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds in all")
     parser.add_argument("--commit", help="the commit measured, where it is not the checkout's")
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    device = torch.device("cuda")
-    model, fused = (llama(options.layers, device) for _ in range(2))
-    fused_loss(fused)
-    for each in (model, fused):
-        each.train()
-        if options.checkpoint:
-            each.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    optimizers = tuple(torch.optim.AdamW(each.parameters(), lr=1e-5, fused=True) for each in (model, fused))
-    warm = torch.compile(torch.nn.Linear(8, 8, device=device))  # what the first compilation of a process loads
-    warm(torch.randn(8, 8, device=device)).sum().backward()
-    result: dict[str, Any] = {
-        "environment": environment(options.commit),
-        "model": {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "config": model.config.to_dict(),
-            "length": options.length,
-            "checkpoint": options.checkpoint,
-        },
-        "batches": {},
-    }
-    for batch in options.batches:
-
-        def tokens(batch: int = batch) -> Tensor:
-            return torch.randint(model.config.vocab_size, (batch, options.length), device=device)
-
-        found = compare(model, fused, optimizers, tokens, options.steps)
-        result["batches"][batch] = found
-        for name, record in found["steps"].items():
-            print(batch, name, {key: round(value, 3) for key, value in record.items()})
-        print(batch, {key: round(value, 4) for key, value in found.items() if key != "steps"}, flush=True)
-        if options.output:
-            options.output.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

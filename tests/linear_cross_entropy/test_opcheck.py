@@ -22,6 +22,8 @@ LOG_PROBS_FULL = torch.ops.dcs.linear_log_probs.full
 LOG_PROBS_BACKWARD = torch.ops.dcs._linear_log_probs_backward.default
 TOP_K = torch.ops.dcs.linear_top_k.default
 KL_DIV = torch.ops.dcs.linear_kl_div.default
+KL_DIV_REDUCED = torch.ops.dcs.linear_kl_div.reduced
+KL_DIV_FORWARD = torch.ops.dcs._linear_kl_div_forward.default
 KL_DIV_BACKWARD = torch.ops.dcs._linear_kl_div_backward.default
 FORWARD = torch.ops.dcs._linear_cross_entropy_forward.default
 BACKWARD = torch.ops.dcs._linear_cross_entropy_backward.default
@@ -81,8 +83,11 @@ def test_divergences(device: str) -> None:
     call = (*operands(student)[:2], *operands(teacher)[:2], leaf(student.linear_bias), None, student.target)
     for direction in ("forward", "reverse", "jsd"):
         check(KL_DIV, call, {"direction": direction, "softcap": 3.0})
+        check(KL_DIV_REDUCED, call, {"direction": direction, "reduction": "sum" if direction == "jsd" else "mean"})
     grad = leaf(torch.randn(3, 2, device=device))
     needs = (True, True, False, True, True, False)
+    detached = [None if t is None else t.detach() for t in call]
+    check(KL_DIV_FORWARD, (*detached, *Divergence(direction="reverse"), True, *needs))
     check(KL_DIV_BACKWARD, (grad, *call, *Divergence(direction="jsd"), *needs), utilities=TRACEABLE)
 
 

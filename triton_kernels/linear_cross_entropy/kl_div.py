@@ -2,7 +2,11 @@
 
 A program takes a row of both. One pass over their blocks finds the normalizers of both softmaxes, another the
 divergence from the log-probabilities, as differences of those lose nothing to what the heads' logits have in common.
-A gradient that is p - q is written in that pass too; one that needs the row's divergence, in a third.
+A gradient that is p - q is written in that pass too; one that needs the row's divergence, in a third. That of "jsd"
+finds the logarithms of the second pass in the place of the teacher's logits, if nobody wants a gradient there.
+
+Powers and logarithms are of base 2, which is what a GPU has: exp takes five instructions an element, exp2 one, and log
+25. Sums of log2 become natural ones where they leave.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import float_bits, on_device
-from .rows import from_bits, rescaling
+from .rows import from_bits
 from .values import load_values
 
 if TYPE_CHECKING:
@@ -27,16 +31,42 @@ LARGEST_BLOCK = 2048
 THREADS = 128
 VECTOR = 8  # elements of a half-precision vector, to whose multiples rows of slices are padded
 DIRECTIONS = {"forward": 0, "reverse": 1, "jsd": 2}
+LOG2_E = tl.constexpr(math.log2(math.e))
+LN_2 = tl.constexpr(math.log(2))
+LEAST_KEPT = tl.constexpr(-60000.0)  # of a logarithm in float16, whose power is 0 long before
 
 
 @triton.jit
-def raised_by(z, largest, totals, ACC: tl.constexpr):
+def log2_of(x, ACC: tl.constexpr):
+    """log2 of x > 0 that is not denormal: to 5e-8 in float32, to 1e-7 of the result beside 1."""
+    if ACC == tl.float64:  # noqa: SIM300
+        found = tl.log2(x)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        # x = 2**k·(1 + f) with 1 + f from sqrt(1/2) to sqrt(2).
+        raised = (bits - 0x3F3504F3) & -0x800000
+        f = (bits - raised).to(tl.float32, bitcast=True) - 1
+        # The minimax polynomial of log2(1 + f) / f, weighted by f.
+        tail = 0.12542646876413022 * f - 0.210289271442838
+        tail = tail * f + 0.21736604334365373
+        tail = tail * f - 0.2385212727096978
+        tail = tail * f + 0.28765873111291995
+        tail = tail * f - 0.3607211329703906
+        tail = tail * f + 0.4809224235334642
+        tail = tail * f - 0.7213471289631657
+        tail = tail * f + 1.442694870112999
+        found = tail * f + (raised >> 23).to(tl.float32)
+    return found
+
+
+@triton.jit
+def raised_by(z, largest, totals):
     """The largest value so far with a block z, and the lanes' sums of exp(z - largest)."""
     block_largest = tl.max(z, 0)
     # A NaN does not count: the sum of powers has it.
     raised = tl.where(block_largest > largest, block_largest, largest)
-    _, shrink = rescaling(largest, raised)
-    return raised, totals * shrink.to(ACC) + tl.exp(z - raised)
+    shrink = tl.exp2((largest - raised) * LOG2_E)
+    return raised, totals * shrink + tl.exp2((z - raised) * LOG2_E)
 
 
 @triton.jit
@@ -45,7 +75,7 @@ def normalizers(
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Of both softmaxes the largest value, and the logarithm of the sum of powers relative to it."""
+    """Of both softmaxes the largest value, and log2 of the sum of powers relative to it."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if ACC == tl.float64 else -3.4028234663852886e38  # noqa: SIM300
     largest = tl.full((), LOWEST, ACC)
     teacher_largest = largest
@@ -58,21 +88,21 @@ def normalizers(
             teacher_row, teacher_bias_ptr, index, V, teacher_scale, teacher_softcap, ACC, TEACHER_BIAS, True,
             TEACHER_CAPPED,
         )  # fmt: skip
-        largest, totals = raised_by(z, largest, totals, ACC)
-        teacher_largest, teacher_totals = raised_by(teacher, teacher_largest, teacher_totals, ACC)
-    return largest, tl.log(tl.sum(totals, 0)), teacher_largest, tl.log(tl.sum(teacher_totals, 0))
+        largest, totals = raised_by(z, largest, totals)
+        teacher_largest, teacher_totals = raised_by(teacher, teacher_largest, teacher_totals)
+    return largest, tl.log2(tl.sum(totals, 0)), teacher_largest, tl.log2(tl.sum(teacher_totals, 0))
 
 
 @triton.jit
-def log_ratios(log_p, log_q, beta, DIRECTION: tl.constexpr):
-    """log p and log q less the logarithm of what each is compared with; 0 where that has no weight."""
+def log_ratios(log_p, log_q, beta, ACC: tl.constexpr, DIRECTION: tl.constexpr):
+    """log2 p and log2 q less that of what each is compared with; 0 where that has no weight."""
     away = log_p - log_q
     of_p = away
     of_q = -away
     if DIRECTION == 2:
-        # With e = exp(-|log p - log q|): the mixture relative to the larger one.
-        e = tl.exp(-tl.abs(away))
-        of_larger = -tl.log(tl.where(away > 0, 1 - beta + beta * e, beta + (1 - beta) * e))
+        # With e = 2**-|log2 p - log2 q|: the mixture relative to the larger one.
+        of_smaller = tl.where(away > 0, beta, 1 - beta)
+        of_larger = -log2_of(1 - of_smaller * (1 - tl.exp2(-tl.abs(away))), ACC)
         of_p = of_larger + tl.where(away > 0, 0.0, away)
         of_q = of_larger - tl.where(away > 0, away, 0.0)
     return tl.where(log_p == float("-inf"), 0.0, of_p), tl.where(log_q == float("-inf"), 0.0, of_q)
@@ -103,15 +133,33 @@ def save(
 
 
 @triton.jit
-def compare(
-    row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
-    teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
-    saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
-    BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
-    TEACHER_CAPPED: tl.constexpr, DIRECTION: tl.constexpr, SUM: tl.constexpr, STUDENT: tl.constexpr,
-    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+def write_row(
+    g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room, inner,
+    last_inner, rest, last_rest, saved_rows, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """sum p·(log p - ·) and sum q·(log q - ·), of which DIRECTION has one or both; the gradients that are asked for."""
+    """A block of the student's gradient g, times what it is multiplied by, to its places."""
+    g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
+    tl.store(row + start + lanes, g, mask=start + lanes < V)
+    if SAVED:
+        save(
+            g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest,
+            last_rest, saved_rows, VECTOR,
+        )  # fmt: skip
+
+
+@triton.jit
+def compare(
+    row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
+    teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
+    teacher_grad, saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+    BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
+    TEACHER_CAPPED: tl.constexpr, DIRECTION: tl.constexpr, SUM: tl.constexpr, KEPT: tl.constexpr,
+    STUDENT: tl.constexpr, TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """sum p·(log2 p - ·) and sum q·(log2 q - ·), of which DIRECTION has one or both; the gradients that are asked for.
+
+    KEPT: leaves p's logarithms in the place of the teacher's logits.
+    """
     sums = tl.zeros((BLOCK,), ACC)
     teacher_sums = sums
     for start in range(0, columns, BLOCK):
@@ -121,38 +169,52 @@ def compare(
             teacher_row, teacher_bias_ptr, index, V, teacher_scale, teacher_softcap, ACC, TEACHER_BIAS, True,
             TEACHER_CAPPED,
         )  # fmt: skip
-        log_p = z - largest - log_total
-        log_q = teacher - teacher_largest - teacher_log_total
-        p = tl.exp(log_p)
-        q = tl.exp(log_q)
-        of_p, of_q = log_ratios(log_p, log_q, beta, DIRECTION)
+        log_p = (z - largest) * LOG2_E - log_total
+        log_q = (teacher - teacher_largest) * LOG2_E - teacher_log_total
+        p = tl.exp2(log_p)
+        q = tl.exp2(log_q)
+        of_p, of_q = log_ratios(log_p, log_q, beta, ACC, DIRECTION)
         if SUM:
             if DIRECTION != 0:
                 sums += p * of_p
             if DIRECTION != 1:
                 teacher_sums += q * of_q
+        if KEPT:
+            kept = tl.where(of_p < LEAST_KEPT, LEAST_KEPT, of_p)
+            tl.store(kept_row + index, kept.to(kept_row.dtype.element_ty), mask=index < V)
         if STUDENT:
             g = p - q
-            if DIRECTION == 1:
+            if DIRECTION != 0:
                 g = p * (of_p - mean)
-            if DIRECTION == 2:
-                g = (1 - beta) * p * (of_p - mean)
-            g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
-            tl.store(row + index, g, mask=index < V)
-            if SAVED:
-                save(
-                    g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest,
-                    last_rest, saved_rows, VECTOR,
-                )  # fmt: skip
+            write_row(
+                g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room,
+                inner, last_inner, rest, last_rest, saved_rows, SAVED, VECTOR,
+            )  # fmt: skip
         if TEACHER:
             g = q - p
-            if DIRECTION == 0:
+            if DIRECTION != 1:
                 g = q * (of_q - teacher_mean)
-            if DIRECTION == 2:
-                g = beta * q * (of_q - teacher_mean)
-            g = tl.where(valid, g * grad * teacher_slope, 0.0)
+            g = tl.where(valid, g * teacher_grad * teacher_slope, 0.0)
             tl.store(teacher_row + index, g.to(teacher_row.dtype.element_ty), mask=index < V)
     return tl.sum(sums, 0), tl.sum(teacher_sums, 0)
+
+
+@triton.jit
+def weigh(
+    row, kept_row, bias_ptr, lanes, valid, V, scale, softcap, largest, log_total, mean, grad, saved_row, within_ptr,
+    beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows, BLOCK: tl.constexpr,
+    ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The student's gradient from the logarithms that `compare` has kept."""
+    for start in range(0, V, BLOCK):
+        index = start + lanes
+        z, slope = load_values(row, bias_ptr, index, V, scale, softcap, ACC, BIAS, True, CAPPED)
+        p = tl.exp2((z - largest) * LOG2_E - log_total)
+        g = p * (tl.load(kept_row + index, mask=index < V, other=0).to(ACC) - mean)
+        write_row(
+            g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room, inner,
+            last_inner, rest, last_rest, saved_rows, SAVED, VECTOR,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -162,7 +224,7 @@ def compare(
     ]
 )  # fmt: skip
 def kl_rows(
-    logits_ptr, stride, teacher_ptr, teacher_stride, bias_ptr, teacher_bias_ptr, valid_ptr, valid_stride,
+    logits_ptr, stride, teacher_ptr, teacher_stride, kept_ptr, bias_ptr, teacher_bias_ptr, valid_ptr, valid_stride,
     grad_ptr, grad_stride, rows_ptr, V, scale_bits: tl.int64, softcap_bits: tl.int64, teacher_scale_bits: tl.int64,
     teacher_softcap_bits: tl.int64, beta_bits: tl.int64,
     within_ptr, beside_ptr, first_row, saved_rows, last, width, room, inner, last_inner, rest, last_rest,
@@ -172,9 +234,11 @@ def kl_rows(
 ):  # fmt: skip
     GRADIENT: tl.constexpr = STUDENT or TEACHER
     NEEDS_SUMS: tl.constexpr = (STUDENT and DIRECTION != 0) or (TEACHER and DIRECTION != 1)
+    KEPT: tl.constexpr = DIRECTION == 2 and STUDENT and not TEACHER
     index_of_row = tl.program_id(0).to(tl.int64)
     row = logits_ptr + index_of_row * stride
     teacher_row = teacher_ptr + index_of_row * teacher_stride
+    kept_row = kept_ptr + index_of_row * teacher_stride
     scale, softcap = from_bits(scale_bits).to(ACC), from_bits(softcap_bits).to(ACC)
     teacher_scale, teacher_softcap = from_bits(teacher_scale_bits).to(ACC), from_bits(teacher_softcap_bits).to(ACC)
     beta = from_bits(beta_bits).to(ACC)
@@ -183,7 +247,6 @@ def kl_rows(
     valid = index_of_row >= 0
     if MASKED:
         valid = tl.load(valid_ptr + index_of_row * valid_stride) != 0
-    grad = tl.load(grad_ptr + index_of_row * grad_stride)
     # Of an ignored row nothing is read but what its gradient of 0 is written over.
     columns = tl.where(valid, V, 0)
     largest, log_total, teacher_largest, teacher_log_total = normalizers(
@@ -195,32 +258,53 @@ def kl_rows(
     teacher_mean = zero
     if NEEDS_SUMS or not GRADIENT:
         mean, teacher_mean = compare(
-            row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
-            teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, zero, zero, grad,
-            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
-            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, False, False, False, VECTOR,
+            row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap,
+            teacher_scale, teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, zero, zero,
+            zero, zero, saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest,
+            saved_rows, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, KEPT, False, False,
+            False, VECTOR,
         )  # fmt: skip
     if GRADIENT:
-        sums, teacher_sums = compare(
-            row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, V, valid, V, scale, softcap, teacher_scale,
-            teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
-            saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
-            BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, not NEEDS_SUMS, STUDENT, TEACHER,
-            SAVED, VECTOR,
-        )  # fmt: skip
-        if not NEEDS_SUMS:
-            mean = sums
-            teacher_mean = teacher_sums
+        # A gradient is a weight times a difference of logarithms, or a difference of weights.
+        grad = tl.load(grad_ptr + index_of_row * grad_stride)
+        teacher_grad = grad
+        if DIRECTION == 2:
+            grad *= 1 - beta
+            teacher_grad *= beta
+        if DIRECTION != 0:
+            grad *= LN_2
+        if DIRECTION != 1:
+            teacher_grad *= LN_2
+        if KEPT:
+            weigh(
+                row, kept_row, bias_ptr, lanes, valid, V, scale, softcap, largest, log_total, mean, grad, saved_row,
+                within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows, BLOCK, ACC,
+                BIAS, CAPPED, SAVED, VECTOR,
+            )  # fmt: skip
+        else:
+            sums, teacher_sums = compare(
+                row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, V, valid, V, scale, softcap,
+                teacher_scale, teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean,
+                teacher_mean, grad, teacher_grad, saved_row, within_ptr, beside_ptr, last, width, room, inner,
+                last_inner, rest, last_rest, saved_rows, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED,
+                DIRECTION, not NEEDS_SUMS, False, STUDENT, TEACHER, SAVED, VECTOR,
+            )  # fmt: skip
+            if not NEEDS_SUMS:
+                mean = sums
+                teacher_mean = teacher_sums
     divergence = teacher_mean
     if DIRECTION == 1:
         divergence = mean
     if DIRECTION == 2:
         divergence = beta * teacher_mean + (1 - beta) * mean
-    tl.store(rows_ptr + index_of_row, tl.where(valid, divergence, 0.0))
+    tl.store(rows_ptr + index_of_row, tl.where(valid, divergence * LN_2, 0.0))
 
 
 def kl_rows_(call: KlRows) -> Tensor:
-    """The rows' divergences; the meaning of `kl_rows_` of the reference. Biases are contiguous."""
+    """The rows' divergences; the meaning of `kl_rows_` of the reference. Biases are contiguous.
+
+    A teacher's logits whose gradient nobody wants are no more what they were, behind a student's gradient of "jsd".
+    """
     student, teacher, grad, valid = call.student, call.teacher, call.grad, call.valid
     count, classes = student.logits.shape
     rows = grad.new_empty(count)
@@ -235,6 +319,8 @@ def kl_rows_(call: KlRows) -> Tensor:
     with on_device(rows):
         kl_rows[(count,)](
             student.logits, student.logits.stride(0), teacher.logits, teacher.logits.stride(0),
+            # float16 has more digits for logarithms than bfloat16.
+            teacher.logits.view(torch.float16) if teacher.logits.itemsize == 2 else teacher.logits,
             # Where a flag says that there is none, any tensor stands for it.
             *(grad if head.linear_bias is None else head.linear_bias for head in (student, teacher)),
             grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),

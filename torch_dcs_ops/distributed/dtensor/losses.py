@@ -123,7 +123,7 @@ def of_rows(name: str, op: Any, bound: dict[str, Any]) -> Any:
     return _rows(name, op, bound, _local_operands(name, bound, axes), axes)
 
 
-@rule("linear_cross_entropy", "linear_cross_entropy.aux", "linear_log_probs")
+@rule("linear_cross_entropy", "linear_cross_entropy.aux", "linear_log_probs", "linear_kl_div.reduced")
 def made_of_private_ones(name: str, op: Any, bound: dict[str, Any]) -> Any:
     """A call that nothing differentiates: the op's own kernel, which calls the private op."""
     schema = op._schema.arguments

@@ -84,6 +84,17 @@ class ExactGradients:
         if self.grad_weight is not None:
             self.grad_weight.add(logits, part)
 
+    def scale_rows(self, factors: Tensor) -> None:
+        """Multiplies what every row has added by its factor (N,), after the last chunk.
+
+        linear_weight's gradient must be one that is summed by `result` alone, and linear_bias's none.
+        """
+        if self.needs.input:
+            grad_input = self.grad_input[: factors.size(0)]
+            torch.mul(grad_input, factors.unsqueeze(1), out=grad_input)
+        if self.grad_weight is not None:
+            self.grad_weight.scale_rows(factors)
+
     def _narrowed(self, logits: Tensor) -> Tensor:
         """In the same memory for every chunk."""
         if self.narrow is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,8 @@ _PROBE_TOLERANCE = 1e-3  # of the largest value: another number of rows may take
 _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the probed rows' statistics
 _FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
 _probed: weakref.WeakSet[Any] = weakref.WeakSet()
+# Whether the gradient of a loss with this code has had one of the entropy in it.
+_entropic: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 _probed_methods: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -94,7 +97,10 @@ def flat(tensor: Tensor, dims: int) -> Tensor:
 
 
 class RowGradients(NamedTuple):
-    """The losses of some rows (n,), and the gradients of their sum, times a factor; None: 0."""
+    """The losses of some rows (n,), and the gradients of their weighted sum; None: 0.
+
+    Rows of weight 0 may have anything where it is a row's alone: callers select.
+    """
 
     loss: Tensor
     is_constant: bool  # without a gradient at all
@@ -104,27 +110,31 @@ class RowGradients(NamedTuple):
 
 
 def gradients_of_rows(
-    of: RowLoss, statistics: Statistics, args: tuple[Any, ...], valid: Tensor, factor: Tensor, needs: tuple[bool, ...]
+    of: RowLoss, statistics: Statistics, args: tuple[Any, ...], weights: Tensor, needs: tuple[bool, ...]
 ) -> RowGradients:
-    """`needs`: of the statistics, then of each argument. What is in rows that are not valid changes nothing."""
+    """`weights` (n,) of the rows' losses; `needs`: of the statistics, then of each argument.
+
+    A loss is some launches for every operation of its caller's, so that what is done here for the sake of rows that
+    are ignored is one multiplication by 0.
+    """
     with torch.enable_grad():
-        log_probs, entropy = statistics
-        leaves = [_leaf(value, needs[0]) for value in (log_probs, entropy)]
+        leaves = [_leaf(value, needs[0]) for value in statistics]
         args = tuple(_leaf(arg, need) for arg, need in zip(args, needs[1:], strict=True))
         rows = of(Statistics(leaves[0], leaves[1]), args)
         found: list[Tensor | None] = [None] * (2 + len(args))
-        wanted = [index for index, value in enumerate((*leaves, *args)) if _requires_grad(value)]
+        every = (*leaves, *args)
+        wanted = [index for index, value in enumerate(every) if _requires_grad(value)]
         if rows.requires_grad:
-            total = torch.where(valid, rows, 0).sum()
-            _check_sources(total, [(*leaves, *args)[index] for index in wanted])
-            every = torch.autograd.grad(total, [(*leaves, *args)[i] for i in wanted], factor, allow_unused=True)
-            for index, gradient in zip(wanted, every, strict=True):
+            _check_sources(rows, [every[index] for index in wanted])
+            gradients = torch.autograd.grad(rows, [every[index] for index in wanted], weights, allow_unused=True)
+            for index, gradient in zip(wanted, gradients, strict=True):
                 found[index] = gradient
-    masked = [
-        _masked(gradient, valid) if is_of_rows else gradient
-        for gradient, is_of_rows in zip(found, (True, True, *of.of_rows), strict=True)
-    ]
-    return RowGradients(torch.where(valid, rows.detach(), 0), not rows.requires_grad, masked[0], masked[1], masked[2:])
+    return RowGradients(rows.detach(), not rows.requires_grad, found[0], found[1], found[2:])
+
+
+def where_rows(valid: Tensor, values: Tensor) -> Tensor:
+    """values (n, ...), and 0 in rows that are not valid."""
+    return torch.where(valid.view(-1, *(1,) * (values.dim() - 1)), values, 0)
 
 
 def _leaf(value: Any, need: bool) -> Any:
@@ -135,16 +145,11 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _masked(gradient: Tensor | None, valid: Tensor) -> Tensor | None:
-    if gradient is None:
-        return None
-    return torch.where(valid.view(-1, *(1,) * (gradient.dim() - 1)), gradient, 0)
-
-
-def _check_sources(total: Tensor, leaves: list[Tensor]) -> None:
+def _check_sources(rows: Tensor, leaves: list[Tensor]) -> None:
     """Refuses a loss with a tensor in its closure whose gradient would be lost."""
     ours = {id(leaf) for leaf in leaves}
-    seen, todo = set(), [total.grad_fn]
+    seen: set[Any] = set()
+    todo: list[Any] = [torch.autograd.graph.get_gradient_edge(rows).node]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -155,6 +160,26 @@ def _check_sources(total: Tensor, leaves: list[Tensor]) -> None:
             fail(_OP, "loss_fn must have tensors that require a gradient from row_args, got one of the shape "
                       f"{tuple(variable.shape)} by another way")  # fmt: skip
         todo.extend(parent for parent, _ in node.next_functions)
+
+
+def uses_entropy(loss_fn: Callable[..., Tensor]) -> bool | None:
+    """Whether its gradient has had one of the entropy in it; None: nobody has seen it yet."""
+    code = _code_of(loss_fn)
+    return None if code is None else _entropic.get(code)
+
+
+def note_use_of_entropy(loss_fn: Callable[..., Tensor], uses: bool) -> None:
+    """One that has done so once may do so again."""
+    code = _code_of(loss_fn)
+    if code is not None:
+        _entropic[code] = uses or _entropic.get(code, False)
+
+
+def _code_of(loss_fn: Any) -> Any:
+    """What closures of one function, made anew for every step, have in common; None of an object that is called."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return getattr(loss_fn, "__code__", None)
 
 
 def check_rows_do_not_mix(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> None:

@@ -138,6 +138,7 @@ for _name, _kernel in (
     ("linear_top_k", _rows(_registry.linear_top_k, False)),
     ("_linear_log_probs_backward", _private(_registry.linear_log_probs_backward, 7)),
     ("linear_kl_div", _private(_registry.linear_kl_div, 7)),
+    ("linear_kl_div.reduced", _private(_registry.linear_kl_div_reduced, 7)),
     ("_linear_kl_div_backward", _private(_registry.linear_kl_div_backward, 8)),
     ("_linear_cross_entropy_forward", _private(_registry.linear_cross_entropy_forward, 5)),
     ("_linear_cross_entropy_backward", _private(_registry.linear_cross_entropy_backward, 8)),
