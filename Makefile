@@ -119,6 +119,7 @@ lint: $(ENV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/package/test_types.py  # mypy, over what a user writes
 
 format: $(ENV_STAMP)
 	@$(BIN)/ruff check --fix .

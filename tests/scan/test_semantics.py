@@ -12,6 +12,7 @@ import torch_dcs_ops
 from torch_dcs_ops import discounted_cumsum
 
 from scan.oracle import DTYPES, LAYOUTS, REAL_DTYPES, assert_is_scan, make, make_gamma, make_reset
+from support.selection import slow
 
 DIRECTIONS = ("right", "left")
 GAMMA_KINDS = ("number", "scalar", "row", "row1", "step", "time")
@@ -60,7 +61,11 @@ def test_every_dtype_and_dim(device: str, shape: tuple[int, ...], dtype: torch.d
             )
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 127, 128, 129, 1023, 1024, 1025, 4097])
+# The oracle of the longest ones takes longer than all others.
+LENGTHS = [1, 2, 3, 31, 32, 33, 127, 128, 129, 1025]
+
+
+@pytest.mark.parametrize("length", LENGTHS + [slow(length) for length in (1023, 1024, 4097)])
 def test_lengths_around_powers_of_two(device: str, length: int) -> None:
     for shape, dim in (((2, length), 1), ((length, 3), 0)):
         x = make(shape, torch.float32, device)
