@@ -51,6 +51,7 @@ def test_every_combination_of_options(device: str, kind: str, names: str, direct
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(100,), (5, 33), (33, 5), (2, 3, 20), (1, 300), (64, 3), (2, 2, 2, 9)], ids=str)
+@pytest.mark.each_pair
 def test_every_dtype_and_dim(device: str, shape: tuple[int, ...], dtype: torch.dtype, direction: str) -> None:
     x = make(shape, dtype, device)
     for dim in range(-len(shape), len(shape)):
@@ -179,6 +180,7 @@ def test_empty_inputs(device: str, shape: tuple[int, ...], names: str) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 16, 19, 20, 21, 22, 1000, 2**40])
+@pytest.mark.each_value
 def test_windows_up_to_and_beyond_the_length(device: str, window: int, direction: str) -> None:
     shape = (3, 20)
     x = make(shape, torch.float64, device)
