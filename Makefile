@@ -106,7 +106,8 @@ test-cpus: $(BUILD_STAMP)
 	  echo "instruction set: $$isa"
 	  CUDA_VISIBLE_DEVICES= TORCH_DCS_CPU_ISA=$$isa ATEN_CPU_CAPABILITY=$$isa ONEDNN_MAX_CPU_ISA=$$onednn \
 	    MKL_ENABLE_INSTRUCTIONS=$$mkl TORCHINDUCTOR_CACHE_DIR=$(abspath $(VENV))/inductor-$$isa \
-	    $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow" -k "not ($(NO_CPU_KERNELS))" $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow or each_value or each_pair" \
+	      -k "not ($(NO_CPU_KERNELS))" $(PYTEST_ARGS)
 	done
 
 bench: $(BUILD_STAMP)
@@ -119,6 +120,7 @@ lint: $(ENV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/package/test_types.py  # mypy, over what a user writes
 
 format: $(ENV_STAMP)
 	@$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from compile.generated_code import lowered_scans  # noqa: F401  (the fixture `kernels`)
+from support.selection import leave_combinations_out
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from support import triton_interpreter
@@ -20,8 +21,10 @@ if not torch.cuda.is_available():
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest's own takes out what -m does not select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first: begun last, one would run alone beside an idle worker."""
+    leave_combinations_out(items)
     items.sort(key=lambda item: not item.name.startswith("test_in_the_interpreter"))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 
-from compile.lce_graphs import Operands
+from compile.lce_graphs import Operands, T
 
 LOSS = torch.ops.dcs.linear_cross_entropy.default
 
@@ -33,9 +33,10 @@ def rewritten(function: Callable[..., Any], *, dynamic: bool | None = None, mini
 
 
 def assert_same(
-    function: Callable[..., Tensor], o: Operands, record: Any, tolerance: float = 1e-12, around: Any = nullcontext
-) -> None:
-    for x, y in ((o.x, o.y), (o.x[:, :4], o.y[:, :4])):
+    function: Callable[..., Tensor], o: Operands, record: Any, tolerance: float = 1e-12, around: Any = nullcontext,
+    lengths: tuple[int, ...] = (T, 4),
+) -> None:  # fmt: skip
+    for x, y in ((o.x[:, :length], o.y[:, :length]) for length in lengths):
         with around():
             got, expected = record.run(o, x, y), function(o, x, y)
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)

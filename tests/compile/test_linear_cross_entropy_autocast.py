@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from compile.fused_graphs import assert_same, rewritten
 from compile.lce_graphs import FUSED, Operands, rows
+from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_said")
 
@@ -80,7 +81,7 @@ def test_autocast_around_the_call(device: str, head_in_float32: bool) -> None:
     assert record.fused
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(torch.float16), torch.bfloat16])
 def test_half_models(device: str, dtype: torch.dtype) -> None:
     o = Operands(device, dtype)
     for name in ("nn.Linear", "shifted", "softcap"):

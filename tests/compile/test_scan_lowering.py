@@ -37,11 +37,9 @@ B, T = 5, 37
 @starts_the_interpreter
 @pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marks: str) -> None:
-    """Files of this folder in one process, which imports the compiler once; test_scan_lowering_values.py is long."""
-    names = ("test_scan_lowering", "test_returns_lowering", "test_inductor")
-    run_in_the_interpreter(
-        *(str(Path(__file__).with_name(f"{name}.py")) for name in names), "-m", f"skipif and {marks}"
-    )
+    """Files of lowerings in one process, which imports the compiler once; test_scan_lowering_values.py is long."""
+    names = ("test_scan_lowering", "test_returns_lowering", "test_inductor", "../scan/test_triton_columns")
+    run_in_the_interpreter(*(str(Path(__file__).parent / f"{name}.py") for name in names), "-m", f"skipif and {marks}")
 
 
 def random_inputs(time: int) -> tuple[Tensor]:

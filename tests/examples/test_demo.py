@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.selection import slow
+
 for package in ("gymnasium", "matplotlib", "rich", "tqdm"):
     pytest.importorskip(package)
 
@@ -56,12 +58,13 @@ def test_returns_of_real_episodes(rollout: object) -> None:
     assert torch.equal(expected.isnan(), rollout.reset)
 
 
-def test_compiled_step_matches_eager(rollout: object, fresh_compiler: None) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", slow("inductor")])
+def test_compiled_step_matches_eager(rollout: object, backend: str, fresh_compiler: None) -> None:
     learner = demo.Learner()
     weight = torch.tensor(0.01)
     expected = learner.loss(rollout, weight)
     expected_gradients = torch.autograd.grad(expected, list(learner.parameters()))
-    loss = torch.compile(learner.loss, fullgraph=True, dynamic=False)(rollout, weight)
+    loss = torch.compile(learner.loss, fullgraph=True, dynamic=False, backend=backend)(rollout, weight)
     gradients = torch.autograd.grad(loss, list(learner.parameters()))
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
@@ -135,7 +138,7 @@ def test_memory_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "of a user\n"
 
 
-@pytest.mark.parametrize("loss", ["fused_loss", "plain_loss"])
+@pytest.mark.parametrize("loss", ["fused_loss", slow("plain_loss")])
 def test_language_model_loss_compiles_whole(loss: str, fresh_compiler: None) -> None:
     model = language_model.LanguageModel(300, length=9, width=8, layers=1, heads=2)
     arguments = torch.randint(300, (2, 9)), getattr(language_model, loss)

@@ -18,6 +18,7 @@ from torch_dcs_ops.integrations.transformers import fused_loss  # noqa: E402
 
 from integrations.every_class import KINDS, Outcome, classes, inputs, loss_and_gradients, model_types, outcome, tiny  # noqa: E402
 from integrations.models import FACTOR  # noqa: E402
+from support.selection import slow  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers_classes.md"
 COLUMNS = {
@@ -64,7 +65,7 @@ def test_bfloat16(name: str) -> None:
     assert error(found) < FACTOR * error(own)
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "BartForConditionalGeneration", "MixtralForCausalLM"])
+@pytest.mark.parametrize("name", [slow("BertForMaskedLM"), "BartForConditionalGeneration", "MixtralForCausalLM"])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_without_a_graph_break(name: str) -> None:
     model = tiny(name, TYPES[name][1])

@@ -39,6 +39,7 @@ from integrations.models import (  # noqa: E402
     shifted,
 )
 from linear_cross_entropy.test_memory import peak  # noqa: E402
+from support.selection import slow  # noqa: E402
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -202,7 +203,11 @@ def test_memory_does_not_grow_with_the_logits() -> None:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("LlamaForCausalLM", "inductor"), ("Gemma2ForCausalLM", "aot_eager"), ("GPT2LMHeadModel", "aot_eager")],
+    [
+        slow("LlamaForCausalLM", "inductor"),
+        ("Gemma2ForCausalLM", "aot_eager"),
+        slow("GPT2LMHeadModel", "aot_eager"),
+    ],
 )
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled(name: str, backend: str) -> None:
@@ -217,7 +222,7 @@ def test_compiled(name: str, backend: str) -> None:
     assert_within_budget([found.loss, *gradients], own, exact, [FACTOR] * len(own))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", [False, slow(True)])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_follows(in_place: bool) -> None:
     """fused_loss after torch.compile, of what that made; restore() after that; twice."""

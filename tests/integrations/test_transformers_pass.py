@@ -13,6 +13,8 @@ from torch import Tensor, fx
 from torch_dcs_ops.compile.passes import findings
 from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 
+from support.selection import slow
+
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (a development dependency)")
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -48,7 +50,15 @@ def compiled(function: Callable[..., Any], counts: list[int], dynamic: bool | No
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
 
 
-@pytest.mark.parametrize(("name", "dynamic"), [(name, None) for name in MODELS] + [("Llama", True), ("Gemma2", True)])
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [
+        ("Llama", None),
+        ("Gemma2", True),
+        slow("Llama", True),
+        *(slow(name, None) for name in MODELS if name != "Llama"),
+    ],
+)
 def test_a_function_that_returns_the_loss(device: str, name: str, dynamic: bool | None) -> None:
     model = MODELS[name]().to(device).eval()
     if name == "GPT-2":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from integrations.models import FACTOR, build
 from linear_cross_entropy.oracle import assert_within_budget, relative_error
+from support.selection import slow
 
 # 1.15 has the function for GPUs alone.
 trl = pytest.importorskip("trl", minversion="1.16", reason="needs trl >= 1.16")
@@ -324,10 +325,7 @@ def curve(trained: Any) -> list[dict[str, float]]:
 @pytest.mark.filterwarnings("ignore")  # of the trainers
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("SFTTrainer", "GRPOTrainer") else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(TRAINERS)
-    ],
+    [name if name == "GRPOTrainer" else slow(name) for name in sorted(TRAINERS)],
 )
 def test_training(name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block of docs/trl.md with each trainer: every number that it logs, every parameter after three steps."""

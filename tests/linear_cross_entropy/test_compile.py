@@ -53,6 +53,7 @@ def check_training(device: str, step: Any, **compile_options: Any) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.each_value
 def test_training_step_through_aot_autograd(device: str, name: str, dynamic: bool) -> None:
     check_training(device, train_step(CASES[name]), backend="aot_eager", dynamic=dynamic)
 

@@ -65,7 +65,8 @@ def test_a_saved_program(device: str, dynamic: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(*problem(steps, device)), model(*problem(steps, device)))
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_aot_inductor(device: str, dynamic: bool, tmp_path: Path) -> None:
     model = Evaluation()
     program = exported(model, device, ("x", "y"), dynamic)

@@ -62,8 +62,9 @@ def test_the_measure_sees_full_logits() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.each_value
 def test_training_memory_does_not_grow_with_the_logits(reduction: str, dtype: torch.dtype) -> None:
-    rows = 6000
+    rows = 12_000 // dtype.itemsize
     x, w, y = operands(rows, dtype)
     used = peak(lambda: linear_cross_entropy(x, w, y, reduction=reduction, memory_budget=BUDGET).sum().backward())
     # The gradients, at most float32 and once more in their own dtype, and a second sum of linear_weight's size.
@@ -96,7 +97,7 @@ def test_inference_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
     """Forward and backward; the divergence's temporaries are its blocks of float32 values, some eight at a time."""
-    rows = 6000
+    rows = 12_000 // dtype.itemsize
     x, w, y = operands(rows, dtype)
     teacher_x, teacher_w, _ = (t.detach() for t in operands(rows, dtype))
     ids = torch.stack((y, y.flip(0)), -1)

@@ -22,6 +22,7 @@ from linear_cross_entropy.grouped_products import grouped_mm_with_nan
 from linear_cross_entropy.oracle import Problem, leaf, make, relative_error
 from linear_cross_entropy.policy_oracle import arguments, ids_of, plain, policy, surrogate
 from linear_cross_entropy.recorder import Recorder
+from support.selection import slow
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -252,7 +253,7 @@ def test_transforms(device: str) -> None:
         torch.testing.assert_close(transform(ours), transform(full))
 
 
-@pytest.mark.parametrize("count", [None, 3])
+@pytest.mark.parametrize("count", [slow(None), 3])
 def test_compiled(device: str, count: int | None, fresh_compiler: None) -> None:
     """A whole graph, of linear_log_probs and the caller's function, for any size."""
 

@@ -18,6 +18,7 @@ from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from linear_cross_entropy.recorder import Recorder
+from support.selection import slow
 
 BF16 = torch.bfloat16
 LOGITS = "dcs._linear_cross_entropy_logits.default"
@@ -63,6 +64,7 @@ def row_dtype(tensor: Tensor) -> torch.dtype:
 
 @pytest.mark.parametrize("ignored", [0.0, 0.4])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.each_value
 def test_gradients(device: str, name: str, ignored: float) -> None:
     ignore_index = OPTIONS[name].get("ignore_index", -100)
     problem = make((3, 40), 32, 101, BF16, device, ignored=ignored, ignore_index=ignore_index)
@@ -82,7 +84,7 @@ def test_gradients(device: str, name: str, ignored: float) -> None:
     assert_within_budget(*found, factors=(1.2, 1.2, 1.2 if has_bias else None))
 
 
-@pytest.mark.parametrize("upstream", [1.0, -0.3])
+@pytest.mark.parametrize("upstream", [slow(1.0), -0.3])
 def test_through_inductor(device: str, upstream: float) -> None:
     """A layer before it, a gradient of the loss other than 1, and the same weight used twice."""
     problem = make((64,), 32, 101, BF16, device)

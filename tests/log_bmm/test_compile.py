@@ -13,6 +13,7 @@ from torch.library import opcheck
 from torch_dcs_ops import log_bmm, max_bmm, sample_bmm
 
 from log_bmm.oracle import INF, LAYOUTS, naive
+from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -29,7 +30,7 @@ def draw(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor
     return torch.randn(shape, device=device, dtype=dtype)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "permuted", "expanded"])
+@pytest.mark.parametrize("layout", ["contiguous", slow("permuted"), slow("expanded")])
 def test_opcheck_of_layouts(device: str, layout: str) -> None:
     a = LAYOUTS[layout](draw(2, 3, 4, device=device)).requires_grad_()
     b = LAYOUTS[layout](draw(2, 4, 5, device=device)).requires_grad_()
@@ -49,7 +50,7 @@ def test_opcheck_of_layouts(device: str, layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((4,), (4,)), ((6, 3, 4), (4, 5)), ((6, 1, 3, 4), (2, 4, 5)), ((0, 3, 4), (0, 4, 5)), ((2, 3, 0), (0, 5)),
+    [((4,), (4,)), slow((6, 3, 4), (4, 5)), ((6, 1, 3, 4), (2, 4, 5)), ((0, 3, 4), (0, 4, 5)), ((2, 3, 0), (0, 5)),
      ((1, 1), (1, 1))],
     ids=str,
 )  # fmt: skip
@@ -61,7 +62,7 @@ def test_opcheck_of_shapes(device: str, first: tuple[int, ...], second: tuple[in
     check(OPS.sample_bmm.default, a, b, torch.rand(torch.matmul(a, b).shape, device=device))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16), slow(torch.float64)])
 def test_opcheck_of_dtypes(device: str, dtype: torch.dtype) -> None:
     a = draw(2, 3, 4, device=device, dtype=dtype).requires_grad_()
     b = draw(2, 4, 5, device=device, dtype=dtype).requires_grad_()
@@ -76,9 +77,11 @@ def step(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return log_bmm(2 * a, b).sin().sum() + values.cos().sum(), indices
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_training(device: str, dynamic: bool) -> None:
-    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="inductor" if dynamic else "aot_eager")
+@pytest.mark.parametrize(
+    ("dynamic", "backend"), [slow(False, "aot_eager"), (True, "aot_eager"), slow(True, "inductor")]
+)
+def test_training(device: str, dynamic: bool, backend: str) -> None:
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend=backend)
     for n in (4, 7):
         a, b = draw(2, 3, n, 5, device=device).requires_grad_(), draw(3, 5, n + 1, device=device).requires_grad_()
         (total, indices), (right, others) = compiled(a, b), step(a, b)
@@ -121,17 +124,28 @@ class Chain(torch.nn.Module):
         return log_bmm(a, b), *max_bmm(a, b), sample_bmm(a, torch.zeros_like(b))
 
 
-def test_export_and_aot_inductor(device: str, tmp_path: Path) -> None:
+def exported(device: str) -> torch.export.ExportedProgram:
     batch, rows = torch.export.Dim("batch", min=2), torch.export.Dim("rows", min=2)
     args = (draw(2, 4, 5, device=device), draw(2, 5, 6, device=device))
-    program = torch.export.export(Chain(), args, dynamic_shapes=({0: batch, 1: rows}, {0: batch}))
+    return torch.export.export(Chain(), args, dynamic_shapes=({0: batch, 1: rows}, {0: batch}))
+
+
+def check_other_sizes(module: Any, device: str) -> None:
+    args = (draw(3, 7, 5, device=device), draw(3, 5, 6, device=device))
+    torch.testing.assert_close(tuple(module(*args))[:3], Chain()(*args)[:3])
+
+
+def test_export(device: str) -> None:
+    program = exported(device)
     names = [str(node.target) for node in program.graph.nodes if str(node.target).startswith("dcs.")]
     assert names == ["dcs.log_bmm.default", "dcs.max_bmm.default", "dcs.sample_bmm.default"]
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "chain.pt2"))
-    compiled = torch._inductor.aoti_load_package(path)
-    args = (draw(3, 7, 5, device=device), draw(3, 5, 6, device=device))
-    for module in (program.module(), compiled):
-        torch.testing.assert_close(tuple(module(*args))[:3], Chain()(*args)[:3])
+    check_other_sizes(program.module(), device)
+
+
+@pytest.mark.slow
+def test_aot_inductor(device: str, tmp_path: Path) -> None:
+    path = torch._inductor.aoti_compile_and_package(exported(device), package_path=str(tmp_path / "chain.pt2"))
+    check_other_sizes(torch._inductor.aoti_load_package(path), device)
 
 
 def test_precision_is_the_caller_s(device: str) -> None:

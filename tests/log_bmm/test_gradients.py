@@ -19,9 +19,12 @@ BATCH = 3
 Function = Callable[..., Tensor]
 
 
-def operands(device: str, *, masked: bool = False, lead: tuple[int, ...] = (2,)) -> tuple[Tensor, Tensor]:
-    a = torch.randn(*lead, 3, 4, dtype=torch.float64)
-    b = torch.randn(*lead, 4, 5, dtype=torch.float64)
+def operands(
+    device: str, *, masked: bool = False, lead: tuple[int, ...] = (2,), sizes: tuple[int, int, int] = (3, 4, 5)
+) -> tuple[Tensor, Tensor]:
+    rows, terms, columns = sizes
+    a = torch.randn(*lead, rows, terms, dtype=torch.float64)
+    b = torch.randn(*lead, terms, columns, dtype=torch.float64)
     if masked:
         # A masked row and column, an element whose supports do not meet, and single ones.
         a[..., 1, :] = b[..., :, 2] = -INF
@@ -72,8 +75,10 @@ def test_masked_gradients_are_0(device: str) -> None:
 
 @pytest.mark.parametrize("over", [0, 1, 2])
 @pytest.mark.parametrize("given", list(itertools.product((False, True), repeat=3)), ids=str)
+@pytest.mark.each_value
 def test_the_products_are_closed(device: str, given: tuple[bool, bool, bool], over: int) -> None:
-    a, b = operands(device)
+    # A difference for every element, and for every pair of them.
+    a, b = operands(device, sizes=(2, 3, 2))
     _, log_s = torch.ops.dcs._log_bmm(a.detach(), b.detach(), "highest")
     shapes = (a.shape, log_s.shape, b.shape)
     factors = [torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in shapes]
@@ -92,8 +97,8 @@ def test_the_products_are_closed(device: str, given: tuple[bool, bool, bool], ov
 
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 def test_the_gradient_is_differentiable(device: str, needs: tuple[bool, bool]) -> None:
-    a, b = operands(device)
-    grad = torch.randn(2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    a, b = operands(device, sizes=(2, 3, 2))
+    grad = torch.randn(2, 2, 2, dtype=torch.float64, device=device, requires_grad=True)
 
     def function(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         _, log_s = torch.ops.dcs._log_bmm(a, b, "highest")

@@ -39,14 +39,16 @@ from log_bmm.triton_oracle import (
 from support.subprocesses import run_in_the_interpreter
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.each_value
 
 kernel_test = pytest.mark.skipif(not INTERPRETED and not GPU, reason="no GPU: runs in test_in_the_interpreter")
 gpu_test = pytest.mark.skipif(not GPU, reason="more than the interpreter does in a minute")
 
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 @pytest.fixture

@@ -51,14 +51,17 @@ print(torch_dcs_ops.info()["kernels"]["cpu"]["kind"])
 """
 
 
-def wheel(folder: Path, facts: dict[str, Any] | None, version: str = VERSION) -> Path:
-    """With the libraries that facts, `_build_info.json`, says are built; an empty one for CUDA."""
+def wheel(folder: Path, facts: dict[str, Any] | None, version: str, whole: bool) -> Path:
+    """With the libraries that facts, `_build_info.json`, says are built; an empty one for CUDA.
+
+    Of the modules all, or the first alone: what a process loads that has the package already.
+    """
     path = folder / f"torch_dcs_ops-{version}-py3-none-any.whl"
     packages = {"torch_dcs_ops": torch_dcs_ops, "torch_dcs_ops/triton_kernels": torch_dcs_ops.triton_kernels}
     with zipfile.ZipFile(path, "w") as archive:
         for name, package in packages.items():
             for place in package.__path__:
-                for file in Path(place).rglob("*.py"):
+                for file in Path(place).rglob("*.py" if whole else "__init__.py"):
                     inside = f"{name}/{file.relative_to(place)}"
                     if inside not in archive.namelist():
                         archive.write(file, inside)
@@ -86,8 +89,8 @@ def build_info(cuda: bool = False) -> dict[str, Any]:
     return {"version": VERSION, "needs_torch": "2.11", "cpu": cpu, "cuda": built if cuda else left_out}
 
 
-def make(folder: Path, of: dict[str, Any] | None, version: str = VERSION) -> Path:
-    made = wheel(folder, of, version)
+def make(folder: Path, of: dict[str, Any] | None, version: str = VERSION, *, whole: bool = False) -> Path:
+    made = wheel(folder, of, version, whole)
     subprocess.run([sys.executable, str(MAKE), str(made), str(folder / "hub")], check=True, timeout=60)
     return folder / "hub"
 
@@ -103,7 +106,7 @@ def run(folder: Path, *code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("pure", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["library", "pure"])
 def test_load_and_use(tmp_path: Path, pure: bool) -> None:
     pytest.importorskip("kernels", reason="the kernels library is not installed")
-    hub = make(tmp_path, None if pure else build_info())
+    hub = make(tmp_path, None if pure else build_info(), whole=True)
     done = run(tmp_path, NO_EDITABLE_INSTALL, LOAD.format(str(hub)), USE)
     assert done.returncode == 0, done.stderr
     version, *files, kind = done.stdout.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,10 +48,10 @@ def csrc_files() -> Iterator[Path]:
         yield from (ROOT / "csrc").rglob(pattern)
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
+@functools.cache
+def functions(path: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def name_of(path: Path) -> str:

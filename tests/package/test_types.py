@@ -79,6 +79,7 @@ assert_type(returns.upgo_returns(x, x, next_values=x, terminated=None), Tensor)
 """
 
 
+@pytest.mark.slow  # and part of `make lint`
 def test_types(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     snippet = tmp_path / "snippet.py"

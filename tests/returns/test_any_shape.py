@@ -15,6 +15,7 @@ SHAPES = [((2, 12_345), 1), ((1033, 7), 0), ((2, 1100, 70), 1), ((613, 517), 1),
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
+@pytest.mark.each_value
 def test_any_shape(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
     """Steps are neighbors in memory, or nearly, or not at all."""
     options = [

@@ -21,6 +21,7 @@ from torch_dcs_ops.ops.returns.temporal_difference import STAYS_A_CALL
 
 from returns.oracle import arguments, make_batch
 from returns.test_transforms import FUNCTIONS, of_leaves, operands
+from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -76,7 +77,7 @@ NUMBERS: dict[str, Callable[[Tensor, float, float], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", ["gae", "n_step", "retrace", slow("discounted"), slow("td_lambda")])
 def test_other_discounts_do_not_compile_again(device: str, name: str) -> None:
     """20 pairs of numbers, at most 3 graphs; a float argument of the op would end at the recompile limit."""
     counter = CompileCounterWithBackend("aot_eager")

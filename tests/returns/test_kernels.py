@@ -15,6 +15,7 @@ from torch_dcs_ops.reference import scan as reference_scan
 
 from scan.oracle import HALF, LAYOUTS, REAL_DTYPES
 from support.cuda_graphs import captured
+from support.selection import slow
 from support.subprocesses import run_tests
 
 OP = torch.ops.dcs._temporal_difference_scan.default
@@ -155,6 +156,7 @@ def test_dtypes_flags_and_discounts(device: str, kind: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", SIZES)
+@pytest.mark.each_value
 def test_sizes(device: str, length: int, kind: str) -> None:
     for width, dim in itertools.product((1, 9, 40, 257), (0, 1)):
         shape = (length, width) if dim == 0 else (width, length)
@@ -167,6 +169,7 @@ def test_sizes(device: str, length: int, kind: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value
 def test_large(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None:
     if device == "cuda":
         shape = tuple(size * 8 if size > 1000 else size for size in shape)
@@ -218,6 +221,7 @@ def test_few_steps_with_powers_of_any_size(device: str, kind: str, gamma: float)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value
 def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) -> None:
     """On a GPU: one kind of end, whole warps and blocks, the public functions' outputs; and what just misses it."""
     for shape in ((16, 8), (112, 2104), (128, 256), (240, 40), (256, 24), (128, 255), (120, 256), (256, 2112)):
@@ -380,7 +384,7 @@ def test_the_bits_are_the_same_from_run_to_run(device: str) -> None:
 
 
 @pytest.mark.skipif(_native.CPU.kind != "native", reason="there is no CPU library")
-@pytest.mark.parametrize("instructions", ["default", "avx2"])
+@pytest.mark.parametrize("instructions", [slow("default"), "avx2"])
 def test_other_instruction_sets(instructions: str) -> None:
     run_tests(__file__, "-k", "cpu and (test_dtypes or nan or beyond)", TORCH_DCS_CPU_ISA=instructions)
 

@@ -105,6 +105,7 @@ def as_tuple(results: Any) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.each_value
 def test_gradients(device: str, name: str, rates: str) -> None:
     function, leaves = of_leaves(name, make_operands(device, rates))
     names = {type(result.grad_fn).__name__ for result in as_tuple(function(*leaves))}

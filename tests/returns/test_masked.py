@@ -14,6 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_dcs_ops import returns
 
 from returns.oracle import make_batch
+from support.selection import slow
 
 LENGTH, ROWS = 12, 30
 NAN = float("nan")
@@ -140,6 +141,7 @@ def test_what_a_step_that_does_not_count_gets(device: str) -> None:
 
 @pytest.mark.parametrize("convention", ["bootstrap", "next"])
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.each_value
 def test_gradients(device: str, name: str, convention: str) -> None:
     x = rollout(device, "row", convention)
     rows = slice(0, 4)
@@ -171,7 +173,7 @@ def test_gradients_of_what_does_not_count_are_0(device: str, name: str) -> None:
             assert not leaf[~x["mask"]].any()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [slow("discounted"), "gae", "td_lambda"])
 def test_compiled(device: str, name: str, fresh_compiler: None) -> None:
     x = rollout(device)
     compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")

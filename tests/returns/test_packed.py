@@ -15,6 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_dcs_ops import returns
 
 from returns.oracle import make_batch
+from support.selection import slow
 
 # Empty sequences at both ends and in the middle, one of one step.
 OFFSETS = (0, 0, 4, 5, 5, 11, 17, 17)
@@ -66,6 +67,10 @@ FUNCTIONS: dict[str, Callable[[Rollout], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+# What the others have, and more.
+SOME = ["vtrace", "discounted", slow("gae"), slow("td_lambda")]
+
+
 def loop(function: Callable[[Rollout], tuple[Tensor, ...]], x: Rollout) -> tuple[Tensor, ...]:
     dim, parts = x["time_dim"], []
     for index, (start, stop) in enumerate(itertools.pairwise(OFFSETS)):
@@ -113,7 +118,7 @@ def test_a_nan_stays_in_its_sequence(device: str, name: str) -> None:
         assert rows == [5, 6, 7]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", SOME)
 def test_gradients(device: str, name: str) -> None:
     x = rollout(device, "bootstrap", "row") | {"cu_seqlens": offsets(device)}
     used = ["rewards", "bootstrap_value", "gamma"]
@@ -130,7 +135,7 @@ def test_gradients(device: str, name: str) -> None:
     assert gradgradcheck(function, leaves)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", SOME)
 def test_compiled(device: str, name: str, fresh_compiler: None) -> None:
     x = rollout(device) | {"cu_seqlens": offsets(device)}
     compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")

@@ -15,6 +15,7 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 from torch_dcs_ops.compile.passes.constant_discounts import give_numbers
 
 from scan.oracle import LAYOUTS, make, make_gamma, make_reset
+from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -53,7 +54,7 @@ def test_training_step_through_aot_autograd(device: str, dynamic: bool, window: 
     check_training(device, train_step(window), kind, SIZES, backend="aot_eager", dynamic=dynamic)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [slow(False), True])
 def test_training_step_through_inductor(device: str, dynamic: bool) -> None:
     check_training(device, train_step(None), "row", SIZES, dynamic=dynamic)
 

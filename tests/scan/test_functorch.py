@@ -100,6 +100,7 @@ TRANSFORMS: dict[str, Callable[[Function, Any], Any]] = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("function", [public, raw, private])
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.each_pair
 def test_derivatives(device: str, window: int | None, function: Any, name: str) -> None:
     for kind in ("row", "step"):
         args = (

@@ -59,6 +59,7 @@ def test_gradcheck_in_full(device: str, kind: str, window: int | None) -> None:
 @pytest.mark.parametrize("gamma_dtype", [torch.complex128, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", ["scalar", "row", "step"])
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.each_value
 def test_gradcheck_complex(device: str, window: int | None, kind: str, gamma_dtype: torch.dtype) -> None:
     """Conjugates in the right places; a real gamma gets the real part."""
     inputs = leaves(kind, torch.complex128, device, gamma_dtype=gamma_dtype)
@@ -69,26 +70,28 @@ def test_gradcheck_complex(device: str, window: int | None, kind: str, gamma_dty
 
 @pytest.mark.parametrize("op", ["_scan", "_scan_gradients"])
 @pytest.mark.parametrize("reverse", [True, False])
-def test_gradcheck_of_the_private_ops(device: str, op: str, reverse: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("kind", ["row", "step"])
+@pytest.mark.each_pair
+def test_gradcheck_of_the_private_ops(device: str, kind: str, dtype: torch.dtype, reverse: bool, op: str) -> None:
     reset = make_reset(SHAPE, device)
-    for dtype, kind in itertools.product((torch.float64, torch.complex128), ("row", "step")):
-        x, gamma, initial = leaves(kind, dtype, device)
-        output = make(SHAPE, dtype, device, seed=5).requires_grad_()
-        if op == "_scan_gradients":
+    x, gamma, initial = leaves(kind, dtype, device)
+    output = make(SHAPE, dtype, device, seed=5).requires_grad_()
+    if op == "_scan_gradients":
 
-            def backward(*args: Tensor) -> Any:
-                return torch.ops.dcs._scan_gradients(*args[:3], 1.0, 1, reverse, args[3], reset)
+        def backward(*args: Tensor) -> Any:
+            return torch.ops.dcs._scan_gradients(*args[:3], 1.0, 1, reverse, args[3], reset)
 
-            assert gradcheck(backward, (x, output, gamma, initial), check_forward_ad=True)
-            assert gradgradcheck(backward, (x, output, gamma, initial))
-            continue
-        for window in (None, 2):
+        assert gradcheck(backward, (x, output, gamma, initial), check_forward_ad=True)
+        assert gradgradcheck(backward, (x, output, gamma, initial))
+        return
+    for window in (None, 2):
 
-            def shifted(x: Tensor, gamma: Tensor, window: Any = window) -> Any:
-                return torch.ops.dcs._scan(x, gamma, 1.0, 1, reverse, True, None, reset, window)
+        def shifted(x: Tensor, gamma: Tensor, window: Any = window) -> Any:
+            return torch.ops.dcs._scan(x, gamma, 1.0, 1, reverse, True, None, reset, window)
 
-            assert gradcheck(shifted, (x, gamma), check_forward_ad=True, check_batched_grad=True)
-            assert gradgradcheck(shifted, (x, gamma), check_fwd_over_rev=True)
+        assert gradcheck(shifted, (x, gamma), check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(shifted, (x, gamma), check_fwd_over_rev=True)
 
 
 def test_third_derivative(device: str) -> None:
@@ -163,6 +166,7 @@ def _with_expanded_gamma(x: Tensor, gamma: Tensor, **options: Any) -> Tensor:
 @pytest.mark.parametrize("window", [2, 3, 5, 8, 17, 18, 40])
 @pytest.mark.parametrize("direction", ["right", "left"])
 @pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.each_value
 def test_gamma_through_windows_of_every_length(device: str, window: int, direction: str, dim: int) -> None:
     """Windows that divide the time and that do not, as long as it and longer; rates below 0, 0 and above 1."""
     shape = (17, 4) if dim == 0 else (4, 17)

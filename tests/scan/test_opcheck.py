@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from scan.oracle import LAYOUTS, make, make_gamma, make_reset
+from support.selection import slow
 
 NUMBER = torch.ops.dcs.discounted_cumsum.default
 TENSOR = torch.ops.dcs.discounted_cumsum.Tensor
@@ -42,6 +43,7 @@ def grad(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.each_value
 def test_layouts(device: str, dim: int, layout: str) -> None:
     """opcheck runs with sizes made symbolic as well (test_aot_dispatch_dynamic)."""
     shape = (3, 4, 5)
@@ -60,7 +62,7 @@ def test_layouts(device: str, dim: int, layout: str) -> None:
         check(TENSOR, (x, gamma), options, utilities)
 
 
-@pytest.mark.parametrize("layout", ["permuted", "expanded"])
+@pytest.mark.parametrize("layout", ["permuted", slow("expanded")])
 def test_windows(device: str, layout: str) -> None:
     shape = (3, 6)
     x = grad(LAYOUTS[layout](make(shape, torch.float32, device)))
@@ -78,7 +80,7 @@ def test_degenerate_shapes(device: str, shape: tuple[int, ...]) -> None:
     check(CUMSUM, (x,))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float64), torch.complex64], ids=str)
 def test_dtypes(device: str, dtype: torch.dtype) -> None:
     x = grad(make((3, 5), dtype, device))
     for kind in ("row", "row1", "step"):
@@ -95,7 +97,7 @@ def test_cumsum(device: str, layout: str) -> None:
     check(CUMSUM, (LAYOUTS[layout](make_reset((3, 4, 5), device)),), None, utilities)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [slow(name) if name == "permuted" else name for name in LAYOUTS])
 def test_private_ops(device: str, layout: str) -> None:
     shape, change = (3, 4, 5), LAYOUTS[layout]
     x, reset = grad(change(make(shape, torch.float32, device))), change(make_reset(shape, device))

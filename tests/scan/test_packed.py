@@ -139,6 +139,7 @@ def test_initial_is_not_rounded_to_half_precision(device: str) -> None:
 
 @pytest.mark.parametrize("gamma", ["number", "row", "step"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.each_value
 def test_gradients(device: str, direction: str, gamma: str) -> None:
     x = operands(device, 1, gamma)
     names = [name for name in ("input", "gamma", "initial") if isinstance(x[name], Tensor)]

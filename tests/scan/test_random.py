@@ -63,6 +63,7 @@ def draw(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "dim"), SHORT, ids=str)
+@pytest.mark.each_value
 def test_forward(device: str, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
     x, gamma, options = draw(shape, dim, dtype, device, seed=0)
     assert_is_scan(discounted_cumsum(x, gamma, **options), x, gamma, **options)

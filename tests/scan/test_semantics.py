@@ -12,6 +12,7 @@ import torch_dcs_ops
 from torch_dcs_ops import discounted_cumsum
 
 from scan.oracle import DTYPES, LAYOUTS, REAL_DTYPES, assert_is_scan, make, make_gamma, make_reset
+from support.selection import slow
 
 DIRECTIONS = ("right", "left")
 GAMMA_KINDS = ("number", "scalar", "row", "row1", "step", "time")
@@ -50,6 +51,7 @@ def test_every_combination_of_options(device: str, kind: str, names: str, direct
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(100,), (5, 33), (33, 5), (2, 3, 20), (1, 300), (64, 3), (2, 2, 2, 9)], ids=str)
+@pytest.mark.each_pair
 def test_every_dtype_and_dim(device: str, shape: tuple[int, ...], dtype: torch.dtype, direction: str) -> None:
     x = make(shape, dtype, device)
     for dim in range(-len(shape), len(shape)):
@@ -60,7 +62,11 @@ def test_every_dtype_and_dim(device: str, shape: tuple[int, ...], dtype: torch.d
             )
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 127, 128, 129, 1023, 1024, 1025, 4097])
+# The oracle of the longest ones takes longer than all others.
+LENGTHS = [1, 2, 3, 31, 32, 33, 127, 128, 129, 1025]
+
+
+@pytest.mark.parametrize("length", LENGTHS + [slow(length) for length in (1023, 1024, 4097)])
 def test_lengths_around_powers_of_two(device: str, length: int) -> None:
     for shape, dim in (((2, length), 1), ((length, 3), 0)):
         x = make(shape, torch.float32, device)
@@ -174,6 +180,7 @@ def test_empty_inputs(device: str, shape: tuple[int, ...], names: str) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 16, 19, 20, 21, 22, 1000, 2**40])
+@pytest.mark.each_value
 def test_windows_up_to_and_beyond_the_length(device: str, window: int, direction: str) -> None:
     shape = (3, 20)
     x = make(shape, torch.float64, device)

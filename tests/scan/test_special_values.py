@@ -41,6 +41,7 @@ def test_nan_reaches_the_far_end_of_a_long_row(device: str, direction: str, dtyp
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.each_value
 def test_a_reset_discards_nan(device: str, direction: str, bad: float) -> None:
     """Selected away, not multiplied by 0: in the input, in the gates, in initial; at every position."""
     length = 20

@@ -1,7 +1,7 @@
 """Generated kernels whose blocks hold whole columns: scans over the first dimension of few columns.
 
-With a GPU the kernels run for real; without one they run in Triton's interpreter, in a process of its own (see
-compile/test_scan_lowering.py), and are compiled for a GPU that is not there.
+With a GPU the kernels run for real; without one they run in Triton's interpreter, in the process that
+compile/test_scan_lowering.py starts, and are compiled for a GPU that is not there.
 """
 
 from __future__ import annotations
@@ -24,22 +24,15 @@ from compile.generated_code import (
     Kernels,
     compiled_for_a_gpu,
     lowering_test,
-    starts_the_interpreter,
 )
 from scan.oracle import HALF, assert_is_scan, make, make_gamma, make_reset
-from support.subprocesses import run_in_the_interpreter
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.each_value
 
 # Just more than a tile of half as many steps, and a number of groups that leaves one of them in part.
 LENGTHS = (65, 203)
 COLUMNS = 7
-
-
-@starts_the_interpreter
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_in_the_interpreter(marks: str) -> None:
-    run_in_the_interpreter(__file__, "-m", marks)
 
 
 def negated_scan(x: Tensor, gamma: Any, initial: Tensor | None, **options: Any) -> Tensor:
@@ -97,6 +90,7 @@ def test_kernels_compile_for_a_gpu(kernels: Kernels) -> None:
 
 
 @lowering_test
+@pytest.mark.slow
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU's compiler may be another version")
 def test_carries_change_their_layout_once(kernels: Kernels) -> None:
     """Totals to the scan over groups and carries back, not a product with the carry for each of a thread's steps."""

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.selection import slow
+
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiled, not run")
@@ -86,7 +88,7 @@ def check(launched: Launched, capability: int, *names: str) -> None:
     assert max(launched.values()) <= LIMITS[capability], launched
 
 
-@pytest.mark.parametrize("apart", [0, 1])
+@pytest.mark.parametrize("apart", [0, slow(1)])
 @pytest.mark.parametrize(
     ("capability", "dtype"),
     [

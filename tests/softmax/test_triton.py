@@ -15,6 +15,7 @@ from softmax.oracle import assert_gradient, assert_softmax
 from support.subprocesses import run_in_the_interpreter
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.each_value
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -26,8 +27,9 @@ DTYPES = (torch.float32, torch.float64, torch.float16) + (() if INTERPRETED else
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
-def test_softmax_in_the_interpreter() -> None:
-    run_in_the_interpreter(__file__)
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_softmax_in_the_interpreter(marks: str) -> None:
+    run_in_the_interpreter(__file__, "-m", marks)
 
 
 @pytest.fixture
