@@ -107,7 +107,7 @@ def _rows() -> list[Problem]:
             ]
         problems += [
             Problem("flat_rows_kernel", (3, 30_001), dtype, reset=True, initial=True),
-            Problem("flat_rows_kernel", (5, 30_000), dtype, "step", backward=True),
+            Problem("flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
             Problem("flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
             Problem("flat_rows_kernel rows_kernel", (50, 4000), dtype, "step", backward=True),

@@ -20,6 +20,13 @@
 
 namespace dcs {
 
+// Blocks that need no room together.
+template <typename Kernel, typename... Arguments>
+void launch_blocks(const AlignedPlan& plan, Kernel kernel, int64_t blocks, int64_t threads, int64_t shared,
+    cudaStream_t stream, const Arguments&... arguments) {
+  launch_dependent(kernel, blocks <= plan.early_blocks, blocks, threads, shared, stream, arguments...);
+}
+
 template <typename T, bool kStep, bool kBackward, Cuts kCuts, bool kReverse>
 void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T);
@@ -49,7 +56,7 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
     cudaLaunchKernelEx(&config, kernel, params);
     return;
   }
-  launch_dependent(kernel, plan.dependent, blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, params);
+  launch_blocks(plan, kernel, blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, params);
 }
 
 template <typename T, bool kStep, bool kBackward, Cuts kCuts>
@@ -75,7 +82,7 @@ void launch_short_rows(const ScanProblem& problem, const AlignedPlan& plan, cuda
       ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
       : problem.reverse ? short_rows_kernel<T, false, kBackward, true>
                         : short_rows_kernel<T, false, kBackward, false>;
-  launch_dependent(kernel, plan.dependent, blocks, kShortThreads, 0, stream, params);
+  launch_blocks(plan, kernel, blocks, kShortThreads, 0, stream, params);
 }
 
 template <typename T, bool kBackward>
@@ -87,7 +94,7 @@ void launch_whole_rows(const ScanProblem& problem, const AlignedPlan& plan, cuda
     const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()>
                                         : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
     const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
-    launch_dependent(kernel, plan.dependent, blocks, alone() ? kShortThreads : 32 * plan.warps, 0, stream, params);
+    launch_blocks(plan, kernel, blocks, alone() ? kShortThreads : 32 * plan.warps, 0, stream, params);
   };
   if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
   else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
@@ -152,7 +159,7 @@ void launch_walk(const ScanProblem& problem, const AlignedPlan& plan, cudaStream
     const int64_t shared = std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes;
     const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages>
                                         : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
-    launch_dependent(kernel, plan.dependent, problem.outer * params.blocks, 32, shared, stream, params);
+    launch_blocks(plan, kernel, problem.outer * params.blocks, 32, shared, stream, params);
   };
   if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
   else launch_over(std::integral_constant<int, 4 / sizeof(T)>());
@@ -169,13 +176,13 @@ void launch_few_columns(const ScanProblem& problem, const AlignedPlan& plan, cud
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
   const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   allow_shared(kernel, shared, plan.most_shared);
-  launch_dependent(kernel, plan.dependent, problem.outer * params.blocks, 32 * plan.warps, shared, stream, params);
+  launch_blocks(plan, kernel, problem.outer * params.blocks, 32 * plan.warps, shared, stream, params);
 }
 
 template <typename T, bool kStep, bool kBackward>
 void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const auto launch_over = [&](auto columns, auto lanes, auto count) {
-    launch_dependent(columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>, plan.dependent,
+    launch_blocks(plan, columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>,
         ceil_div(problem.rows(), lanes() * columns()), lanes() * plan.warps, 0, stream, problem);
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
@@ -253,7 +260,7 @@ void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cud
   const Gate<float> gate = split_gamma(problem.gamma_value);
   const int rows = static_cast<int>(problem.rows());
   const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
-  launch_dependent(kernel, plan.dependent, ceil_div(rows, 32), 32, 0, stream, static_cast<const T*>(problem.input),
+  launch_blocks(plan, kernel, ceil_div(rows, 32), 32, 0, stream, static_cast<const T*>(problem.input),
       static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
       static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
 }

@@ -46,7 +46,7 @@ struct AlignedPlan {
                              // long_rows/few_rows_gated.cuh)
   int most_shared = 0;       // bytes that one block can have
   bool row_sums = false;     // gamma's gradient is summed over whole rows
-  bool dependent = false;    // may begin as the launch before it ends, where its blocks need no room together
+  int64_t early_blocks = 0;  // so many may begin as the launch before them ends, where they need no room together
   int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
 
   bool is_stream() const { return kernel == AlignedKernel::kBulkStream || kernel == AlignedKernel::kAsyncStream; }
@@ -66,7 +66,7 @@ class AlignedPlanner {
       return std::nullopt;
     AlignedPlan plan;
     plan.most_shared = device_.shared_bytes;
-    plan.dependent = device_.has_dependent_launch();
+    plan.early_blocks = device_.early_blocks(p_);
     const bool taken = time_is_contiguous() ? plan_rows(plan) : plan_columns(plan);
     return taken ? std::optional<AlignedPlan>(plan) : std::nullopt;
   }

@@ -46,7 +46,8 @@ inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 &&
 inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p)) return std::nullopt;
   const bool pairs = halves_pair(p);
-  return WalkColumnsPlan{pairs, ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads), device.has_dependent_launch()};
+  const int64_t blocks = ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads);
+  return WalkColumnsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
 }
 
 // Enough columns to fill the GPU with bytes on their way, or few steps.
@@ -137,7 +138,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.cluster =
       can_cluster && plan.tiles > 1 && plan.walks * plan.tiles <= int64_t{held_blocks(bytes)} * device.multiprocessors;
   plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);
-  plan.dependent = device.has_dependent_launch();
+  plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
   if (!step) fill_held_powers(plan, p.gamma_value);
   if (plan.flat) lay_out_flat(plan, row_bytes);
   plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);

@@ -62,7 +62,7 @@ inline std::optional<FlatRowsPlan> plan_clustered_rows(const ScanProblem& p, con
   plan.cluster = static_cast<int>(std::min<int64_t>(blocks, device.cluster + 1));
   plan.tiles = p.rows() * blocks;
   plan.shared_bytes = plan.tile * sizes.element_bytes();
-  plan.dependent = true;
+  plan.dependent = plan.tiles <= device.early_blocks(p);
   const int64_t resident = tensors_of(p) == 1 ? kFlatBlocks : kFlatBlocks / 2;
   const bool takes = blocks <= std::min(device.cluster, kMostRowCluster) &&
       plan.tiles <= resident * device.multiprocessors && plan.shared_bytes <= sizes.shared_room();
@@ -90,7 +90,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   plan.warps = static_cast<int>(ceil_div(plan.tile + room, sizes.slice(plan.vectors)));
   plan.shared_bytes = plan.warps * sizes.slice(plan.vectors) * sizes.element_bytes();
   if (plan.shared_bytes > sizes.shared_room()) return std::nullopt;
-  plan.dependent = device.has_dependent_launch() && plan.tiles <= kFewFlatBlocks * device.multiprocessors;
+  plan.dependent = plan.tiles <= device.early_blocks(p);
   return plan;
 }
 

@@ -29,8 +29,13 @@ struct DeviceLimits {
   int shared_bytes;  // that one block can have
   int cluster;       // blocks that a cluster can have; 0: there are none
 
-  // What has clusters can also begin a launch as the one before it ends (cuda/common/ptx/dependent_launch.cuh).
-  bool has_dependent_launch() const { return cluster > 0; }
+  // Blocks up to which a scan's launch begins as the one before it ends (cuda/common/ptx/dependent_launch.cuh), which
+  // what has clusters can do, too. It saves half a microsecond, so it is for short scans; many blocks come and go
+  // slower so.
+  int64_t early_blocks(const ScanProblem& p) const {
+    const bool is_short = p.outer * p.inner * p.length <= kMostEarlyElements;
+    return cluster > 0 && is_short ? kEarlyBlocks * multiprocessors : 0;
+  }
 };
 
 // All rows have the same gamma, or one for each step.

@@ -58,6 +58,8 @@ constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step 
 constexpr int64_t kFewStepBytes = int64_t{128}
     << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
 constexpr double kMostFoldedGamma = 1.25;
+// Scans that begin as the launch before them ends: elements, and blocks a multiprocessor, at most.
+constexpr int64_t kMostEarlyElements = int64_t{1} << 22, kEarlyBlocks = 3;
 constexpr int kMostRingBlocks = 160;    // a lane reads five totals
 constexpr int kRingStaticBytes = 1152;  // beside them, at most
 
@@ -95,8 +97,6 @@ constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileW
 constexpr int kFlatBlocks = 4;
 constexpr int kMostRowCluster = 16;      // blocks of a row
 constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes have fewer than all vectors
-// Blocks a multiprocessor up to which the next launch begins early: more of them take longer to come and go together.
-constexpr int kFewFlatBlocks = 3;
 // Of those that blocks share (rows/long_rows.cuh): warps of a block beside the one that passes carries on (twelve in
 // all leave a thread 168 registers), bytes that they leave each other; tiles whose totals a block knows before it
 // finishes one, tiles in its shared memory, words of other blocks that a lane reads.
