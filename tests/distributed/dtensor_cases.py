@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,8 +170,20 @@ def losses(compiler: str | None = None) -> list[str]:
     weighted = lambda h, w, t, c: dcs.linear_cross_entropy(h, w, t, weight=c.double())  # noqa: E731
     of_rows, of_classes = ([S(0)], [R], [S(0)], [R]), ([R], [S(0)], [R], [S(0)])
     found += [compare("weights", weighted, (h, w, t, c), layout, one) for layout in (of_rows, of_classes)]
-    rows = ([S(0)], [R], [S(0)])
-    found.append(compare("kl", lambda h, w, t: dcs.linear_kl_div(h, w, h + 1, w * 2, target=t), (h, w, t), rows, one))
+    teacher = (h[..., :3] + 1, w[:, :3] * 2)
+
+    def kl(h: Tensor, w: Tensor, x: Tensor, v: Tensor, b: Tensor, t: Tensor, direction: str) -> Tensor:
+        return dcs.linear_kl_div(h, w, x, v, linear_bias=b, target=t, reduction="none", direction=direction)
+
+    of_heads: list[tuple[DeviceMesh, Layouts]] = [
+        (one, ([S(0)], [R], [S(0)], [R], [R], [S(0)])), (one, ([R], [S(0)], [R], [S(0)], [S(0)], [R])),
+        (one, ([S(0)], [S(0)], [R], [R], [R], [S(0)])), (one, ([R], [R], [S(1)], [S(0)], [R], [R])),
+    ]  # fmt: skip
+    if ranks == 4:
+        of_heads.append((two, ([S(0), R], [R, S(0)], [S(0), R], [R, S(0)], [R, R], [S(0), R])))
+    for direction, (mesh, layout) in itertools.product(("forward", "reverse", "jsd"), of_heads):
+        call = functools.partial(kl, direction=direction)
+        found.append(compare(direction, call, (h, w, *teacher, b, t), layout, mesh, compiler))
     return [difference for difference in found if difference]
 
 

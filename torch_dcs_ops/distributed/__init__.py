@@ -7,6 +7,7 @@ DTensors are registered when torch.distributed.tensor is imported.
 from types import ModuleType
 
 from ..ops._common.at_import import when_imported
+from .linear_cross_entropy.kl_div import vocab_parallel_linear_kl_div
 from .linear_cross_entropy.log_probs import vocab_parallel_linear_log_probs
 from .linear_cross_entropy.loss import vocab_parallel_linear_cross_entropy
 from .returns import sequence_parallel_gae
@@ -16,6 +17,7 @@ __all__ = [
     "sequence_parallel_discounted_cumsum",
     "sequence_parallel_gae",
     "vocab_parallel_linear_cross_entropy",
+    "vocab_parallel_linear_kl_div",
     "vocab_parallel_linear_log_probs",
 ]
 
