@@ -15,7 +15,15 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ... import _registry
 from ...ops.scan.validate import check_direction
 from ..common import Ranks
-from ..scan import Layout, ScanPieces, carried_in, carried_in_shifted, conjugate, with_carry
+from ..scan import (
+    Layout,
+    ScanPieces,
+    carried_in_shifted,
+    conjugate,
+    scan_of_slices,
+    shifted_scan_of_slices,
+    with_carry,
+)  # fmt: skip
 from .rules import Placements, call, empty, lead_of, local, ranks_along, rule, sharded_dim, spread, summed
 
 
@@ -117,12 +125,10 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
     reset = None if reset is None else layout.split(reset, dim)
     if "grad" not in bound:
         if bound.get("shifted"):
-            carry, _ = carried_in_shifted(parts, gamma, pieces, reset)
-            return pieces.scan(with_carry(parts, pieces, carry), gamma, None, reset, shifted=True).squeeze(0)
-        carry = carried_in(parts, gamma, pieces, initial, reset)
-        return pieces.scan(parts, gamma, carry, reset).squeeze(0)
+            return shifted_scan_of_slices(parts, gamma, pieces, reset)[0].squeeze(0)
+        return scan_of_slices(parts, gamma, pieces, initial, reset)[0].squeeze(0)
     output, adjoint, steps = layout.split(shards["output"], dim), pieces.adjoint(), x.size(dim)
-    carry, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
+    carry, _, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
     # The y before every piece: the last one of the piece before that has any.
     last = output.select(dim + 1, pieces.last) if steps else output.sum(dim + 1)
     ends, marks = ranks.gather(torch.stack((last, torch.full_like(last, float(steps > 0))))).unbind(1)
