@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dcs_ops import discounted_cumsum, returns
-from torch_dcs_ops.distributed import scan_head, sequence_parallel_discounted_cumsum, sequence_parallel_gae
+from torch_dcs_ops.distributed import sequence_parallel_discounted_cumsum, sequence_parallel_gae
+from torch_dcs_ops.distributed.scan import head
 
 from distributed.loss_cases import Case, bounds
 
@@ -114,13 +115,13 @@ def special(case: Case) -> Tensor:
 
 def mended_steps(case: Case) -> int:
     """How many steps a rank mends of its slice, in a forward."""
-    counted, part = [0], scan_head._part_of_carry
+    counted, part = [0], head._part_of_carry
 
     def counting(y: Tensor, *args: Any) -> Any:
         counted[0] += args[-1].stop - args[-1].start
         return part(y, *args)
 
-    with mock.patch.object(scan_head, "_part_of_carry", counting):
+    with mock.patch.object(head, "_part_of_carry", counting):
         on_a_rank(case)
     return counted[0]
 

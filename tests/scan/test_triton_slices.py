@@ -1,4 +1,4 @@
-"""What is carried on behind the head of a slice of time (distributed/scan_head.py): on a GPU or in the interpreter."""
+"""What is carried on behind the head of a slice of time (distributed/scan/head.py): on a GPU or in the interpreter."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from .linear_cross_entropy.kl_div import vocab_parallel_linear_kl_div
 from .linear_cross_entropy.log_probs import vocab_parallel_linear_log_probs
 from .linear_cross_entropy.loss import vocab_parallel_linear_cross_entropy
 from .returns import sequence_parallel_gae
-from .scan import sequence_parallel_discounted_cumsum
+from .scan.discounted_cumsum import sequence_parallel_discounted_cumsum
 
 __all__ = [
     "sequence_parallel_discounted_cumsum",

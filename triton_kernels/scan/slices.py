@@ -1,4 +1,4 @@
-"""What goes on beyond the head of a slice of time: distributed/scan_head.py."""
+"""What goes on beyond the head of a slice of time: distributed/scan/head.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Scans, softmax and returns: lines along one dimension are independent, and any sharding of the others stays.
 
-Where the dimension of a scan itself is sharded, its time is shared out (distributed/scan.py); that of softmax and of
+Where the dimension of a scan itself is sharded, its time is shared out (distributed/scan); that of softmax and of
 returns is gathered.
 """
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ... import _registry
 from ...ops.scan.validate import check_direction
 from ..common import Ranks
-from ..scan import (
+from ..scan.discounted_cumsum import (
     Layout,
     ScanPieces,
     carried_in_shifted,

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ... import _registry
 from ...ops._common import autocast
+from ...ops._common.triton import launchers_for
 from ...ops.linear_cross_entropy.chunks import Logits
 from ...ops.linear_cross_entropy.gradients import ExactGradients, Gradients
-from ...ops.linear_cross_entropy.kl_chunks import RowsOfHead, finished, kernel_for, plans_of, rows_of_heads
+from ...ops.linear_cross_entropy.kl_chunks import RowsOfHead, finished, plans_of, rows_of_heads
 from ...ops.linear_cross_entropy.kl_ops import of_heads, of_operands
 from ...reference.linear_cross_entropy import kl_slices as reference
 from ...reference.linear_cross_entropy.kl_div import Divergence
@@ -72,7 +73,7 @@ class _Chunks:
         self.plans = [plan._replace(stride=own.stride) for plan, own in zip(plans, of_slice, strict=True)]
         grad = student.input.new_ones(1, dtype=student.dtype) if call.grad is None else call.grad.to(student.dtype)
         self.grad = grad if student.chosen is None or grad.numel() == 1 else student.chosen.gather(grad)
-        self.kernels = kernel_for(self.grad, "kl_slices") or reference
+        self.kernels = launchers_for(self.grad, "linear_cross_entropy.kl_slices") or reference
         self.make = [Logits(plan, of.operand, of.linear_weight, of.word)
                      for plan, of in zip(self.plans, self.heads, strict=True)] if self.slice else []  # fmt: skip
 

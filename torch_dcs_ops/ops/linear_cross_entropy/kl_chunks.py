@@ -6,19 +6,17 @@ reduced loss in forward, any other in backward, which makes the logits again.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ... import _native
 from ...reference.linear_cross_entropy import kl_rows as reference
 from ...reference.linear_cross_entropy.kl_div import Divergence
 from ...reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
-from .._common.triton import launchers
+from .._common.triton import launchers_for
 from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
@@ -129,7 +127,11 @@ def run(
         )
         for plan, of, need in zip(plans, heads_rows, needs, strict=True)
     ]  # fmt: skip
-    lead, count, kernel = student.head.input.shape[:-1], student.operand.size(0), kernel_for(grad, "kl_div")
+    lead, count, kernel = (
+        student.head.input.shape[:-1],
+        student.operand.size(0),
+        launchers_for(grad, "linear_cross_entropy.kl_div"),
+    )
     rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
     for start in range(0, count, plans[0].rows):
         part = slice(start, min(start + plans[0].rows, count))
@@ -153,12 +155,6 @@ def run(
         finished(of, gradient.result(), need) for of, gradient, need in zip(heads_rows, gradients, needs, strict=True)
     )
     return rows.view(lead), student_found, teacher_found
-
-
-def kernel_for(tensor: Tensor, module: str) -> ModuleType | None:
-    """A rows' pass in one kernel; there is no compiled one, so that it is Triton's wherever a GPU has kernels."""
-    has_kernels = _native.CUDA.kind != "reference" if tensor.is_cuda else _native.CPU.kind == "triton"
-    return launchers(f"linear_cross_entropy.{module}") if has_kernels else None
 
 
 def finished(of: RowsOfHead, found: Gradients, need: Needs) -> Gradients:

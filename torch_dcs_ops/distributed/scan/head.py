@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .. import _native
-from ..ops._common.triton import launchers
-from ..reference.scan import has_step_gates
+from ...ops._common.triton import launchers_for
+from ...reference.scan import has_step_gates
 
 if TYPE_CHECKING:
-    from .scan import ScanPieces
+    from .discounted_cumsum import ScanPieces
 
 _LEAST_STEPS = 4096  # of a slice: below them a second scan is as fast
 _BLOCK_STEPS = 1024  # of the first block; each is twice as long as the one before
@@ -53,8 +52,7 @@ def may_be_mended(y: Tensor, gamma: Tensor | None, call: ScanPieces) -> bool:
         return False
     if y.device.type == "cpu":
         return True
-    has_kernels = y.is_cuda and y.is_contiguous() and _native.CUDA.kind != "reference"
-    return has_kernels and launchers("scan.slices") is not None
+    return y.is_cuda and y.is_contiguous() and launchers_for(y, "scan.slices") is not None
 
 
 def mend_(
@@ -108,7 +106,7 @@ def _part_of_carry(
 
 def _carry_on(y: Tensor, call: ScanPieces, carry: Tensor, steps: int) -> None:
     """What comes into the last `steps`, in the direction of the scan, goes on where it is not finite."""
-    module = launchers("scan.slices")
+    module = launchers_for(y, "scan.slices")
     assert module is not None  # `may_be_mended`
     start, sign = 0 if call.reverse else y.size(call.dim) - steps, -1 if call.gamma_value < 0 else 1
     module.add_what_is_not_finite_(y, start, steps, carry, call.dim, sign, call.reverse)

@@ -3,7 +3,7 @@
 A slice of time is its own scan from 0, plus the product of its gates so far times what is carried into it. So the ranks
 tell each other two numbers a row, in float64: the y that a slice ends with, and the product of all its gates; with
 `reset` a third, whether one cuts the slice. One all-gather, and every rank folds them in the order of time. Then the op
-runs once more, from what is carried in, or only the head of the slice is mended (scan_head.py).
+runs once more, from what is carried in, or only the head of the slice is mended (head.py).
 
 The backward is the same in the other direction: what a slice's carried-in y is worth is its first adjoint times its
 first gate. The gradient of a slice's last y goes to its last step, and the op's own backward does the rest.
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .. import _registry
-from ..ops._common import autocast
-from ..ops._common.validate import check_dense, dtype_name, fail
-from ..ops.scan.discounted_cumsum import as_number, number_as_tensor
-from ..ops.scan.validate import check_argument_types, check_direction, check_scan
-from ..reference.scan import has_step_gates
-from .common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
-from .scan_head import may_be_mended, mend_
+from ... import _registry
+from ...ops._common import autocast
+from ...ops._common.validate import check_dense, dtype_name, fail
+from ...ops.scan.discounted_cumsum import as_number, number_as_tensor
+from ...ops.scan.validate import check_argument_types, check_direction, check_scan
+from ...reference.scan import has_step_gates
+from ..common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
+from .head import may_be_mended, mend_
 
 _OP = "sequence_parallel_discounted_cumsum"
 _TINY, _HUGE = 5e-324, torch.finfo(torch.float64).max
