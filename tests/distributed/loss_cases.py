@@ -203,6 +203,12 @@ def differs(difference: str) -> None:
     options: dict[str, Any] = {}
     if difference == "range":
         target = target + 6
+    elif second and difference == "values":
+        target[1] = 4
+    elif second and difference == "range of one":
+        target[2] = 7
+    elif second and difference == "ignored":
+        target[3] = -100
     elif difference == "softcap" and second:
         options["softcap"] = 2.0
     elif difference == "gradients":

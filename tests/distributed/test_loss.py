@@ -210,6 +210,9 @@ DIFFERENCES = {
     "first_class": "first_class must follow the classes of the ranks before, 3 on rank 1, got 4",
     "classes": "classes must be the same on all ranks, got 6 on rank 0 and 7 on rank 1",
     "range": "target must be in [0, 5] or ignore_index (-100), got 6",
+    "values": "target must be the same on all ranks, got other values on rank 1",
+    "ignored": "target must be the same on all ranks, got other values on rank 1",
+    "range of one": "target must be in [0, 5] or ignore_index (-100), got 7 (on rank 1)",
     "none": "linear_weight must have one class at least on some rank, got none",
 }  # fmt: skip
 

@@ -29,7 +29,8 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from ..common import Ranks
-from .rows import Own, RowUpstream, Slice, Statistics, Wanted, columns_of_slice, combined, exchange, to_gradient_
+from .rows import Own, RowUpstream, Slice, Statistics, Wanted, columns_of_slice, combined, to_gradient_
+from .targets import check_targets
 
 
 class Numbers(NamedTuple):
@@ -203,6 +204,7 @@ def _forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     numbers, (need_predictions, need_entropy) = Numbers(*rest[:_COUNT]), rest[_COUNT:]
     with torch._C._AutoDispatchBelowAutograd():
+        check_targets(target, numbers.ignore_index, numbers.classes, numbers.team)
         rows = _Rows(input, linear_weight, target, linear_bias, weight, weight_sum, numbers, need_predictions)
         wanted = Wanted(numbers.label_smoothing > 0, need_entropy, need_predictions)
         dtype, forms_gradients = forward_gradient_dtype(input.dtype), any(numbers.needs)
@@ -239,7 +241,8 @@ def _forward(
         del make_logits, begun
         if not every:
             joined = torch.cat(columns, 1) if columns else _no_columns(rows, target, wanted)
-            every.append(exchange(joined, target.size(1), wanted, numbers.team))
+            gathered = numbers.team.gather(joined)
+            every.append(combined(gathered, rows.target, numbers.ignore_index, wanted, numbers.team))
         return *_results(rows, every, need_entropy), *rows.finished(gradients, dtype, factor)
 
 
@@ -257,7 +260,7 @@ def _end(
     """Of a chunk: its logits' gradient, and what that adds to the others."""
     part, logits, gathered = begun
     numbers, of = rows.numbers, rows.target[part]
-    whole, own = combined(gathered(), of.size(1), wanted, numbers.team)
+    whole, own = combined(gathered(), of, numbers.ignore_index, wanted, numbers.team)
     if logits is not None and gradients is not None:
         upstream = rows.upstream(part, given, whole, of)
         to_gradient_(rows.call, logits, of, numbers.ignore_index, rows.slice, upstream, whole, own)

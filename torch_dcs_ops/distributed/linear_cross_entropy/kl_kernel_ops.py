@@ -25,6 +25,7 @@ from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks
 from .kl_rows import add_mixture_sums_, divergences, known_of, slice_columns
+from .targets import check_targets
 
 
 class Numbers(NamedTuple):
@@ -113,6 +114,8 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
 
 def _run(call: _Call) -> tuple[Tensor, ...]:
     needs, team, direction = of_heads(call.numbers.needs), call.numbers.team, call.options.direction
+    if call.target is not None and call.statistics is None:
+        check_targets((call.target != call.options.ignore_index).long(), -1, 2, team)
     chunks = _Chunks(call, needs)
     student, chosen = chunks.heads[0], chunks.heads[0].chosen
     total = student.input.size(0)

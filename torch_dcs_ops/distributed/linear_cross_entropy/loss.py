@@ -55,7 +55,7 @@ def vocab_parallel_linear_cross_entropy(
         input: (..., D), the same on all ranks; with sequence_parallel every rank's own rows, as many on all ranks.
         linear_weight: (V_r, D), this rank's classes, any number of them, 0 too; together, in the order of the ranks,
             they are all V.
-        target: class indices of all V, int64 (...), as input is shared out: else the same on all ranks, unchecked.
+        target: class indices of all V, int64 (...), as input is shared out: else the same on all ranks.
         group: a torch.distributed.ProcessGroup.
         first_class, classes: the number of this rank's first class, and V. None: the ranks ask each other in every
             call, which waits for the device; under torch.compile they must be given.

@@ -32,6 +32,7 @@ from ... import _registry
 from ...ops.linear_cross_entropy.ids import IGNORED, Call, columns_of, statistics, sums_of_equal_ids, values_at
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks
+from .targets import assert_one_owner
 
 _ELSEWHERE = torch.inf  # in the place of a log-probability that another rank has
 
@@ -83,13 +84,10 @@ class Own(NamedTuple):
     entropy: Tensor
 
 
-def exchange(columns: Tensor, ids: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
-    """The whole softmax's from every rank's columns (of `columns_of_slice`), by one all-gather."""
-    return combined(ranks.gather(columns), ids, wanted, ranks)
-
-
-def combined(every: Tensor, ids: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
-    """`exchange` of what has been gathered: (ranks, columns, rows), so that a column of all rows lies together."""
+def combined(every: Tensor, target: Tensor, ignore_index: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
+    """The whole softmax's, for target (n, K), from every rank's columns (of `columns_of_slice`), (ranks, columns, n)."""
+    ids = target.size(1)
+    assert_one_owner(every[:, 1 : 1 + ids], _ELSEWHERE, target, ignore_index)
     lse_of, places = every[:, 0], iter(range(1, every.size(1)))
     top, holder = lse_of.max(0, keepdim=True)
     others = (lse_of - top).exp().scatter(0, holder, 0).sum(0)
