@@ -85,7 +85,7 @@ class Own(NamedTuple):
 
 
 def combined(every: Tensor, target: Tensor, ignore_index: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
-    """The whole softmax's, for target (n, K), from every rank's columns (of `columns_of_slice`), (ranks, columns, n)."""
+    """The whole softmax's, for target (n, K), from every rank's columns (ranks, columns, n) of `columns_of_slice`."""
     ids = target.size(1)
     assert_one_owner(every[:, 1 : 1 + ids], _ELSEWHERE, target, ignore_index)
     lse_of, places = every[:, 0], iter(range(1, every.size(1)))

@@ -43,7 +43,7 @@ def _refuse(every: list[list[int]], ignore_index: int, classes: int) -> None:
 
 
 def assert_one_owner(log_probs: Tensor, elsewhere: float, target: Tensor, ignore_index: int) -> None:
-    """On CUDA: that each target (n, K) is one rank's, an ignored one nobody's; log_probs (ranks, K, n) of every rank."""
+    """On CUDA: that each target (n, K) is one rank's, an ignored one nobody's; log_probs is (ranks, K, n)."""
     if log_probs.device.type == "cuda":
         owners = (log_probs != elsewhere).sum(0)
         torch._assert_async((owners.t() == (target != ignore_index)).all())
