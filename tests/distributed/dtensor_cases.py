@@ -64,9 +64,10 @@ def compare(
             got = torch.autograd.grad(of_shards, [s for s, w in zip(shards, wants, strict=True) if w])
             pairs += list(zip(got, wanted, strict=True))
         for f, e in pairs:
-            whole = f.full_tensor()
+            # Under LocalTensorMode: the same on all ranks.
+            whole, e = (t.reconcile() if hasattr(t, "reconcile") else t for t in (f.full_tensor().detach(), e.detach()))
             assert whole.shape == e.shape, (name, whole.shape, e.shape)
-            worst = max([worst, *(whole - e).detach().abs().flatten().tolist()])
+            worst = max([worst, *(whole - e).abs().flatten().tolist()])
     return "" if worst < 1e-12 else f"{name} {layouts} {compiler}: {worst}"
 
 

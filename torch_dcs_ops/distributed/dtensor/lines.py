@@ -31,8 +31,9 @@ def _without(layout: Placements, dim: int) -> Placements:
     return tuple(p if sharded_dim(p) not in (None, dim) else Replicate() for p in layout)
 
 
-def _moved(layout: Placements, shape: tuple[int, ...], ndim: int, dim: int) -> Placements:
-    """Of an operand that broadcasts against input, or with fewer dimensions against input without `dim`."""
+def _moved(layout: Placements, shape: tuple[int, ...], of: tuple[int, ...], dim: int) -> Placements:
+    """Of an operand that broadcasts against the shape `of`, or with fewer dimensions against that without `dim`."""
+    ndim = len(of)
     found = []
     for placement in layout:
         position = -1
@@ -42,7 +43,8 @@ def _moved(layout: Placements, shape: tuple[int, ...], ndim: int, dim: int) -> P
                 position = -1
             elif len(shape) < ndim:
                 position -= (placement.dim > dim) + (ndim - 1 - len(shape))
-        is_there = 0 <= position < len(shape) and shape[position] != 1
+        # One entry beside several broadcasts, and is not cut; beside one it is: most ranks have none of either.
+        is_there = position >= 0 and shape[position] == of[placement.dim]
         found.append(Shard(position) if is_there else Replicate())
     return tuple(found)
 
@@ -58,7 +60,8 @@ def _shards(
     layout = tuple(next((p for p in axis if isinstance(p, Shard)), axis[0]) for axis in zip(*whole, strict=True))
     if time is not None:
         layout = (*layout[:time], Shard(dim), *layout[time + 1 :])
-    shards = {of: local(name, of, t, mesh, _moved(layout, tuple(t.shape), ndim, dim)) for of, t in tensors.items()}
+    shape = tuple(lead.shape)
+    shards = {of: local(name, of, t, mesh, _moved(layout, tuple(t.shape), shape, dim)) for of, t in tensors.items()}
     return layout, shards
 
 
@@ -86,7 +89,7 @@ def scans(name: str, op: Any, bound: dict[str, Any]) -> Any:
     elif gamma is not None and gamma.dim() == 0:
         of_gamma = spread(grad_gamma, mesh, summed(layout), ())
     else:
-        moved = list(_moved(layout, rows, ndim, dim))
+        moved = list(_moved(layout, rows, shape, dim))
         if time is not None:
             moved[time] = Partial()
         of_gamma = spread(grad_gamma, mesh, tuple(moved), rows)
@@ -136,7 +139,7 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
     before, _ = layout.fold(reverse).carried(ends, torch.ones_like(ends), marks, start.expand(last.shape[1:]))
     grad_input, grad_gamma = _registry.scan_gradients(
         with_carry(parts, adjoint, carry), output, gamma, value, dim + 1, reverse,
-        before[ranks.rank].contiguous(), reset,
+        before.select(0, ranks.rank).contiguous(), reset,
     )  # fmt: skip
     return grad_input.squeeze(0), grad_gamma if grad_gamma.dim() == 0 else grad_gamma.squeeze(0)
 

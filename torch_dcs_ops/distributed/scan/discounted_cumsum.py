@@ -205,7 +205,7 @@ def _folded(
     cuts = None if reset is None else every[2]
     fold = call.layout.fold(call.reverse)
     into, behind = fold.carried(every[0], every[1], cuts, first.expand(products.shape[1:]))
-    return into[call.layout.ranks.rank], behind
+    return into.select(0, call.layout.ranks.rank), behind
 
 
 def with_carry(x: Tensor, call: ScanPieces, carry: Tensor) -> Tensor:
