@@ -118,12 +118,9 @@ def test_masked_slices(two: Team) -> None:
             check(two, [case])
 
 
-def test_compiled(two: Team) -> None:
-    check(two, [{"sizes": [4, 7], "bias": True, "options": {"direction": "jsd"}, "compiler": "aot_eager"}])
-
-
 @pytest.mark.slow
-def test_compiled_by_inductor(two: Team) -> None:
+def test_compiled(two: Team) -> None:
+    """By Inductor, in full graphs."""
     cases: list[Case] = [
         {"sizes": [4, 7], "bias": True, "options": {"direction": "jsd"}},
         {"sizes": [4, 7], "options": {"reduction": "none"}, "sequence_parallel": True, "lead": (8,)},

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("ranks", "seeds"),
     [
-        (4, range(24)),
+        (4, range(12)),
         *(
             pytest.param(ranks, range(first, first + 625), marks=pytest.mark.slow)
             for ranks in (2, 3, 4, 6)

@@ -1,4 +1,4 @@
-"""Losses as people train: context parallelism."""
+"""Losses as people train: context parallelism, and a vocabulary-parallel head that is compiled."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ def test_context_parallel_batches(two: Team) -> None:
             torch.testing.assert_close(gradient, wanted, rtol=1e-13, atol=1e-13)
             assert torch.equal(again, expected)
             assert "shift must be 0 inside context_parallel" in said[1], said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain_target", [False, True])
+def test_the_backend_fuses_a_vocabulary_parallel_head(two: Team, plain_target: bool) -> None:
+    """What loss_parallel takes as logits of Shard(-1) is one op on the head's weight of Shard(0)."""
+    from distributed import training_cases
+
+    for found, expected, said in two.run(training_cases.of_compiled_logits, plain_target):
+        assert any("fused 1 linear + cross_entropy" in line for line in said), said
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
 def test_wrong_labels() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.distributed import context_parallel_targets
@@ -40,3 +44,44 @@ def of_context_parallel(shift: int) -> tuple[Tensor, Tensor, Tensor, Tensor, tup
     again = linear_cross_entropy(hidden, head, labels, shift=shift)
     assert isinstance(again, Tensor)
     return both[0], both[1], expected.detach(), wanted, said, again.detach()
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 1031, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
+
+
+def of_compiled_logits(plain_target: bool) -> tuple[list[Tensor], list[Tensor], list[str]]:
+    """A ColwiseParallel head and F.cross_entropy, as loss_parallel has them, compiled; beside one process; the log."""
+    torch.compiler.reset()
+    model, mesh = _Model().double(), mesh_of(dist.get_world_size())
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():  # the same on all ranks
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    x = torch.randn(4096, 8, dtype=torch.float64, generator=generator)
+    target = torch.randint(1031, (4096,), generator=generator)
+    target[:50] = -100
+    loss = F.cross_entropy(model(x), target)
+    expected = [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+    given = target if plain_target else distribute_tensor(target, mesh, [Replicate()])
+    said: list[str] = []
+    log, handler = logging.getLogger("torch_dcs_ops.compile"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with loss_parallel(), torch.compiler.config.patch(force_disable_caches=True):
+            compiled = torch.compile(lambda x, y: F.cross_entropy(model(x), y), backend="dcs", fullgraph=True)
+            found = compiled(x, given)
+            found.backward()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    every = [found.detach(), *(parameter.grad for parameter in model.parameters())]
+    return [t.full_tensor() if isinstance(t, DTensor) else t for t in every], expected, said

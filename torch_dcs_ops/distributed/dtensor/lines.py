@@ -36,15 +36,15 @@ def _moved(layout: Placements, shape: tuple[int, ...], of: tuple[int, ...], dim:
     ndim = len(of)
     found = []
     for placement in layout:
-        position = -1
+        position, cut = -1, 0
         if isinstance(placement, Shard):
-            position = placement.dim
+            position = cut = placement.dim
             if len(shape) < ndim and position == dim:
                 position = -1
             elif len(shape) < ndim:
-                position -= (placement.dim > dim) + (ndim - 1 - len(shape))
+                position -= (cut > dim) + (ndim - 1 - len(shape))
         # One entry beside several broadcasts, and is not cut; beside one it is: most ranks have none of either.
-        is_there = position >= 0 and shape[position] == of[placement.dim]
+        is_there = position >= 0 and shape[position] == of[cut]
         found.append(Shard(position) if is_there else Replicate())
     return tuple(found)
 
