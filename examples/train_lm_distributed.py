@@ -197,7 +197,7 @@ def main() -> None:
     options = Options(steps=given.steps, tensor_parallel=given.tensor_parallel, compile=given.compile)
     with tempfile.TemporaryDirectory() as temporary:
         folders = [given.checkpoint or temporary]
-        dist.broadcast_object_list(folders)
+        dist.broadcast_object_list(folders, src=0)
         expected, found = run(options, device, folders[0])
         dist.barrier()
     error = max(abs(a - b) for a, b in zip(expected, found, strict=True))
