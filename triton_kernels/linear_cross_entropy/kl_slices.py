@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import float_bits, on_device
-from .kl_div import DIRECTIONS, LARGEST_BLOCK, THREADS, compare, head_bits, normalizers
+from .kl_div import DIRECTIONS, LARGEST_BLOCK, LN_2, LOG2_E, THREADS, compare, head_bits, normalizers
 from .rows import from_bits
 
 if TYPE_CHECKING:
@@ -48,41 +48,53 @@ def kl_slices(
     valid = index_of_row >= 0
     if MASKED:
         valid = tl.load(valid_ptr + index_of_row * valid_stride) != 0
-    grad = tl.load(grad_ptr + index_of_row * grad_stride)
     known = known_ptr + index_of_row
     found = found_ptr + index_of_row
     columns = tl.where(valid, V, 0)
-    mean = tl.full((), 0.0, ACC)
-    teacher_mean = mean
+    grad = tl.full((), 0.0, ACC)
+    teacher_grad = grad
+    mean = grad
+    teacher_mean = grad
+    # What is told of rows are natural logarithms; the passes have those of base 2.
     if KNOWN:
         largest = tl.load(known)
-        log_total = tl.load(known + known_stride)
+        log_total = tl.load(known + known_stride) * LOG2_E
         teacher_largest = tl.load(known + 2 * known_stride)
-        teacher_log_total = tl.load(known + 3 * known_stride)
+        teacher_log_total = tl.load(known + 3 * known_stride) * LOG2_E
         if STUDENT or TEACHER:
-            mean = tl.load(known + 4 * known_stride)
-            teacher_mean = tl.load(known + 5 * known_stride)
+            mean = tl.load(known + 4 * known_stride) * LOG2_E
+            teacher_mean = tl.load(known + 5 * known_stride) * LOG2_E
     else:
         largest, log_total, teacher_largest, teacher_log_total = normalizers(
             row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, V, scale, softcap, teacher_scale,
             teacher_softcap, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED,
         )  # fmt: skip
         tl.store(found, largest)
-        tl.store(found + found_stride, log_total)
+        tl.store(found + found_stride, log_total * LN_2)
         tl.store(found + 2 * found_stride, teacher_largest)
-        tl.store(found + 3 * found_stride, teacher_log_total)
+        tl.store(found + 3 * found_stride, teacher_log_total * LN_2)
     if SUM or STUDENT or TEACHER:
         if STUDENT or TEACHER:
             columns = tl.zeros_like(columns) + V
+            # As in kl_rows: a gradient is a weight times a difference of logarithms, or a difference of weights.
+            grad = tl.load(grad_ptr + index_of_row * grad_stride)
+            teacher_grad = grad
+            if DIRECTION == 2:
+                grad *= 1 - beta
+                teacher_grad *= beta
+            if DIRECTION != 0:
+                grad *= LN_2
+            if DIRECTION != 1:
+                teacher_grad *= LN_2
         sums, teacher_sums = compare(
-            row, teacher_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
+            row, teacher_row, row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
             teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
-            index_of_row, row, row, 0, 1, 0, 0, 0, 0, 0, 0, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED,
-            DIRECTION, SUM, STUDENT, TEACHER, False, 1,
+            teacher_grad, index_of_row, row, row, 0, 1, 0, 0, 0, 0, 0, 0, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS,
+            TEACHER_CAPPED, DIRECTION, SUM, False, STUDENT, TEACHER, False, 1,
         )  # fmt: skip
         if SUM:
-            tl.store(found + 4 * found_stride, sums)
-            tl.store(found + 5 * found_stride, teacher_sums)
+            tl.store(found + 4 * found_stride, sums * LN_2)
+            tl.store(found + 5 * found_stride, teacher_sums * LN_2)
 
 
 def statistics(call: KlRows) -> Tensor:
