@@ -159,6 +159,15 @@ _SCHEMAS = (
     "_vocab_parallel_backward(Tensor? grad_loss, Tensor? grad_log_probs, Tensor? grad_lse, Tensor? grad_entropy, "
     "Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? weight_sum, "
     f"Tensor statistics, {_VOCAB_PARALLEL}) -> (Tensor, Tensor, Tensor)",
+    # Of two linear heads whose classes are shared out: (rows (N,), statistics (6, N), and the gradients of the operands
+    # but target), with `grad` (N,) or (1,) those of the rows. With `statistics` the ranks exchange nothing.
+    "_vocab_parallel_kl_div(Tensor? grad, Tensor input, Tensor linear_weight, Tensor teacher_input, "
+    "Tensor teacher_weight, Tensor? linear_bias, Tensor? teacher_bias, Tensor? target, Tensor? statistics, "
+    "str direction, float beta, float temperature, float? softcap, float logit_scale, float? teacher_softcap, "
+    "float teacher_logit_scale, int ignore_index, int? memory_budget, ScalarType grad_input_dtype, "
+    "ScalarType grad_teacher_dtype, int classes, str group, int ranks, int rank, bool need_input_grad, "
+    "bool need_weight_grad, bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, "
+    "bool need_teacher_bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
     "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
@@ -204,6 +213,7 @@ n_step_returns = torch.ops.dcs._n_step_returns.default
 returns_gradients = torch.ops.dcs._returns_gradients.default
 vocab_parallel_forward = torch.ops.dcs._vocab_parallel_forward.default
 vocab_parallel_backward = torch.ops.dcs._vocab_parallel_backward.default
+vocab_parallel_kl_div = torch.ops.dcs._vocab_parallel_kl_div.default
 tied = torch.ops.dcs._tied.default
 scale = torch.ops.dcs._scale.default
 softmax = torch.ops.dcs.softmax.default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.distributed import vocab_parallel_linear_cross_entropy, vocab_parallel_linear_log_probs
+from torch_dcs_ops.distributed.linear_cross_entropy import kernel_ops
 
 from distributed.team import sentence_of
 
@@ -119,6 +121,23 @@ def many(cases: list[Case]) -> list[tuple[list[Tensor], list[Tensor]]]:
     return [on_a_rank(case) for case in cases]
 
 
+def chunk_by_chunk(case: Case) -> tuple[bool, list[str]]:
+    """Whether the bits are those of one chunk after the other; and in which order chunks are made and ended."""
+    found = on_a_rank(case)
+    seen: list[str] = []
+    end, columns = kernel_ops._end, kernel_ops.columns_of_slice
+    budget = dict(case["options"], memory_budget=case["options"]["memory_budget"] // 2)
+    with (
+        mock.patch.object(kernel_ops, "_end", lambda *args: (seen.append("end"), end(*args))[1]),
+        mock.patch.object(kernel_ops, "columns_of_slice", lambda *args: (seen.append("make"), columns(*args))[1]),
+    ):
+        on_a_rank(case)
+    with mock.patch.object(kernel_ops, "_BUFFERS", 1):
+        expected = on_a_rank({**case, "options": budget})
+    pairs = zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True)
+    return all(torch.equal(a, b) for a, b in pairs), seen
+
+
 def under_autocast() -> tuple[Tensor, ...]:
     """(loss, dX) under autocast, and those of the same call with bfloat16 operands; and of all of input's gradients."""
     data, rank = operands({"sizes": [4, 4], "dtype": torch.float32}), dist.get_rank()
@@ -184,6 +203,12 @@ def differs(difference: str) -> None:
     options: dict[str, Any] = {}
     if difference == "range":
         target = target + 6
+    elif second and difference == "values":
+        target[1] = 4
+    elif second and difference == "range of one":
+        target[2] = 7
+    elif second and difference == "ignored":
+        target[3] = -100
     elif difference == "softcap" and second:
         options["softcap"] = 2.0
     elif difference == "gradients":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import discounted_cumsum, returns
 from torch_dcs_ops.distributed import sequence_parallel_discounted_cumsum, sequence_parallel_gae
+from torch_dcs_ops.distributed.scan import head
 
 from distributed.loss_cases import Case, bounds
 
@@ -39,6 +41,7 @@ def operands(case: Case) -> dict[str, Any]:
         "number": lambda: case.get("value", 0.9),
         "0-D": lambda: torch.tensor(0.8, dtype=torch.float64),
         "row": lambda: torch.rand(ROWS, generator=generator, dtype=torch.float64) - 0.3,
+        "even": lambda: torch.ones(shape, dtype=dtype),  # gates that do not decay
         "step": lambda: normal(*shape, dtype=torch.promote_types(torch.float64, dtype)).abs().to(dtype).clamp(max=1),
         "complex": lambda: normal(*shape, dtype=torch.complex128) / 2,
     }
@@ -84,6 +87,8 @@ def on_a_rank(case: Case) -> list[Tensor]:
         torch.compiler.reset()
         call = torch.compile(call, backend=case["compiler"], fullgraph=True)
     y = call(**{**data, **leaves})
+    if not leaves:
+        return [y]
     return [y.detach(), *torch.autograd.grad(y, list(leaves.values()), upstream)]
 
 
@@ -106,6 +111,19 @@ def special(case: Case) -> Tensor:
     return sequence_parallel_discounted_cumsum(
         **data, group=dist.group.WORLD, dim=0, direction=case.get("direction", "right")
     )
+
+
+def mended_steps(case: Case) -> int:
+    """How many steps a rank mends of its slice, in a forward."""
+    counted, part = [0], head._part_of_carry
+
+    def counting(y: Tensor, *args: Any) -> Any:
+        counted[0] += args[-1].stop - args[-1].start
+        return part(y, *args)
+
+    with mock.patch.object(head, "_part_of_carry", counting):
+        on_a_rank(case)
+    return counted[0]
 
 
 def gae_operands(case: Case) -> dict[str, Any]:

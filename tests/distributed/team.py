@@ -6,6 +6,7 @@ answer in time is ended, and its test fails.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import tempfile
@@ -24,14 +25,14 @@ ANSWERS_IN = 120.0
 COLLECTIVES_IN = 60.0
 
 
-def _serve(rank: int, ranks: int, file: str, commands: Connection) -> None:
+def _serve(rank: int, ranks: int, file: str, commands: Connection, collectives_in: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{file}",
         rank=rank,
         world_size=ranks,
-        timeout=datetime.timedelta(seconds=COLLECTIVES_IN),
+        timeout=datetime.timedelta(seconds=collectives_in),
     )
     commands.send((True, None))
     while (command := commands.recv()) is not None:
@@ -54,14 +55,14 @@ def sentence_of(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 class Team:
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, collectives_in: float = COLLECTIVES_IN) -> None:
         context = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         file = str(Path(self.folder.name) / "rendezvous")
         self.pipes, self.processes = [], []
         for rank in range(ranks):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, ranks, file, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, ranks, file, theirs, collectives_in), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -73,6 +74,14 @@ class Team:
         for pipe in self.pipes:
             pipe.send((case, args))
         return self._answers(ANSWERS_IN)
+
+    def answer_of_the_others(self, lost: int, seconds: float, case: Callable[..., Any], *args: Any) -> list[Any]:
+        """Of the ranks but one, which the case ends, within so many seconds."""
+        for pipe in self.pipes:
+            pipe.send((case, args))
+        others = [pipe for rank, pipe in enumerate(self.pipes) if rank != lost]
+        assert all(pipe.poll(seconds) for pipe in others), f"no answer within {seconds} s"
+        return [pipe.recv() for pipe in others]
 
     def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
         """What the ranks return; `case` is a function of a module, and its tensors are plain."""
@@ -109,6 +118,6 @@ class Team:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         for pipe in self.pipes:
-            if not pipe.closed:
+            with contextlib.suppress(OSError):  # of a process that has ended
                 pipe.send(None)
         self.stop()

@@ -97,6 +97,14 @@ def test_losses_are_those_of_one_process(two: Team) -> None:
     check(two, CASES)
 
 
+def test_statistics_are_on_their_way_while_the_next_logits_are_made(two: Team) -> None:
+    case: Case = {"sizes": [5, 3], "lead": (40,), "ignores": False, "bias": True, "options": {"memory_budget": 512}}
+    for same_bits, order in two.run(loss_cases.chunk_by_chunk, case):
+        assert same_bits
+        assert len(order) > 6
+        assert order == ["make"] + ["make", "end"] * (len(order) // 2 - 1) + ["end"]
+
+
 def test_a_slice_may_change_alone(two: Team) -> None:
     check(two, [{"sizes": sizes, "lead": (6,)} for sizes in ([3, 9], [3, 8], [2, 8])])
     check(two, [{"sizes": sizes, "lead": (6,), "placed": True} for sizes in ([3, 9], [3, 9], [4, 8])])
@@ -202,6 +210,9 @@ DIFFERENCES = {
     "first_class": "first_class must follow the classes of the ranks before, 3 on rank 1, got 4",
     "classes": "classes must be the same on all ranks, got 6 on rank 0 and 7 on rank 1",
     "range": "target must be in [0, 5] or ignore_index (-100), got 6",
+    "values": "target must be the same on all ranks, got other values on rank 1",
+    "ignored": "target must be the same on all ranks, got other values on rank 1",
+    "range of one": "target must be in [0, 5] or ignore_index (-100), got 7 (on rank 1)",
     "none": "linear_weight must have one class at least on some rank, got none",
 }  # fmt: skip
 

@@ -74,12 +74,64 @@ SPECIAL: list[Case] = [
 ]
 
 
-def test_what_is_no_number_is_carried_across_ranks(two: Team) -> None:
-    for case in SPECIAL:
+def check_special(two: Team, cases: list[Case]) -> None:
+    for case in cases:
         expected = scan_cases.special({**case, "whole": True})
         for rank, found in enumerate(two.run(scan_cases.special, case)):
             wanted = expected[scan_cases.steps_of(case, rank)]
             torch.testing.assert_close(found, wanted, rtol=BUDGET, atol=BUDGET, equal_nan=True)
+
+
+def test_what_is_no_number_is_carried_across_ranks(two: Team) -> None:
+    check_special(two, SPECIAL)
+
+
+LONG: list[Case] = [
+    {"sizes": [9000, 9000], "gamma": gamma, "direction": direction, "dim": dim, "initial": True, **more}
+    for (gamma, more), (direction, dim) in itertools.product(
+        (
+            ("number", {"reset": True, "grads": ("input", "initial")}),
+            ("number", {"value": -0.5}),
+            ("number", {"value": 1, "grads": ("input", "initial")}),
+            ("0-D", {"grads": ("input",)}),
+            ("row", {}),
+            ("step", {"reset": True, "grads": ("input",)}),
+            ("even", {"grads": ("input",)}),
+        ),
+        (("left", 0), ("right", 1)),
+    )
+]
+
+
+def test_heads_of_long_slices_are_mended(two: Team) -> None:
+    """Decaying, with resets, and where they do not decay: sums of 18000 terms, of about the root of that in size."""
+    check(two, [case for case in LONG if case["gamma"] != "even" and case.get("value") != 1])
+    check(two, [case for case in LONG if case["gamma"] == "even" or case.get("value") == 1], 18000**1.5 * 2.0**-52)
+    check(two, [{"sizes": [18000, 18000], "zigzag": True, "gamma": "number", "value": 0.5}])
+
+
+def test_what_is_mended_ends_where_the_discount_has_decayed(two: Team) -> None:
+    case: Case = {"sizes": [40000, 40000], "direction": "left", "grads": ()}
+    steps = [two.run(scan_cases.mended_steps, {**case, **of}) for of in ({"value": 0.9}, {"gamma": "step"})]
+    # 0.9**n leaves float64 after some 7000 steps; nothing is carried into rank 0, and a block of 1024 shows it.
+    assert steps[0][0] == 1024
+    assert 7000 < steps[0][1] < 14000
+    assert steps[1][1] < 8192
+
+
+LONG_SPECIAL: list[Case] = [
+    {"sizes": [9000, 4], "put": [(9001, value)], "value": gamma}
+    for value in (torch.nan, torch.inf)
+    for gamma in (0.5, -0.5, 0.0)
+] + [
+    {"sizes": [9000, 4], "put": [(9001, torch.inf)], "gamma": "step"},
+    {"sizes": [9000, 4], "put": [(9001, torch.nan)], "gamma": "number", "cut": 3},
+    {"sizes": [4, 9000], "put": [(1, -torch.inf)], "direction": "left", "value": 0.5},
+]
+
+
+def test_what_is_no_number_is_carried_behind_the_head(two: Team) -> None:
+    check_special(two, LONG_SPECIAL)
 
 
 GAE: list[Case] = [

@@ -30,6 +30,7 @@ SIGNATURES = {
     "torch_dcs_ops/ops/linear_cross_entropy/policy_loss.py:linear_policy_loss": "public",
     "torch_dcs_ops/returns.py:vtrace": "public",
     "torch_dcs_ops/distributed/linear_cross_entropy/loss.py:vocab_parallel_linear_cross_entropy": "public",
+    "torch_dcs_ops/distributed/linear_cross_entropy/kl_div.py:vocab_parallel_linear_kl_div": "public",
     "torch_dcs_ops/distributed/linear_cross_entropy/log_probs.py:vocab_parallel_linear_log_probs": "public",
     "tests/linear_cross_entropy/oracle.py:oracle": "stands for linear_cross_entropy",
     "tests/linear_cross_entropy/filter/oracle.py:dense": "stands for linear_cross_entropy",

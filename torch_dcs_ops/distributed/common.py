@@ -31,14 +31,22 @@ class Ranks(NamedTuple):
 
     def gather(self, values: Tensor) -> Tensor:
         """(size, *shape), in the order of the ranks."""
+        return self.gathering(values)()
+
+    def gathering(self, values: Tensor) -> Callable[[], Tensor]:
+        """`gather`, begun: its result, when it is called. Until then the device goes on with what it is given."""
         values = values.contiguous()
         if self.size == 1:
-            return values.unsqueeze(0).clone()
-        found: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
+            return lambda: values.unsqueeze(0).clone()
+        begun: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
             values.view(torch.uint8) if values.dtype == torch.bool else values, self.size, self.group
         )
-        found = torch.ops._c10d_functional.wait_tensor(found).view(values.dtype)
-        return found.view(self.size, *values.shape)
+
+        def result() -> Tensor:
+            found = torch.ops._c10d_functional.wait_tensor(begun).view(values.dtype)
+            return found.view(self.size, *values.shape)  # type: ignore[no-any-return]
+
+        return result
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on all of them."""

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation where time is shared out among ranks: distributed/scan.py around the next values."""
+"""Generalized advantage estimation where time is shared out among ranks: distributed/scan around the next values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ops.returns.formulas import discounts_of, one_step_errors
 from ..ops.returns.validate import check_one_bootstrap, check_return_types, check_returns
 from ..reference.returns import TemporalDifferenceCall
 from .common import check_not_differentiated_again
-from .scan import Layout, check_pieces, check_same, layout_of, scanned
+from .scan.discounted_cumsum import Layout, check_pieces, check_same, layout_of, scanned
 
 _OP = "sequence_parallel_gae"
 

@@ -325,7 +325,7 @@ def kl_rows_(call: KlRows) -> Tensor:
             *(grad if head.linear_bias is None else head.linear_bias for head in (student, teacher)),
             grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),
             grad, 0 if grad.numel() == 1 else grad.stride(0), rows, classes,
-            *_bits(student, call.temperature), *_bits(teacher, call.temperature), float_bits(call.beta),
+            *head_bits(student, call.temperature), *head_bits(teacher, call.temperature), float_bits(call.beta),
             *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 9)),
             BLOCK=block, ACC=tl.float64 if is_double else tl.float32,
             BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
@@ -337,7 +337,7 @@ def kl_rows_(call: KlRows) -> Tensor:
     return rows
 
 
-def _bits(head: HeadRows, temperature: float) -> tuple[int, int]:
+def head_bits(head: HeadRows, temperature: float) -> tuple[int, int]:
     """Scale and softcap of z / temperature, which has the form of z."""
     return float_bits(head.logit_scale / temperature), float_bits((head.softcap or 1.0) / temperature)
 

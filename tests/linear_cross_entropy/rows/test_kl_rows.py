@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_dcs_ops.distributed.linear_cross_entropy import kl_rows
 from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import make_accumulator
 from torch_dcs_ops.reference.linear_cross_entropy import kl_rows as reference
+from torch_dcs_ops.reference.linear_cross_entropy import kl_slices as reference_of_slices
 from torch_dcs_ops.reference.linear_cross_entropy.kl_div import divergence
 from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
 
@@ -42,15 +44,57 @@ def test_in_the_interpreter() -> None:
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[KlRows], Tensor]]:
     name, _, device = str(request.param).rpartition("-")
-    if name == "plain":
-        return device, reference.kl_rows_
+    return device, reference.kl_rows_ if name == "plain" else triton_module("kl_div", monkeypatch).kl_rows_
+
+
+@pytest.fixture(params=KERNELS)
+def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[KlRows], Tensor]]:
+    """The kernels for some of the classes, of three ranks one after the other; the last has none."""
+    name, _, device = str(request.param).rpartition("-")
+    module: Any = reference_of_slices if name == "plain" else triton_module("kl_slices", monkeypatch)
+
+    def run(call: KlRows) -> Tensor:
+        (rows, classes), beta = call.student.logits.shape, call.beta
+        cut = classes // 3
+        calls = [of_classes(call, part) for part in (slice(0, cut), slice(cut, classes))]
+        columns = [kl_rows.slice_columns(of, rows, call.grad, call.direction, module) for of in (*calls, None)]
+        known: Tensor = kl_rows.known_of(columns[0], call.direction, Together(columns))
+        if call.direction == "jsd":
+            sums = [module.mixture_sums(of, known) for of in calls]
+            kl_rows.add_mixture_sums_(known, calls[0], Together(sums), module)
+        for of in calls:
+            module.gradients_(of, known)
+        found = kl_rows.divergences(known, call.direction, beta)
+        return found if call.valid is None else torch.where(call.valid, found, 0)
+
+    return device, run
+
+
+class Together:
+    """The ranks of a process that has what all of them tell."""
+
+    def __init__(self, every: list[Tensor]) -> None:
+        self.every = every
+
+    def gather(self, _: Tensor) -> Tensor:
+        return torch.stack(self.every)
+
+
+def of_classes(call: KlRows, part: slice) -> KlRows:
+    def of(head: HeadRows) -> HeadRows:
+        bias = None if head.linear_bias is None else head.linear_bias[part].contiguous()
+        return head._replace(logits=head.logits[:, part], linear_bias=bias)
+
+    return call._replace(student=of(call.student), teacher=of(call.teacher))
+
+
+def triton_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("triton")
     try:
-        module = importlib.import_module("torch_dcs_ops.triton_kernels.linear_cross_entropy.kl_div")
+        return importlib.import_module(f"torch_dcs_ops.triton_kernels.linear_cross_entropy.{name}")
     except ImportError:
         monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-        module = importlib.import_module("triton_kernels.linear_cross_entropy.kl_div")
-    return device, module.kl_rows_
+        return importlib.import_module(f"triton_kernels.linear_cross_entropy.{name}")
 
 
 def make_call(
@@ -147,6 +191,15 @@ def test_options(kernel: Any, options: dict[str, Any], direction: str) -> None:
         check(run, make_call(130, direction, (True, True), (own, other), device, **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": True, "softcap": 3.0, "temperature": 0.7, "masked": True}], ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_slices_make_the_whole(slices: Any, direction: str, options: dict[str, Any]) -> None:
+    device, run = slices
+    for dtype, columns in zip((torch.float32, torch.bfloat16, torch.float64), (130, 33, 7000), strict=True):
+        if not (INTERPRETED and columns > 1000):
+            check(run, make_call(columns, direction, (True, True), (dtype, dtype), device, **options))
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_equal_and_distant_heads(kernel: Any, direction: str) -> None:
     """0 exactly where the heads agree, whatever is common to all logits; -inf logits of both count nothing."""
@@ -223,7 +276,8 @@ def test_no_rows(kernel: Any) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_triton_kernel_compiles_for_sm_90(direction: str) -> None:
+@pytest.mark.parametrize("name", ["kl_rows", "kl_slices"])
+def test_triton_kernel_compiles_for_sm_90(name: str, direction: str) -> None:
     """With all options on and in float64, where no GPU is: the interpreter knows nothing of types that must agree."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
@@ -232,11 +286,14 @@ def test_triton_kernel_compiles_for_sm_90(direction: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[3]))
     try:
         module = importlib.import_module("triton_kernels.linear_cross_entropy.kl_div")
+        slices = importlib.import_module("triton_kernels.linear_cross_entropy.kl_slices")
     finally:
         sys.path.pop(0)
-    names: list[str] = module.kl_rows.arg_names
+    kernel = slices.kl_slices if name == "kl_slices" else module.kl_rows
+    names: list[str] = kernel.arg_names
     constants: dict[str, Any] = dict.fromkeys(names[names.index("ACC") + 1 :], True)
-    constants |= {"BLOCK": 512, "VECTOR": 8, "ACC": triton.language.float64, "DIRECTION": module.DIRECTIONS[direction]}
+    constants |= {"BLOCK": 512, "ACC": triton.language.float64, "DIRECTION": module.DIRECTIONS[direction]}
+    constants |= {"VECTOR": 8} if name == "kl_rows" else {"KNOWN": direction != "forward"}
     halves = ("logits_ptr", "teacher_ptr", "within_ptr", "beside_ptr")
     kinds = {"valid_ptr": "*u8"} | dict.fromkeys(halves, "*bf16")
 
@@ -247,7 +304,7 @@ def test_triton_kernel_compiles_for_sm_90(direction: str) -> None:
         return kinds.get(name) or next((kind for end, kind in ending.items() if name.endswith(end)), "i32")
 
     source = ASTSource(
-        fn=module.kl_rows,
+        fn=kernel,
         signature={name: kind(name) for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={},

@@ -23,8 +23,9 @@ def lacks_values(graph: fx.Graph) -> bool:
 
 
 def fake_mode_of(values: list[Any]) -> Any:
-    """The mode that made the fake tensors among some values."""
-    fakes = (value for value in values if isinstance(value, torch._subclasses.FakeTensor))
+    """The mode that made the fake tensors, or the shards of DTensors, among some values."""
+    shards = (getattr(value, "_local_tensor", value) for value in values)
+    fakes = (value for value in shards if isinstance(value, torch._subclasses.FakeTensor))
     return next((fake.fake_mode for fake in fakes), None)
 
 

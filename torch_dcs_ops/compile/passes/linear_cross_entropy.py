@@ -136,7 +136,8 @@ def _fused(match: Match, build: Builder, memory_budget: int | None = None) -> fx
         "memory_budget": memory_budget,
     }
     target = build.method("squeeze", match.target, -1) if match.is_gathered else match.target
-    operands = cast(rows), cast(weight), target
+    rows, weight = cast(rows), cast(weight)
+    operands = rows, weight, _like_the_others(build, target, value_of(rows))
     device = value_of(match.loss).device.type
     if match.dtype != torch.float64 and _autocast_is_near(match.loss, device):
         # The operands are in the dtype of the linear map, which autocast at the loss may not be set to.
@@ -152,6 +153,20 @@ def _fused(match: Match, build: Builder, memory_budget: int | None = None) -> fx
     if found.dim() != wanted.dim():
         raise Refusal(f"has the shape {tuple(wanted.shape)}, where linear_cross_entropy has {tuple(found.shape)}")
     return result if found.dtype == wanted.dtype else build.method("to", result, wanted.dtype)
+
+
+def _like_the_others(build: Builder, target: fx.Node, rows: Tensor) -> fx.Node:
+    """loss_parallel takes a plain target beside DTensors for one that is the same on all ranks; the op takes none."""
+    mesh = getattr(rows, "device_mesh", None)
+    if mesh is None or hasattr(value_of(target), "device_mesh"):
+        return target
+
+    def replicated(target: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        return DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+    return build.function(replicated, target)
 
 
 def _autocast_is_near(loss: fx.Node, device: str) -> bool:

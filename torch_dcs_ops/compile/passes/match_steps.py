@@ -94,6 +94,10 @@ class Steps:
     def copy(self, node: fx.Node) -> fx.Node:
         return copied(node)
 
+    def redistribute(self, node: fx.Node) -> fx.Node:
+        """A DTensor's: the same logits elsewhere, and the op takes its operands wherever they are."""
+        return source_of(node)
+
     def view(self, node: fx.Node) -> fx.Node:
         source = source_of(node)
         sizes = node.args[1:] or (node.kwargs.get("shape", node.kwargs.get("size")),)
@@ -225,6 +229,7 @@ ROW_STEPS: dict[str, Step] = {
     "squeeze": Steps.squeeze,
     "unsqueeze": Steps.unsqueeze,
     "getitem": Steps.getitem,
+    "redistribute": Steps.redistribute,
 }
 STEPS: dict[str, Step] = {**ROW_STEPS, "mul": Steps.mul, "div": Steps.div, "tanh": Steps.tanh, "add": Steps.add}
 LINEAR_MAPS = ("linear", "matmul", "addmm", "einsum")

@@ -24,7 +24,7 @@ _FUNCTIONS: dict[Any, str] = {
 }  # fmt: skip
 _METHODS = {name: name for name in ("view", "reshape", "flatten", "contiguous", "clone", "float", "to", "type", "tanh")}
 _METHODS |= {name: name for name in ("mul", "div", "add", "t", "transpose", "permute", "movedim", "matmul")}
-_METHODS |= {name: name for name in ("squeeze", "unsqueeze", "gather", "log_softmax")}
+_METHODS |= {name: name for name in ("squeeze", "unsqueeze", "gather", "log_softmax", "redistribute")}
 _METHODS |= {"multiply": "mul", "divide": "div", "true_divide": "div", "mm": "matmul", "swapaxes": "transpose",
              "swapdims": "transpose", "mul_": "mul", "div_": "div"}  # fmt: skip
 

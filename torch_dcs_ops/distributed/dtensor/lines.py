@@ -1,6 +1,6 @@
 """Scans, softmax and returns: lines along one dimension are independent, and any sharding of the others stays.
 
-Where the dimension of a scan itself is sharded, its time is shared out (distributed/scan.py); that of softmax and of
+Where the dimension of a scan itself is sharded, its time is shared out (distributed/scan); that of softmax and of
 returns is gathered.
 """
 
@@ -15,7 +15,15 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ... import _registry
 from ...ops.scan.validate import check_direction
 from ..common import Ranks
-from ..scan import Layout, ScanPieces, carried_in, carried_in_shifted, conjugate, with_carry
+from ..scan.discounted_cumsum import (
+    Layout,
+    ScanPieces,
+    carried_in_shifted,
+    conjugate,
+    scan_of_slices,
+    shifted_scan_of_slices,
+    with_carry,
+)  # fmt: skip
 from .rules import Placements, call, empty, lead_of, local, ranks_along, rule, sharded_dim, spread, summed
 
 
@@ -23,18 +31,20 @@ def _without(layout: Placements, dim: int) -> Placements:
     return tuple(p if sharded_dim(p) not in (None, dim) else Replicate() for p in layout)
 
 
-def _moved(layout: Placements, shape: tuple[int, ...], ndim: int, dim: int) -> Placements:
-    """Of an operand that broadcasts against input, or with fewer dimensions against input without `dim`."""
+def _moved(layout: Placements, shape: tuple[int, ...], of: tuple[int, ...], dim: int) -> Placements:
+    """Of an operand that broadcasts against the shape `of`, or with fewer dimensions against that without `dim`."""
+    ndim = len(of)
     found = []
     for placement in layout:
-        position = -1
+        position, cut = -1, 0
         if isinstance(placement, Shard):
-            position = placement.dim
+            position = cut = placement.dim
             if len(shape) < ndim and position == dim:
                 position = -1
             elif len(shape) < ndim:
-                position -= (placement.dim > dim) + (ndim - 1 - len(shape))
-        is_there = 0 <= position < len(shape) and shape[position] != 1
+                position -= (cut > dim) + (ndim - 1 - len(shape))
+        # One entry beside several broadcasts, and is not cut; beside one it is: most ranks have none of either.
+        is_there = position >= 0 and shape[position] == of[cut]
         found.append(Shard(position) if is_there else Replicate())
     return tuple(found)
 
@@ -50,7 +60,8 @@ def _shards(
     layout = tuple(next((p for p in axis if isinstance(p, Shard)), axis[0]) for axis in zip(*whole, strict=True))
     if time is not None:
         layout = (*layout[:time], Shard(dim), *layout[time + 1 :])
-    shards = {of: local(name, of, t, mesh, _moved(layout, tuple(t.shape), ndim, dim)) for of, t in tensors.items()}
+    shape = tuple(lead.shape)
+    shards = {of: local(name, of, t, mesh, _moved(layout, tuple(t.shape), shape, dim)) for of, t in tensors.items()}
     return layout, shards
 
 
@@ -78,7 +89,7 @@ def scans(name: str, op: Any, bound: dict[str, Any]) -> Any:
     elif gamma is not None and gamma.dim() == 0:
         of_gamma = spread(grad_gamma, mesh, summed(layout), ())
     else:
-        moved = list(_moved(layout, rows, ndim, dim))
+        moved = list(_moved(layout, rows, shape, dim))
         if time is not None:
             moved[time] = Partial()
         of_gamma = spread(grad_gamma, mesh, tuple(moved), rows)
@@ -117,12 +128,10 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
     reset = None if reset is None else layout.split(reset, dim)
     if "grad" not in bound:
         if bound.get("shifted"):
-            carry, _ = carried_in_shifted(parts, gamma, pieces, reset)
-            return pieces.scan(with_carry(parts, pieces, carry), gamma, None, reset, shifted=True).squeeze(0)
-        carry = carried_in(parts, gamma, pieces, initial, reset)
-        return pieces.scan(parts, gamma, carry, reset).squeeze(0)
+            return shifted_scan_of_slices(parts, gamma, pieces, reset)[0].squeeze(0)
+        return scan_of_slices(parts, gamma, pieces, initial, reset)[0].squeeze(0)
     output, adjoint, steps = layout.split(shards["output"], dim), pieces.adjoint(), x.size(dim)
-    carry, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
+    carry, _, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
     # The y before every piece: the last one of the piece before that has any.
     last = output.select(dim + 1, pieces.last) if steps else output.sum(dim + 1)
     ends, marks = ranks.gather(torch.stack((last, torch.full_like(last, float(steps > 0))))).unbind(1)
@@ -130,7 +139,7 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
     before, _ = layout.fold(reverse).carried(ends, torch.ones_like(ends), marks, start.expand(last.shape[1:]))
     grad_input, grad_gamma = _registry.scan_gradients(
         with_carry(parts, adjoint, carry), output, gamma, value, dim + 1, reverse,
-        before[ranks.rank].contiguous(), reset,
+        before.select(0, ranks.rank).contiguous(), reset,
     )  # fmt: skip
     return grad_input.squeeze(0), grad_gamma if grad_gamma.dim() == 0 else grad_gamma.squeeze(0)
 

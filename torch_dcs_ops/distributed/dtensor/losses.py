@@ -16,10 +16,13 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from ... import _registry
 from ...ops.linear_cross_entropy.kernel_ops import forward_gradient_dtype
 from ...ops.linear_cross_entropy.scale import scaled
+from ...ops.linear_cross_entropy.validate import normal_ignore_index
+from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.loss import normalizer
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..linear_cross_entropy.autograd import Settings, divisor
 from ..linear_cross_entropy.kernel_ops import STATISTICS, Numbers
+from ..linear_cross_entropy.kl_kernel_ops import Numbers as DivergenceNumbers
 from .rules import Placements, call, empty, lead_of, local, ranks_along, replicated, rule, sharded_dim, spread
 
 # Operands with a value, or several, for every row, and what becomes of the results: a value a row, a sum over rows.
@@ -33,6 +36,7 @@ _RESULTS = {
     "linear_kl_div": "r",
     "linear_kl_div_backward": "rsrsss",
 }
+_NEEDS_OF_HEADS = ("input", "weight", "teacher_input", "teacher_weight", "bias", "teacher_bias")
 
 
 class _Axes(NamedTuple):
@@ -58,11 +62,14 @@ class _Axes(NamedTuple):
         return self.layout(Replicate(), Shard(0))
 
 
-def _axes(name: str, bound: dict[str, Any], may_share_classes: bool) -> _Axes:
-    input, weight = lead_of(name, bound, "input"), lead_of(name, bound, "linear_weight")
+def _axes(
+    name: str, bound: dict[str, Any], may_share_classes: bool, weights: tuple[str, ...] = ("linear_weight",)
+) -> _Axes:
+    input, heads = lead_of(name, bound, "input"), [lead_of(name, bound, of) for of in weights]
     dims = [sharded_dim(placement) for placement in input.placements]
     shards = [dim if dim is not None and dim < input.dim() - 1 else None for dim in dims]
-    of_classes = [axis for axis, placement in enumerate(weight.placements) if sharded_dim(placement) == 0]
+    placements = zip(*(weight.placements for weight in heads), strict=True)
+    of_classes = [axis for axis, of in enumerate(placements) if 0 in map(sharded_dim, of)]
     shared = of_classes if may_share_classes else []
     classes = shared[-1] if shared else None
     if classes is not None:
@@ -117,7 +124,14 @@ def log_probs(name: str, op: Any, bound: dict[str, Any]) -> Any:
     return _rows(name, op, bound, shards, axes)
 
 
-@rule("linear_top_k", "linear_kl_div", "_linear_kl_div_backward")
+@rule("linear_kl_div", "_linear_kl_div_backward")
+def divergences(name: str, op: Any, bound: dict[str, Any]) -> Any:
+    axes = _axes(name, bound, True, ("linear_weight", "teacher_weight"))
+    shards = _local_operands(name, bound, axes)
+    return _rows(name, op, bound, shards, axes) if axes.classes is None else _shared_divergence(bound, shards, axes)
+
+
+@rule("linear_top_k")
 def of_rows(name: str, op: Any, bound: dict[str, Any]) -> Any:
     axes = _axes(name, bound, False)
     return _rows(name, op, bound, _local_operands(name, bound, axes), axes)
@@ -287,6 +301,36 @@ def _shared_log_probs(name: str, bound: dict[str, Any], shards: dict[str, Any], 
     numbers = numbers._replace(grad_input_dtype=input.dtype).needing(needs)
     gradients = _registry.vocab_parallel_backward(None, of_ids, *upstream, *flat, statistics, *numbers)
     return _spread_gradients(bound, shards, gradients, axes, needs)
+
+
+def _shared_divergence(bound: dict[str, Any], shards: dict[str, Any], axes: _Axes) -> Any:
+    """Of every row, or its gradients, with both vocabularies shared out; a backward makes the statistics again."""
+    assert axes.classes is not None
+    operands, lead = [shards[of] for of in NAMES], shards["input"].shape[:-1]
+    is_forward = "grad" not in bound
+    needs = (False,) * len(NAMES) if is_forward else tuple(bound[f"need_{of}_grad"] for of in _NEEDS_OF_HEADS)
+    options = Divergence(**{of: bound[of] for of in Divergence._fields})
+    options = options._replace(ignore_index=normal_ignore_index(options.ignore_index))
+    for at in (NAMES.index("input"), NAMES.index("teacher_input")):
+        operands[at] = operands[at].reshape(lead.numel(), operands[at].size(-1))
+    target = None if shards["target"] is None else shards["target"].reshape(-1)
+    dtypes = operands[0].dtype, operands[2].dtype
+    team = ranks_along(axes.mesh, axes.classes)
+    numbers = DivergenceNumbers(*dtypes, bound["linear_weight"].size(0), team, needs)
+    grad = None if is_forward else shards["grad"].reshape(-1).to(row_dtype(dtypes[0]))
+    rows, _, *gradients = _registry.vocab_parallel_kl_div(grad, *operands, target, None, *options, *numbers.flat())
+    if is_forward:
+        return spread(rows.reshape(lead), axes.mesh, axes.operand, tuple(bound["input"].shape[:-1]))
+    of_input, of_weight = axes.layout(None, Partial()), axes.layout(Partial(), Shard(0))
+    return tuple(
+        spread(
+            gradient.reshape(shards[of].shape) if of.endswith("input") else gradient, axes.mesh,
+            of_input if of.endswith("input") else of_weight, tuple(bound[of].shape),
+        )
+        if need
+        else empty(gradient.new_empty(0), axes.mesh)
+        for gradient, of, need in zip(gradients, NAMES, needs, strict=True)
+    )  # fmt: skip
 
 
 def _spread_gradients(

@@ -86,7 +86,9 @@ class VocabParallel(torch.autograd.Function):
         )  # fmt: skip
         loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias = results
         if is_reduced and needs[0]:
-            grad_input = _summed(grad_input, settings, forward_gradient_dtype(input.dtype)).view(input.shape)
+            grad_input = summed(grad_input, team, settings.sequence_parallel, forward_gradient_dtype(input.dtype)).view(
+                input.shape
+            )
         gradients = (grad_input, grad_weight, grad_bias)
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.needs, ctx.private = settings, needs, buffers_may_be_private()
@@ -158,8 +160,9 @@ class VocabParallel(torch.autograd.Function):
             rows(grad_entropy), every, linear_weight, ids, linear_bias, weight, weight_sum, statistics, *numbers,
         )  # fmt: skip
         grad_input, grad_weight, grad_bias = gradients
+        team = settings.numbers.team
         if ctx.needs[0]:
-            grad_input = _summed(grad_input, settings, input.dtype).view(input.shape)
+            grad_input = summed(grad_input, team, settings.sequence_parallel, input.dtype).view(input.shape)
         results = (grad_input, grad_weight, grad_bias if linear_bias is None else grad_bias.to(linear_bias.dtype))
         return (*(g if need else None for g, need in zip(results, ctx.needs, strict=True)), None, None, None)
 
@@ -170,10 +173,9 @@ def _differentiable(settings: Settings) -> tuple[bool, ...]:
     return is_loss, not is_loss, settings.need_lse, False, settings.need_entropy
 
 
-def _summed(grad: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
+def summed(grad: Tensor, team: Ranks, sequence_parallel: bool, dtype: torch.dtype) -> Tensor:
     """input's gradient from every rank's part (N, D): of all rows, or of this rank's own."""
-    team: Ranks = settings.numbers.team
-    if settings.sequence_parallel:
+    if sequence_parallel:
         return team.scattered_total(grad).to(dtype)
     if team.size > 1 and grad.dtype != dtype and grad.size(0) % team.size == 0:
         # The sum in the wide dtype, the result in the narrow one: three quarters of an all-reduce's bytes.

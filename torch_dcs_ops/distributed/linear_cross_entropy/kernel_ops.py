@@ -1,14 +1,15 @@
 """`dcs::_vocab_parallel_forward` and `_backward`: rows whose classes are shared out, by chunks; kernels and fakes.
 
-A forward that forms gradients exchanges the statistics of one chunk at a time, while its logits are there; any other
-one those of all rows at once. A backward knows them already. The number of rows of a chunk is that of the ranks' mean
-share of the classes, so that it is the same on all of them. Each op is one opaque call for a compiler, which so cannot
-order the collectives of one rank unlike another's.
+A forward that forms gradients exchanges the statistics of one chunk at a time, while its logits are there: they are on
+their way while the next chunk's logits are made. Any other one exchanges those of all rows at once. A backward knows
+them already. The number of rows of a chunk is that of the ranks' mean share of the classes, so that it is the same on
+all of them. Each op is one opaque call for a compiler, which so cannot order the collectives of one rank unlike
+another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,8 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from ..common import Ranks
-from .rows import Own, RowUpstream, Slice, Statistics, Wanted, columns_of_slice, exchange, to_gradient_
+from .rows import Own, RowUpstream, Slice, Statistics, Wanted, columns_of_slice, combined, to_gradient_
+from .targets import check_targets
 
 
 class Numbers(NamedTuple):
@@ -65,6 +67,7 @@ class Numbers(NamedTuple):
 
 
 _COUNT = len(Numbers._fields)
+_BUFFERS = 2  # of logits: one chunk's are made while the other's statistics are on their way
 STATISTICS = ("lse", "delta", "weight", "entropy", "own_entropy")  # the rows of `statistics` (5, N)
 
 
@@ -105,14 +108,15 @@ class _Rows:
         self.target = target if self.chosen is None else self.chosen.gather(target)
         self.count = self.operand.size(0)
 
-    def plan(self, gradient_dtype: torch.dtype) -> Plan:
-        numbers, weight = self.numbers, self.call.linear_weight
+    def plan(self, gradient_dtype: torch.dtype, buffers: int = 1) -> Plan:
+        """With so many chunks at a time within memory_budget."""
+        numbers, weight, budget = self.numbers, self.call.linear_weight, self.numbers.memory_budget
 
         def of(classes: int) -> Plan:
             return make_plan(
                 self.count, weight.size(1), max(classes, 1), weight.dtype, gradient_dtype, weight.device.type,
-                numbers.need_weight_grad, numbers.memory_budget, numbers.accumulate_dtype,
-                is_forward=not any(numbers.needs),
+                numbers.need_weight_grad, None if budget is None else max(budget // buffers, 1),
+                numbers.accumulate_dtype, is_forward=not any(numbers.needs),
             )  # fmt: skip
 
         # Of the mean share on all ranks; only the room for a row is that of this slice.
@@ -200,35 +204,68 @@ def _forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     numbers, (need_predictions, need_entropy) = Numbers(*rest[:_COUNT]), rest[_COUNT:]
     with torch._C._AutoDispatchBelowAutograd():
+        check_targets(target, numbers.ignore_index, numbers.classes, numbers.team)
         rows = _Rows(input, linear_weight, target, linear_bias, weight, weight_sum, numbers, need_predictions)
         wanted = Wanted(numbers.label_smoothing > 0, need_entropy, need_predictions)
         dtype, forms_gradients = forward_gradient_dtype(input.dtype), any(numbers.needs)
         plan = rows.plan(dtype)
-        make_logits, gradients = rows.logits(plan), rows.gradients(plan, dtype)
+        buffers = _BUFFERS if forms_gradients and numbers.ranks > 1 and plan.rows < rows.count else 1
+        if buffers > 1:
+            plan = rows.plan(dtype, buffers)
+        make_logits = [rows.logits(plan) for _ in range(buffers)]
+        gradients = rows.gradients(plan, dtype)
         given, factor = _Upstream(scale if scale is not None else input.new_ones(1, dtype=row_dtype(input.dtype)),
                                   None, None, None), None  # fmt: skip
         if forms_gradients and input.dtype == torch.float16 and gradients is not None:
             given, factor = _boosted(given, rows, scale)
         every: list[tuple[Statistics, Own]] = []
         columns: list[Tensor] = []
-        for part in rows.chunks(plan):
-            logits, of = None if make_logits is None else make_logits(part), rows.target[part]
+        begun: _Begun | None = None
+        for index, part in enumerate(rows.chunks(plan)):
+            make, of = make_logits[index % len(make_logits)], rows.target[part]
+            logits = None if make is None else make(part)
             mine = columns_of_slice(rows.call, logits, of, numbers.ignore_index, rows.slice, wanted)
             if not forms_gradients:
                 columns.append(mine)
                 continue
-            whole, own = exchange(mine, of.size(1), wanted, numbers.team)
-            every.append((whole, own))
-            if logits is not None and gradients is not None:
-                upstream = rows.upstream(part, given, whole, of)
-                to_gradient_(rows.call, logits, of, numbers.ignore_index, rows.slice, upstream, whole, own)
-                gradients.add(logits, part, whole.lse)
-            del logits
-        del make_logits
+            next_one = _Begun(part, logits, numbers.team.gathering(mine))
+            if begun is not None:
+                every.append(_end(begun, rows, gradients, given, wanted))
+            begun = next_one
+            if buffers == 1:
+                every.append(_end(begun, rows, gradients, given, wanted))
+                begun = None
+            del logits, next_one
+        if begun is not None:
+            every.append(_end(begun, rows, gradients, given, wanted))
+        del make_logits, begun
         if not every:
             joined = torch.cat(columns, 1) if columns else _no_columns(rows, target, wanted)
-            every.append(exchange(joined, target.size(1), wanted, numbers.team))
+            gathered = numbers.team.gather(joined)
+            every.append(combined(gathered, rows.target, numbers.ignore_index, wanted, numbers.team))
         return *_results(rows, every, need_entropy), *rows.finished(gradients, dtype, factor)
+
+
+class _Begun(NamedTuple):
+    """A chunk whose statistics are on their way."""
+
+    part: slice
+    logits: Tensor | None
+    gathered: Callable[[], Tensor]
+
+
+def _end(
+    begun: _Begun, rows: _Rows, gradients: ExactGradients | None, given: _Upstream, wanted: Wanted
+) -> tuple[Statistics, Own]:
+    """Of a chunk: its logits' gradient, and what that adds to the others."""
+    part, logits, gathered = begun
+    numbers, of = rows.numbers, rows.target[part]
+    whole, own = combined(gathered(), of, numbers.ignore_index, wanted, numbers.team)
+    if logits is not None and gradients is not None:
+        upstream = rows.upstream(part, given, whole, of)
+        to_gradient_(rows.call, logits, of, numbers.ignore_index, rows.slice, upstream, whole, own)
+        gradients.add(logits, part, whole.lse)
+    return whole, own
 
 
 def _no_columns(rows: _Rows, target: Tensor, wanted: Wanted) -> Tensor:

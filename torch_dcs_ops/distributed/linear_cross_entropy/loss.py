@@ -55,7 +55,7 @@ def vocab_parallel_linear_cross_entropy(
         input: (..., D), the same on all ranks; with sequence_parallel every rank's own rows, as many on all ranks.
         linear_weight: (V_r, D), this rank's classes, any number of them, 0 too; together, in the order of the ranks,
             they are all V.
-        target: class indices of all V, int64 (...), as input is shared out: else the same on all ranks, unchecked.
+        target: class indices of all V, int64 (...), as input is shared out: else the same on all ranks.
         group: a torch.distributed.ProcessGroup.
         first_class, classes: the number of this rank's first class, and V. None: the ranks ask each other in every
             call, which waits for the device; under torch.compile they must be given.
@@ -149,6 +149,32 @@ def agreed_numbers(
     check: Any,
 ) -> Numbers:
     """The ops' numbers, once all ranks have said the same; `place` is (first_class, classes)."""
+    of_rows = ("input", "target")
+    ranks, first, classes = agreed_place(op, group, tensors, optional, of_rows, place, sums, same, check)
+    o = options
+    return Numbers(
+        o.ignore_index, o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.memory_budget, o.accumulate_dtype,
+        wide_dtype(tensors["input"].dtype, sums[1]), first, classes, *ranks, False, False, False,
+    )  # fmt: skip
+
+
+def wide_dtype(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
+    """In which a gradient of `dtype` is summed over the ranks."""
+    return torch.promote_types(dtype, torch.float32) if reduce_dtype is None else reduce_dtype
+
+
+def agreed_place(
+    op: str,
+    group: Any,
+    tensors: dict[str, Tensor],
+    optional: dict[str, Tensor | None],
+    of_rows: tuple[str, ...],
+    place: tuple[int | None, int | None],
+    sums: tuple[bool, torch.dtype | None],
+    same: dict[str, Any],
+    check: Any,
+) -> tuple[Ranks, int, int]:
+    """The ranks, first_class and classes, once all have said the same; `of_rows` are as long on all of them."""
     ranks, (first, classes), (sequence_parallel, reduce_dtype) = ranks_of(op, group), place, sums
     check_plain(op, **tensors, **optional)
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -160,8 +186,12 @@ def agreed_numbers(
         _check_place(op, tensors["linear_weight"], place)
         _check_reduce_dtype(op, tensors["input"].dtype, reduce_dtype)
 
-    needs = [isinstance(t, Tensor) and t.requires_grad for t in (*list(tensors.values())[:2], optional["linear_bias"])]
     of = {name: t for name, t in (*tensors.items(), *optional.items()) if isinstance(t, Tensor)}
+    needs = [
+        isinstance(t, Tensor) and t.requires_grad
+        for name, t in (*tensors.items(), *optional.items())
+        if name not in ("target", "weight")
+    ]
     found = [place]
 
     def judge(of_ranks: list[dict[str, str]]) -> None:
@@ -171,10 +201,11 @@ def agreed_numbers(
         check_all()
     else:
         asked: dict[str, object] = {f"the dtype of {name}": dtype_name(t.dtype) for name, t in of.items()}
-        asked |= {f"the shape of {name}": tuple(t.shape) for name, t in of.items() if name in ("input", "target")}
+        asked |= {f"the shape of {name}": tuple(t.shape) for name, t in of.items() if name in of_rows}
         asked |= {f"the device of {name}": t.device.type for name, t in of.items()}
-        if tensors["linear_weight"].dim() == 2:
-            asked["the number of features"] = tensors["linear_weight"].size(1)
+        for name in ("linear_weight", "teacher_weight"):
+            if name in of and of[name].dim() == 2:
+                asked[f"the features of {name}"] = of[name].size(1)
         asked |= {"optional tensors": sorted(of), "gradients": (torch.is_grad_enabled(), *needs), "classes": classes}
         asked |= {"sequence_parallel": sequence_parallel, "reduce_dtype": reduce_dtype, **same}
         count = tensors["linear_weight"].size(0) if tensors["linear_weight"].dim() else 0
@@ -183,12 +214,7 @@ def agreed_numbers(
     first, classes = found[0]
     assert first is not None
     assert classes is not None
-    wide = torch.promote_types(tensors["input"].dtype, torch.float32) if reduce_dtype is None else reduce_dtype
-    o = options
-    return Numbers(
-        o.ignore_index, o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.memory_budget, o.accumulate_dtype,
-        wide, first, classes, *ranks, False, False, False,
-    )  # fmt: skip
+    return ranks, first, classes
 
 
 def _check_place(op: str, linear_weight: Tensor, place: tuple[int | None, int | None]) -> None:

@@ -32,6 +32,7 @@ from ... import _registry
 from ...ops.linear_cross_entropy.ids import IGNORED, Call, columns_of, statistics, sums_of_equal_ids, values_at
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks
+from .targets import assert_one_owner
 
 _ELSEWHERE = torch.inf  # in the place of a log-probability that another rank has
 
@@ -83,10 +84,10 @@ class Own(NamedTuple):
     entropy: Tensor
 
 
-def exchange(columns: Tensor, ids: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
-    """The whole softmax's from every rank's columns (of `columns_of_slice`), by one all-gather."""
-    # (ranks, columns, rows): a column of all rows lies together.
-    every = ranks.gather(columns)
+def combined(every: Tensor, target: Tensor, ignore_index: int, wanted: Wanted, ranks: Ranks) -> tuple[Statistics, Own]:
+    """The whole softmax's, for target (n, K), from every rank's columns (ranks, columns, n) of `columns_of_slice`."""
+    ids = target.size(1)
+    assert_one_owner(every[:, 1 : 1 + ids], _ELSEWHERE, target, ignore_index)
     lse_of, places = every[:, 0], iter(range(1, every.size(1)))
     top, holder = lse_of.max(0, keepdim=True)
     others = (lse_of - top).exp().scatter(0, holder, 0).sum(0)
@@ -99,7 +100,7 @@ def exchange(columns: Tensor, ids: int, wanted: Wanted, ranks: Ranks) -> tuple[S
         of_rank = torch.where(has_nothing, -torch.inf, value - delta_of)
         log_probs.append(torch.where(value == _ELSEWHERE, 0, of_rank).sum(0))
     weight = every[:, next(places)].sum(0)
-    none = columns.new_empty(0)
+    none = every.new_empty(0)
     entropy, spread, own_entropy = none, none, none
     if wanted.entropy:
         entropy_of = torch.where(has_nothing, 0, every[:, next(places)])
@@ -109,7 +110,7 @@ def exchange(columns: Tensor, ids: int, wanted: Wanted, ranks: Ranks) -> tuple[S
     if wanted.spread:
         spread_of, weight_of = every[:, next(places)], every[:, next(places)]
         spread = torch.where(weight_of == 0, spread_of, spread_of + weight_of * delta_of).sum(0)
-    predictions = columns.new_empty(0, dtype=torch.int64)
+    predictions = every.new_empty(0, dtype=torch.int64)
     if wanted.predictions:
         best, number = every[:, next(places)], every[:, next(places)]
         # The first of equal ones, as in one process.

@@ -7,6 +7,8 @@ import importlib
 import warnings
 from types import ModuleType
 
+from torch import Tensor
+
 from ... import _native
 
 # The dispatch keys of the devices that get the Triton kernels.
@@ -22,3 +24,9 @@ def launchers(name: str) -> ModuleType | None:
     except ImportError as error:
         warnings.warn(f"the Triton kernels cannot be imported, what runs without them is slower: {error}", stacklevel=2)
         return None
+
+
+def launchers_for(tensor: Tensor, name: str) -> ModuleType | None:
+    """Of what no compiled library has, so that Triton is in use wherever a GPU has kernels."""
+    has_kernels = _native.CUDA.kind != "reference" if tensor.is_cuda else _native.CPU.kind == "triton"
+    return launchers(name) if has_kernels else None

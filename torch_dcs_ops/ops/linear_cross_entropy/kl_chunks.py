@@ -6,19 +6,17 @@ reduced loss in forward, any other in backward, which makes the logits again.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ... import _native
 from ...reference.linear_cross_entropy import kl_rows as reference
 from ...reference.linear_cross_entropy.kl_div import Divergence
 from ...reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
-from .._common.triton import launchers
+from .._common.triton import launchers_for
 from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
@@ -49,7 +47,7 @@ def heads(operands: tuple[Tensor | None, ...], options: Divergence) -> tuple[Hea
     )
 
 
-class _Rows:
+class RowsOfHead:
     """A head's rows as they are run."""
 
     def __init__(self, head: Head, target: Tensor | None, ignore_index: int, dtype: torch.dtype) -> None:
@@ -65,8 +63,8 @@ class _Rows:
         self.operand: Tensor | ValidRows = self.input if self.chosen is None else self.chosen
         self.word = alignment.word(self.input.size(0), self.linear_weight)
 
-    def plan(self, needs_weight: bool, is_forward: bool, memory_budget: int | None) -> Plan:
-        (classes, features), dtype = self.linear_weight.shape, self.input.dtype
+    def plan(self, needs_weight: bool, is_forward: bool, memory_budget: int | None, classes: int) -> Plan:
+        features, dtype = self.linear_weight.size(1), self.input.dtype
         return make_plan(
             self.operand.size(0), features, classes, dtype, dtype, self.input.device.type, needs_weight, memory_budget,
             is_forward=is_forward,
@@ -77,27 +75,29 @@ class _Rows:
         return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need), places)
 
 
-def _plans(rows: tuple[_Rows, _Rows], needs: tuple[Needs, Needs], is_forward: bool, budget: int | None) -> list[Plan]:
-    """One for each head, with chunks of the same rows; half of the budget is for each."""
-    half = None if budget is None else max(budget // 2, 1)
-    plans = [of.plan(need.linear_weight, is_forward, half) for of, need in zip(rows, needs, strict=True)]
+def plans_of(
+    rows: tuple[RowsOfHead, RowsOfHead], needs: tuple[Needs, Needs], budget: int | None, classes: int
+) -> list[Plan]:
+    """One for each head of so many classes, with chunks of the same rows; half of the budget is for each."""
+    half, is_forward = None if budget is None else max(budget // 2, 1), not any(map(any, needs))
+    plans = [of.plan(need.linear_weight, is_forward, half, classes) for of, need in zip(rows, needs, strict=True)]
     least = min(plan.rows for plan in plans)
     if all(plan.rows == least for plan in plans):
         return plans
     return [
-        of.plan(need.linear_weight, is_forward, least * plan.stride * of.input.itemsize)
+        of.plan(need.linear_weight, is_forward, least * plan.stride * of.input.itemsize, classes)
         for of, need, plan in zip(rows, needs, plans, strict=True)
     ]
 
 
-def _setup(
+def rows_of_heads(
     operands: tuple[Tensor | None, ...], target: Tensor | None, options: Divergence
-) -> tuple[_Rows, _Rows, Tensor | None]:
+) -> tuple[RowsOfHead, RowsOfHead, Tensor | None]:
     """Both heads' rows, and which of these are valid, where ignored ones are among them."""
     student, teacher = heads(operands, options)
     dtype = row_dtype(student.input.dtype)
     flat = None if target is None else target.reshape(-1)
-    both = [_Rows(head, flat, options.ignore_index, dtype) for head in (student, teacher)]
+    both = [RowsOfHead(head, flat, options.ignore_index, dtype) for head in (student, teacher)]
     valid = None if flat is None or both[0].chosen is not None else flat != options.ignore_index
     return both[0], both[1], valid
 
@@ -113,12 +113,12 @@ def run(
 
     grad: of the rows, in their shape, or of one element for all; None where no gradient is needed.
     """
-    student, teacher, valid = _setup(operands, target, options)
+    student, teacher, valid = rows_of_heads(operands, target, options)
     heads_rows = (student, teacher)
     grad = student.input.new_ones(1, dtype=student.dtype) if grad is None else grad.reshape(-1).to(student.dtype)
     if student.chosen is not None:
         grad = student.chosen.gather(grad) if grad.numel() > 1 else grad
-    plans = _plans(heads_rows, needs, not any(map(any, needs)), options.memory_budget)
+    plans = plans_of(heads_rows, needs, options.memory_budget, student.linear_weight.size(0))
     make = [Logits(plan, of.operand, of.linear_weight, of.word) for plan, of in zip(plans, heads_rows, strict=True)]
     gradients = [
         ExactGradients(
@@ -127,7 +127,11 @@ def run(
         )
         for plan, of, need in zip(plans, heads_rows, needs, strict=True)
     ]  # fmt: skip
-    lead, count, kernel = student.head.input.shape[:-1], student.operand.size(0), _kernel(grad)
+    lead, count, kernel = (
+        student.head.input.shape[:-1],
+        student.operand.size(0),
+        launchers_for(grad, "linear_cross_entropy.kl_div"),
+    )
     rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
     for start in range(0, count, plans[0].rows):
         part = slice(start, min(start + plans[0].rows, count))
@@ -148,18 +152,12 @@ def run(
     if student.chosen is not None:
         student.chosen.restore_(rows)
     student_found, teacher_found = (
-        _finished(of, gradient.result(), need) for of, gradient, need in zip(heads_rows, gradients, needs, strict=True)
+        finished(of, gradient.result(), need) for of, gradient, need in zip(heads_rows, gradients, needs, strict=True)
     )
     return rows.view(lead), student_found, teacher_found
 
 
-def _kernel(tensor: Tensor) -> ModuleType | None:
-    """The rows' pass in one kernel; there is no compiled one, so that it is Triton's wherever a GPU has kernels."""
-    has_kernels = _native.CUDA.kind != "reference" if tensor.is_cuda else _native.CPU.kind == "triton"
-    return launchers("linear_cross_entropy.kl_div") if has_kernels else None
-
-
-def _finished(of: _Rows, found: Gradients, need: Needs) -> Gradients:
+def finished(of: RowsOfHead, found: Gradients, need: Needs) -> Gradients:
     if of.chosen is not None:
         of.chosen.restore_(found.input)
     features, bias, empty = of.head.input.size(-1), of.head.linear_bias, of.input.new_empty

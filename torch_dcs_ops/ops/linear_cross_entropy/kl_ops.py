@@ -29,29 +29,29 @@ _DIRECTIONS = ("forward", "reverse", "jsd")
 Operands = tuple[Tensor | None, ...]
 
 
-def checked(operands: Operands, target: Tensor | None, options: Divergence) -> None:
+def checked(operands: Operands, target: Tensor | None, options: Divergence, op: str = OP) -> None:
     student, teacher = driver.heads(operands, options)
-    check_head(OP, student.input, student.linear_weight, student.linear_bias)
-    check_head(OP, teacher.input, teacher.linear_weight, teacher.linear_bias, "teacher_")
-    check_device(OP, "teacher_input", teacher.input, "input", student.input)
+    check_head(op, student.input, student.linear_weight, student.linear_bias)
+    check_head(op, teacher.input, teacher.linear_weight, teacher.linear_bias, "teacher_")
+    check_device(op, "teacher_input", teacher.input, "input", student.input)
     if known(teacher.linear_weight.size(0) != student.linear_weight.size(0)):
-        fail(OP, f"teacher_weight must have as many classes as linear_weight, {student.linear_weight.size(0)}, got "
+        fail(op, f"teacher_weight must have as many classes as linear_weight, {student.linear_weight.size(0)}, got "
                   f"{teacher.linear_weight.size(0)}")  # fmt: skip
-    check_rows_target(OP, "teacher_input", teacher.input.shape[:-1], student.input)
+    check_rows_target(op, "teacher_input", teacher.input.shape[:-1], student.input)
     if target is not None:
-        check_layouts(OP, target=target)
-        check_device(OP, "target", target, "input", student.input)
+        check_layouts(op, target=target)
+        check_device(op, "target", target, "input", student.input)
         if target.dtype != torch.int64:
-            fail(OP, f"target must be int64, got {dtype_name(target.dtype)}")
-        check_rows_target(OP, "target", target.shape, student.input)
+            fail(op, f"target must be int64, got {dtype_name(target.dtype)}")
+        check_rows_target(op, "target", target.shape, student.input)
     if options.direction not in _DIRECTIONS:
-        raise ValueError(f'{OP}: direction must be "forward", "reverse" or "jsd", got "{options.direction}"')
+        raise ValueError(f'{op}: direction must be "forward", "reverse" or "jsd", got "{options.direction}"')
     if not 0 < options.beta < 1:
-        fail(OP, f"beta must be above 0 and below 1, got {options.beta}")
+        fail(op, f"beta must be above 0 and below 1, got {options.beta}")
     if not 0 < options.temperature < math.inf:
-        fail(OP, f"temperature must be a positive number, got {options.temperature}")
-    check_options_of_head(OP, options.softcap, options.logit_scale, options.memory_budget)
-    check_options_of_head(OP, options.teacher_softcap, options.teacher_logit_scale, None, "teacher_")
+        fail(op, f"temperature must be a positive number, got {options.temperature}")
+    check_options_of_head(op, options.softcap, options.logit_scale, options.memory_budget)
+    check_options_of_head(op, options.teacher_softcap, options.teacher_logit_scale, None, "teacher_")
 
 
 def options_of(keywords: dict[str, Any]) -> Divergence:

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...reference.linear_cross_entropy.loss import Options
 from .._common.validate import (
@@ -101,6 +102,11 @@ def check_ids(op: str, target: Tensor, input: Tensor) -> None:
 def check_shift(op: str, shift: int) -> None:
     if shift < 0:
         fail(op, f"shift must be a number of steps >= 0, got {shift}")
+    # What torch.distributed.tensor.experimental.context_parallel puts in its place while steps of time are elsewhere.
+    attention = getattr(functional.scaled_dot_product_attention, "__module__", None) or ""
+    if shift and attention.startswith("torch.distributed."):
+        fail(op, f"shift must be 0 inside context_parallel, where the next step may be another rank's, got {shift}: "
+                 "shift the targets before, as torch_dcs_ops.distributed.context_parallel_targets does")  # fmt: skip
 
 
 def check_options(op: str, options: Options, dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ With g a row's gradient, the gradients of the student's and of the teacher's z /
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -48,18 +49,24 @@ class KlRows(NamedTuple):
 
 def kl_rows_(call: KlRows) -> Tensor:
     """The rows' divergences."""
+    rows = call.grad.new_empty(call.student.logits.size(0))
+    for block, of_block in blocks(call):
+        rows[block] = _block(of_block)
+    return rows
+
+
+def blocks(call: KlRows) -> Iterator[tuple[slice, KlRows]]:
+    """Some rows at a time."""
     count, classes = call.student.logits.shape
-    rows = call.grad.new_empty(count)
-    step = max(_BLOCK_ELEMENTS.get(rows.device.type, _BLOCK_ELEMENTS["cuda"]) // classes, 1)
+    step = max(_BLOCK_ELEMENTS.get(call.grad.device.type, _BLOCK_ELEMENTS["cuda"]) // max(classes, 1), 1)
     for block in (slice(start, min(start + step, count)) for start in range(0, count, step)):
         student, teacher = (head._replace(logits=head.logits[block]) for head in (call.student, call.teacher))
         grad = call.grad if call.grad.numel() == 1 else call.grad[block]
         valid = None if call.valid is None else call.valid[block]
-        rows[block] = _block(call._replace(student=student, teacher=teacher, grad=grad, valid=valid))
-    return rows
+        yield block, call._replace(student=student, teacher=teacher, grad=grad, valid=valid)
 
 
-def _values(head: HeadRows, dtype: torch.dtype) -> Tensor:
+def values_of(head: HeadRows, dtype: torch.dtype) -> Tensor:
     z = head.logits.to(dtype)
     if head.linear_bias is not None:
         z = z + head.linear_bias
@@ -74,16 +81,23 @@ def _slope(head: HeadRows, z: Tensor) -> Tensor | float:
 
 
 def _block(call: KlRows) -> Tensor:
-    heads = (call.student, call.teacher)
-    z = [_values(head, call.grad.dtype) for head in heads]
+    z = [values_of(head, call.grad.dtype) for head in (call.student, call.teacher)]
     log_p, log_q = ((values / call.temperature).log_softmax(-1) for values in z)
     rows = divergence(log_p, log_q, call.direction, call.beta)
-    log_m = None
-    if call.direction == "jsd" and (call.student.gradient or call.teacher.gradient):
+    write_gradients_(call, z, log_p, log_q)
+    return rows if call.valid is None else torch.where(call.valid, rows, 0)
+
+
+def write_gradients_(
+    call: KlRows, z: list[Tensor], log_p: Tensor, log_q: Tensor, means: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """means: sum p·(log p - ·) and sum q·(log q - ·) of every row; None: over these classes."""
+    heads, log_m = (call.student, call.teacher), None
+    if call.direction == "jsd" and any(head.gradient for head in heads):
         log_m = log_mixture(log_p, log_q, call.beta)
     grad = call.grad.unsqueeze(1) / call.temperature
     sides = ((log_p, log_q, "forward", 1 - call.beta), (log_q, log_p, "reverse", call.beta))
-    for head, values, (own, other, plain, share) in zip(heads, z, sides, strict=True):
+    for index, (head, values, (own, other, plain, share)) in enumerate(zip(heads, z, sides, strict=True)):
         if not head.gradient:
             continue
         p = own.exp()
@@ -92,8 +106,8 @@ def _block(call: KlRows) -> Tensor:
         else:
             # p·(log p - log of the other, less its mean)
             found = torch.where(own == -torch.inf, 0, own - (other if log_m is None else log_m))
-            found = p * (found - (p * found).sum(-1, keepdim=True))
+            mean = (p * found).sum(-1, keepdim=True) if means is None else means[index].unsqueeze(1)
+            found = p * (found - mean)
             found = found if log_m is None else found * share
         found = found * grad * _slope(head, values)
         head.logits.copy_(found if call.valid is None else torch.where(call.valid.unsqueeze(1), found, 0))
-    return rows if call.valid is None else torch.where(call.valid, rows, 0)

@@ -3,7 +3,7 @@
 A slice of time is its own scan from 0, plus the product of its gates so far times what is carried into it. So the ranks
 tell each other two numbers a row, in float64: the y that a slice ends with, and the product of all its gates; with
 `reset` a third, whether one cuts the slice. One all-gather, and every rank folds them in the order of time. Then the op
-runs once more, from what is carried in.
+runs once more, from what is carried in, or only the head of the slice is mended (head.py).
 
 The backward is the same in the other direction: what a slice's carried-in y is worth is its first adjoint times its
 first gate. The gradient of a slice's last y goes to its last step, and the op's own backward does the rest.
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .. import _registry
-from ..ops._common import autocast
-from ..ops._common.validate import check_dense, dtype_name, fail
-from ..ops.scan.discounted_cumsum import as_number, number_as_tensor
-from ..ops.scan.validate import check_argument_types, check_direction, check_scan
-from ..reference.scan import has_step_gates
-from .common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
+from ... import _registry
+from ...ops._common import autocast
+from ...ops._common.validate import check_dense, dtype_name, fail
+from ...ops.scan.discounted_cumsum import as_number, number_as_tensor
+from ...ops.scan.validate import check_argument_types, check_direction, check_scan
+from ...reference.scan import has_step_gates
+from ..common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
+from .head import may_be_mended, mend_
 
 _OP = "sequence_parallel_discounted_cumsum"
 _TINY, _HUGE = 5e-324, torch.finfo(torch.float64).max
@@ -131,41 +132,68 @@ def _products(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> Tensor:
     return torch.where(is_infinite, product, torch.nan_to_num(product, torch.nan, _HUGE, -_HUGE))
 
 
-def carried_in(
+def scan_of_slices(
     x: Tensor, gamma: Tensor | None, call: ScanPieces, initial: Tensor | None, reset: Tensor | None
-) -> Tensor:
-    """What is carried into this rank's pieces, (pieces, *rows), in x's dtype."""
-    wide = torch.promote_types(x.dtype, torch.float64)
+) -> tuple[Tensor, Tensor]:
+    """(this rank's steps of the scan of all, what is carried into its pieces, (pieces, *rows), in x's dtype)."""
+    wide, own = torch.promote_types(x.dtype, torch.float64), None
     products = _products(x, gamma, call)
     ends = torch.zeros_like(products)
-    if x.size(call.dim):
+    if _is_sum(x, gamma, call, reset):
+        ends = x.sum(call.dim, dtype=wide)
+    elif x.size(call.dim):
         own = call.scan(x, gamma, None, reset)
         ends = own.select(call.dim, call.last).to(wide)
     first = ends.new_zeros(()) if initial is None else initial.to(wide)
-    return _folded(ends, products, reset, call, first)[0].to(x.dtype).contiguous()
+    carry = _folded(ends, products, reset, call, first)[0].to(x.dtype).contiguous()
+    if own is None or not may_be_mended(own, gamma, call):
+        return call.scan(x, gamma, carry, reset), carry
+    mend_(own, gamma, call, carry, reset, shifted=False)
+    return own, carry
+
+
+def _is_sum(x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None) -> bool:
+    """Whether a piece's last y is the sum of its steps, for which nothing need be written."""
+    return gamma is None and reset is None and call.gamma_value == 1
+
+
+def shifted_scan_of_slices(
+    x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(this rank's steps of the shifted scan of all, what comes out behind the last step)."""
+    carry, behind, own = carried_in_shifted(x, gamma, call, reset)
+    if own is None or not may_be_mended(own, gamma, call):
+        return call.scan(with_carry(x, call, carry), gamma, None, reset, shifted=True), behind
+    mend_(own, gamma, call, carry, reset, shifted=True)
+    return own, behind
 
 
 def carried_in_shifted(
     x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every piece, what comes out).
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every piece, what comes out
+    behind the last, the scan of every piece from 0 if that was made).
 
     A step hands on its y times its own gate.
     """
+    own = None
     products = _products(x, gamma, call)
     ends = torch.zeros_like(products)
-    if x.size(call.dim):
-        own = call.scan(x, gamma, None, reset, shifted=True).select(call.dim, call.last).to(products.dtype)
+    if _is_sum(x, gamma, call, reset):
+        ends = x.sum(call.dim, dtype=products.dtype)
+    elif x.size(call.dim):
+        own = call.scan(x, gamma, None, reset, shifted=True)
+        last = own.select(call.dim, call.last).to(products.dtype)
         gate: Any = call.gamma_value
         if gamma is not None:
             steps = has_step_gates(gamma, x.dim())
             gate = (
                 gamma.expand(x.shape).select(call.dim, call.last) if steps else _rows(gamma.to(x.device), x, call.dim)
             )
-        ends = gate * own
+        ends = gate * last
         ends = ends if reset is None else torch.where(reset.select(call.dim, call.last), 0, ends)
     into, behind = _folded(ends, products, reset, call, ends.new_zeros(()))
-    return into.to(x.dtype), behind
+    return into.to(x.dtype), behind, own
 
 
 def _folded(
@@ -177,7 +205,7 @@ def _folded(
     cuts = None if reset is None else every[2]
     fold = call.layout.fold(call.reverse)
     into, behind = fold.carried(every[0], every[1], cuts, first.expand(products.shape[1:]))
-    return into[call.layout.ranks.rank], behind
+    return into.select(0, call.layout.ranks.rank), behind
 
 
 def with_carry(x: Tensor, call: ScanPieces, carry: Tensor) -> Tensor:
@@ -193,8 +221,7 @@ class _SequenceParallelScan(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, call: ScanPieces
     ) -> Tensor:
-        carry = carried_in(x, gamma, call, initial, reset)
-        y = call.scan(x, gamma, carry, reset)
+        y, carry = scan_of_slices(x, gamma, call, initial, reset)
         ctx.call = call
         ctx.save_for_backward(gamma, initial, reset, y, carry)
         return y
@@ -207,12 +234,10 @@ class _SequenceParallelScan(torch.autograd.Function):
         need_x, need_gamma, need_initial, _, _ = ctx.needs_input_grad
         adjoint, conj = call.adjoint(), conjugate(gamma)
         grad = grad.contiguous()
-        back, behind = carried_in_shifted(grad, conj, adjoint, reset)
         grad_x, grad_gamma, grad_initial = None, None, None
-        if need_initial:
-            grad_initial = behind.sum_to_size(initial.shape).to(initial.dtype)
-        upstream = with_carry(grad, adjoint, back)
         if need_gamma:
+            back, behind, _ = carried_in_shifted(grad, conj, adjoint, reset)
+            upstream = with_carry(grad, adjoint, back)
             grad_x, of_gates = _registry.scan_gradients(
                 upstream, y, gamma, call.gamma_value, call.dim, call.reverse, carry, reset
             )
@@ -221,8 +246,10 @@ class _SequenceParallelScan(torch.autograd.Function):
             if not has_step_gates(gamma, y.dim()):
                 grad_gamma = call.layout.ranks.total(grad_gamma)  # a gate of all steps is every rank's
             grad_gamma = grad_gamma.to(device=gamma.device, dtype=gamma.dtype)
-        elif need_x:
-            grad_x = adjoint.scan(upstream, conj, None, reset, shifted=True)
+        else:
+            grad_x, behind = shifted_scan_of_slices(grad, conj, adjoint, reset)
+        if need_initial:
+            grad_initial = behind.sum_to_size(initial.shape).to(initial.dtype)
         return grad_x if need_x else None, grad_gamma, grad_initial, None, None
 
 

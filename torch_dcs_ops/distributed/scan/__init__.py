@@ -1,0 +1,1 @@
+"""Scans whose time is shared out among ranks."""
