@@ -92,6 +92,8 @@ def check(wheel: Path, version: str, torch: str, room: Path) -> str | None:
     inside = str(environment / "bin" / "python")
     command = [inside, "-m", "pip", "install", "--quiet", f"torch=={torch}", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if f"No matching distribution found for torch=={torch}" in done.stderr:
+        return "left out, there is no such torch for this Python"
     return f"pip: {done.stderr.strip()}" if done.returncode else checks(inside, room)
 
 

@@ -46,7 +46,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"first_k_dense_replace|num_dense_layers", 1),
     (r"max_position_embeddings|n_positions|max_target_positions|max_source_positions|n_ctx|max_seq_len|seq_length", 64),
     (r"sliding_window|attention_window|.*chunk_size|window_size|max_window_layers", 8),
-    (r"hidden_size|d_model|n_embd|dim|embed_dim|.*hidden_(size|dim)|width|d_embed|emb_dim|model_dim", 32),
+    (r"d_model|n_embd|dim|embed_dim|.*hidden_(size|dim)(_global)?|width|d_embed|emb_dim|model_dim", 32),
     (r"(partial_)?rotary_dim", 8),
     (r"image_size", 32),
     (r"patch_size", 16),
@@ -55,9 +55,41 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"eos_token_id|forced_eos_token_id", 2),
     (r"(image|video|audio|vision|img|im|boi|eoi).*token.*(id|index)", 150),
 )  # fmt: skip
+# What a configuration needs beyond small numbers, by its model type.
+OWN: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 150}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
+    "dots3_note_vision_encoder": {"pyramid_num_routed": [-1, 4], "adapter_in_dim": 32, "adapter_out_dim": 32},
+    "emu3": {"vocabulary_map": {"<image>": 150, "<|extra_200|>": 151}},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "mlp_layer_types": ["dense", "sparse"]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 4, "n_groups": 1},
+    "mimo_v2_flash": {"num_key_value_heads": 1},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "mistral4": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 159},
+    "nemotron_h": {"n_groups": 1},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "step3p5": {"sliding_window": 8},
+    "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 3200},
+    "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
+    "zamba": {
+        "num_hidden_layers": 5, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": 64, "attention_head_dim": 32,
+    },
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 64, "attention_head_dim": 32},
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
 # What follows from the number of layers, or is chosen anew.
 DROPPED = re.compile(
-    r"layer_types|.*layers_block_type|.*_layers_pattern|transformers_version|architectures|model_type|mlp_layer_types|.*_indices|deepstack.*"
+    r"layer_types|.*layers_block_type|.*_layers_pattern|transformers_version|architectures|model_type|mlp_layer_types|.*_indices|deepstack.*|per_layer_config"
 )
 FILLED = re.compile(
     r".*_token_id|vocab_size|head_dim|num_key_value_heads|n_group|topk_group|num_experts_per_tok|moe_topk"
@@ -112,7 +144,7 @@ def tiny_config(kind: Any, depth: int = 0) -> Any:
         if DROPPED.fullmatch(name):
             continue
         if RANDOM_FREE.fullmatch(name) and not isinstance(value, bool):
-            changes[name] = type(value or 0.0)(0)
+            changes[name] = type(0.0 if value is None else value)(0)
         elif name in ("initializer_range", "init_std", "initializer_factor"):
             changes[name] = 0.3 if "factor" not in name else 1.0
         elif (isinstance(value, int) and not isinstance(value, bool)) or value is None:
@@ -120,9 +152,10 @@ def tiny_config(kind: Any, depth: int = 0) -> Any:
             if found is not None and (value is not None or FILLED.fullmatch(name)):
                 changes[name] = found
         elif name == "rope_parameters" and re.search(r"vl|glm|omni|ocr|cosmos", kind.model_type):
-            section = [1, 1, 2] if "glm4v_moe" in kind.model_type else [2, 3, 3]
+            sections = {"glm4v_moe": [1, 1, 2], "ernie4_5_vl_moe": [3, 3, 2]}
+            section = next((s for name, s in sections.items() if name in kind.model_type), [2, 3, 3])
             changes[name] = {"rope_type": "default", "rope_theta": 1e4, **(value or {}), "mrope_section": section}
-    config = kind(**changes)
+    config = kind(**{**changes, **OWN.get(kind.model_type, {})})
     for name, value in (("output_router_logits", True), ("use_cache", False), ("decoder_start_token_id", 1)):
         if hasattr(config, name) or name == "decoder_start_token_id":
             setattr(config, name, value)
@@ -143,12 +176,22 @@ def tiny(name: str, model_type: str) -> Any:
     return model.train()
 
 
-def inputs() -> dict[str, Any]:
+def inputs(name: str = "") -> dict[str, Any]:
+    """Tokens and labels, and what the class of this name needs besides."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 140, (BATCH, STEPS), generator=generator)
     labels = ids.clone()
     labels[1, :4] = -100
-    return {"input_ids": ids, "labels": labels}
+    given: dict[str, Any] = {"input_ids": ids, "labels": labels}
+    if name in ("GitForCausalLM", "PPFormulaNetForConditionalGeneration"):
+        given["pixel_values"] = torch.randn(BATCH, 3, 32, 32, generator=generator)
+    if name == "UdopForConditionalGeneration":
+        given["bbox"] = torch.zeros(BATCH, STEPS, 4)
+    if name == "VoxtralRealtimeForConditionalGeneration":  # four frames of sound a token
+        given["encoder_inputs_embeds"] = torch.randn(BATCH, 4 * STEPS, 32, generator=generator)
+    if name == "Molmo2ForConditionalGeneration":
+        given["mm_token_type_ids"] = torch.zeros(BATCH, STEPS, dtype=torch.long)
+    return given
 
 
 def loss_and_gradients(model: Any, given: dict[str, Any]) -> list[Tensor | None]:
@@ -158,13 +201,14 @@ def loss_and_gradients(model: Any, given: dict[str, Any]) -> list[Tensor | None]
 
 
 def own_results(model: Any) -> list[Tensor | None]:
+    given = inputs(type(model).__name__)
     try:
-        return loss_and_gradients(model, inputs())
+        return loss_and_gradients(model, given)
     except Exception:
         if not getattr(model.config, "output_router_logits", False):
             raise
         model.config.output_router_logits = False  # two layers have no router yet
-        return loss_and_gradients(model, inputs())
+        return loss_and_gradients(model, given)
 
 
 def outcome(kind: str, name: str, model_type: str) -> Outcome:
@@ -182,14 +226,16 @@ def outcome(kind: str, name: str, model_type: str) -> Outcome:
             own = own_results(model)
         except Exception as error:
             return Outcome(kind, name, "taken", _line(error))
+        given = inputs(name)
         with fused_loss(model):
-            found = loss_and_gradients(model, inputs())
+            found = loss_and_gradients(model, given)
         error = difference(own, found)
         if error >= 1e-6:  # The model amplifies rounding: once more in float64, where it has that.
             with contextlib.suppress(RuntimeError):
-                own = loss_and_gradients(model.double(), inputs())
+                given = {key: value.double() if value.is_floating_point() else value for key, value in given.items()}
+                own = loss_and_gradients(model.double(), given)
                 with fused_loss(model):
-                    error = difference(own, loss_and_gradients(model, inputs()))
+                    error = difference(own, loss_and_gradients(model, given))
         return Outcome(kind, name, "exact" if error < 2e-6 else "wrong", f"{error:.1e}")
 
 
@@ -207,7 +253,7 @@ def _checked_only(kind: str, name: str, model_type: str, error: Exception) -> Ou
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0][:150]
+    return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:150]
 
 
 def difference(own: list[Tensor | None], found: list[Tensor | None]) -> float:

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "head hooks": (lambda m: m.lm_head.register_forward_hook(lambda *_: None), "lm_head has hooks"),
     "head forward": (with_attribute("lm_head.forward", lambda m: m.forward), "lm_head's forward was replaced"),
     "loss_function": (with_attribute("loss_function", lambda m: exact_loss), "the model's loss_function"),
-    "loss_type": (with_attribute("loss_type", lambda m: "ForCTC"), "the model's loss_"),
+    "loss_type": (with_attribute("loss_type", lambda m: "ForTokenClassification"), "the model's loss_"),
 }
 
 

@@ -59,6 +59,19 @@ def test_needs_only_shims_of_torch_2_11(name: str, shims: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
+def test_needs_no_newer_glibc_or_libstdcxx(name: str) -> None:
+    """Those of manylinux_2_28, the oldest that torch's own wheels load with."""
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+    versions = subprocess.run(
+        [tool("readelf"), "-W", "--version-info", str(library(name))], check=True, capture_output=True, text=True
+    ).stdout
+    needed = re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_([\d.]+)", versions)
+    assert needed
+    newer = {f"{kind}_{number}" for kind, number in needed if tuple(map(int, number.split("."))) > newest[kind]}
+    assert not newer, f"csrc/cmake/old_glibc.cmake and csrc/manylinux do not know what {name} takes from {newer}"
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_needs_no_cpp_symbol_of_torch(name: str) -> None:
     mangled = re.compile(r"^_Z\w*?(2at|3c10|5torch|6caffe2|4c10d|5THPVa)")
     assert not [symbol for symbol in undefined_symbols(library(name)) if mangled.match(symbol)]

@@ -113,6 +113,7 @@ def test_make_builds_cuda_where_there_is_a_gpu(setting: str, gpu: bool, tmp_path
 def test_compiler_error_ends_the_build(tmp_path: Path) -> None:
     source = tmp_path / "csrc"
     shutil.copytree(CSRC, source, ignore=shutil.ignore_patterns("*.cpp", "*.cu"))
+    (source / "manylinux" / "newer_functions.cpp").touch()
     (source / "cpu" / "broken.cpp").write_text("int broken( {\n")
     status, output = configure(tmp_path / "build", "-DDCS_CUDA=OFF", source=source)
     assert status == 0, output
