@@ -92,8 +92,23 @@ def test_metrics_get_predictions(tmp_path: Path, logits: str) -> None:
 def test_the_callback_refuses(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"FusedLossCallback: label_smoothing_factor must be 0, got 0\.1: .*=0\.1\)"):
         trainer(build(), tmp_path, callbacks=[FusedLossCallback()], label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match='fused_loss: logits must be "eval" or "never", got \'train\''):
-        trainer(build(), tmp_path, callbacks=[FusedLossCallback(logits="train")])
+    with pytest.raises(ValueError, match='fused_loss: logits must be "eval", "train" or "never", got \'always\''):
+        trainer(build(), tmp_path, callbacks=[FusedLossCallback(logits="always")])
+
+
+def test_logits_in_training() -> None:
+    model = build().train()
+    tokens = torch.randint(VOCABULARY, (2, 12))
+    own = model(input_ids=tokens, labels=tokens)
+    (own.loss + own.logits.square().mean()).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    with fused_loss(model, logits="train"):
+        found = model(input_ids=tokens, labels=tokens)
+        (found.loss + found.logits.square().mean()).backward()
+    torch.testing.assert_close(found.logits, own.logits)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_deepspeed_partitions_are_refused() -> None:

@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     """What `fused_loss` was asked for."""
 
     options: dict[str, Any]  # of linear_cross_entropy
-    in_eval: bool  # whether there are logits while the model does not train
+    logits: str  # when there are any: "eval", while the model does not train, "train", then too, or "never"
     seen: Seen | None = None
 
 
@@ -90,7 +90,7 @@ class Logits:
 
     def formed(self, training: bool) -> Tensor | None:
         """The logits where the caller gets them, else None."""
-        if training or not self._settings.in_eval:
+        if self._settings.logits == "never" or (training and self._settings.logits != "train"):
             return None
         logits: Tensor = self._head(self._hidden)
         for name, argument in self._steps:

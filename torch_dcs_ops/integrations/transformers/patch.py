@@ -20,7 +20,7 @@ from .rewrite import rewritten
 
 _LOSSES: dict[Any, Callable[..., Any]] = {ForCausalLMLoss: causal_loss, ForMaskedLMLoss: masked_loss}
 _CURE = 'torch.compile(lambda **batch: model(**batch).loss, backend="dcs") may fuse it without fused_loss'
-_LOGITS = ("eval", "never")
+_LOGITS = ("eval", "train", "never")
 
 
 class FusedLoss:
@@ -91,7 +91,7 @@ def fused_loss(
     Args:
         model: a language model of transformers, or what torch.compile, PEFT or DistributedDataParallel made of it.
         logits: when a call with labels forms them as well: "eval" while `model.training` is False, as what computes
-            metrics of predictions needs them, or "never".
+            metrics of predictions needs them; "train" in training too, which saves no memory; or "never".
         label_smoothing, z_loss, grad_filter_eps, memory_budget, accumulate_dtype: as in
             :func:`torch_dcs_ops.linear_cross_entropy`. The defaults give the model's own loss and exact gradients.
             `label_smoothing` is the loss that Trainer's `label_smoothing_factor` makes of logits.
@@ -102,7 +102,7 @@ def fused_loss(
         A handle with `restore()`, which can also be used in a `with` statement.
 
     Raises:
-        ValueError: logits is neither "eval" nor "never".
+        ValueError: logits is none of "eval", "train" and "never".
         RuntimeError: the model's forward does with its logits what is not known, its loss_function is not one of
             transformers' causal and masked ones, its head does more than multiply (quantization, hooks), or it has a
             fused loss already. The model is left as it was. Changed so afterwards, it raises when it is called with
@@ -114,7 +114,7 @@ def fused_loss(
         ...     model(input_ids, labels=input_ids).loss.backward()
     """
     if logits not in _LOGITS:
-        raise ValueError(f'fused_loss: logits must be "eval" or "never", got {logits!r}')
+        raise ValueError(f'fused_loss: logits must be "eval", "train" or "never", got {logits!r}')
     options = {
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
@@ -125,7 +125,7 @@ def fused_loss(
     model = _unwrapped(model)
     _check_model(model)
     seen = Seen() if predictions else None
-    settings = Settings(options, logits == "eval", seen)
+    settings = Settings(options, logits, seen)
     fused = _fused_forward(model, settings)
 
     original: Callable[..., Any] = type(model).forward
