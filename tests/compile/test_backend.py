@@ -94,7 +94,8 @@ def test_backend_is_found_by_name() -> None:
     assert "dcs" in torch.compiler.list_backends()
 
 
-def test_mode_and_options_are_those_of_inductor(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@config.patch(max_autotune_gemm_backends="ATEN")  # no kernels to choose from, which takes long
+def test_mode_and_options_are_those_of_inductor(device: str) -> None:
     seen: list[tuple[bool, bool]] = []
 
     def looks(graph: fx.Graph) -> None:
@@ -103,7 +104,6 @@ def test_mode_and_options_are_those_of_inductor(device: str, monkeypatch: pytest
     tokens = torch.randint(23, (2, 5), device=device)
     model = Model().to(device)
     options = {**ALWAYS, "max_autotune": True, "epilogue-fusion": False, "pre_grad_custom_pass": looks}
-    monkeypatch.setattr(config, "max_autotune_gemm_backends", "ATEN")  # no kernels to choose from, which takes long
     assert is_fused(torch.compile(model, backend="dcs", options=options), tokens)
     assert seen[0] == (True, False)
     torch._dynamo.reset()
