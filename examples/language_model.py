@@ -12,6 +12,7 @@ the indentation behind them. A piece that is not in the vocabulary is cut into t
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -238,6 +239,9 @@ def train_one(
     if compiled:
         loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False)
         update = torch.compile(update, dynamic=False)
+        # The optimizer marks its step for profilers; that the compiler leaves the mark out is no news.
+        quiet = logging.getLogger("torch._dynamo.variables.ctx_manager")
+        quiet.addFilter(lambda record: not str(record.msg).startswith("Profiler record function"))
     steps = len(batches)
 
     def step(index: int) -> float:
