@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> returns_gradients(OptionalTensor of_a
   const auto make = [&](bool wanted) { return wanted ? torch::stable::empty_like(like) : empty({0}); };
   Tensor rewards = make(need_rewards), values = make(need_values), next_values = make(need_next_values);
   Tensor bootstrap_value = empty(need_bootstrap_value ? without_dim(sizes, dim) : Sizes{0});
-  if (like.numel() == 0) bootstrap_value = torch::stable::fill_(bootstrap_value, 0.0);
+  if (like.numel() == 0) torch::stable::zero_(bootstrap_value);
   std::tuple<Tensor, Tensor, Tensor, Tensor> results{rewards, values, next_values, bootstrap_value};
   if (like.numel() == 0 || !(need_rewards || need_values || need_next_values || need_bootstrap_value)) return results;
 
