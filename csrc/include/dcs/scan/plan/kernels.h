@@ -70,8 +70,10 @@ inline int64_t zeroed_bytes(const KernelPlan& plan) {
 }
 // Its blocks wait for each other.
 inline bool runs_together(const KernelPlan& plan) {
-  const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan);
-  return std::holds_alternative<LongRowsPlan>(plan) || (aligned && aligned->needs_room());
+  if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_room();
+  if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
+  if (const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan)) return columns->cluster;
+  return std::holds_alternative<LongRowsPlan>(plan);
 }
 
 struct ScanPlan {
