@@ -3,10 +3,11 @@
 // was.
 #include "emulation.h"
 #include "trials.h"
+#include "operand_on_cpu.h"
 #include "returns/chunks/kernels.cuh"
 
 using namespace dcs;
-using trials::narrowed, trials::widened;
+using trials::narrowed, trials::Operand, trials::widened;
 
 namespace {
 
@@ -19,39 +20,6 @@ struct Case {
   double gamma_value, trace_value;
   int multiprocessors;
   unsigned seed;
-};
-
-// A tensor, and memory around it that must stay as it is.
-template <typename T>
-class Operand {
- public:
-  Operand(const Case& c, bool padded) {
-    const int64_t more = padded ? 3 : 0;
-    strides = c.contiguous ? Strides{c.inner * (c.length + more), 1, c.length + more}
-                           : Strides{c.length * (c.inner + more), c.inner + more, 1};
-    memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + 2), untouched());
-    data = memory_.data() + 1;
-  }
-  T& at(int64_t o, int64_t t, int64_t i) const {
-    return data[o * strides.outer + t * strides.time + i * strides.inner];
-  }
-  bool is_spoiled(const Case& c) const {
-    std::vector<bool> own(memory_.size(), false);
-    for (int64_t o = 0; o < c.outer; ++o)
-      for (int64_t t = 0; t < c.length; ++t)
-        for (int64_t i = 0; i < c.inner; ++i) own[static_cast<size_t>(&at(o, t, i) - memory_.data())] = true;
-    for (size_t k = 0; k < own.size(); ++k) {
-      const T want = untouched();
-      if (!own[k] && std::memcmp(&memory_[k], &want, sizeof(T))) return true;
-    }
-    return false;
-  }
-  T* data;
-  Strides strides;
-
- private:
-  static T untouched() { return narrowed<T>(77.0); }
-  std::vector<T> memory_;
 };
 
 template <typename T>
