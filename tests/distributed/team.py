@@ -1,14 +1,17 @@
 """A few processes of one gloo group that run the cases they are sent, one after the other.
 
 To start a process takes seconds, a case milliseconds: the processes stay for all tests of a session. Whatever does not
-answer in time is ended, and its test fails.
+answer in time is ended, and its test fails. A process that crashes is named with its exit code and its stack. Tensors
+travel as plain bytes: torch's own way shares their memory by a second connection, which can fail on its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import multiprocessing
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -25,23 +28,45 @@ ANSWERS_IN = 120.0
 COLLECTIVES_IN = 60.0
 
 
-def _serve(rank: int, ranks: int, file: str, commands: Connection, collectives_in: float) -> None:
+def _send(pipe: Connection, what: Any) -> None:
+    pipe.send_bytes(pickle.dumps(what))
+
+
+def _received(pipe: Connection) -> Any:
+    return pickle.loads(pipe.recv_bytes())
+
+
+def _serve(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float) -> None:
+    with open(_crash_file(folder, rank), "w") as crashes:
+        faulthandler.enable(crashes)
+        try:
+            _serve_cases(rank, ranks, folder, commands, collectives_in)
+        except BaseException:
+            traceback.print_exc(file=crashes)
+            raise
+
+
+def _crash_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"crash_of_rank_{rank}"
+
+
+def _serve_cases(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{file}",
+        init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=ranks,
         timeout=datetime.timedelta(seconds=collectives_in),
     )
-    commands.send((True, None))
-    while (command := commands.recv()) is not None:
+    _send(commands, (True, None))
+    while (command := _received(commands)) is not None:
         case, args = command
         torch.manual_seed(0)
         try:
-            commands.send((True, case(*args)))
+            _send(commands, (True, case(*args)))
         except Exception as error:
-            commands.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+            _send(commands, (False, (type(error).__name__, str(error), traceback.format_exc())))
     dist.destroy_process_group()
 
 
@@ -58,11 +83,12 @@ class Team:
     def __init__(self, ranks: int, collectives_in: float = COLLECTIVES_IN) -> None:
         context = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
-        file = str(Path(self.folder.name) / "rendezvous")
         self.pipes, self.processes = [], []
         for rank in range(ranks):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, ranks, file, theirs, collectives_in), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, ranks, self.folder.name, theirs, collectives_in), daemon=True
+            )
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -72,16 +98,16 @@ class Team:
     def answers(self, case: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:
         """Every rank's (whether it returned, what, or its exception in words)."""
         for pipe in self.pipes:
-            pipe.send((case, args))
+            _send(pipe, (case, args))
         return self._answers(ANSWERS_IN)
 
     def answer_of_the_others(self, lost: int, seconds: float, case: Callable[..., Any], *args: Any) -> list[Any]:
         """Of the ranks but one, which the case ends, within so many seconds."""
         for pipe in self.pipes:
-            pipe.send((case, args))
+            _send(pipe, (case, args))
         others = [pipe for rank, pipe in enumerate(self.pipes) if rank != lost]
         assert all(pipe.poll(seconds) for pipe in others), f"no answer within {seconds} s"
-        return [pipe.recv() for pipe in others]
+        return [_received(pipe) for pipe in others]
 
     def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
         """What the ranks return; `case` is a function of a module, and its tensors are plain."""
@@ -97,11 +123,18 @@ class Team:
                 self.stop()
                 raise AssertionError(f"rank {rank} did not answer within {seconds} s")
             try:
-                found.append(pipe.recv())
+                found.append(_received(pipe))
             except EOFError:
-                self.stop()
-                raise AssertionError(f"rank {rank} ended") from None
+                raise AssertionError(self._end_of(rank)) from None
         return found
+
+    def _end_of(self, rank: int) -> str:
+        """How a process that nobody asked to end has ended."""
+        process, file = self.processes[rank], _crash_file(self.folder.name, rank)
+        process.join(5)
+        said = file.read_text() if file.exists() else ""
+        self.stop()
+        return f"rank {rank} ended with exit code {process.exitcode}:\n{said}"
 
     def stop(self) -> None:
         for pipe in self.pipes:
@@ -119,5 +152,5 @@ class Team:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         for pipe in self.pipes:
             with contextlib.suppress(OSError):  # of a process that has ended
-                pipe.send(None)
+                _send(pipe, None)
         self.stop()
