@@ -29,15 +29,12 @@ def why_not(head: Any) -> str | None:
     """Why the product of head cannot be taken out of it, None if it can. Dynamo has to be able to follow."""
     if type(head) is not nn.Linear and not is_fsdp(head):
         return _why_not_wrapped(head)
-    hooked = why_not_bypassed("lm_head", head, 1 if is_fsdp(head) else 0)  # FSDP2's own are called
-    if hooked:
-        return hooked
-    if hasattr(head.weight, "ds_id"):
+    if hasattr(head.weight, "ds_id"):  # before its hooks, which DeepSpeed has set
         return (
             "lm_head.weight is partitioned by DeepSpeed's ZeRO stage 3, which gathers it only where lm_head is called: "
             "use stage 2, or FSDP2's fully_shard"
         )
-    return None
+    return why_not_bypassed("lm_head", head, 1 if is_fsdp(head) else 0)  # FSDP2's own are called
 
 
 def why_not_bypassed(name: str, module: Any, hooks: int = 0) -> str | None:
