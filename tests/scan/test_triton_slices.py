@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.sm_90 import compiled_for_sm_90
 from support.subprocesses import run_in_the_interpreter
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,17 +53,5 @@ def test_what_is_not_finite_is_added(sign: int, reverse: bool, monkeypatch: pyte
 @pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_kernel_compiles_for_sm_90(reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel = module(monkeypatch).add_rows
-    names: list[str] = kernel.arg_names
-    constants: dict[str, Any] = {"SIGN": -1, "REVERSE": reverse, "BLOCK": 1024}
-    kinds = {"any_ptr": "*i32", "y_ptr": "*fp64", "carry_ptr": "*fp64"} | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(
-        fn=kernel,
-        signature={name: kinds.get(name, "i64") for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={},
-    )
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    kernel, constants = module(monkeypatch).add_rows, {"SIGN": -1, "REVERSE": reverse, "BLOCK": 1024}
+    assert compiled_for_sm_90(kernel, constants, {"any_ptr": "*i32"}, number="i64").asm["ptx"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softmax.oracle import assert_gradient, assert_softmax
+from support.sm_90 import compiled_for_sm_90
 from support.subprocesses import run_in_the_interpreter
 
 pytest.importorskip("triton")
@@ -134,14 +135,9 @@ def test_the_same_bits_every_time(kernels: ModuleType) -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["softmax_held", "softmax_looped", "softmax_backward_held", "softmax_backward_looped"])
 def test_compiles_for_sm_90(kernels: ModuleType, name: str, axis: int) -> None:
-    """The interpreter takes what the compiler refuses; no GPU is needed."""
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     kernel = getattr(kernels, name)
-    numbers = ("length", "inner", "outer")
     constants = {"LINES": 4, "STEPS": 64, "AXIS": axis, "ACC": triton.language.float32, "LOWEST": -3.4e38}
-    kinds = {key: "constexpr" if key in constants else "i32" if key in numbers else "*bf16" for key in kernel.arg_names}
-    source = ASTSource(kernel, kinds, {(kernel.arg_names.index(key),): value for key, value in constants.items()})
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    kinds = dict.fromkeys(("length", "inner", "outer"), "i32")
+    assert compiled_for_sm_90(kernel, constants, kinds, number="*bf16").asm["ptx"]

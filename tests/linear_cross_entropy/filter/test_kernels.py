@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from linear_cross_entropy.filter.kernel_oracle import GPU, GROUP_ROWS, INTERPRETED, load
+from support.sm_90 import compiled_for_sm_90
 from support.subprocesses import rare, run_in_the_interpreter
 
 pytest.importorskip("triton")
@@ -75,7 +76,7 @@ PRODUCT_OPTIONS = {"PRECISION": "tf32", "DEPTH": 32, "COLUMNS": 32, "ROWS": 64, 
 )
 def test_compiles_for_sm_90(module: str, name: str, options: dict[str, Any]) -> None:
     """With all options on, where no GPU is: the interpreter knows nothing of types that must agree."""
-    assert compiled_for_sm_90(module, name, options).asm["ptx"]
+    assert compiled(module, name, options).asm["ptx"]
 
 
 WIDE_ROWS = ("kept_ptr", "weight_ptr", "weight_stride", "out_ptr", "out_stride", "D")
@@ -109,17 +110,10 @@ def test_wide_tiles_fit(module: str, name: str, tile: str, aligned: tuple[str, .
     sizes = getattr(tiles, tile)
     options = PRODUCT_OPTIONS | {"ROWS": sizes.rows, "COLUMNS": sizes.columns, "DEPTH": sizes.depth, "PARTS": 2}
     options |= {"STAGES": sizes.stages, "kinds": dict.fromkeys(("out_ptr", "total_ptr", "rest_ptr"), total)}
-    assert compiled_for_sm_90(module, name, options, sizes.warps, aligned).metadata.shared <= tiles.BULK_BYTES
+    assert compiled(module, name, options, sizes.warps, aligned).metadata.shared <= tiles.BULK_BYTES
 
 
-def compiled_for_sm_90(
-    module: str, name: str, options: dict[str, Any], warps: int = 4, aligned: tuple[str, ...] = ()
-) -> Any:
-    """With `aligned` arguments known to be divisible by 16."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def compiled(module: str, name: str, options: dict[str, Any], warps: int = 4, aligned: tuple[str, ...] = ()) -> Any:
     options = dict(options)
     kernel = getattr(load(module), name)
     names: list[str] = kernel.arg_names
@@ -128,20 +122,8 @@ def compiled_for_sm_90(
     constants = {argument: known.get(argument, True) for argument in names if argument == argument.upper()}
     constants = {argument: value for argument, value in constants.items() if argument not in ("V", "D", "G", "K")}
     kinds = {argument: kind for kind, arguments in KINDS.items() for argument in arguments} | changed
-
-    def kind(argument: str) -> str:
-        if argument in constants:
-            return "constexpr"
-        if argument in ("kept", "left", "right"):
-            block = {"kept": ("ROWS", "DEPTH"), "left": ("DEPTH", "ROWS"), "right": ("DEPTH", "COLUMNS")}[argument]
-            return "tensordesc<bf16[{}, {}]>".format(*(constants[name] for name in block))
-        pointer = argument.endswith("_ptr")
-        return ("*" if pointer else "") + kinds.get(argument, "bf16" if pointer else "i32")
-
-    source = ASTSource(
-        fn=kernel,
-        signature={argument: kind(argument) for argument in names},
-        constexprs={(names.index(argument),): value for argument, value in constants.items()},
-        attrs={(names.index(argument),): [["tt.divisibility", 16]] for argument in aligned if argument in names},
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    kinds = {argument: ("*" if argument.endswith("_ptr") else "") + kind for argument, kind in kinds.items()}
+    blocks = {"kept": ("ROWS", "DEPTH"), "left": ("DEPTH", "ROWS"), "right": ("DEPTH", "COLUMNS")}
+    for argument in blocks.keys() & set(names):
+        kinds[argument] = "tensordesc<bf16[{}, {}]>".format(*(constants[of] for of in blocks[argument]))
+    return compiled_for_sm_90(kernel, constants, kinds, pointer="*bf16", warps=warps, aligned=aligned)

@@ -24,6 +24,7 @@ from torch_dcs_ops.reference.linear_cross_entropy.kl_div import divergence
 from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRows
 
 from linear_cross_entropy.rows.oracle import GPU, INTERPRETED, error, wide
+from support.sm_90 import compiled_for_sm_90, constants_behind_acc
 from support.subprocesses import run_in_the_interpreter
 
 DIRECTIONS = ("forward", "reverse", "jsd")
@@ -278,11 +279,8 @@ def test_no_rows(kernel: Any) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["kl_rows", "kl_slices"])
 def test_triton_kernel_compiles_for_sm_90(name: str, direction: str) -> None:
-    """With all options on and in float64, where no GPU is: the interpreter knows nothing of types that must agree."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """With all options on and in float64."""
+    pytest.importorskip("triton")
     sys.path.insert(0, str(Path(__file__).parents[3]))
     try:
         module = importlib.import_module("triton_kernels.linear_cross_entropy.kl_div")
@@ -290,23 +288,8 @@ def test_triton_kernel_compiles_for_sm_90(name: str, direction: str) -> None:
     finally:
         sys.path.pop(0)
     kernel = slices.kl_slices if name == "kl_slices" else module.kl_rows
-    names: list[str] = kernel.arg_names
-    constants: dict[str, Any] = dict.fromkeys(names[names.index("ACC") + 1 :], True)
-    constants |= {"BLOCK": 512, "ACC": triton.language.float64, "DIRECTION": module.DIRECTIONS[direction]}
+    constants = constants_behind_acc(kernel, BLOCK=512, DIRECTION=module.DIRECTIONS[direction])
     constants |= {"VECTOR": 8} if name == "kl_rows" else {"KNOWN": direction != "forward"}
     halves = ("logits_ptr", "teacher_ptr", "within_ptr", "beside_ptr")
     kinds = {"valid_ptr": "*u8"} | dict.fromkeys(halves, "*bf16")
-
-    def kind(name: str) -> str:
-        if name in constants:
-            return "constexpr"
-        ending = {"_ptr": "*fp64", "_bits": "i64"}
-        return kinds.get(name) or next((kind for end, kind in ending.items() if name.endswith(end)), "i32")
-
-    source = ASTSource(
-        fn=kernel,
-        signature={name: kind(name) for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={},
-    )
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    assert compiled_for_sm_90(kernel, constants, kinds).asm["ptx"]

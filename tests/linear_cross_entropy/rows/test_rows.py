@@ -37,6 +37,7 @@ from linear_cross_entropy.rows.oracle import (
     oracle,
     wide,
 )
+from support.sm_90 import compiled_for_sm_90, constants_behind_acc
 from support.subprocesses import environment, run_in_the_interpreter, run_tests
 
 ALL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -364,31 +365,13 @@ def test_opcheck(device: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="compiled, not run")
 def test_triton_kernel_compiles_for_sm_90() -> None:
-    """With all options on and in float64, where no GPU is: the interpreter knows nothing of types that must agree."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """With all options on and in float64."""
+    pytest.importorskip("triton")
     sys.path.insert(0, str(Path(__file__).parents[3]))
     try:
         kernel = importlib.import_module("triton_kernels.linear_cross_entropy.rows").cross_entropy_rows
     finally:
         sys.path.pop(0)
-    names: list[str] = kernel.arg_names
-    constants: dict[str, Any] = dict.fromkeys(names[names.index("ACC") + 1 :], True)
-    constants |= {"BLOCK": 1024, "ACC": triton.language.float64, "BY_CLASS": False}
+    constants = constants_behind_acc(kernel, BLOCK=1024, BY_CLASS=False)
     kinds = {"target_ptr": "*i64", "predictions_ptr": "*i64", "ignore_index": "i64"}
-
-    def kind(name: str) -> str:
-        if name in constants:
-            return "constexpr"
-        ending = {"_ptr": "*fp64", "_bits": "i64"}
-        return kinds.get(name) or next((kind for end, kind in ending.items() if name.endswith(end)), "i32")
-
-    source = ASTSource(
-        fn=kernel,
-        signature={name: kind(name) for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={},
-    )
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    assert compiled_for_sm_90(kernel, constants, kinds).asm["ptx"]
