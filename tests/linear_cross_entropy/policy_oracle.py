@@ -18,7 +18,9 @@ def surrogate(
     log_probs: Tensor, entropy: Tensor | None, old: Tensor, advantages: Tensor, table: Tensor, beta: Any, scale: float
 ) -> Tensor:
     """Some of everything: several ids, both statistics, arguments of several dimensions, one for all rows, a number."""
-    log_probs = log_probs if log_probs.dim() == 1 else (log_probs * table[:, : log_probs.size(1)]).sum(1) / 4
+    if log_probs.dim() > 1:
+        count = log_probs.size(1)
+        log_probs = (log_probs * table[:, :count]).sum(1) / max(4, count)
     ratio = (log_probs - 0.1 * old).exp()
     loss = (
         -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
@@ -81,8 +83,10 @@ def ids_of(problem: Problem, count: int | None) -> Tensor:
     return ids
 
 
-def arguments(kind: str, lead: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+def arguments(
+    kind: str, lead: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float64, most_ids: int = 8
+) -> tuple[Any, ...]:
     draw = KINDS[kind]
     of_sequences = (*lead[:1], *(1,) * (len(lead) - 1))
-    old, advantages, table = (draw(shape, dtype=dtype) for shape in (lead, of_sequences, (*lead, 8)))
+    old, advantages, table = (draw(shape, dtype=dtype) for shape in (lead, of_sequences, (*lead, most_ids)))
     return leaf(old), advantages, leaf(table), leaf(torch.tensor(0.3, dtype=dtype)), 2.0

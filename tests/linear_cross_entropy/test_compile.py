@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops import linear_cross_entropy, linear_log_probs, linear_policy_loss, linear_top_k
 from torch_dcs_ops.ops.linear_cross_entropy import compiled as saved_for_backward
 
 from linear_cross_entropy.oracle import gradients, leaf, make
@@ -158,13 +158,28 @@ def test_export(device: str) -> None:
         torch.testing.assert_close(program.module()(other.input, other.target), model(other.input, other.target))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_gradient_penalty_is_refused_as_that_of_a_compiled_cross_entropy_is(device: str, reduction: str) -> None:
+LOSSES: dict[str, Any] = {
+    "mean": linear_cross_entropy,
+    "sum": lambda x, w, y: linear_cross_entropy(x, w, y, reduction="sum"),
+    "none": lambda x, w, y: linear_cross_entropy(x, w, y, reduction="none").sum(),
+    "log_probs": lambda x, w, y: linear_log_probs(x, w, y, need_entropy=False).sum(),
+    "entropy": lambda x, w, y: linear_log_probs(x, w, y)[1].sum(),
+    "ids": lambda x, w, y: linear_log_probs(x, w, y.unsqueeze(-1).expand(-1, 2))[0].sum(),
+    "top_k": lambda x, w, y: linear_top_k(x, w, 2)[0].sum(),
+    "policy": lambda x, w, y: linear_policy_loss(x, w, y, lambda log_probs, entropy: log_probs.exp() - entropy),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_gradient_penalty_is_refused_as_that_of_a_compiled_cross_entropy_is(
+    device: str, name: str, frozen: bool
+) -> None:
     problem = make((5,), 6, 11, torch.float32, device)
-    x, w = leaf(problem.input), leaf(problem.linear_weight)
+    x, w = leaf(problem.input), problem.linear_weight.clone().requires_grad_(not frozen)
 
     def loss(x: Tensor, w: Tensor) -> Tensor:
-        return linear_cross_entropy(x, w, problem.target, reduction=reduction).sum()
+        return LOSSES[name](x, w, problem.target)
 
     value = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, w)
     (grad,) = torch.autograd.grad(value, x, create_graph=True)

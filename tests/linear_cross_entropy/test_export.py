@@ -136,6 +136,23 @@ class Distillation(torch.nn.Module):
         return (*rows, top, loss, linear_kl_div(x, student, x, self.teacher.weight, reduction="none", direction="jsd"))
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_saved_distillation(device: str, dynamic: bool, tmp_path: Path) -> None:
+    model = Distillation()
+    program = exported(model, device, ("x", "y"), dynamic)
+    ops = [str(node.target) for node in program.graph.nodes if str(node.target).startswith("dcs.")]
+    assert ops == [
+        "dcs.linear_top_k.default",
+        "dcs.linear_log_probs.full",
+        "dcs.linear_kl_div.reduced",
+        "dcs.linear_kl_div.default",
+    ]
+    torch.export.save(program, tmp_path / "distillation.pt2")
+    loaded = torch.export.load(tmp_path / "distillation.pt2").module()
+    for steps in (5, 9) if dynamic else (5,):
+        torch.testing.assert_close(tuple(loaded(*problem(steps, device))), model(*problem(steps, device)))
+
+
 @pytest.mark.slow
 def test_aot_inductor_of_a_distillation(device: str, tmp_path: Path) -> None:
     model = Distillation()

@@ -17,6 +17,7 @@ from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
 from linear_cross_entropy.oracle import leaf, make, relative_error
 
 ALL: dict[str, Any] = {"return_lse": True, "return_predictions": True, "return_argmax_log_prob": True}
+UPSTREAM = torch.ones_like, torch.zeros_like, torch.randn_like
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "softcap": {"softcap": 2.5},
@@ -40,10 +41,14 @@ def ids_of(problem: Any, count: int, ignored: float = 0.2) -> Tensor:
     return ids.to(problem.input.device)
 
 
-def expected(x: Tensor, w: Tensor, b: Tensor | None, ids: Tensor, **options: Any) -> list[Tensor]:
+def logits_of(x: Tensor, w: Tensor, b: Tensor | None, **options: Any) -> Tensor:
     z = functional.linear(wide(x), wide(w), None if b is None else wide(b)) * options.get("logit_scale", 1.0)
-    if cap := options.get("softcap"):
-        z = torch.tanh(z / cap) * cap
+    cap = options.get("softcap")
+    return z if cap is None else torch.tanh(z / cap) * cap
+
+
+def expected(x: Tensor, w: Tensor, b: Tensor | None, ids: Tensor, **options: Any) -> list[Tensor]:
+    z = logits_of(x, w, b, **options)
     log_p = z.log_softmax(-1)
     valid = ids >= 0
     rows = valid.any(-1)
@@ -56,7 +61,7 @@ def expected(x: Tensor, w: Tensor, b: Tensor | None, ids: Tensor, **options: Any
 @pytest.mark.parametrize("count", [1, 2, 8, 64])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_values_and_gradients(device: str, name: str, count: int) -> None:
-    """Upstream gradients of one, at random, and of zero but for one result."""
+    """Upstream gradients of one, of zero, at random, and at random for one result with zero for the others."""
     problem = make(device=device)
     leaves = [leaf(t) for t in (problem.input, problem.linear_weight, problem.linear_bias)]
     x, w, b = leaves
@@ -65,10 +70,7 @@ def test_values_and_gradients(device: str, name: str, count: int) -> None:
     wanted = expected(x, w, b, ids, **OPTIONS[name])
     torch.testing.assert_close(list(got), wanted)
     differentiable = [0, 1, 2, 4]
-    upstream = [
-        [torch.ones_like(wanted[k]) for k in differentiable],
-        [torch.randn_like(wanted[k]) for k in differentiable],
-    ]
+    upstream = [[like(wanted[k]) for k in differentiable] for like in UPSTREAM]
     upstream += [[torch.randn_like(wanted[k]) * (k == one) for k in differentiable] for one in differentiable]
     for grads in upstream:
         results = [
@@ -218,6 +220,14 @@ def test_transforms(device: str, dims: tuple[int | None, ...]) -> None:
         top = func.vmap(lambda x, w: linear_top_k(x, w, 2), dims[:2])(*given[:2])
         wanted = func.vmap(lambda x, w: functional.linear(x, w).log_softmax(-1).topk(2), dims[:2])(*given[:2])
         torch.testing.assert_close(tuple(top), tuple(wanted))
+        of_top = [
+            func.vmap(func.grad(lambda x, w, h=h: h(x, w).exp().sum(), (0, 1)), dims[:2])(*given[:2])
+            for h in (
+                lambda x, w: linear_top_k(x, w, 2)[0],
+                lambda x, w: logits_of(x, w, None).log_softmax(-1).topk(2)[0],
+            )
+        ]
+        torch.testing.assert_close(*of_top)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -238,6 +248,27 @@ def test_top_k(device: str, k: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(log_probs, (x, w), grad), torch.autograd.grad(wanted[0], (x, w), grad), **tolerance
     )
+
+
+@pytest.mark.parametrize("k", [1, 2, 8, 64])
+def test_top_k_of_many_classes(device: str, k: int) -> None:
+    """All gradients, with equal classes among the largest, and whichever upstream gradient."""
+    problem = make(classes=80, device=device)
+    w = problem.linear_weight.clone()
+    w[40:] = w[:40]
+    leaves = [leaf(problem.input), leaf(w), leaf(problem.linear_bias)]
+    for options in ({"softcap": 2.5}, {"logit_scale": 0.7, "memory_budget": 2000}):
+        bias = leaves[2] if "softcap" in options else None  # with a bias no two are equal
+        log_probs, indices = linear_top_k(*leaves[:2], k, linear_bias=bias, **options)
+        log_p = logits_of(*leaves[:2], bias, **options).log_softmax(-1)
+        wanted = log_p.gather(-1, indices)
+        torch.testing.assert_close(log_probs, wanted)
+        torch.testing.assert_close(wanted, log_p.topk(k)[0])
+        every = leaves if bias is not None else leaves[:2]
+        for like in UPSTREAM:
+            grad = like(wanted)
+            results = [torch.autograd.grad(of, every, grad, retain_graph=True) for of in (log_probs, wanted)]
+            torch.testing.assert_close(*results)
 
 
 def test_compiled(device: str, fresh_compiler: None) -> None:

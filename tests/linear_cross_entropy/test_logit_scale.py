@@ -11,7 +11,7 @@ from torch import Tensor, func, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
-from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops import linear_cross_entropy, linear_log_probs, linear_top_k
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
 
 from linear_cross_entropy.oracle import gradients, leaf, make, relative_error
@@ -60,7 +60,14 @@ def test_derivatives_and_transforms(device: str) -> None:
     def log_probs(s: Tensor) -> Any:
         return linear_log_probs(problem.input, problem.linear_weight, problem.target, logit_scale=s)
 
-    for f in (loss, log_probs):
+    def of_ids(s: Tensor) -> Any:
+        ids = problem.target.unsqueeze(1).expand(-1, 2)
+        return linear_log_probs(problem.input, problem.linear_weight, ids, logit_scale=s, need_entropy=False)
+
+    def top(s: Tensor) -> Any:
+        return linear_top_k(problem.input, problem.linear_weight, 2, logit_scale=s)[0]
+
+    for f in (loss, log_probs, of_ids, top):
         assert gradcheck(f, (leaf(scale),), check_forward_ad=True)
         assert gradgradcheck(f, (leaf(scale),))
     torch.testing.assert_close(func.vmap(func.grad(loss))(scale.expand(2)), func.grad(loss)(scale).expand(2))

@@ -249,11 +249,10 @@ def test_log_probs(device: str, options: dict[str, Any]) -> None:
     for budget in (None, 1):
         got = linear_log_probs(x, w, problem.target, linear_bias=b, memory_budget=budget, **options)
         torch.testing.assert_close(got, expected)
-        grads = [torch.randn_like(e) for e in expected]
-        torch.testing.assert_close(
-            torch.autograd.grad(got, (x, w, b), grads),
-            torch.autograd.grad(expected, (x, w, b), grads, retain_graph=True),
-        )
+        for like in (torch.ones_like, torch.zeros_like, torch.randn_like):
+            grads = [like(e) for e in expected]
+            results = [torch.autograd.grad(of, (x, w, b), grads, retain_graph=True) for of in (got, expected)]
+            torch.testing.assert_close(*results)
 
 
 LAYOUTS: dict[str, Any] = {

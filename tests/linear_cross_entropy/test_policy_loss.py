@@ -49,7 +49,7 @@ def check(problem: Problem, target: Tensor, args: tuple[Any, ...], **options: An
         torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("count", [None, 1, 2, 8])
+@pytest.mark.parametrize("count", [None, 1, 2, 8, 64])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_values_and_gradients(device: str, name: str, count: int | None) -> None:
     """Of operands and row arguments, several ids with equal ones among them."""
@@ -58,7 +58,7 @@ def test_values_and_gradients(device: str, name: str, count: int | None) -> None
     ids = ids_of(problem, count)
     ids = torch.where(ids == -100, ignored, ids)
     with torch.device(device):
-        args = arguments("random")
+        args = arguments("random", most_ids=max(8, count or 0))
     for reduction in ("mean", "sum", "none"):
         check(problem, ids, args, reduction=reduction, **OPTIONS[name])
 
