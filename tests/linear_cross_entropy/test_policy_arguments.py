@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dcs_ops import linear_log_probs, linear_policy_loss
-from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks, row_losses
+from torch_dcs_ops.ops.linear_cross_entropy import ids as ids_module
+from torch_dcs_ops.ops.linear_cross_entropy import row_losses
 
 from linear_cross_entropy.oracle import leaf, make
 from linear_cross_entropy.policy_oracle import plain, policy, surrogate
@@ -125,7 +126,7 @@ def test_degenerate_shapes(device: str, lead: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("left_out", [True, False])
 def test_no_row_counts(device: str, left_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not left_out:
-        monkeypatch.setattr(policy_chunks, "compacts", lambda *_: None)
+        monkeypatch.setattr(ids_module, "compacts", lambda *_: None)
     problem = make(device=device, ignored=1.0)
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
     for zero, wanted in ((False, torch.nan), (True, 0.0)):

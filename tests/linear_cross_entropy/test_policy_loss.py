@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torch_dcs_ops import linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
-from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks
+from torch_dcs_ops.ops.linear_cross_entropy import ids as ids_module
 
 from linear_cross_entropy.grouped_products import grouped_mm_with_nan
 from linear_cross_entropy.oracle import Problem, leaf, make, relative_error
@@ -76,7 +76,7 @@ def test_row_arguments_of_ones_and_zeros(device: str, count: int | None, kind: s
 def test_nan_in_an_ignored_row(device: str, left_out: bool, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reaches nothing, wherever it is among the arguments."""
     if not left_out:
-        monkeypatch.setattr(policy_chunks, "compacts", lambda *_: None)
+        monkeypatch.setattr(ids_module, "compacts", lambda *_: None)
     problem = make(device=device)
     ids = ids_of(problem, count)
     with torch.device(device):
@@ -146,7 +146,7 @@ def test_precision(device: str, dtype: torch.dtype, count: int | None) -> None:
 def test_ignored_rows_on_gpus(way: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA does, on a CPU: run with the others, or left out by products that leave theirs unset, here NaN."""
     where = None if way == "run with the others" else "device"
-    monkeypatch.setattr(policy_chunks, "compacts", lambda *_: where)
+    monkeypatch.setattr(ids_module, "compacts", lambda *_: where)
     monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
     monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: True)
     problem = make((40,), 8, 16, torch.float32, ignored=0.5)

@@ -64,7 +64,7 @@ class _Chunks:
     """The rows of one call, some at a time: as many on all ranks, by their mean share of the classes."""
 
     def __init__(self, call: _Call, needs: tuple[Needs, Needs]) -> None:
-        student, teacher, valid = rows_of_heads(call.operands, call.target, call.options)
+        student, teacher, valid = rows_of_heads(call.operands, call.target, call.options, False)
         self.heads, self.valid, self.needs, self.options = (student, teacher), valid, needs, call.options
         self.count, self.slice = student.operand.size(0), student.linear_weight.size(0)
         share = -(-call.numbers.classes // call.numbers.team.size)

@@ -25,7 +25,7 @@ from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
 from .plan import Plan, make_plan
-from .valid_rows import ValidRows, valid_rows
+from .valid_rows import ValidRows, compacts, valid_rows
 
 IGNORED = -100  # a target of the row op
 _PAIRS = 1 << 22  # of ids at a time
@@ -141,14 +141,11 @@ def _flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple
     return ids, options._replace(ignore_index=IGNORED)
 
 
-def _valid_rows(call: Call, ids: Tensor) -> ValidRows | None:
-    """Where rows of ignored ids are left out; the others first."""
-    if call.input.device.type != "cpu":
-        return None
-    ignored = call.options.ignore_index
-    # Of a row with a valid id this is one, or anything but the ignored one.
-    target = torch.where((ids != ignored).any(1), ignored + 1, ignored)
-    return valid_rows(call.input, target, ignored, "host")
+def chosen_rows(call: Call, ids: Tensor) -> ValidRows | None:
+    """Where rows of ignored ids (N, K) are left out; the others first."""
+    marked = torch.where((ids != IGNORED).any(1), IGNORED + 1, IGNORED)
+    where = compacts(call.input, call.linear_weight, marked, False, call.options.logits_dtype)
+    return None if where is None else valid_rows(call.input, marked, IGNORED, where)
 
 
 def forward(
@@ -164,7 +161,7 @@ def forward(
     lead, count = input.shape[:-1], ids.size(-1)
     ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    chosen = None if need_predictions else _valid_rows(call, ids)
+    chosen = None if need_predictions else chosen_rows(call, ids)
     operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
     total, dtype = call.input.size(0), row_dtype(input.dtype)
     results = IdResults(
@@ -207,7 +204,7 @@ def forward_with_gradient(
     lead, dtype = input.shape[:-1], row_dtype(input.dtype)
     ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    chosen = _valid_rows(call, ids)
+    chosen = chosen_rows(call, ids)
     operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
     log_probs, lse = (input.new_empty(call.input.size(0), dtype=dtype) for _ in range(2))
     needs = Needs(input=True)
@@ -259,7 +256,7 @@ def backward(
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
     grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
     grad_lse = None if grad_lse is None else grad_lse.reshape(-1)
-    chosen = _valid_rows(call, ids)
+    chosen = chosen_rows(call, ids)
     operand: Tensor | ValidRows = call.input
     if chosen is not None:
         operand, ids = chosen, chosen.gather(ids)
@@ -288,9 +285,9 @@ def finished(
 ) -> Gradients:
     """The gradients of all rows in the operands' shapes and dtypes, of those of the chosen ones."""
     features = linear_weight.size(1)
-    if chosen is not None:
-        chosen.restore_(found.input)
     if needs.input:
+        if chosen is not None:
+            chosen.restore_(found.input)
         found = found._replace(input=found.input[:, :features].contiguous().view(input.shape))
     else:
         found = found._replace(input=input.new_empty(0))

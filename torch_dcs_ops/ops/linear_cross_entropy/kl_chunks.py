@@ -21,7 +21,7 @@ from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
 from .plan import Plan, make_plan
-from .valid_rows import ValidRows, valid_rows
+from .valid_rows import ValidRows, compacts, valid_rows
 
 
 class Head(NamedTuple):
@@ -50,18 +50,20 @@ def heads(operands: tuple[Tensor | None, ...], options: Divergence) -> tuple[Hea
 class RowsOfHead:
     """A head's rows as they are run."""
 
-    def __init__(self, head: Head, target: Tensor | None, ignore_index: int, dtype: torch.dtype) -> None:
+    def __init__(self, head: Head, dtype: torch.dtype) -> None:
         self.head, self.dtype = head, dtype
         lead, features = head.input.shape[:-1], head.input.size(-1)
         self.input, self.linear_weight = alignment.operands(
             head.input.reshape(lead.numel(), features), head.linear_weight
         )
         self.bias = None if head.linear_bias is None else head.linear_bias.to(dtype).contiguous()
-        self.chosen: ValidRows | None = None
-        if target is not None and target.device.type == "cpu":
-            self.chosen = valid_rows(self.input, target, ignore_index, "host")
-        self.operand: Tensor | ValidRows = self.input if self.chosen is None else self.chosen
         self.word = alignment.word(self.input.size(0), self.linear_weight)
+        self.chosen: ValidRows | None = None
+        self.operand: Tensor | ValidRows = self.input
+
+    def leave_out(self, chosen: ValidRows) -> None:
+        """Runs these rows alone, or before the others."""
+        self.operand = self.chosen = chosen
 
     def plan(self, needs_weight: bool, is_forward: bool, memory_budget: int | None, classes: int) -> Plan:
         features, dtype = self.linear_weight.size(1), self.input.dtype
@@ -91,15 +93,30 @@ def plans_of(
 
 
 def rows_of_heads(
-    operands: tuple[Tensor | None, ...], target: Tensor | None, options: Divergence
+    operands: tuple[Tensor | None, ...], target: Tensor | None, options: Divergence, may_count_on_device: bool
 ) -> tuple[RowsOfHead, RowsOfHead, Tensor | None]:
-    """Both heads' rows, and which of these are valid, where ignored ones are among them."""
+    """Both heads' rows, and which of these are valid, where ignored ones are among them.
+
+    may_count_on_device: whether these may come behind the others, which is decided by this call's own operands.
+    """
     student, teacher = heads(operands, options)
     dtype = row_dtype(student.input.dtype)
-    flat = None if target is None else target.reshape(-1)
-    both = [RowsOfHead(head, flat, options.ignore_index, dtype) for head in (student, teacher)]
-    valid = None if flat is None or both[0].chosen is not None else flat != options.ignore_index
-    return both[0], both[1], valid
+    both = [RowsOfHead(head, dtype) for head in (student, teacher)]
+    if target is None:
+        return both[0], both[1], None
+    target = target.reshape(-1)
+    places = {compacts(of.input, of.linear_weight, target, False) for of in both}
+    where = places.pop() if len(places) == 1 else None
+    chosen = None
+    if where == "host" or (where == "device" and may_count_on_device):
+        chosen = valid_rows(both[0].input, target, options.ignore_index, where)
+    if chosen is not None:
+        both[0].leave_out(chosen)
+        both[1].leave_out(chosen.of(both[1].input))
+    valid = target != options.ignore_index
+    if where == "host":
+        return both[0], both[1], None
+    return both[0], both[1], valid if chosen is None else chosen.gather(valid)
 
 
 def run(
@@ -113,7 +130,7 @@ def run(
 
     grad: of the rows, in their shape, or of one element for all; None where no gradient is needed.
     """
-    student, teacher, valid = rows_of_heads(operands, target, options)
+    student, teacher, valid = rows_of_heads(operands, target, options, True)
     heads_rows = (student, teacher)
     grad = student.input.new_ones(1, dtype=student.dtype) if grad is None else grad.reshape(-1).to(student.dtype)
     if student.chosen is not None:
@@ -158,7 +175,7 @@ def run(
 
 
 def finished(of: RowsOfHead, found: Gradients, need: Needs) -> Gradients:
-    if of.chosen is not None:
+    if of.chosen is not None and need.input:
         of.chosen.restore_(found.input)
     features, bias, empty = of.head.input.size(-1), of.head.linear_bias, of.input.new_empty
     return Gradients(

@@ -37,7 +37,7 @@ from .row_losses import (
     uses_entropy,
     where_rows,
 )
-from .valid_rows import ValidRows, compacts, valid_rows
+from .valid_rows import ValidRows
 
 
 class Wanted(NamedTuple):
@@ -101,7 +101,7 @@ def forward(
     valid = (target != IGNORED).any(1)
     divisor = valid.sum().to(dtype) if wanted.is_mean else torch.ones((), dtype=dtype, device=input.device)
     call = ids.make_call(input, linear_weight, linear_bias, options._replace(ignore_index=IGNORED))
-    chosen = _chosen(call, valid)
+    chosen = ids.chosen_rows(call, target)
     operand: Tensor | ValidRows = call.input if chosen is None else chosen
     if chosen is not None:
         target, valid, of = chosen.gather(target), chosen.gather(valid), of._replace(args=of.select(chosen.gather))
@@ -202,13 +202,6 @@ def _run_scaled(
         factors = where_rows(problem.valid, found.log_probs.reshape(count))
     gradients.scale_rows(factors)
     return True
-
-
-def _chosen(call: Call, valid: Tensor) -> ValidRows | None:
-    """Where rows of ignored ids are left out; the others first."""
-    marked = torch.where(valid, IGNORED + 1, IGNORED)
-    where = compacts(call.input, call.linear_weight, marked, False, call.options.logits_dtype)
-    return None if where is None else valid_rows(call.input, marked, IGNORED, where)
 
 
 def _joined(parts: list[Statistics]) -> Statistics:

@@ -10,6 +10,7 @@ linear_weight's gradient is summed over all rows: grouped_mm takes a tenth longe
 
 from __future__ import annotations
 
+import copy
 from types import ModuleType
 from typing import Any, Literal, overload
 
@@ -89,6 +90,12 @@ class ValidRows:
         every = torch.arange(self.valid.numel(), device=input.device)
         place = torch.where(self.valid, self.rank, through[-1:] + every - self.rank)
         self.index = torch.empty_like(every).scatter_(0, place, every)
+
+    def of(self, input: Tensor) -> ValidRows:
+        """The same rows of another input (N, D)."""
+        other = copy.copy(self)
+        other.input, other.dtype, other.last_rows = input, input.dtype, None
+        return other
 
     def valid_rows_of(self, part: slice) -> Tensor:
         """How many valid rows a chunk has, int32 (1,) on the device."""

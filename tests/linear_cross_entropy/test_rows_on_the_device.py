@@ -1,0 +1,121 @@
+"""Ignored rows of log-probabilities and of two heads as CUDA leaves them out: their number stays on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torch_dcs_ops import linear_kl_div, linear_log_probs
+from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
+from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
+from torch_dcs_ops.ops.linear_cross_entropy import kl_chunks
+
+from linear_cross_entropy.grouped_products import grouped_mm_with_nan
+from linear_cross_entropy.oracle import assert_within_budget, leaf, make
+from linear_cross_entropy.test_ids import expected as expected_log_probs
+from linear_cross_entropy.test_ids import ids_of
+from linear_cross_entropy.test_kl_div import DIRECTIONS
+from linear_cross_entropy.test_kl_div import expected as expected_divergence
+
+ROWS, FEATURES, CLASSES, TEACHER_FEATURES = 40, 8, 16, 12
+CHUNKS = 9 * CLASSES * 4  # bytes of 9 rows of logits
+MASKS = ("random", "last", "none", "all")
+
+
+@pytest.fixture(params=[True, False], ids=["dX grouped", "dX by one product"])
+def products(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
+    """How many rows each grouped product has multiplied; what it leaves out is NaN."""
+    found: list[int] = []
+
+    def grouped_mm(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
+        found.append(int(offs))
+        return grouped_mm_with_nan(left, right, offs=offs)
+
+    monkeypatch.setattr(driver, "compacts", lambda *_: "device")
+    monkeypatch.setattr(kl_chunks, "compacts", lambda *_: "device")
+    monkeypatch.setattr(functional, "grouped_mm", grouped_mm)
+    monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: request.param)
+    return found
+
+
+def masked(target: Tensor, mask: str) -> Tensor:
+    rows = torch.arange(ROWS)
+    ignored = {"random": rows * 7 % 5 < 2, "last": rows > 20, "none": rows < 0, "all": rows >= 0}[mask]
+    return target.masked_fill(ignored.view(-1, *(1,) * (target.dim() - 1)), -100)
+
+
+def check(ours: Any, plain: Any, operands: list[Tensor], results: int) -> None:
+    """Values and gradients no worse than torch's in float32, against float64."""
+    torch.manual_seed(3)
+    found, upstream = [], None
+    for run, dtype in ((ours, torch.float32), (plain, torch.float32), (plain, torch.float64)):
+        leaves = [leaf(t.to(dtype)) for t in operands]
+        values = run(*leaves)
+        upstream = upstream or [torch.randn_like(v) for v in values]
+        grads = torch.autograd.grad(values, leaves, [g.to(dtype) for g in upstream])
+        found.append([*values, *grads])
+    got, eager, exact = found
+    for values, wide in zip(got, exact, strict=True):
+        assert values.isfinite().all()
+        assert bool(values.any()) == bool(wide.any())
+    if all(bool(wide.any()) for wide in exact):
+        assert_within_budget(got, eager, exact, [1.5] * (results + len(operands)))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_log_probs(products: list[int], frozen: bool, count: int, mask: str) -> None:
+    problem = make((ROWS,), FEATURES, CLASSES, torch.float32, ignored=0.0)
+    ids = masked(ids_of(problem, count, 0.0 if count == 1 else 0.1), mask)
+    w, options = problem.linear_weight, {"softcap": 3.0, "logit_scale": 0.7}
+
+    def ours(x: Tensor, w: Tensor = w) -> list[Tensor]:
+        keywords: dict[str, Any] = {**options, "need_entropy": not frozen, "memory_budget": CHUNKS}
+        found = linear_log_probs(x, w, ids, **keywords)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def plain(x: Tensor, w: Tensor = w) -> list[Tensor]:
+        return expected_log_probs(x, w.to(x.dtype), None, ids, **options)[: 1 if frozen else 2]
+
+    operands = [problem.input] if frozen else [problem.input, w]
+    check(ours, plain, operands, 1 if frozen else 2)
+    assert products
+    assert max(products) <= min(9, int((ids >= 0).any(1).sum()))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.each_value
+def test_divergences(products: list[int], direction: str, reduction: str, mask: str) -> None:
+    student = make((ROWS,), FEATURES, CLASSES, torch.float32, ignored=0.0)
+    teacher = make((ROWS,), TEACHER_FEATURES, CLASSES, torch.float32, seed=9)
+    target = masked(student.target, mask)
+    options: dict[str, Any] = {"direction": direction, "reduction": reduction, "temperature": 1.3, "softcap": 3.0}
+
+    def ours(*operands: Tensor) -> list[Tensor]:
+        return [linear_kl_div(*operands, target=target, memory_budget=2 * CHUNKS, **options)]
+
+    def plain(x: Tensor, w: Tensor, teacher_x: Tensor, teacher_w: Tensor) -> list[Tensor]:
+        return [expected_divergence(x, w, teacher_x, teacher_w, None, None, target, **options)]
+
+    check(ours, plain, [*student[:2], *teacher[:2]], 1)
+    assert products
+    assert max(products) <= min(9, int((target >= 0).sum()))
+
+
+def test_one_head_that_cannot_be_compacted(products: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both heads' rows must be in one order: all are run then."""
+    monkeypatch.setattr(kl_chunks, "compacts", lambda input, *_: "device" if input.size(1) == FEATURES else None)
+    student = make((ROWS,), FEATURES, CLASSES, torch.float32, ignored=0.0)
+    teacher = make((ROWS,), TEACHER_FEATURES, CLASSES, torch.float32, seed=9)
+    target = masked(student.target, "random")
+    got = linear_kl_div(*student[:2], *teacher[:2], target=target, memory_budget=CHUNKS)
+    wanted = expected_divergence(*student[:2], *teacher[:2], None, None, target, "forward", "mean")
+    torch.testing.assert_close(got, wanted)
+    assert not products
