@@ -144,6 +144,9 @@ def step_before(tensor: Tensor, dim: int) -> Tensor:
 def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
     if tensor.size(dim) == 0:
         return tensor
+    if hasattr(tensor, "device_mesh"):  # a DTensor: torch 2.11 cannot pad one on a mesh of several axes
+        kept, none = tensor.narrow(dim, shift, tensor.size(dim) - 1), torch.zeros_like(tensor.narrow(dim, 0, 1))
+        return torch.cat((kept, none) if shift else (none, kept), dim)
     # The last dimension comes first. Made from the number of dimensions, as dim may be a symbol under torch.compile.
     pads = [int(place == dim and side == shift) for place in reversed(range(tensor.dim())) for side in (0, 1)]
     return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
