@@ -68,6 +68,9 @@ _SCHEMAS = (
     # back with no elements.
     f"linear_log_probs.full{_HEAD_AND_TARGET}, bool need_entropy=True, bool need_predictions=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # (log_probs, lse, gradient): for one id a row, with the gradient of input where that of every log-probability is 1.
+    "_linear_log_probs_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, "
+    "float logit_scale, int ignore_index, int? memory_budget, ScalarType? logits_dtype) -> (Tensor, Tensor, Tensor)",
     # (grad_input, grad_weight, grad_bias) from the gradients of log_probs (..., K), entropy and lse.
     "_linear_log_probs_backward(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor input, "
     "Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, int ignore_index, "
@@ -168,7 +171,7 @@ _SCHEMAS = (
     "ScalarType grad_teacher_dtype, int classes, str group, int ranks, int rank, bool need_input_grad, "
     "bool need_weight_grad, bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, "
     "bool need_teacher_bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    # A copy of value (0-D) that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
+    # A copy of value that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
     "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
@@ -190,6 +193,7 @@ linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default
 linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
+linear_log_probs_forward = torch.ops.dcs._linear_log_probs_forward.default
 linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
 linear_top_k = torch.ops.dcs.linear_top_k.default
 linear_kl_div = torch.ops.dcs.linear_kl_div.default

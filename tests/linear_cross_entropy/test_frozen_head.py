@@ -10,10 +10,11 @@ from torch import Tensor, func
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_dcs_ops import linear_log_probs
+from torch_dcs_ops import linear_log_probs, linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
 
 from linear_cross_entropy.oracle import Problem, leaf, make, relative_error
+from linear_cross_entropy.recorder import Recorder
 from linear_cross_entropy.test_ids import OPTIONS, expected
 
 
@@ -130,15 +131,70 @@ def test_derivatives_and_transforms(device: str) -> None:
     torch.testing.assert_close(func.grad(lambda x: f(x).sum())(problem.input), gradient)
 
 
-def test_compiled(device: str, fresh_compiler: None) -> None:
-    problem = make((2, 4), device=device)
+class Products:
+    """Counts those of the chunks' drivers, by torch's FLOP counter, wherever these are called from."""
 
-    def f(x: Tensor) -> Tensor:
-        return (log_probs_of(x.tanh(), problem) * 2).sum()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flops = 0
+        for name in ("forward", "forward_with_gradient", "backward"):
+            monkeypatch.setattr(driver, name, self.counting(getattr(driver, name)))
 
-    x = leaf(problem.input)
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(f(x), x))
+    def counting(self, run: Any) -> Any:
+        def counted(*args: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                found = run(*args)
+            self.flops += counter.get_total_flops()
+            return found
+
+        return counted
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow), "dcs"])
+@pytest.mark.parametrize("policy", [False, True], ids=["log_probs", "policy"])
+def test_compiled(
+    device: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, backend: str, policy: bool
+) -> None:
+    """As many products as eagerly, in a whole graph, for any number of rows."""
+    counter = Products(monkeypatch)
+
+    def f(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        if policy:
+            return linear_policy_loss(
+                x.tanh(), w, target, lambda log_probs, _: -log_probs.exp() * 2, reduction="sum", need_entropy=False
+            )
+        return (linear_log_probs(x.tanh(), w, target, need_entropy=False).exp() * -2).sum()
+
+    compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=True)
+    for lead in ((2, 4), (3, 5)):
+        problem = make(lead, device=device, ignored=0.0)
+        rest = problem.linear_weight, problem.target
+        x = leaf(problem.input)
+        wanted = torch.autograd.grad(f(x, *rest), x)
+        counter.flops = 0
+        found = torch.autograd.grad(compiled(x, *rest), x)
+        torch.testing.assert_close(found, wanted)
+        assert counter.flops == 2 * (2 * x.numel() * problem.linear_weight.size(0))
+
+
+def test_graphs(fresh_compiler: None) -> None:
+    """A gradient of linear_weight, several ids and further gradients are formed in backward."""
+    problem = make((4,))
+    one, several = problem.target, problem.target.unsqueeze(-1).expand(-1, 2)
+    full, backward = "dcs.linear_log_probs.full", "dcs._linear_log_probs_backward.default"
+    for target, frozen, wanted in (
+        (one, True, [["dcs._linear_log_probs_forward.default"], []]),
+        (one.unsqueeze(-1), True, [["dcs._linear_log_probs_forward.default"], []]),
+        (one, False, [[full], [backward]]),
+        (several, True, [[full], [backward]]),
+    ):
+        recorder = Recorder()
+        x, w = leaf(problem.input), problem.linear_weight.clone().requires_grad_(not frozen)
+        torch._dynamo.reset()
+        f = torch.compile(
+            lambda x, w, target=target: linear_log_probs(x, w, target, need_entropy=False).sum(), backend=recorder
+        )
+        f(x, w).backward()
+        assert recorder.ops == wanted
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["own logits", "float32 logits"])

@@ -20,6 +20,7 @@ LOSS = torch.ops.dcs.linear_cross_entropy.default
 AUX = torch.ops.dcs.linear_cross_entropy.aux
 LOG_PROBS = torch.ops.dcs.linear_log_probs.default
 LOG_PROBS_FULL = torch.ops.dcs.linear_log_probs.full
+LOG_PROBS_FORWARD = torch.ops.dcs._linear_log_probs_forward.default
 LOG_PROBS_BACKWARD = torch.ops.dcs._linear_log_probs_backward.default
 TOP_K = torch.ops.dcs.linear_top_k.default
 KL_DIV = torch.ops.dcs.linear_kl_div.default
@@ -75,6 +76,8 @@ def test_ids(device: str) -> None:
             flags = dict(zip(("need_entropy", "need_predictions"), needs, strict=True))
             check(LOG_PROBS_FULL, (x, w, target), {"linear_bias": b, "softcap": 3.0, **flags})
     check(TOP_K, (x, w, 3), {"linear_bias": b})
+    for target in (problem.target, problem.target.unsqueeze(-1)):
+        check(LOG_PROBS_FORWARD, (x.detach(), w.detach(), target, b.detach(), *HeadOptions()))
     grads = [leaf(torch.randn(3, 2, 4, device=device)), leaf(torch.randn(3, 2, device=device)), None]
     check(LOG_PROBS_BACKWARD, (*grads, x, w, ids, b, *HeadOptions(), True, True, True), utilities=TRACEABLE)
 

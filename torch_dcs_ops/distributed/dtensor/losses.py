@@ -31,6 +31,7 @@ _RESULTS = {
     "linear_cross_entropy_forward": "?rrrrssf",
     "linear_cross_entropy_backward": "rss",
     "linear_log_probs": "rrrrr",
+    "linear_log_probs_forward": "rrr",
     "linear_log_probs_backward": "rss",
     "linear_top_k": "rr",
     "linear_kl_div": "r",
@@ -131,7 +132,7 @@ def divergences(name: str, op: Any, bound: dict[str, Any]) -> Any:
     return _rows(name, op, bound, shards, axes) if axes.classes is None else _shared_divergence(bound, shards, axes)
 
 
-@rule("linear_top_k")
+@rule("linear_top_k", "_linear_log_probs_forward")
 def of_rows(name: str, op: Any, bound: dict[str, Any]) -> Any:
     axes = _axes(name, bound, False)
     return _rows(name, op, bound, _local_operands(name, bound, axes), axes)

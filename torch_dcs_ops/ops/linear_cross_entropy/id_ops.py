@@ -14,16 +14,17 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, is_plain_call, pull_back, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
+from .compiled import tied_to_operand
 from .ids import IdUpstream
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
-from .scale import scaled_rows
+from .scale import may_form_gradients, scaled_rows
 from .validate import check_head, check_ids, check_options, check_upstream, normal_ignore_index
 
-_OP = "linear_log_probs"
+OP = "linear_log_probs"
 _TOP = "linear_top_k"
 _OPTIONS = len(HeadOptions._fields)
 Results = tuple[Tensor, ...]
@@ -49,7 +50,7 @@ def checked(
     return options
 
 
-def _ids(input: Tensor, target: Tensor) -> tuple[Tensor, bool]:
+def with_ids(input: Tensor, target: Tensor) -> tuple[Tensor, bool]:
     """target (..., K), and whether it has been (...)."""
     is_single = target.dim() < input.dim()
     return (target.unsqueeze(-1) if is_single else target), is_single
@@ -65,9 +66,9 @@ def _full(
     need_predictions: bool = False,
     **keywords: Any,
 ) -> Results:
-    options = checked(_OP, input, linear_weight, linear_bias, **keywords)
-    check_ids(_OP, target, input)
-    ids, is_single = _ids(input, target)
+    options = checked(OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(OP, target, input)
+    ids, is_single = with_ids(input, target)
     with torch._C._AutoDispatchBelowAutograd():
         log_probs, *rest = driver.forward(
             input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions
@@ -85,8 +86,8 @@ def _full_fake(
     need_predictions: bool = False,
     **keywords: Any,
 ) -> Results:
-    checked(_OP, input, linear_weight, linear_bias, **keywords)
-    check_ids(_OP, target, input)
+    checked(OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(OP, target, input)
     lead, dtype = input.shape[:-1], row_dtype(input.dtype)
     return (
         input.new_empty(target.shape, dtype=dtype),
@@ -114,11 +115,11 @@ def _full_autograd(
             _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias, **needs,
             **keywords,
         )  # fmt: skip
-    options = checked(_OP, input, linear_weight, linear_bias, **keywords)
-    check_ids(_OP, target, input)
+    options = checked(OP, input, linear_weight, linear_bias, **keywords)
+    check_ids(OP, target, input)
     if not in_forward_mode():
         return apply(IdsFunction, keyset, input, linear_weight, linear_bias, target, options, needs)
-    ids, is_single = _ids(input, target)
+    ids, is_single = with_ids(input, target)
     _check_plain_ids(target, options, linear_weight.size(0))
     log_probs, entropy, lse, predictions, best = reference.linear_log_probs(
         input, linear_weight, ids, linear_bias, options
@@ -157,14 +158,16 @@ class IdsFunction(Node):
         needs: dict[str, bool],
     ) -> Results:
         ctx.needs, unit = Needs(*ctx.needs_input_grad[1:4]), None
-        ids, _ = _ids(input, target)
-        if ctx.needs == Needs(input=True) and ids.size(-1) == 1 and not any(needs.values()) and (
-            is_plain_call(input, linear_weight, linear_bias, target)
+        ids, _ = with_ids(input, target)
+        if ctx.needs == Needs(input=True) and not any(needs.values()) and known(ids.size(-1) == 1) and (
+            may_form_gradients(input, linear_weight, linear_bias, target)
         ):  # fmt: skip
             with torch._C._AutoDispatchBelowAutograd():
-                log_probs, lse, unit = driver.forward_with_gradient(input, linear_weight, ids, linear_bias, options)
+                log_probs, lse, unit = _registry.linear_log_probs_forward(
+                    input, linear_weight, target, linear_bias, *options
+                )
             none = [lse.new_empty(0) for _ in range(3)]
-            results: Results = (log_probs.view(target.shape), none[0], lse, none[1].long(), none[2])
+            results: Results = (log_probs, none[0], lse, none[1].long(), none[2])
         else:
             results = run_below(
                 _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
@@ -190,8 +193,9 @@ class IdsFunction(Node):
         if grad_log_probs is None and grad_entropy is None and grad_lse is None and grad_best is None:
             return (None,) * 7
         if unit is not None and grad_log_probs is not None and grad_lse is None and not torch.is_grad_enabled():
-            return (None, scaled_rows(unit, grad_log_probs.reshape(input.shape[:-1])), *(None,) * 5)
-        ids, is_single = _ids(input, target)
+            factors = tied_to_operand(grad_log_probs.reshape(input.shape[:-1]), (input,))
+            return (None, scaled_rows(unit, factors), *(None,) * 5)
+        ids, is_single = with_ids(input, target)
         if grad_log_probs is not None and is_single:
             grad_log_probs = grad_log_probs.unsqueeze(-1)
         if grad_best is not None:
@@ -257,13 +261,13 @@ def _check_backward(
     linear_bias: Tensor | None,
     options: HeadOptions,
 ) -> None:
-    checked(_OP, input, linear_weight, linear_bias, **options._asdict())
-    check_ids(_OP, ids, input)
+    checked(OP, input, linear_weight, linear_bias, **options._asdict())
+    check_ids(OP, ids, input)
     if ids.dim() != input.dim():
-        fail(_OP, f"target must have a dimension of ids for the gradient, got the shape {tuple(ids.shape)}")
-    check_upstream(_OP, "grad_log_probs", upstream.log_probs, ids.shape, input)
-    check_upstream(_OP, "grad_entropy", upstream.entropy, input.shape[:-1], input)
-    check_upstream(_OP, "grad_lse", upstream.lse, input.shape[:-1], input)
+        fail(OP, f"target must have a dimension of ids for the gradient, got the shape {tuple(ids.shape)}")
+    check_upstream(OP, "grad_log_probs", upstream.log_probs, ids.shape, input)
+    check_upstream(OP, "grad_entropy", upstream.entropy, input.shape[:-1], input)
+    check_upstream(OP, "grad_lse", upstream.lse, input.shape[:-1], input)
 
 
 def _backward(*args: Any) -> Results:

@@ -17,7 +17,7 @@ from ...reference.linear_cross_entropy.kl_div import Divergence
 from ...reference.linear_cross_entropy.loss import zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, tracked
+from .._common.autograd import Node, any_requires_grad, apply, below, tracked
 from .._common.validate import fail
 from . import kl_chunks as driver
 from .compiled import tied_to_operand
@@ -37,7 +37,7 @@ from .kl_ops import (
     options_of,
     padded,
 )
-from .scale import buffers_may_be_private, graph_is_being_freed, scaled
+from .scale import buffers_may_be_private, graph_is_being_freed, may_form_gradients, scaled
 
 
 class Reduction(NamedTuple):
@@ -100,12 +100,10 @@ def _reduced_autograd(
 
 
 def _forms_gradients(operands: Operands) -> bool:
-    """Whether a reduced loss does so in forward: not where levels lie above, nor in float16, which sums may leave."""
-    if in_forward_mode() or torch._C._are_functorch_transforms_active():
-        return False
-    if any(hasattr(t, "device_mesh") for t in operands):  # a DTensor, whose rows a rank has a part of
-        return False
-    return all(t.dtype != torch.float16 for t in operands if isinstance(t, Tensor) and t.requires_grad)
+    """Whether a reduced loss does so in forward: not in float16, which sums may leave."""
+    return may_form_gradients(*operands) and all(
+        t.dtype != torch.float16 for t in operands if isinstance(t, Tensor) and t.requires_grad
+    )
 
 
 class ReducedDivergenceFunction(Node):

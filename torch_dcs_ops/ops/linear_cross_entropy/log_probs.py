@@ -17,7 +17,7 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from .._common.validate import dtype_name, fail
-from . import id_ops  # noqa: F401  (registers)
+from . import frozen_head, id_ops  # noqa: F401  (register)
 from .arguments import apply_scale, check_argument_types
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
@@ -80,8 +80,8 @@ def linear_log_probs(
 
     What fine-tuning by reinforcement learning needs of a policy, and distillation of some classes of a teacher; all
     differentiable any number of times, in the memory of :func:`linear_cross_entropy`; its arguments and its transforms.
-    The backward makes the logits a second time; not in eager calls with one target a row, need_entropy=False and a
-    gradient of input alone, as of adapters under a frozen head: then forward forms the gradient of every row beside.
+    The backward makes the logits a second time; not with one target a row, need_entropy=False and a gradient of input
+    alone, as of adapters under a frozen head: then forward forms the gradient of every row beside, also compiled.
 
     Args:
         input: (..., D).

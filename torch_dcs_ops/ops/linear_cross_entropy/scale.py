@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 
 from ... import _registry
 from ...reference.linear_cross_entropy.rows import row_dtype
+from .._common.autograd import in_forward_mode
 from .._common.validate import dtype_name, fail
 
 _OP = "_scale"
@@ -29,6 +30,13 @@ def _eager() -> bool:
 def buffers_may_be_private() -> bool:
     """Whether what a forward saves now stays with it: not where hooks pack it or a mode looks at it."""
     return _eager() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def may_form_gradients(*operands: Tensor | None) -> bool:
+    """Whether a forward may form gradients, eagerly or in a graph that is traced: not where levels lie above."""
+    if in_forward_mode() or _functorch_active():
+        return False
+    return not any(hasattr(t, "device_mesh") for t in operands)  # a DTensor, whose rows a rank has a part of
 
 
 def graph_is_being_freed() -> bool:
