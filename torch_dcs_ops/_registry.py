@@ -39,8 +39,8 @@ _NEEDS_OF_TWO_HEADS = (
 )
 _VOCAB_PARALLEL = (
     "int ignore_index, float label_smoothing, float? softcap, float logit_scale, float z_loss, int? memory_budget, "
-    "ScalarType? accumulate_dtype, ScalarType grad_input_dtype, int first_class, int classes, str group, int ranks, "
-    "int rank, bool need_input_grad, bool need_weight_grad, bool need_bias_grad"
+    "ScalarType? accumulate_dtype, ScalarType grad_input_dtype, str input_sum, int first_class, int classes, "
+    "str group, int ranks, int rank, bool need_input_grad, bool need_weight_grad, bool need_bias_grad"
 )
 _SCHEMAS = (
     "discounted_cumsum.Tensor(Tensor input, Tensor gamma, *, int dim=-1, str direction='right', Tensor? initial=None, "
@@ -154,7 +154,8 @@ _SCHEMAS = (
     "bool need_values, bool need_next_values, bool need_bootstrap_value) -> (Tensor, Tensor, Tensor, Tensor)",
     # A linear layer's softmax whose classes are shared out among the ranks of `group` (distributed/):
     # (loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias) of input (N, D), target (N, K) and
-    # this rank's rows of linear_weight, the gradients of the losses' sum times `scale`. grad_input is this rank's part.
+    # this rank's rows of linear_weight, the gradients of the losses' sum times `scale`. grad_input is this rank's part,
+    # or its sum over the ranks (distributed/linear_cross_entropy/input_sums.py).
     "_vocab_parallel_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
     f"Tensor? weight_sum, Tensor? scale, {_VOCAB_PARALLEL}, bool need_predictions, bool need_entropy) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -168,7 +169,7 @@ _SCHEMAS = (
     "Tensor teacher_weight, Tensor? linear_bias, Tensor? teacher_bias, Tensor? target, Tensor? statistics, "
     "str direction, float beta, float temperature, float? softcap, float logit_scale, float? teacher_softcap, "
     "float teacher_logit_scale, int ignore_index, int? memory_budget, ScalarType grad_input_dtype, "
-    "ScalarType grad_teacher_dtype, int classes, str group, int ranks, int rank, bool need_input_grad, "
+    "ScalarType grad_teacher_dtype, str input_sum, int classes, str group, int ranks, int rank, bool need_input_grad, "
     "bool need_weight_grad, bool need_teacher_input_grad, bool need_teacher_weight_grad, bool need_bias_grad, "
     "bool need_teacher_bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # A copy of value that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -11,7 +13,11 @@ from torch import Tensor
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.distributed import vocab_parallel_linear_cross_entropy, vocab_parallel_linear_log_probs
+from torch_dcs_ops.distributed.common import Ranks
 from torch_dcs_ops.distributed.linear_cross_entropy import kernel_ops
+from torch_dcs_ops.distributed.linear_cross_entropy.input_sums import InputSum
+from torch_dcs_ops.ops.linear_cross_entropy import alignment
+from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import WeightGradient
 
 from distributed.team import sentence_of
 
@@ -136,6 +142,50 @@ def chunk_by_chunk(case: Case) -> tuple[bool, list[str]]:
         expected = on_a_rank({**case, "options": budget})
     pairs = zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True)
     return all(torch.equal(a, b) for a, b in pairs), seen
+
+
+def calls_in_order(case: Case, run: Callable[[Case], Any] = on_a_rank) -> list[str]:
+    """The products of a forward and a backward, by what they make, and when the ranks' collectives begin and end."""
+    seen: list[str] = []
+
+    def noting(said: str, function: Any) -> Any:
+        def noted(*args: Any, **keywords: Any) -> Any:
+            seen.append(said)
+            found = function(*args, **keywords)
+            return noting("wait", found) if callable(found) else found
+
+        return noted
+
+    with contextlib.ExitStack() as patches:
+        for of, name, said in (
+            (Ranks, "gathering", "gather"),
+            (Ranks, "totalling", "sum"),
+            (Ranks, "scattered_totalling", "scatter"),
+            (alignment, "logits_product", "logits"),
+            (alignment, "input_gradient_product", "dX"),
+            (WeightGradient, "add", "dW"),
+            (WeightGradient, "result", "dW ends"),
+        ):
+            patches.enter_context(mock.patch.object(of, name, noting(said, getattr(of, name))))
+        run(case)
+    return seen
+
+
+def sums_by_themselves(case: Case, run: Callable[[Case], Any] = on_a_rank) -> bool:
+    """Whether the bits are those of a sum that is waited for before linear_weight's last product."""
+    found = run(case)
+    begin = InputSum.begin
+
+    def begin_and_wait(self: InputSum) -> None:
+        begin(self)
+        assert self.pending is not None
+        total = self.pending()
+        self.pending = lambda: total
+
+    with mock.patch.object(InputSum, "begin", begin_and_wait):
+        expected = run(case)
+    first, second = ([*([of[0]] if isinstance(of[0], Tensor) else of[0]), *of[1]] for of in (found, expected))
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def under_autocast() -> tuple[Tensor, ...]:

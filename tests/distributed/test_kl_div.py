@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from distributed import kl_cases
+from distributed import kl_cases, loss_cases
 from distributed.loss_cases import Case
 from distributed.team import Team
 
@@ -118,6 +118,15 @@ def test_masked_slices(two: Team) -> None:
             check(two, [case])
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_sums_of_both_inputs_gradients_are_on_their_way_under_products(two: Team, reduction: str) -> None:
+    case: Case = {"sizes": [5, 3], "options": {"reduction": reduction}}
+    orders = two.run(loss_cases.calls_in_order, case, kl_cases.on_a_rank)
+    assert orders[0] == orders[1]
+    assert orders[0][-10:] == ["dX", "sum", "dW"] * 2 + ["dW ends"] * 2 + ["wait"] * 2
+    assert all(two.run(loss_cases.sums_by_themselves, case, kl_cases.on_a_rank))
+
+
 @pytest.mark.slow
 def test_compiled(two: Team) -> None:
     """By Inductor, in full graphs."""
@@ -134,8 +143,9 @@ def test_op_is_what_its_schema_and_fake_say(direction: str) -> None:
     x, w, y, v, b = torch.randn(4, 3), torch.randn(5, 3), torch.randn(4, 2), torch.randn(5, 2), torch.randn(5)
     target = torch.tensor([0, -100, 1, 1])
     options = (direction, 0.5, 1.0, None, 1.0, 3.0, 1.0, -100, None)
-    numbers = (torch.float32, torch.float32, 5, "", 1, 0)
-    for grad, needs in ((None, (False,) * 6), (torch.ones(1), (True, True, True, False, True, False))):
+    some = (True, True, True, False, True, False)
+    for grad, needs, input_sum in ((None, (False,) * 6, ""), (torch.ones(1), some, "all"), (torch.ones(1), some, "")):
+        numbers = (torch.float32, torch.float32, input_sum, 5, "", 1, 0)
         call = (grad, x, w, y, v, b, None, target, None, *options, *numbers, *needs)
         torch.library.opcheck(torch.ops.dcs._vocab_parallel_kl_div, call, test_utils=("test_schema", "test_faketensor"))
 

@@ -78,12 +78,12 @@ def check(team: Team, cases: list[Case], budget: float = BUDGET) -> None:
 
 
 @pytest.mark.parametrize("needs", [(True, True, True), (False, True, False), (False, False, False)])
-@pytest.mark.parametrize("classes", [5, 0])
-def test_ops_are_what_their_schemas_and_fakes_say(needs: tuple[bool, ...], classes: int) -> None:
+@pytest.mark.parametrize(("classes", "input_sum"), [(5, ""), (0, "all"), (5, "own")])
+def test_ops_are_what_their_schemas_and_fakes_say(needs: tuple[bool, ...], classes: int, input_sum: str) -> None:
     """Of a group of one rank, which communicates nothing; with a slice of all classes, and with none."""
     x, w, b = torch.randn(4, 3), torch.randn(classes, 3), torch.randn(classes)
     target = torch.tensor([[0], [-100], [4], [2]])
-    numbers = (-100, 0.1, None, 1.0, 0.0, None, None, torch.float32, 0, 5, "", 1, 0, *needs)
+    numbers = (-100, 0.1, None, 1.0, 0.0, None, None, torch.float32, input_sum, 0, 5, "", 1, 0, *needs)
     forward = (x, w, target, b, None, None, None, *numbers, True, True)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.dcs._vocab_parallel_forward, forward, test_utils=tests)
@@ -103,6 +103,43 @@ def test_statistics_are_on_their_way_while_the_next_logits_are_made(two: Team) -
         assert same_bits
         assert len(order) > 6
         assert order == ["make"] + ["make", "end"] * (len(order) // 2 - 1) + ["end"]
+
+
+HIDDEN = ["dW", "dW ends", "wait"]
+OVERLAPPED: dict[str, tuple[Case, list[str]]] = {
+    "sum": ({"sizes": [5, 3]}, ["dX", "sum", *HIDDEN]),
+    "scatter": ({"sizes": [5, 3], "sequence_parallel": True, "lead": (8,)}, ["dX", "scatter", *HIDDEN]),
+    "backward": ({"sizes": [5, 3], "options": {"reduction": "none"}}, ["logits", "dX", "sum", *HIDDEN]),
+    "log_probs": ({"sizes": [5, 3], "log_probs": True, "ids": 3}, ["logits", "dX", "sum", *HIDDEN]),
+    "chunks": (
+        {"sizes": [5, 3], "lead": (12,), "ignores": False, "options": {"reduction": "none", "memory_budget": 200}},
+        ["logits", "dX", "dW", "logits", "dX", "sum", *HIDDEN],
+    ),
+    "a narrow result": (
+        {"sizes": [5, 3], "lead": (8,), "ignores": False, "dtype": torch.bfloat16},
+        ["dX", "scatter", *HIDDEN, "gather", "wait"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_the_sum_of_inputs_gradient_is_on_its_way_under_the_last_product(two: Team, name: str) -> None:
+    """Begun once input's gradient is whole, waited for behind linear_weight's: in one order on all ranks."""
+    case, wanted = OVERLAPPED[name]
+    orders = two.run(loss_cases.calls_in_order, case)
+    assert orders[0] == orders[1]
+    assert orders[0][-len(wanted) :] == wanted
+    assert all(two.run(loss_cases.sums_by_themselves, case))
+
+
+def test_the_sum_where_a_rank_has_no_classes(two: Team) -> None:
+    """It has no products to hide it under, and sums in the same order."""
+    case: Case = {"sizes": [0, 5]}
+    collectives = ("gather", "sum", "scatter")
+    none, all_classes = two.run(loss_cases.calls_in_order, case)
+    assert not {"logits", "dX", "dW"} & set(none)
+    assert [call for call in none if call in collectives] == [call for call in all_classes if call in collectives]
+    assert all(two.run(loss_cases.sums_by_themselves, case))
 
 
 def test_a_slice_may_change_alone(two: Team) -> None:

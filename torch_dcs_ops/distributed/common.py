@@ -50,19 +50,23 @@ class Ranks(NamedTuple):
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on all of them."""
-        if self.size == 1:
-            return values
-        found: Tensor = torch.ops._c10d_functional.all_reduce(values.contiguous(), "sum", self.group)
-        return torch.ops._c10d_functional.wait_tensor(found)  # type: ignore[no-any-return]
+        return self.totalling(values)()
 
-    def scattered_total(self, values: Tensor) -> Tensor:
-        """This rank's rows of the sum over the ranks of values (size·n, ...)."""
+    def totalling(self, values: Tensor) -> Callable[[], Tensor]:
+        """`total`, begun."""
         if self.size == 1:
-            return values
-        found: Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
+            return lambda: values
+        begun: Tensor = torch.ops._c10d_functional.all_reduce(values.contiguous(), "sum", self.group)
+        return lambda: torch.ops._c10d_functional.wait_tensor(begun)
+
+    def scattered_totalling(self, values: Tensor) -> Callable[[], Tensor]:
+        """This rank's rows of the sum over the ranks of values (size·n, ...), begun."""
+        if self.size == 1:
+            return lambda: values
+        begun: Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
             values.contiguous(), "sum", self.size, self.group
         )
-        return torch.ops._c10d_functional.wait_tensor(found)  # type: ignore[no-any-return]
+        return lambda: torch.ops._c10d_functional.wait_tensor(begun)
 
 
 def ranks_of(op: str, group: Any) -> Ranks:

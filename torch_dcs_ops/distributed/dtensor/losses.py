@@ -206,7 +206,7 @@ def _numbers(bound: dict[str, Any], shards: dict[str, Any], axes: _Axes, needs: 
     return Numbers(
         bound["ignore_index"], bound.get("label_smoothing", 0.0), bound["softcap"], bound["logit_scale"],
         bound.get("z_loss", 0.0), bound["memory_budget"], bound.get("accumulate_dtype"),
-        forward_gradient_dtype(shards["input"].dtype), min(team.rank * share, classes), classes, *team, *needs,
+        forward_gradient_dtype(shards["input"].dtype), "", min(team.rank * share, classes), classes, *team, *needs,
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def _shared_divergence(bound: dict[str, Any], shards: dict[str, Any], axes: _Axe
     target = None if shards["target"] is None else shards["target"].reshape(-1)
     dtypes = operands[0].dtype, operands[2].dtype
     team = ranks_along(axes.mesh, axes.classes)
-    numbers = DivergenceNumbers(*dtypes, bound["linear_weight"].size(0), team, needs)
+    numbers = DivergenceNumbers(*dtypes, "", bound["linear_weight"].size(0), team, needs)
     grad = None if is_forward else shards["grad"].reshape(-1).to(row_dtype(dtypes[0]))
     rows, _, *gradients = _registry.vocab_parallel_kl_div(grad, *operands, target, None, *options, *numbers.flat())
     if is_forward:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from ...ops.linear_cross_entropy.kernel_ops import forward_gradient_dtype
 from ...ops.linear_cross_entropy.scale import buffers_may_be_private, graph_is_being_freed, scaled
 from ...reference.linear_cross_entropy.loss import zeroed_if_empty
 from ...reference.linear_cross_entropy.rows import row_dtype
-from ..common import Ranks, check_not_differentiated_again
+from ..common import check_not_differentiated_again
 from .kernel_ops import STATISTICS, Numbers
 from .rows import Slice
 
@@ -86,9 +85,7 @@ class VocabParallel(torch.autograd.Function):
         )  # fmt: skip
         loss, log_probs, predictions, statistics, grad_input, grad_weight, grad_bias = results
         if is_reduced and needs[0]:
-            grad_input = summed(grad_input, team, settings.sequence_parallel, forward_gradient_dtype(input.dtype)).view(
-                input.shape
-            )
+            grad_input = grad_input.view(input.shape)
         gradients = (grad_input, grad_weight, grad_bias)
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.needs, ctx.private = settings, needs, buffers_may_be_private()
@@ -160,9 +157,8 @@ class VocabParallel(torch.autograd.Function):
             rows(grad_entropy), every, linear_weight, ids, linear_bias, weight, weight_sum, statistics, *numbers,
         )  # fmt: skip
         grad_input, grad_weight, grad_bias = gradients
-        team = settings.numbers.team
         if ctx.needs[0]:
-            grad_input = summed(grad_input, team, settings.sequence_parallel, input.dtype).view(input.shape)
+            grad_input = grad_input.view(input.shape)
         results = (grad_input, grad_weight, grad_bias if linear_bias is None else grad_bias.to(linear_bias.dtype))
         return (*(g if need else None for g, need in zip(results, ctx.needs, strict=True)), None, None, None)
 
@@ -171,13 +167,3 @@ def _differentiable(settings: Settings) -> tuple[bool, ...]:
     """Which results of the node are."""
     is_loss = settings.kind != "log_probs"
     return is_loss, not is_loss, settings.need_lse, False, settings.need_entropy
-
-
-def summed(grad: Tensor, team: Ranks, sequence_parallel: bool, dtype: torch.dtype) -> Tensor:
-    """input's gradient from every rank's part (N, D): of all rows, or of this rank's own."""
-    if sequence_parallel:
-        return team.scattered_total(grad).to(dtype)
-    if team.size > 1 and grad.dtype != dtype and grad.size(0) % team.size == 0:
-        # The sum in the wide dtype, the result in the narrow one: three quarters of an all-reduce's bytes.
-        return team.gather(team.scattered_total(grad).to(dtype)).flatten(0, 1)
-    return team.total(grad).to(dtype)

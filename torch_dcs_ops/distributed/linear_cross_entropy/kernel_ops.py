@@ -29,6 +29,7 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from ..common import Ranks
+from .input_sums import InputSum, rows_of_sum
 from .rows import Own, RowUpstream, Slice, Statistics, Wanted, columns_of_slice, combined, to_gradient_
 from .targets import check_targets
 
@@ -44,6 +45,7 @@ class Numbers(NamedTuple):
     memory_budget: int | None
     accumulate_dtype: torch.dtype | None
     grad_input_dtype: torch.dtype
+    input_sum: str  # see input_sums.py
     first_class: int
     classes: int
     group: str
@@ -177,25 +179,41 @@ class _Rows:
         self.chosen.restore_(whole)
         return whole
 
-    def finished(self, found: ExactGradients | None, dtype: torch.dtype, factor: Tensor | None) -> Gradients:
-        """The gradients of all rows, in the operands' shapes; `factor`: what they lack."""
-        needs, weight = self.numbers.needs, self.call.linear_weight
+    def input_sum(self, found: ExactGradients | None, dtype: torch.dtype, factor: Tensor | None) -> InputSum:
+        """Of input's gradient, (total, D); `factor`: what it lacks."""
+        numbers, features = self.numbers, self.features
+
+        def part() -> Tensor:
+            if found is None:
+                return self.call.linear_weight.new_zeros((self.total, features), dtype=numbers.grad_input_dtype)
+            if self.chosen is not None:
+                self.chosen.restore_(found.grad_input)
+            grad_input = found.grad_input[:, :features].contiguous()
+            return grad_input if factor is None else grad_input.mul_(factor)
+
+        return InputSum(part, numbers.team, numbers.input_sum, dtype)
+
+    def begins(self, part: slice, input_sum: InputSum) -> Callable[[], None] | None:
+        """What to do once input's gradient has the rows `part`."""
+        return input_sum.begin if self.numbers.needs.input and part.stop == self.count else None
+
+    def finished(
+        self, found: ExactGradients | None, dtype: torch.dtype, factor: Tensor | None, input_sum: InputSum
+    ) -> Gradients:
+        """The gradients of all rows, in the operands' shapes."""
+        needs, weight, features = self.numbers.needs, self.call.linear_weight, self.features
+        empty = weight.new_empty((0, features), dtype=self.numbers.grad_input_dtype)
         if found is None:
-            rows = self.total if needs.input else 0
-            grad_input = weight.new_zeros((rows, self.features), dtype=self.numbers.grad_input_dtype)
-            grad_weight = weight.new_zeros((self.slice.size if needs.linear_weight else 0, self.features), dtype=dtype)
-            return Gradients(grad_input, grad_weight, weight.new_zeros(0, dtype=row_dtype(weight.dtype)))
-        grad_input, grad_weight, grad_bias = found.result()
-        if not needs.input:
-            grad_input = grad_input.new_empty((0, self.features))
-        elif self.chosen is not None:
-            self.chosen.restore_(grad_input)
-        if not needs.linear_weight:
-            grad_weight = weight.new_empty((0, self.features), dtype=dtype)
-        grad_input, grad_weight = (g[:, : self.features].contiguous() for g in (grad_input, grad_weight))
-        if factor is not None:
-            grad_input, grad_weight, grad_bias = (g.mul_(factor) for g in (grad_input, grad_weight, grad_bias))
-        return Gradients(grad_input, grad_weight, grad_bias)
+            grad_weight = weight.new_zeros((self.slice.size if needs.linear_weight else 0, features), dtype=dtype)
+            grad_bias = weight.new_zeros(0, dtype=row_dtype(weight.dtype))
+        else:
+            _, grad_weight, grad_bias = found.result()
+            if not needs.linear_weight:
+                grad_weight = weight.new_empty((0, features), dtype=dtype)
+            grad_weight = grad_weight[:, :features].contiguous()
+            if factor is not None:
+                grad_weight, grad_bias = grad_weight.mul_(factor), grad_bias.mul_(factor)
+        return Gradients(input_sum.result() if needs.input else empty, grad_weight, grad_bias)
 
 
 def _forward(
@@ -218,6 +236,7 @@ def _forward(
                                   None, None, None), None  # fmt: skip
         if forms_gradients and input.dtype == torch.float16 and gradients is not None:
             given, factor = _boosted(given, rows, scale)
+        input_sum = rows.input_sum(gradients, dtype, factor)
         every: list[tuple[Statistics, Own]] = []
         columns: list[Tensor] = []
         begun: _Begun | None = None
@@ -230,20 +249,20 @@ def _forward(
                 continue
             next_one = _Begun(part, logits, numbers.team.gathering(mine))
             if begun is not None:
-                every.append(_end(begun, rows, gradients, given, wanted))
+                every.append(_end(begun, rows, gradients, given, wanted, input_sum))
             begun = next_one
             if buffers == 1:
-                every.append(_end(begun, rows, gradients, given, wanted))
+                every.append(_end(begun, rows, gradients, given, wanted, input_sum))
                 begun = None
             del logits, next_one
         if begun is not None:
-            every.append(_end(begun, rows, gradients, given, wanted))
+            every.append(_end(begun, rows, gradients, given, wanted, input_sum))
         del make_logits, begun
         if not every:
             joined = torch.cat(columns, 1) if columns else _no_columns(rows, target, wanted)
             gathered = numbers.team.gather(joined)
             every.append(combined(gathered, rows.target, numbers.ignore_index, wanted, numbers.team))
-        return *_results(rows, every, need_entropy), *rows.finished(gradients, dtype, factor)
+        return *_results(rows, every, need_entropy), *rows.finished(gradients, dtype, factor, input_sum)
 
 
 class _Begun(NamedTuple):
@@ -255,16 +274,16 @@ class _Begun(NamedTuple):
 
 
 def _end(
-    begun: _Begun, rows: _Rows, gradients: ExactGradients | None, given: _Upstream, wanted: Wanted
+    begun: _Begun, rows: _Rows, gradients: ExactGradients | None, given: _Upstream, wanted: Wanted, input_sum: InputSum
 ) -> tuple[Statistics, Own]:
-    """Of a chunk: its logits' gradient, and what that adds to the others."""
+    """Of a chunk: its logits' gradient, and what that adds to the others. The ranks' sum begins with the last one."""
     part, logits, gathered = begun
     numbers, of = rows.numbers, rows.target[part]
     whole, own = combined(gathered(), of, numbers.ignore_index, wanted, numbers.team)
     if logits is not None and gradients is not None:
         upstream = rows.upstream(part, given, whole, of)
         to_gradient_(rows.call, logits, of, numbers.ignore_index, rows.slice, upstream, whole, own)
-        gradients.add(logits, part, whole.lse)
+        gradients.add(logits, part, whole.lse, rows.begins(part, input_sum))
     return whole, own
 
 
@@ -315,6 +334,7 @@ def _backward(
         lse, delta, of_target, entropy, own_entropy = statistics.unbind(0)
         plan = rows.plan(input.dtype)
         make_logits, gradients = rows.logits(plan), rows.gradients(plan, input.dtype)
+        input_sum = rows.input_sum(gradients, input.dtype, None)
         for part in rows.chunks(plan) if make_logits is not None and gradients is not None else ():
             assert make_logits is not None
             assert gradients is not None
@@ -324,9 +344,9 @@ def _backward(
             own = Own(delta[part], own_entropy[part])
             upstream = rows.upstream(part, given, whole, of)
             to_gradient_(rows.call, logits, of, numbers.ignore_index, rows.slice, upstream, whole, own)
-            gradients.add(logits, part, whole.lse)
+            gradients.add(logits, part, whole.lse, rows.begins(part, input_sum))
             del logits
-        return tuple(rows.finished(gradients, input.dtype, None))
+        return tuple(rows.finished(gradients, input.dtype, None, input_sum))
 
 
 def _forward_fake(input: Tensor, linear_weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -348,8 +368,10 @@ def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
 
 def _gradients_fake(input: Tensor, linear_weight: Tensor, numbers: Numbers, dtype: torch.dtype) -> tuple[Tensor, ...]:
     (n, features), count, needs = input.shape, linear_weight.size(0), numbers.needs
+    rows = rows_of_sum(n, numbers.team, numbers.input_sum) if needs.input else 0
+    of_input = dtype if numbers.input_sum and needs.input else numbers.grad_input_dtype
     return (
-        input.new_empty((n if needs.input else 0, features), dtype=numbers.grad_input_dtype),
+        input.new_empty((rows, features), dtype=of_input),
         input.new_empty((count if needs.linear_weight else 0, features), dtype=dtype),
         input.new_empty(count if needs.linear_bias else 0, dtype=row_dtype(input.dtype)),
     )

@@ -18,7 +18,6 @@ from ...ops.linear_cross_entropy.validate import normal_ignore_index
 from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks, check_not_differentiated_again
-from .autograd import summed
 from .kl_kernel_ops import Numbers
 from .loss import agreed_place, one_class, wide_dtype
 
@@ -106,7 +105,8 @@ def vocab_parallel_linear_kl_div(
         _OP, group, tensors, optional, _OF_ROWS, (first_class, classes), (sequence_parallel, reduce_dtype), same, check
     )
     wide = wide_dtype(operands[0].dtype, reduce_dtype), wide_dtype(operands[2].dtype, None)
-    settings = Settings(Reduction(reduction, zero_if_empty), options, Numbers(*wide, count, ranks), sequence_parallel)
+    numbers = Numbers(*wide, "own" if sequence_parallel else "all", count, ranks)
+    settings = Settings(Reduction(reduction, zero_if_empty), options, numbers, sequence_parallel)
     loss: Tensor = VocabParallelDivergence.apply(*operands, target, settings)  # type: ignore[no-untyped-call]
     return loss
 
@@ -147,7 +147,7 @@ class VocabParallelDivergence(torch.autograd.Function):
         rows, statistics, *found = _registry.vocab_parallel_kl_div(one, *flat, ids, None, *options, *given.flat())
         kept = []
         if is_formed:
-            kept = [g for g, need in zip(_finished(found, operands, needs, settings), needs, strict=True) if need]
+            kept = [g for g, need in zip(_finished(found, operands, needs), needs, strict=True) if need]
         ctx.settings, ctx.needs, ctx.private, ctx.is_formed = settings, needs, buffers_may_be_private(), is_formed
         ctx.save_for_backward(*operands, target, statistics, *kept)
         if name != "none":
@@ -180,7 +180,7 @@ class VocabParallelDivergence(torch.autograd.Function):
             grad = (grad.to(dtype) / count).reshape(1)
         numbers = settings.numbers._replace(needs=ctx.needs)
         _, _, *found = _registry.vocab_parallel_kl_div(grad, *flat, ids, statistics, *settings.options, *numbers.flat())
-        gradients = _finished(found, operands, ctx.needs, settings)
+        gradients = _finished(found, operands, ctx.needs)
         return (*(g if need else None for g, need in zip(gradients, ctx.needs, strict=True)), None, None)
 
 
@@ -190,10 +190,9 @@ def _flat(operands: Any, target: Tensor | None, settings: Settings) -> tuple[lis
     return flat, None if target is None else _every_row(target, team, shares, 0)
 
 
-def _finished(found: list[Tensor], operands: Any, needs: tuple[bool, ...], settings: Settings) -> list[Tensor]:
-    """With the inputs' gradients summed over the ranks."""
-    team, shares = settings.numbers.team, settings.sequence_parallel
+def _finished(found: list[Tensor], operands: Any, needs: tuple[bool, ...]) -> list[Tensor]:
+    """With the inputs' gradients in their shape."""
     return [
-        summed(gradient, team, shares, operand.dtype).view(operand.shape) if at in _INPUTS and need else gradient
+        gradient.view(operand.shape) if at in _INPUTS and need else gradient
         for at, (gradient, operand, need) in enumerate(zip(found, operands, needs, strict=True))
     ]

@@ -6,6 +6,7 @@ without gradients those of all rows at once, but for "jsd", which needs the logi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ...ops._common import autocast
 from ...ops._common.triton import launchers_for
 from ...ops.linear_cross_entropy.chunks import Logits
 from ...ops.linear_cross_entropy.gradients import ExactGradients, Gradients
-from ...ops.linear_cross_entropy.kl_chunks import RowsOfHead, finished, plans_of, rows_of_heads
+from ...ops.linear_cross_entropy.kl_chunks import RowsOfHead, finished, input_gradient, plans_of, rows_of_heads
 from ...ops.linear_cross_entropy.kl_ops import of_heads, of_operands
 from ...reference.linear_cross_entropy import kl_slices as reference
 from ...reference.linear_cross_entropy.kl_div import Divergence
@@ -24,6 +25,7 @@ from ...reference.linear_cross_entropy.kl_rows import KlRows
 from ...reference.linear_cross_entropy.loss import Needs
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks
+from .input_sums import InputSum, rows_of_sum
 from .kl_rows import add_mixture_sums_, divergences, known_of, slice_columns
 from .targets import check_targets
 
@@ -33,12 +35,14 @@ class Numbers(NamedTuple):
 
     grad_input_dtype: torch.dtype
     grad_teacher_dtype: torch.dtype
+    input_sum: str  # see input_sums.py; of both inputs' gradients
     classes: int
     team: Ranks
     needs: tuple[bool, ...] = ()  # gradients of the operands, in the order of NAMES
 
     def flat(self) -> tuple[Any, ...]:
-        return (self.grad_input_dtype, self.grad_teacher_dtype, self.classes, *self.team, *self.needs)
+        dtypes = self.grad_input_dtype, self.grad_teacher_dtype
+        return (*dtypes, self.input_sum, self.classes, *self.team, *self.needs)
 
 
 _OPERANDS, _OPTIONS = 6, len(Divergence._fields)
@@ -55,8 +59,8 @@ class _Call(NamedTuple):
 
 def _call_of(args: tuple[Any, ...]) -> _Call:
     operands, (target, statistics), rest = args[1 : 1 + _OPERANDS], args[7:9], args[9:]
-    wide, wide_teacher, classes, *team = rest[_OPTIONS:-_OPERANDS]
-    numbers = Numbers(wide, wide_teacher, classes, Ranks(*team), tuple(rest[-_OPERANDS:]))
+    wide, wide_teacher, input_sum, classes, *team = rest[_OPTIONS:-_OPERANDS]
+    numbers = Numbers(wide, wide_teacher, input_sum, classes, Ranks(*team), tuple(rest[-_OPERANDS:]))
     return _Call(args[0], operands, target, statistics, Divergence(*rest[:_OPTIONS]), numbers)
 
 
@@ -124,6 +128,12 @@ def _run(call: _Call) -> tuple[Tensor, ...]:
         known = chosen.gather(known.t()).t().contiguous()
     dtypes = (call.numbers.grad_input_dtype, call.numbers.grad_teacher_dtype)
     gradients = chunks.gradients(dtypes)
+    sums = [
+        InputSum(partial(_input_part, of, found, dtype), team, call.numbers.input_sum, of.head.input.dtype)
+        if need.input
+        else None
+        for of, found, dtype, need in zip(chunks.heads, gradients, dtypes, needs, strict=True)
+    ]
     at_once = known is None and direction != "jsd" and not any(call.numbers.needs)
     every: list[Tensor] = []
     for part in chunks.parts():
@@ -142,9 +152,10 @@ def _run(call: _Call) -> tuple[Tensor, ...]:
             of_part = known[:, part].contiguous()
         if rows is not None and any(call.numbers.needs):
             chunks.kernels.gradients_(rows, of_part)
-            for found, head in zip(gradients, (rows.student, rows.teacher), strict=True):
+            for found, head, input_sum in zip(gradients, (rows.student, rows.teacher), sums, strict=True):
                 if found is not None:
-                    found.add(head.logits, part, of_part[0])
+                    is_last = input_sum is not None and part.stop == chunks.count
+                    found.add(head.logits, part, of_part[0], input_sum.begin if input_sum and is_last else None)
         del rows
     chunks.make.clear()  # its memory is room for the sums' last steps
     if known is None:
@@ -156,8 +167,9 @@ def _run(call: _Call) -> tuple[Tensor, ...]:
     if chosen is not None:
         divergence, known = (_restored(chosen, values, total) for values in (divergence, known.t()))
         known = known.t().contiguous()
-    heads = [_finished(of, found, need, dtype)
-             for of, found, need, dtype in zip(chunks.heads, gradients, needs, dtypes, strict=True)]  # fmt: skip
+    heads = [_finished(of, found, need) for of, found, need in zip(chunks.heads, gradients, needs, strict=True)]
+    heads = [of if input_sum is None else of._replace(input=input_sum.result())
+             for of, input_sum in zip(heads, sums, strict=True)]  # fmt: skip
     statistics = known if call.statistics is None else known.new_empty((reference.COLUMNS, 0))
     return divergence, statistics, *of_operands(*heads)
 
@@ -169,12 +181,20 @@ def _restored(chosen: Any, values: Tensor, total: int) -> Tensor:
     return whole
 
 
-def _finished(of: RowsOfHead, found: ExactGradients | None, need: Needs, dtype: torch.dtype) -> Gradients:
+def _input_part(of: RowsOfHead, found: ExactGradients | None, dtype: torch.dtype) -> Tensor:
+    """This rank's part of a head's input gradient."""
+    if found is None:
+        return of.head.linear_weight.new_zeros(of.head.input.shape, dtype=dtype)
+    return input_gradient(of, found.grad_input)
+
+
+def _finished(of: RowsOfHead, found: ExactGradients | None, need: Needs) -> Gradients:
+    """But for input's."""
     if found is not None:
-        return finished(of, found.result(), need)
+        return finished(of, found.result(), need._replace(input=False))
     weight, bias = of.head.linear_weight, of.head.linear_bias
     return Gradients(
-        weight.new_zeros(of.head.input.shape if need.input else 0, dtype=dtype),
+        weight.new_zeros(0),
         weight.new_zeros(weight.shape if need.linear_weight else 0),
         weight.new_zeros(0) if bias is None or not need.linear_bias else torch.zeros_like(bias),
     )
@@ -187,11 +207,17 @@ def _fake(*args: Any) -> tuple[Tensor, ...]:
     assert teacher is not None
     rows, dtype = input.size(0), row_dtype(input.dtype)
     like = (input, input, teacher, teacher, input, teacher)
-    wide = {0: call.numbers.grad_input_dtype, 2: call.numbers.grad_teacher_dtype}
-    gradients = (
-        of.new_empty(operand.shape if operand is not None and need else 0, dtype=wide.get(at, of.dtype))
-        for at, (operand, need, of) in enumerate(zip(call.operands, call.numbers.needs, like, strict=True))
-    )
+    numbers = call.numbers
+    wide = {} if numbers.input_sum else {0: numbers.grad_input_dtype, 2: numbers.grad_teacher_dtype}
+
+    def gradient(at: int, operand: Tensor | None, of: Tensor) -> Tensor:
+        if operand is None or not numbers.needs[at]:
+            return of.new_empty(0, dtype=wide.get(at, of.dtype))
+        count = operand.size(0)
+        own = rows_of_sum(count, numbers.team, numbers.input_sum) if at in (0, 2) else count
+        return of.new_empty((own, *operand.shape[1:]), dtype=wide.get(at, of.dtype))
+
+    gradients = (gradient(at, operand, of) for at, (operand, of) in enumerate(zip(call.operands, like, strict=True)))
     known = rows if call.statistics is None else 0
     return (input.new_empty(rows, dtype=dtype), input.new_empty((reference.COLUMNS, known), dtype=dtype), *gradients)
 

@@ -154,7 +154,8 @@ def agreed_numbers(
     o = options
     return Numbers(
         o.ignore_index, o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.memory_budget, o.accumulate_dtype,
-        wide_dtype(tensors["input"].dtype, sums[1]), first, classes, *ranks, False, False, False,
+        wide_dtype(tensors["input"].dtype, sums[1]), "own" if sums[0] else "all", first, classes, *ranks, False, False,
+        False,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ linear_bias, or itself, saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -67,8 +68,11 @@ class ExactGradients:
             can_write = logits.is_cuda and _native.CUDA.kind == "native"
         return self.grad_weight.places(part, can_write)
 
-    def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
-        """logits (n, V) of the rows `part`; no chunk has more rows than the first."""
+    def add(self, logits: Tensor, part: slice, lse: Tensor, input_is_done: Callable[[], None] | None = None) -> None:
+        """logits (n, V) of the rows `part`; no chunk has more rows than the first.
+
+        input_is_done is called between the products: it may begin something with grad_input that runs beside the last.
+        """
         if self.needs.linear_bias:
             self.grad_bias += logits.sum(0, dtype=self.grad_bias.dtype)
         if not (self.needs.input or self.needs.linear_weight):
@@ -81,6 +85,8 @@ class ExactGradients:
                 self.grad_input[part] = functional.grouped_mm(logits, self.linear_weight[None], offs=count)
             else:
                 alignment.input_gradient_product(logits, self.linear_weight, self.word, self.grad_input[part])
+        if input_is_done is not None:
+            input_is_done()
         if self.grad_weight is not None:
             self.grad_weight.add(logits, part)
 

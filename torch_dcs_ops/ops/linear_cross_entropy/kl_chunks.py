@@ -175,11 +175,16 @@ def run(
 
 
 def finished(of: RowsOfHead, found: Gradients, need: Needs) -> Gradients:
-    if of.chosen is not None and need.input:
-        of.chosen.restore_(found.input)
     features, bias, empty = of.head.input.size(-1), of.head.linear_bias, of.input.new_empty
     return Gradients(
-        found.input[:, :features].contiguous().view(of.head.input.shape) if need.input else empty(0),
+        input_gradient(of, found.input) if need.input else empty(0),
         found.linear_weight[:, :features].contiguous() if need.linear_weight else empty(0),
         empty(0) if bias is None or not need.linear_bias else found.linear_bias.to(bias.dtype),
     )
+
+
+def input_gradient(of: RowsOfHead, found: Tensor) -> Tensor:
+    """Of all rows, in input's shape."""
+    if of.chosen is not None:
+        of.chosen.restore_(found)
+    return found[:, : of.head.input.size(-1)].contiguous().view(of.head.input.shape)
