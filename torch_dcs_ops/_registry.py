@@ -71,6 +71,15 @@ _SCHEMAS = (
     # (log_probs, lse, gradient): for one id a row, with the gradient of input where that of every log-probability is 1.
     "_linear_log_probs_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, "
     "float logit_scale, int ignore_index, int? memory_budget, ScalarType? logits_dtype) -> (Tensor, Tensor, Tensor)",
+    # linear_log_probs.full's results and all logits (N, V), for a backward that is compiled with it
+    # (linear_cross_entropy/kept_logits.py); and that backward's gradients, from a copy of them.
+    "_linear_log_probs_logits(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, "
+    "float logit_scale, int ignore_index, int? memory_budget, ScalarType? logits_dtype, bool need_entropy, "
+    "bool need_predictions) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "_linear_log_probs_of_logits(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor logits, "
+    "Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, "
+    "int ignore_index, int? memory_budget, ScalarType? logits_dtype, bool need_input_grad, bool need_weight_grad, "
+    "bool need_bias_grad) -> (Tensor, Tensor, Tensor)",
     # (grad_input, grad_weight, grad_bias) from the gradients of log_probs (..., K), entropy and lse.
     "_linear_log_probs_backward(Tensor? grad_log_probs, Tensor? grad_entropy, Tensor? grad_lse, Tensor input, "
     "Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, float logit_scale, int ignore_index, "
@@ -195,6 +204,8 @@ linear_cross_entropy_aux = torch.ops.dcs.linear_cross_entropy.aux
 linear_log_probs = torch.ops.dcs.linear_log_probs.default
 linear_log_probs_full = torch.ops.dcs.linear_log_probs.full
 linear_log_probs_forward = torch.ops.dcs._linear_log_probs_forward.default
+linear_log_probs_logits = torch.ops.dcs._linear_log_probs_logits.default
+linear_log_probs_of_logits = torch.ops.dcs._linear_log_probs_of_logits.default
 linear_log_probs_backward = torch.ops.dcs._linear_log_probs_backward.default
 linear_top_k = torch.ops.dcs.linear_top_k.default
 linear_kl_div = torch.ops.dcs.linear_kl_div.default

@@ -10,6 +10,7 @@ from .rules import rule
 
 @rule(
     *("sample_bmm", "_sample_bmm", "_linear_cross_entropy_logits", "_cross_entropy_rows_", "_scale"),
+    *("_linear_log_probs_logits", "_linear_log_probs_of_logits"),
     *("_vocab_parallel_forward", "_vocab_parallel_backward", "_vocab_parallel_kl_div"),
 )
 def refused(name: str, op: Any, bound: dict[str, Any]) -> NoReturn:

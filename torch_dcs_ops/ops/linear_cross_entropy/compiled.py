@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
+from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import flops
@@ -26,7 +27,7 @@ from .._common.validate import dtype_name, fail
 from . import chunks as driver
 from .kernel_ops import gemm_flops
 from .plan import make_plan, prefers_saved_gradient, single_chunk
-from .scale import scaled
+from .scale import may_form_gradients, scaled
 from .validate import check_call
 
 _OP = "linear_cross_entropy"
@@ -64,6 +65,17 @@ def saves_logits_gradient(input: Tensor, linear_weight: Tensor, options: Options
         return False
     plan = make_plan(rows, features, classes, input.dtype, input.dtype, input.device.type, need_weight_grad=True)
     return prefers_saved_gradient(rows, features, plan)
+
+
+def keeps_logits(input: Tensor, linear_weight: Tensor, target: Tensor, options: HeadOptions) -> bool:
+    """Whether the graph that is being traced, if any, keeps the logits of this call for its backward."""
+    if options.memory_budget is None or not is_traced() or not may_form_gradients(input, linear_weight):
+        return False
+    sizes = (*input.shape, *linear_weight.shape, *target.shape)
+    if not all(isinstance(size, int) and size for size in sizes):
+        return False
+    rows, classes, dtype = input.shape[:-1].numel(), linear_weight.size(0), options.logits_dtype or input.dtype
+    return rows * single_chunk(rows, classes, dtype).stride * dtype.itemsize <= options.memory_budget
 
 
 def gradients_of_saved(

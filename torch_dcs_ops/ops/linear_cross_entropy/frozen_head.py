@@ -18,17 +18,15 @@ from .._common import flops
 from .._common.autograd import any_requires_grad, below
 from .._common.validate import fail
 from . import ids as driver
-from .id_ops import OP, checked, with_ids
+from .id_ops import OP, check_call, with_ids
 from .kernel_ops import gemm_flops
-from .validate import check_ids
 
 Results = tuple[Tensor, ...]
 
 
 def _checked(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, *rest: Any) -> Any:
     options = HeadOptions(*rest)
-    checked(OP, input, linear_weight, linear_bias, **options._asdict())
-    check_ids(OP, target, input)
+    check_call(input, linear_weight, target, linear_bias, options)
     ids, _ = with_ids(input, target)
     if ids.size(-1) != 1:
         fail(OP, f"target must have one id a row for a gradient in forward, got {ids.size(-1)}")

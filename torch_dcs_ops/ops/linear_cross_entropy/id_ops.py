@@ -1,4 +1,4 @@
-"""`dcs::linear_log_probs.full`, `dcs::_linear_log_probs_backward` and `dcs::linear_top_k`: kernels, fakes, autograd."""
+"""`dcs::linear_log_probs.full` and `dcs::_linear_log_probs_backward`: kernels, fakes, autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._common import autocast, flops
 from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
-from .compiled import tied_to_operand
+from .compiled import keeps_logits, tied_to_operand
 from .ids import IdUpstream
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
@@ -25,7 +25,6 @@ from .scale import may_form_gradients, scaled_rows
 from .validate import check_head, check_ids, check_options, check_upstream, normal_ignore_index
 
 OP = "linear_log_probs"
-_TOP = "linear_top_k"
 _OPTIONS = len(HeadOptions._fields)
 Results = tuple[Tensor, ...]
 
@@ -48,6 +47,13 @@ def checked(
     del shared["ignore_index"]
     check_options(op, Options(**shared), input.dtype)
     return options
+
+
+def check_call(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, options: HeadOptions
+) -> None:
+    checked(OP, input, linear_weight, linear_bias, **options._asdict())
+    check_ids(OP, target, input)
 
 
 def with_ids(input: Tensor, target: Tensor) -> tuple[Tensor, bool]:
@@ -76,7 +82,7 @@ def _full(
     return (log_probs.view(target.shape) if is_single else log_probs, *rest)
 
 
-def _full_fake(
+def full_fake(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -143,7 +149,8 @@ def _check_plain_ids(target: Tensor, options: HeadOptions, classes: int) -> None
 class IdsFunction(Node):
     """Log-probabilities at ids; the largest one is that of one more id, which forward has found.
 
-    Where input alone has a gradient, and one id a row, forward saves that of every log-probability.
+    Where input alone has a gradient, and one id a row, forward saves that of every log-probability. A compiled graph
+    may keep the logits (kept_logits.py).
     """
 
     @staticmethod
@@ -159,6 +166,7 @@ class IdsFunction(Node):
     ) -> Results:
         ctx.needs, unit = Needs(*ctx.needs_input_grad[1:4]), None
         ids, _ = with_ids(input, target)
+        logits = None
         if ctx.needs == Needs(input=True) and not any(needs.values()) and known(ids.size(-1) == 1) and (
             may_form_gradients(input, linear_weight, linear_bias, target)
         ):  # fmt: skip
@@ -168,6 +176,12 @@ class IdsFunction(Node):
                 )
             none = [lse.new_empty(0) for _ in range(3)]
             results: Results = (log_probs, none[0], lse, none[1].long(), none[2])
+        elif keeps_logits(input, linear_weight, target, options):
+            with torch._C._AutoDispatchBelowAutograd():
+                *found, logits = _registry.linear_log_probs_logits(
+                    input, linear_weight, target, linear_bias, *options, *needs.values()
+                )
+            results = tuple(found)
         else:
             results = run_below(
                 _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
@@ -177,7 +191,7 @@ class IdsFunction(Node):
         ctx.options = options
         unused = [results[3]] if needs["need_predictions"] else [results[3], results[4]]
         ctx.mark_non_differentiable(*unused, *([] if needs["need_entropy"] else [results[1]]))
-        ctx.save_for_backward(input, linear_weight, linear_bias, target, results[3], unit)
+        ctx.save_for_backward(input, linear_weight, linear_bias, target, results[3], unit, logits)
         return results
 
     @staticmethod
@@ -189,7 +203,7 @@ class IdsFunction(Node):
         _: Any,
         grad_best: Tensor | None,
     ) -> tuple[Any, ...]:
-        input, linear_weight, linear_bias, target, predictions, unit = ctx.saved_tensors
+        input, linear_weight, linear_bias, target, predictions, unit, logits = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None and grad_lse is None and grad_best is None:
             return (None,) * 7
         if unit is not None and grad_log_probs is not None and grad_lse is None and not torch.is_grad_enabled():
@@ -205,9 +219,11 @@ class IdsFunction(Node):
                 grad_log_probs = torch.zeros_like(ids, dtype=grad_best.dtype)
             ids = torch.cat((ids, best), -1)
             grad_log_probs = torch.cat((grad_log_probs, grad_best.unsqueeze(-1)), -1)
-        computed = _registry.linear_log_probs_backward(
-            grad_log_probs, grad_entropy, grad_lse, input, linear_weight, ids, linear_bias, *ctx.options, *ctx.needs
-        )
+        upstream, rest = (grad_log_probs, grad_entropy, grad_lse), (input, linear_weight, ids, linear_bias)
+        if logits is None or torch.is_grad_enabled():
+            computed = _registry.linear_log_probs_backward(*upstream, *rest, *ctx.options, *ctx.needs)
+        else:
+            computed = _registry.linear_log_probs_of_logits(*upstream, logits, *rest, *ctx.options, *ctx.needs)
         found = [gradient if need else None for gradient, need in zip(computed, ctx.needs, strict=True)]
         return (None, *found, None, None, None)
 
@@ -253,7 +269,7 @@ class IdGradientFunction(Node):
         return (None, *pull_back(ctx, operands, cotangents, gradients_of), None, None, None)
 
 
-def _check_backward(
+def check_backward(
     upstream: IdUpstream,
     input: Tensor,
     linear_weight: Tensor,
@@ -272,14 +288,14 @@ def _check_backward(
 
 def _backward(*args: Any) -> Results:
     upstream, (input, linear_weight, ids, linear_bias), options, needs = _split(args)
-    _check_backward(upstream, input, linear_weight, ids, linear_bias, options)
+    check_backward(upstream, input, linear_weight, ids, linear_bias, options)
     with torch._C._AutoDispatchBelowAutograd():
         return driver.backward(upstream, input, linear_weight, ids, linear_bias, options, needs)
 
 
-def _backward_fake(*args: Any) -> Results:
+def backward_fake(*args: Any) -> Results:
     upstream, (input, linear_weight, ids, linear_bias), options, needs = _split(args)
-    _check_backward(upstream, input, linear_weight, ids, linear_bias, options)
+    check_backward(upstream, input, linear_weight, ids, linear_bias, options)
     bias_dtype = row_dtype(input.dtype) if linear_bias is None else linear_bias.dtype
     return (
         input.new_empty(input.shape if needs.input else 0),
@@ -302,98 +318,17 @@ def _split(args: tuple[Any, ...]) -> tuple[IdUpstream, tuple[Any, ...], HeadOpti
     return IdUpstream(*args[:3]), args[3:7], options, Needs(*args[7 + _OPTIONS :])
 
 
-def _check_top_k(
-    input: Tensor, linear_weight: Tensor, k: int, linear_bias: Tensor | None, keywords: dict[str, Any]
-) -> HeadOptions:
-    options = checked(_TOP, input, linear_weight, linear_bias, **keywords)
-    if known(k < 1) or known(k > linear_weight.size(0)):
-        fail(_TOP, f"k must be in [1, {linear_weight.size(0)}], the number of classes, got {k}")
-    return options
-
-
-def _top_k(
-    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, **keywords: Any
-) -> Results:
-    options = _check_top_k(input, linear_weight, k, linear_bias, keywords)
-    with torch._C._AutoDispatchBelowAutograd():
-        return driver.top_k(input, linear_weight, k, linear_bias, options)
-
-
-def _top_k_fake(
-    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, **keywords: Any
-) -> Results:
-    _check_top_k(input, linear_weight, k, linear_bias, keywords)
-    log_probs = input.new_empty((*input.shape[:-1], k), dtype=row_dtype(input.dtype))
-    return log_probs, torch.empty_like(log_probs, dtype=torch.int64)
-
-
-def _top_k_autograd(
-    keyset: torch._C.DispatchKeySet,
-    input: Tensor,
-    linear_weight: Tensor,
-    k: int,
-    *,
-    linear_bias: Tensor | None = None,
-    **keywords: Any,
-) -> Any:
-    if not tracked(input, linear_weight, linear_bias):
-        return below(_registry.linear_top_k, keyset, input, linear_weight, k, linear_bias=linear_bias, **keywords)
-    options = _check_top_k(input, linear_weight, k, linear_bias, keywords)
-    if in_forward_mode():
-        return reference.linear_top_k(input, linear_weight, k, linear_bias, options)
-    return apply(TopKFunction, keyset, input, linear_weight, linear_bias, k, options)
-
-
-class TopKFunction(Node):
-    """The largest log-probabilities: those at the ids that forward finds."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        keyset: torch._C.DispatchKeySet,
-        input: Tensor,
-        linear_weight: Tensor,
-        linear_bias: Tensor | None,
-        k: int,
-        options: HeadOptions,
-    ) -> Results:
-        keywords = options._asdict()
-        del keywords["ignore_index"]
-        log_probs, indices = run_below(
-            _registry.linear_top_k, keyset, input, linear_weight, k, linear_bias=linear_bias, **keywords
-        )
-        ctx.set_materialize_grads(False)
-        ctx.options, ctx.needs = options, Needs(*ctx.needs_input_grad[1:4])
-        ctx.mark_non_differentiable(indices)
-        ctx.save_for_backward(input, linear_weight, linear_bias, indices)
-        return log_probs, indices
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 6
-        input, linear_weight, linear_bias, indices = ctx.saved_tensors
-        computed = _registry.linear_log_probs_backward(
-            grad, None, None, input, linear_weight, indices, linear_bias, *ctx.options, *ctx.needs
-        )
-        found = [gradient if need else None for gradient, need in zip(computed, ctx.needs, strict=True)]
-        return (None, *found, None, None)
-
-
 def _backward_flops(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
     needs = Needs(*args[-3:])
     return (1 + needs.input + needs.linear_weight) * gemm_flops(args[3], args[4])
 
 
 for _name, _kernel, _fake, _autograd in (
-    ("linear_log_probs.full", _full, _full_fake, _full_autograd),
-    ("_linear_log_probs_backward", _backward, _backward_fake, _backward_autograd),
-    ("linear_top_k", _top_k, _top_k_fake, _top_k_autograd),
+    ("linear_log_probs.full", _full, full_fake, _full_autograd),
+    ("_linear_log_probs_backward", _backward, backward_fake, _backward_autograd),
 ):
     _registry.LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dcs::{_name}", _fake, lib=_registry.LIBRARY)
     _registry.LIBRARY.impl(_name, _autograd, "Autograd", with_keyset=True)
 autocast.register_cast("linear_log_probs.full", _registry.linear_log_probs_full, autocast_operands)
-autocast.register_cast("linear_top_k", _registry.linear_top_k, autocast_operands)
 flops.register(torch.ops.dcs._linear_log_probs_backward, _backward_flops)
-flops.register(torch.ops.dcs.linear_top_k, gemm_flops)

@@ -11,7 +11,7 @@ from the logits that it has: rows scale, so backward multiplies them, and the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,11 @@ from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, single_chunk, with_padding
 from .valid_rows import ValidRows, compacts, valid_rows
 
 IGNORED = -100  # a target of the row op
 _PAIRS = 1 << 22  # of ids at a time
-_TOP_ELEMENTS = 1 << 23  # of logits whose largest are looked for at a time
 
 
 class IdUpstream(NamedTuple):
@@ -112,9 +111,12 @@ def make_call(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, 
 
 
 def chunks_of(
-    call: Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool
+    call: Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool, kept: Tensor | None = None
 ) -> tuple[Plan, Iterator[tuple[slice, Tensor]]]:
-    """The plan, and the rows of one chunk after another with their logits, which lie in the same memory."""
+    """The plan, and the rows of one chunk after another with their logits, which lie in the same memory.
+
+    kept: the logits of all rows, of which these are copies.
+    """
     (classes, features), dtype = call.linear_weight.shape, call.input.dtype
     count, budget = operand.size(0), call.options.memory_budget
     plan = make_plan(
@@ -123,13 +125,37 @@ def chunks_of(
     )  # fmt: skip
 
     def chunks() -> Iterator[tuple[slice, Tensor]]:
-        word = alignment.word(call.input.size(0), call.linear_weight)
-        make_logits = Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype)
+        make_logits: Callable[[slice], Tensor]
+        if kept is None:
+            word = alignment.word(call.input.size(0), call.linear_weight)
+            make_logits = Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype)
+        else:
+            make_logits = _Copies(plan, kept)
         for start in range(0, count, plan.rows):
             part = slice(start, min(start + plan.rows, count))
             yield part, make_logits(part)
 
     return plan, chunks()
+
+
+class _Copies:
+    """Those of one chunk of rows after another, in the same memory."""
+
+    def __init__(self, plan: Plan, kept: Tensor) -> None:
+        self.kept = kept
+        self.buffer = with_padding(kept.new_empty((min(plan.rows, kept.size(0)), plan.stride)), kept.size(1))
+
+    def __call__(self, part: slice) -> Tensor:
+        return self.buffer[: part.stop - part.start].copy_(self.kept[part])
+
+
+def _all_rows(call: Call, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """All rows as one chunk, whose logits go to `kept`."""
+    (rows, _), (classes, _), dtype = call.input.shape, call.linear_weight.shape, call.options.logits_dtype
+    plan = single_chunk(rows, classes, dtype or call.input.dtype)
+    make_logits = Logits(plan, call.input, call.linear_weight, alignment.word(rows, call.linear_weight), dtype)
+    kept.append(make_logits(slice(0, rows)))
+    yield slice(0, rows), kept[0]
 
 
 def _flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[Tensor, HeadOptions]:
@@ -156,12 +182,13 @@ def forward(
     options: HeadOptions,
     need_entropy: bool,
     need_predictions: bool,
+    kept: list[Tensor] | None = None,
 ) -> IdResults:
-    """With input's leading shape; no elements where a result is not needed."""
+    """With input's leading shape; no elements where a result is not needed. kept: takes the logits of all rows."""
     lead, count = input.shape[:-1], ids.size(-1)
     ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    chosen = None if need_predictions else chosen_rows(call, ids)
+    chosen = None if need_predictions or kept is not None else chosen_rows(call, ids)
     operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
     total, dtype = call.input.size(0), row_dtype(input.dtype)
     results = IdResults(
@@ -171,7 +198,7 @@ def forward(
         input.new_empty(total if need_predictions else 0, dtype=torch.int64),
         input.new_empty(total if need_predictions else 0, dtype=dtype),
     )
-    for part, logits in chunks_of(call, operand, False, True)[1]:
+    for part, logits in chunks_of(call, operand, False, True)[1] if kept is None else _all_rows(call, kept):
         columns, log_probs, (loss, lse, predictions, entropy) = statistics(
             call, logits, ids[part], need_predictions, need_entropy
         )
@@ -247,8 +274,9 @@ def backward(
     linear_bias: Tensor | None,
     options: HeadOptions,
     needs: Needs,
+    kept: Tensor | None = None,
 ) -> Gradients:
-    """Gradients in the operands' dtypes."""
+    """Gradients in the operands' dtypes. kept: the logits of all rows, which are not made again."""
     dtype = row_dtype(input.dtype)
     ids, options = _flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
@@ -256,12 +284,14 @@ def backward(
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
     grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
     grad_lse = None if grad_lse is None else grad_lse.reshape(-1)
-    chosen = chosen_rows(call, ids)
+    if kept is not None:
+        call = call._replace(options=options._replace(memory_budget=None))
+    chosen = None if kept is not None else chosen_rows(call, ids)
     operand: Tensor | ValidRows = call.input
     if chosen is not None:
         operand, ids = chosen, chosen.gather(ids)
         grad_ids, grad_entropy, grad_lse = (chosen.gather(grad) for grad in (grad_ids, grad_entropy, grad_lse))
-    plan, chunks = chunks_of(call, operand, needs.linear_weight, False)
+    plan, chunks = chunks_of(call, operand, needs.linear_weight, False, kept)
     grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
     word = alignment.word(call.input.size(0), call.linear_weight)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
@@ -345,30 +375,3 @@ def sums_of_equal_ids(index: Tensor, values: Tensor) -> Tensor:
         for some in index.split(step, 1)
     ]
     return torch.cat(sums, 1)
-
-
-def top_k(
-    input: Tensor, linear_weight: Tensor, k: int, linear_bias: Tensor | None, options: HeadOptions
-) -> tuple[Tensor, Tensor]:
-    """(log_probs, indices) of the k largest, (..., k), in descending order."""
-    lead = input.shape[:-1]
-    call = make_call(input, linear_weight, linear_bias, options)
-    total, classes = call.input.size(0), linear_weight.size(0)
-    log_probs = input.new_empty((total, k), dtype=row_dtype(input.dtype))
-    indices = input.new_empty((total, k), dtype=torch.int64)
-    step = max(_TOP_ELEMENTS // classes, 1)
-    for part, logits in chunks_of(call, call.input, False, True)[1]:
-        for block, some in zip(indices[part].split(step), logits.split(step), strict=True):
-            block.copy_(_largest(some, k, call))
-        columns = columns_of(logits, indices[part], call.linear_bias, options._replace(ignore_index=IGNORED))
-        loss = call.rows(logits, columns.target, (None, None, None), False, False, False)[0]
-        log_probs[part] = columns.log_probs(loss)
-        del logits
-    return log_probs.view(*lead, k), indices.view(*lead, k)
-
-
-def _largest(logits: Tensor, k: int, call: Call) -> Tensor:
-    """The indices of the k largest z of every row; softcap changes no order."""
-    if call.linear_bias is not None:
-        logits = logits.to(call.linear_bias.dtype) + call.linear_bias
-    return logits.topk(k, 1, largest=call.options.logit_scale >= 0)[1]

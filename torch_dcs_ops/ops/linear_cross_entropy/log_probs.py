@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from ... import _registry
+from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Options
 from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
-from .._common.autograd import below, tracked
+from .._common.autograd import apply, below, tracked
 from .._common.validate import dtype_name, fail
-from . import frozen_head, id_ops  # noqa: F401  (register)
+from . import frozen_head, kept_logits  # noqa: F401  (register)
 from .arguments import apply_scale, check_argument_types
 from .autograd import differentiable
+from .compiled import keeps_logits
+from .id_ops import IdsFunction
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
 from .validate import check_call, normal_ignore_index
@@ -93,7 +96,8 @@ def linear_log_probs(
             differentiable.
         ignore_index: a target that is this has the log-probability 0 and no gradient; in a row of no other targets so
             have all results but predictions. None is -100.
-        memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`.
+        memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`. A compiled graph keeps all
+            logits for its backward, and makes them once, where they have room in it.
         logits_dtype: torch.float32 for half-precision input: logits that are not rounded to input's dtype. Importance
             ratios are exp of a difference, and bfloat16 rounds a logit of 4 to 8 by up to 0.016.
         need_entropy: whether the entropy is made and returned.
@@ -195,6 +199,11 @@ def _autograd(
     if not tracked(input, linear_weight, linear_bias):
         return below(_op, keyset, input, linear_weight, target, linear_bias=linear_bias, **keywords)
     options = _options(input, linear_weight, target, linear_bias, **keywords)
+    of_head = HeadOptions(*(getattr(options, name) for name in HeadOptions._fields))
+    if keeps_logits(input, linear_weight, target, of_head):
+        needs = {"need_entropy": True, "need_predictions": False}
+        log_probs, entropy, *_ = apply(IdsFunction, keyset, input, linear_weight, linear_bias, target, of_head, needs)
+        return log_probs, entropy
     loss, _, _, entropy = differentiable(keyset, input, linear_weight, target, linear_bias, None, options, False, True)
     return 0 - loss, entropy
 

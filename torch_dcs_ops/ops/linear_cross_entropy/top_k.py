@@ -1,4 +1,4 @@
-"""The k most probable classes of a linear layer's softmax, without holding the logits; the op is in id_ops.py."""
+"""The k most probable classes of a linear layer's softmax, without holding the logits; the op is in top_k_ops.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import _registry
-from . import id_ops  # noqa: F401  (registers)
+from . import top_k_ops  # noqa: F401  (registers)
 from .arguments import apply_scale, check_argument_types
 
 _OP = "linear_top_k"
