@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch_dcs_ops import linear_kl_div, linear_log_probs
 from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
 from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
-from torch_dcs_ops.ops.linear_cross_entropy import kl_chunks
+from torch_dcs_ops.ops.linear_cross_entropy import kl_chunks, valid_rows
 
 from linear_cross_entropy.grouped_products import grouped_mm_with_nan
-from linear_cross_entropy.oracle import assert_within_budget, leaf, make
+from linear_cross_entropy.oracle import assert_within_budget, leaf, make, relative_error
 from linear_cross_entropy.test_ids import expected as expected_log_probs
 from linear_cross_entropy.test_ids import ids_of
 from linear_cross_entropy.test_kl_div import DIRECTIONS
@@ -119,3 +119,45 @@ def test_one_head_that_cannot_be_compacted(products: list[int], monkeypatch: pyt
     wanted = expected_divergence(*student[:2], *teacher[:2], None, None, target, "forward", "mean")
     torch.testing.assert_close(got, wanted)
     assert not products
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in (9, 10),
+    reason="needs a GPU of compute capability 9 or 10",
+)
+@pytest.mark.parametrize("mask", MASKS)
+def test_on_a_gpu(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of CUDA and Triton on rows that are left out, beside the same calls that leave none out."""
+    rows, features, classes = 2048, 512, 4096
+    monkeypatch.setattr(valid_rows, "LEAST_PRODUCT", 0)
+    student, teacher = (
+        make((rows,), features, classes, torch.bfloat16, "cuda", seed=seed, ignored=0.0) for seed in (0, 1)
+    )
+    x, w, teacher_x, teacher_w = (t / features**0.25 for t in (*student[:2], *teacher[:2]))
+    place = torch.arange(rows, device="cuda")
+    ignored = {"random": place * 7 % 5 < 2, "last": place > 900, "none": place < 0, "all": place >= 0}[mask]
+    target, budget = student.target.masked_fill(ignored, -100), 2 * classes * 512
+    ids = torch.stack((target, target.roll(1).masked_fill(ignored, -100)), 1)
+
+    def results() -> list[Tensor]:
+        found = []
+        for of in ("one", "several", "frozen", *DIRECTIONS):
+            leaves = [leaf(x), w if of == "frozen" else leaf(w)]
+            if of in DIRECTIONS:
+                values = linear_kl_div(
+                    *leaves, teacher_x, teacher_w, target=target, direction=of, reduction="none", memory_budget=budget
+                )
+            else:
+                targets = ids if of == "several" else target
+                values = linear_log_probs(*leaves, targets, need_entropy=False, memory_budget=budget)
+            upstream = torch.linspace(-1, 1, values.numel(), device="cuda").view(values.shape)
+            found += [values.detach(), *torch.autograd.grad(values, [t for t in leaves if t.requires_grad], upstream)]
+        return found
+
+    got = results()
+    for module in (driver, kl_chunks):
+        monkeypatch.setattr(module, "compacts", lambda *_: None)
+    for values, wanted in zip(got, results(), strict=True):
+        assert values.isfinite().all()
+        assert bool(values.any()) == bool(wanted.any())
+        assert relative_error(values, wanted) < 4 * torch.finfo(torch.bfloat16).eps or not bool(wanted.any())
