@@ -2,7 +2,9 @@
 
 On the ranks of a group, and, as `python layout_cases.py ranks first last` (seeds), on as many ranks as one likes in one
 process, by torch's LocalTensorMode. That runs an op for one rank after the other, so that no vocabulary may be shared
-out, of which the ranks talk inside an op; nor time, where what is done depends on whether a rank has any.
+out, of which the ranks talk inside an op; nor time, where what is done depends on whether a rank has any. Nor is it
+drawn so there; but torch's own rules may share it out on the way to an op (of one step a row, say), which leaves the
+case to the ranks of a group.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,8 +22,14 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 import torch_dcs_ops as dcs
+from torch_dcs_ops.distributed.dtensor import lines
 
 from distributed.dtensor_cases import compare, mesh_of
+
+
+class TimeIsShared(Exception):
+    """Where it cannot be."""
+
 
 MESHES = {2: ((2,),), 3: ((3,),), 4: ((4,), (2, 2)), 6: ((6,), (2, 3), (3, 2))}
 
@@ -139,6 +148,8 @@ def differences(seeds: range, shares: bool, ranks: int, mode: Callable[[], Any] 
             with mode():
                 said = f"{seed} {case.name}"
                 found.append(compare(said, case.function, case.tensors, case.layouts, mesh_of(*shape)))
+        except TimeIsShared:
+            continue
         except Exception as error:
             found.append(f"{seed} {case.name} {case.layouts} {[tuple(t.shape) for t in case.tensors]}: {error!r}")
     return [one for one in found if one]
@@ -155,9 +166,11 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, first, last = map(int, sys.argv[1:])
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    found = differences(range(first, last), False, ranks, lambda: LocalTensorMode(ranks))
-    print(*found[:10], sep="\n")
-    sys.exit(len(found) > 0)
+    refuse = mock.Mock(side_effect=TimeIsShared)
+    with mock.patch.object(lines, "_shared", refuse):
+        found = differences(range(first, last), False, ranks, lambda: LocalTensorMode(ranks))
+    print(f"{refuse.call_count} of {last - first} left out", *found[:10], sep="\n")
+    sys.exit(len(found) > 0 or refuse.call_count > (last - first) / 10)
 
 
 if __name__ == "__main__":
