@@ -42,7 +42,9 @@ def name_of(node: Any) -> str | None:
     if not isinstance(node, fx.Node):
         return None
     if node.op == "call_function":
-        return _FUNCTIONS.get(node.target)
+        # In torch 2.11 a DTensor's redistribute is a function that Dynamo makes for each call.
+        is_redistribute = getattr(node.target, "__name__", None) == "prim_redistribute"
+        return "redistribute" if is_redistribute else _FUNCTIONS.get(node.target)
     return _METHODS.get(str(node.target)) if node.op == "call_method" else None
 
 
