@@ -57,6 +57,17 @@ class Memory {
   std::vector<char> bytes_;
 };
 
+class Workspace final : public SoftmaxWorkspace {
+ public:
+  void* allocate(int64_t bytes) override {
+    bytes_.assign(static_cast<size_t>(bytes) + 16, '\xff');
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16);
+  }
+
+ private:
+  std::vector<char> bytes_;
+};
+
 template <typename T>
 class Trial {
  public:
@@ -88,11 +99,7 @@ class Trial {
     problem.input = input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
     Device device;
     device.multiprocessors = c.multiprocessors, device.cluster = 1;
-    std::vector<char> memory;
-    const SoftmaxWorkspace workspace = [&](int64_t bytes) -> void* {
-      memory.assign(static_cast<size_t>(bytes) + 16, '\xff');
-      return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
-    };
+    Workspace workspace;
     if (SoftmaxLaunch<T>(problem, device, workspace, nullptr).run() != cudaSuccess) return complain("launch", 0, 0, 0);
     if (!input.is_intact() || !saved.is_intact() || !output.is_intact()) return complain("beyond", 0, 0, 0);
     for (int64_t outer = 0; outer < c.outer; ++outer)

@@ -43,8 +43,7 @@ inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * un
 template <typename T>
 class SoftmaxLaunch {
  public:
-  SoftmaxLaunch(
-      const SoftmaxProblem& problem, const Device& device, const SoftmaxWorkspace& workspace, cudaStream_t stream)
+  SoftmaxLaunch(const SoftmaxProblem& problem, const Device& device, SoftmaxWorkspace& workspace, cudaStream_t stream)
       : p_(problem), device_(device), workspace_(workspace), stream_(stream) {}
 
   cudaError_t run() {
@@ -188,12 +187,12 @@ class SoftmaxLaunch {
     const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads >> rows_.lane_bits));
     if (p_.backward)
       return launch(softmax_lanes_kernel<T, kWhole, kVectors, kRows, true, -1>, rows_, grid, kLaneThreads);
-    // A warp takes a row where there are few of them, or where they are long: what it takes counts there.
-    if constexpr (kRows == 1) {
-      if (rows_.lane_bits == 5)
-        return launch(softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, 5>, rows_, grid, kLaneThreads);
-    }
-    return launch(softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, -1>, rows_, grid, kLaneThreads);
+    // A warp takes a row where there are few of them, or where they are long: what it takes counts there. A few rows of
+    // two vectors a lane, and rows of eight, never have fewer lanes.
+    constexpr int kWarp = kRows == 1 ? 5 : -1, kFewer = kVectors == 8 || (kVectors == 2 && kRows == 1) ? 5 : -1;
+    const auto kernel = rows_.lane_bits == 5 ? softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, kWarp>
+                                             : softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, kFewer>;
+    return launch(kernel, rows_, grid, kLaneThreads);
   }
 
   template <int kVectors, bool kWhole>
@@ -285,7 +284,8 @@ class SoftmaxLaunch {
     params.chunk = ceil_div(rounds, wanted) * params.width;
     params.chunks = ceil_div(rounds * params.width, params.chunk);
     const int64_t grid = p_.outer * params.chunks, parts = grid * p_.inner, joined = p_.outer * p_.inner;
-    params.parts = static_cast<Part<Acc>*>(workspace_((parts + joined) * static_cast<int64_t>(sizeof(Part<Acc>))));
+    params.parts =
+        static_cast<Part<Acc>*>(workspace_.allocate((parts + joined) * static_cast<int64_t>(sizeof(Part<Acc>))));
     cudaError_t error = launch(p_.backward ? softmax_chunk_kernel<T, true> : softmax_chunk_kernel<T, false>, params,
         grid, kChunkThreads, slab_shared_bytes<T>(p_.inner, params.width, kChunkThreads));
     // A block reads the parts of a few chunks faster than a launch takes.
@@ -323,7 +323,7 @@ class SoftmaxLaunch {
     columns.chunk = ceil_div(rounds, wanted) * down * 4;
     columns.chunks = ceil_div(p_.length, columns.chunk);
     columns.parts = static_cast<Part<Acc>*>(
-        workspace_(columns.chunks * p_.outer * p_.inner * static_cast<int64_t>(sizeof(Part<Acc>))));
+        workspace_.allocate(columns.chunks * p_.outer * p_.inner * static_cast<int64_t>(sizeof(Part<Acc>))));
     const cudaError_t error =
         launch(p_.backward ? softmax_columns_part_kernel<T, true> : softmax_columns_part_kernel<T, false>, columns,
             tiles * columns.chunks, across * down, shared);
@@ -334,7 +334,7 @@ class SoftmaxLaunch {
 
   const SoftmaxProblem& p_;
   const Device& device_;
-  const SoftmaxWorkspace& workspace_;
+  SoftmaxWorkspace& workspace_;
   cudaStream_t stream_;
   SoftmaxRows<T> rows_{};
 };

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 
 #include "common/device.h"
 
@@ -22,9 +21,15 @@ struct SoftmaxProblem {
 };
 
 // Gives device memory of so many bytes that lasts for the launch.
-using SoftmaxWorkspace = std::function<void*(int64_t bytes)>;
+class SoftmaxWorkspace {
+ public:
+  virtual void* allocate(int64_t bytes) = 0;
 
-using SoftmaxLauncher = cudaError_t(const SoftmaxProblem&, const Device&, const SoftmaxWorkspace&, cudaStream_t);
+ protected:
+  ~SoftmaxWorkspace() = default;
+};
+
+using SoftmaxLauncher = cudaError_t(const SoftmaxProblem&, const Device&, SoftmaxWorkspace&, cudaStream_t);
 
 SoftmaxLauncher launch_softmax_float, launch_softmax_half, launch_softmax_bfloat16, launch_softmax_double;
 

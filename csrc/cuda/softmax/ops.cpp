@@ -74,6 +74,19 @@ bool matches(const Tensor& tensor, const Tensor& output) {
   return same_strides(tensor, output) && (address(tensor) - address(output)) % 16 == 0;
 }
 
+class Memory final : public SoftmaxWorkspace {
+ public:
+  explicit Memory(const Tensor& like) : like_(like) {}
+  void* allocate(int64_t bytes) override {
+    memory_ = Workspace(like_, bytes);
+    return memory_.data();
+  }
+
+ private:
+  const Tensor& like_;
+  Workspace memory_;
+};
+
 void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tensor* saved, Tensor& output) {
   problem.input = input.const_data_ptr();
   problem.saved = saved ? saved->const_data_ptr() : nullptr;
@@ -81,11 +94,7 @@ void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tens
   problem.backward = saved != nullptr;
   const int32_t device = output.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Workspace memory;
-  const SoftmaxWorkspace workspace = [&](int64_t bytes) {
-    memory = Workspace(output, bytes);
-    return memory.data();
-  };
+  Memory workspace(output);
   check_cuda(launcher(output.scalar_type())(problem, device_of(device, op), workspace, current_stream(device)), op,
       "launching the kernel");
 }
