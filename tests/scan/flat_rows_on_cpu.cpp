@@ -2,6 +2,7 @@
 // double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "trials.h"
+#include "dcs/scan/plan/kernels.h"
 #include "scan/rows/flat_launch.cuh"
 
 using namespace dcs;

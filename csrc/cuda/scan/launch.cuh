@@ -1,4 +1,4 @@
-// Launches a planned scan for one storage type.
+// Launches a planned scan of aligned operands for one storage type.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,14 +9,15 @@
 #include "scan/columns/block_columns.cuh"
 #include "scan/columns/split_columns.cuh"
 #include "scan/long_rows/launch.cuh"
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/forms.h"
+#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/traits.h"
 #include "scan/long_rows/few_rows_gated.cuh"
 #include "scan/rows/tile_rows.cuh"
 #include "scan/rows/packed_rows.cuh"
 #include "scan/rows/thread_rows.cuh"
 #include "scan/columns/warp_columns.cuh"
 #include "scan/rows/warp_rows.cuh"
-#include "scan/window.cuh"
 
 namespace dcs {
 
@@ -208,53 +209,6 @@ void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, c
   else launch(one, usual);
 }
 
-// Of 256 threads, which stride over so many values.
-inline unsigned window_blocks(int64_t count) {
-  return static_cast<unsigned>(std::min<int64_t>(ceil_div(count, 256), 1 << 20));
-}
-
-template <typename T>
-void launch_direct_window(const ScanProblem& problem, cudaStream_t stream) {
-  window_direct_kernel<T><<<window_blocks(problem.rows() * problem.length), 256, 0, stream>>>(problem);
-}
-
-template <typename T>
-void launch_composed_window(
-    const ScanProblem& problem, const ComposedWindowPlan& plan, void* workspace, cudaStream_t stream) {
-  using Wide = typename Types<T>::Wide;
-  const int64_t length = problem.length + (problem.initial ? 1 : 0);
-  const int64_t capacity = plan.rows * length;
-  Pieces<Wide> buffers[4];
-  Wide* wides = static_cast<Wide*>(workspace);
-  bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
-  for (int i = 0; i < 4; ++i)
-    buffers[i] = {wides + 2 * i * capacity, wides + (2 * i + 1) * capacity, bools + i * capacity};
-  for (int64_t row = 0; row < problem.rows(); row += plan.rows) {
-    const int64_t rows = std::min(plan.rows, problem.rows() - row);
-    const unsigned grid = window_blocks(rows * length);
-    Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
-    window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
-    int64_t have = 0;
-    for (int64_t step = 1; step <= problem.window; step *= 2) {
-      if (problem.window & step) {
-        if (have == 0) {
-          // A distance past the row copies.
-          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(result, doubled, doubled, length, rows, length);
-        } else {
-          window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(other, result, doubled, have, rows, length);
-          std::swap(other, result);
-        }
-        have += step;
-      }
-      if (step * 2 <= problem.window) {
-        window_compose_kernel<Wide><<<grid, 256, 0, stream>>>(spare, doubled, doubled, step, rows, length);
-        std::swap(spare, doubled);
-      }
-    }
-    window_store_kernel<T><<<window_blocks(rows * problem.length), 256, 0, stream>>>(problem, row, rows, result);
-  }
-}
-
 template <typename T>
 void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const Gate<float> gate = split_gamma(problem.gamma_value);
@@ -312,20 +266,10 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
 }
 
 template <typename T>
-void launch_aligned_of(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
-  const bool step = problem.gamma_kind == GammaKind::kStep;
-  if (problem.backward && step) launch_aligned<T, true, true>(problem, plan, workspace, stream);
-  else if (problem.backward) launch_aligned<T, false, true>(problem, plan, workspace, stream);
-  else if (step) launch_aligned<T, true, false>(problem, plan, workspace, stream);
-  else launch_aligned<T, false, false>(problem, plan, workspace, stream);
-}
-
-template <typename T>
-cudaError_t launch_scan(const ScanProblem& problem, const KernelPlan& plan, void* workspace, cudaStream_t stream) {
-  if (std::holds_alternative<DirectWindowPlan>(plan)) launch_direct_window<T>(problem, stream);
-  else if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan))
-    launch_composed_window<T>(problem, *window, workspace, stream);
-  else if constexpr (sizeof(T) <= 4) launch_aligned_of<T>(problem, std::get<AlignedPlan>(plan), workspace, stream);
+cudaError_t launch_aligned_of(
+    const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+  by_form<T>(problem,
+      [&](auto step, auto backward) { launch_aligned<T, step(), backward()>(problem, plan, workspace, stream); });
   return cudaGetLastError();
 }
 

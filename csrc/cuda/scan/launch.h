@@ -1,16 +1,18 @@
-// The launchers of windows and aligned operands, one an element type; each in a file of its own so that they compile
-// side by side.
+// The launchers of windows, and of aligned operands: these one an element type, each in a file of its own so that they
+// compile side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/problem.h"
 
 namespace dcs {
 
-using Launcher = cudaError_t(const ScanProblem&, const KernelPlan&, void* workspace, cudaStream_t);
+cudaError_t launch_direct_window(const ScanProblem&, cudaStream_t);
+cudaError_t launch_composed_window(const ScanProblem&, const ComposedWindowPlan&, void* workspace, cudaStream_t);
 
-Launcher launch_scan_float, launch_scan_half, launch_scan_bfloat16, launch_scan_double, launch_scan_complex_float,
-    launch_scan_complex_double, launch_scan_int64;
+using AlignedLauncher = cudaError_t(const ScanProblem&, const AlignedPlan&, void* workspace, cudaStream_t);
+AlignedLauncher launch_aligned_float, launch_aligned_half, launch_aligned_bfloat16;
 
 }  // namespace dcs

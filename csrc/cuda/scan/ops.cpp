@@ -1,5 +1,6 @@
 // The scan ops on CUDA.
 #include "dcs/scan/ops.h"
+#include "dcs/scan/plan/kernels.h"
 #include "common/host.h"
 #include "scan/columns/launch.h"
 #include "scan/launch.h"
@@ -17,39 +18,45 @@ DeviceLimits limits_of(int32_t index) {
   return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
 }
 
-struct Launchers {
-  Launcher *scan, *rows, *columns;
-};
-Launchers launchers_of(ElementType dtype) {
-  switch (dtype) {
-    case ElementType::Float: return {launch_scan_float, launch_rows_float, launch_columns_float};
-    case ElementType::Half: return {launch_scan_half, launch_rows_half, launch_columns_half};
-    case ElementType::BFloat16: return {launch_scan_bfloat16, launch_rows_bfloat16, launch_columns_bfloat16};
-    case ElementType::Double: return {launch_scan_double, launch_rows_double, launch_columns_double};
-    case ElementType::ComplexFloat:
-      return {launch_scan_complex_float, launch_rows_complex_float, launch_columns_complex_float};
-    case ElementType::ComplexDouble:
-      return {launch_scan_complex_double, launch_rows_complex_double, launch_columns_complex_double};
-    case ElementType::Long: return {launch_scan_int64, launch_rows_int64, launch_columns_int64};
-    default:
-      fail("discounted_cumsum: input must be floating-point or complex, got ",
-          dtype_name(static_cast<ScalarType>(dtype)));
+// Of an element type, with those of aligned operands where it has them.
+struct Launch {
+  AlignedLauncher* aligned;
+  const RowsLaunchers& rows;
+  const ColumnsLaunchers& columns;
+  const ScanProblem& problem;
+  void* workspace;
+  cudaStream_t stream;
+
+  cudaError_t operator()(const DirectWindowPlan&) const { return launch_direct_window(problem, stream); }
+  cudaError_t operator()(const ComposedWindowPlan& plan) const {
+    return launch_composed_window(problem, plan, workspace, stream);
   }
-}
+  cudaError_t operator()(const AlignedPlan& plan) const { return aligned(problem, plan, workspace, stream); }
+  cudaError_t operator()(const FlatRowsPlan& plan) const { return rows.flat(problem, plan, stream); }
+  cudaError_t operator()(const LongRowsPlan& plan) const { return rows.together(problem, plan, workspace, stream); }
+  cudaError_t operator()(const WalkColumnsPlan& plan) const { return columns.walk(problem, plan, stream); }
+  cudaError_t operator()(const HeldColumnsPlan& plan) const { return columns.held(problem, plan, workspace, stream); }
+};
 
 cudaError_t launch(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {
   const Workspace workspace(input, workspace_bytes(plan));
   void* const memory = workspace.data();
   if (const int64_t zeroed = zeroed_bytes(plan); zeroed > 0)
     check(cudaMemsetAsync(memory, 0, zeroed, stream), "clearing the workspace");
-  const Launchers launchers = launchers_of(problem.dtype);
-  switch (kernel_of(plan)) {
-    case Kernel::kFlatRows:
-    case Kernel::kLongRows: return launchers.rows(problem, plan, memory, stream);
-    case Kernel::kWalkColumns:
-    case Kernel::kHeldColumns: return launchers.columns(problem, plan, memory, stream);
-    default: return launchers.scan(problem, plan, memory, stream);
+  const auto run = [&](AlignedLauncher* aligned, const RowsLaunchers& rows, const ColumnsLaunchers& columns) {
+    return std::visit(Launch{aligned, rows, columns, problem, memory, stream}, plan);
+  };
+  switch (problem.dtype) {
+    case ElementType::Float: return run(launch_aligned_float, rows_float, columns_float);
+    case ElementType::Half: return run(launch_aligned_half, rows_half, columns_half);
+    case ElementType::BFloat16: return run(launch_aligned_bfloat16, rows_bfloat16, columns_bfloat16);
+    case ElementType::Double: return run(nullptr, rows_double, columns_double);
+    case ElementType::ComplexFloat: return run(nullptr, rows_complex_float, columns_complex_float);
+    case ElementType::ComplexDouble: return run(nullptr, rows_complex_double, columns_complex_double);
+    case ElementType::Long: return run(nullptr, rows_int64, columns_int64);
   }
+  fail("discounted_cumsum: input must be floating-point or complex, got ",
+      dtype_name(static_cast<ScalarType>(problem.dtype)));
 }
 
 struct Cuda {

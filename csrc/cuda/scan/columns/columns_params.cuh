@@ -3,7 +3,7 @@
 
 #include "common/element_types.cuh"
 #include "dcs/scan/problem.h"
-#include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/pieces.h"
 
 namespace dcs {
 

@@ -1,15 +1,20 @@
-// The launchers of columns of any shape, one an element type; each in a file of its own so that they compile side by
-// side.
+// The launchers of columns of any shape, two an element type; each type in a file of its own so that they compile side
+// by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/problem.h"
 
 namespace dcs {
 
-cudaError_t launch_columns_float(const ScanProblem&, const KernelPlan&, void* workspace, cudaStream_t);
-decltype(launch_columns_float) launch_columns_half, launch_columns_bfloat16, launch_columns_double,
-    launch_columns_complex_float, launch_columns_complex_double, launch_columns_int64;
+struct ColumnsLaunchers {
+  cudaError_t (*walk)(const ScanProblem&, const WalkColumnsPlan&, cudaStream_t);
+  cudaError_t (*held)(const ScanProblem&, const HeldColumnsPlan&, void* workspace, cudaStream_t);
+};
+
+extern const ColumnsLaunchers columns_float, columns_half, columns_bfloat16, columns_double, columns_complex_float,
+    columns_complex_double, columns_int64;
 
 }  // namespace dcs

@@ -13,7 +13,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/named_barrier.cuh"
-#include "dcs/scan/plan/aligned.h"
+#include "dcs/scan/plan/pieces.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

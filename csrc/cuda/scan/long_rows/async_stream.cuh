@@ -17,7 +17,7 @@
 #include "scan/carry/segment.cuh"
 #include "scan/carry/word.cuh"
 #include "scan/long_rows/params.cuh"
-#include "dcs/scan/plan/aligned.h"
+#include "dcs/scan/plan/pieces.h"
 
 namespace dcs {
 

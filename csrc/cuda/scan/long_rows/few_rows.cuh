@@ -14,7 +14,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/latency.cuh"
-#include "dcs/scan/plan/aligned.h"
+#include "dcs/scan/plan/pieces.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

@@ -8,8 +8,10 @@
 
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/forms.h"
+#include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/powers.h"
+#include "dcs/scan/plan/traits.h"
 #include "scan/rows/flat_rows.cuh"
 #include "scan/rows/long_rows.cuh"
 
@@ -84,44 +86,37 @@ cudaError_t launch_flat_kernel(Kernel kernel, const FlatParams& params, int thre
   }
 }
 
-template <typename T, bool kStep, bool kBackward>
-cudaError_t launch_flat(const ScanProblem& problem, const KernelPlan& plan, void* workspace, cudaStream_t stream) {
-  if (const FlatRowsPlan* const whole = std::get_if<FlatRowsPlan>(&plan)) {
-    const auto kernel =
-        problem.reverse ? flat_rows_kernel<T, kStep, kBackward, true> : flat_rows_kernel<T, kStep, kBackward, false>;
-    const FlatParams params = flat_params<T>(problem, *whole);
+template <typename T>
+cudaError_t launch_flat_rows(const ScanProblem& problem, const FlatRowsPlan& plan, cudaStream_t stream) {
+  return by_form<T>(problem, [&](auto step, auto backward) {
+    const auto kernel = problem.reverse ? flat_rows_kernel<T, step(), backward(), true>
+                                        : flat_rows_kernel<T, step(), backward(), false>;
+    const FlatParams params = flat_params<T>(problem, plan);
     cudaLaunchAttribute attributes[2];
     int count = 0;
-    if (whole->dependent) attributes[count++] = programmatic_serialization();
-    if (whole->cluster > 1) attributes[count++] = in_clusters_of(whole->cluster);
+    if (plan.dependent) attributes[count++] = programmatic_serialization();
+    if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
     // More than 8 blocks need leave, which belongs to the device.
-    if (whole->cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     return launch_flat_kernel(
-        kernel, params, 32 * whole->warps, whole->tiles, whole->shared_bytes, attributes, count, stream);
-  }
-  const LongRowsPlan& shared = std::get<LongRowsPlan>(plan);
-  FlatParams params = flat_params<T>(problem, shared);
-  params.stages = shared.stages;
-  params.pieces = workspace;
-  params.tag = call_tag(workspace, shared.workspace_bytes, stream);
-  const auto kernel =
-      problem.reverse ? long_rows_kernel<T, kStep, kBackward, true> : long_rows_kernel<T, kStep, kBackward, false>;
-  cudaLaunchAttribute cooperative = cooperating();
-  return launch_flat_kernel(
-      kernel, params, 32 * (kLongWarps + 1), shared.blocks, shared.shared_bytes, &cooperative, 1, stream);
+        kernel, params, 32 * plan.warps, plan.tiles, plan.shared_bytes, attributes, count, stream);
+  });
 }
 
 template <typename T>
-cudaError_t launch_rows_of(const ScanProblem& problem, const KernelPlan& plan, void* workspace, cudaStream_t stream) {
-  if constexpr (std::is_same_v<T, int64_t>) {
-    return launch_flat<T, false, false>(problem, plan, workspace, stream);
-  } else if (problem.gamma_kind == GammaKind::kStep) {
-    return problem.backward ? launch_flat<T, true, true>(problem, plan, workspace, stream)
-                            : launch_flat<T, true, false>(problem, plan, workspace, stream);
-  } else {
-    return problem.backward ? launch_flat<T, false, true>(problem, plan, workspace, stream)
-                            : launch_flat<T, false, false>(problem, plan, workspace, stream);
-  }
+cudaError_t launch_long_rows(
+    const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
+  return by_form<T>(problem, [&](auto step, auto backward) {
+    FlatParams params = flat_params<T>(problem, plan);
+    params.stages = plan.stages;
+    params.pieces = workspace;
+    params.tag = call_tag(workspace, plan.workspace_bytes, stream);
+    const auto kernel = problem.reverse ? long_rows_kernel<T, step(), backward(), true>
+                                        : long_rows_kernel<T, step(), backward(), false>;
+    cudaLaunchAttribute cooperative = cooperating();
+    return launch_flat_kernel(
+        kernel, params, 32 * (kLongWarps + 1), plan.blocks, plan.shared_bytes, &cooperative, 1, stream);
+  });
 }
 
 }  // namespace dcs

@@ -1,14 +1,20 @@
-// The launchers of rows of any shape, one an element type; each in a file of its own so that they compile side by side.
+// The launchers of rows of any shape, two an element type; each type in a file of its own so that they compile side by
+// side.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/problem.h"
 
 namespace dcs {
 
-cudaError_t launch_rows_float(const ScanProblem&, const KernelPlan&, void* workspace, cudaStream_t);
-decltype(launch_rows_float) launch_rows_half, launch_rows_bfloat16, launch_rows_double, launch_rows_complex_float,
-    launch_rows_complex_double, launch_rows_int64;
+struct RowsLaunchers {
+  cudaError_t (*flat)(const ScanProblem&, const FlatRowsPlan&, cudaStream_t);
+  cudaError_t (*together)(const ScanProblem&, const LongRowsPlan&, void* workspace, cudaStream_t);
+};
+
+extern const RowsLaunchers rows_float, rows_half, rows_bfloat16, rows_double, rows_complex_float, rows_complex_double,
+    rows_int64;
 
 }  // namespace dcs

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "dcs/scan/plan/aligned.h"
+#include "dcs/scan/plan/pieces.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 

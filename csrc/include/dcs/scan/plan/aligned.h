@@ -8,53 +8,11 @@
 #include <cstdint>
 #include <optional>
 
+#include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {
-
-enum class AlignedKernel {
-  kThreadRows,    // rows/thread_rows.cuh
-  kPackedRows,    // rows/packed_rows.cuh
-  kWarpRows,      // rows/warp_rows.cuh
-  kTileRows,      // rows/tile_rows.cuh
-  kFewRows,       // long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh
-  kResidentRows,  // long_rows/resident.cuh
-  kBulkStream,    // long_rows/bulk_stream.cuh
-  kAsyncStream,   // long_rows/async_stream.cuh
-  kWarpColumns,   // columns/warp_columns.cuh
-  kSplitColumns,  // columns/split_columns.cuh
-  kBlockColumns,  // columns/block_columns.cuh
-};
-
-struct AlignedPlan {
-  AlignedKernel kernel = AlignedKernel::kTileRows;
-  int warps = 1;                // of a block
-  int columns = 1;              // a lane's neighboring columns
-  bool long_stretches = false;  // of block columns: twice the steps a thread
-  int64_t tile_elements = 0;
-  int64_t tiles = 1;
-  int64_t packed_rows = 0;  // of a tile
-  bool cluster = false;     // the tiles of a row are the blocks of a cluster
-  bool alone = false;       // of a stream: a block takes whole rows
-  int64_t workspace_bytes = 0;
-  int64_t zeroed_bytes = 0;  // of the workspace, at its start
-  int whole_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
-  bool in_turn = false;      // of split columns: enough blocks that their requests delay each other
-  bool half_warps = false;   // of block columns: pairs of columns, half a warp a stretch of time
-  int reread = 0;            // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
-                             // long_rows/few_rows_gated.cuh)
-  int most_shared = 0;       // bytes that one block can have
-  bool row_sums = false;     // gamma's gradient is summed over whole rows
-  int64_t early_blocks = 0;  // so many may begin as the launch before them ends, where they need no room together
-  int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
-
-  bool is_stream() const { return kernel == AlignedKernel::kBulkStream || kernel == AlignedKernel::kAsyncStream; }
-  bool needs_room() const { return cluster || reread > 0 || (is_stream() && !alone); }  // for blocks that run together
-  int64_t partials() const {
-    return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
-  }  // of a row's part of gamma's gradient
-};
 
 class AlignedPlanner {
  public:

@@ -6,38 +6,11 @@
 #include <cstdlib>
 #include <optional>
 
+#include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/traits.h"
 #include "dcs/scan/plan/powers.h"
 
 namespace dcs {
-
-// A thread takes all steps of its columns (columns/walk_columns.cuh).
-struct WalkColumnsPlan {
-  bool pairs;  // halves are read in pairs
-  int64_t blocks;
-  bool dependent;  // may begin as the launch before it ends
-};
-// A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
-struct HeldColumnsPlan {
-  bool flat;         // a tile is one piece of memory
-  bool pairs;        // a cell is two columns of halves, not one
-  int span, spans;   // cells of a block, of which there are so many side by side
-  int64_t walks;     // outer * spans
-  int parts;         // threads of a cell in a block
-  int part_steps;    // of a thread
-  int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
-  int lane_bits;     // 2^these parts are a lane's
-  int64_t tiles;     // of a walk
-  bool cluster;      // these tiles are a cluster of blocks
-  bool dependent;    // may begin as the launch before it ends
-  int64_t groups;    // of tiles
-  int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
-  int part_pitch;    // the same with what keeps parts in different banks
-  uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
-  int64_t flat_bytes;                      // of a tile in shared memory
-  int64_t shared_bytes, workspace_bytes;
-  double powers[kHeldPowers];  // of a number gamma
-};
 
 // Halves are read in pairs.
 inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }

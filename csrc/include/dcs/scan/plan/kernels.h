@@ -14,12 +14,8 @@
 
 namespace dcs {
 
-enum class Kernel { kDirectWindow, kComposedWindow, kAligned, kFlatRows, kLongRows, kWalkColumns, kHeldColumns };
-// In the order of Kernel.
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, FlatRowsPlan, LongRowsPlan,
     WalkColumnsPlan, HeldColumnsPlan>;
-
-inline Kernel kernel_of(const KernelPlan& plan) { return static_cast<Kernel>(plan.index()); }
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();

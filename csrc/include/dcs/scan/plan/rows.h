@@ -5,25 +5,10 @@
 #include <cstdint>
 #include <optional>
 
+#include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {
-
-// A block takes whole rows, or a cluster of blocks takes one (rows/flat_rows.cuh).
-struct FlatRowsPlan {
-  int vectors, warps;   // of a lane, of a block
-  int cluster;          // blocks of a row: 1 where a block takes whole rows
-  int64_t tile, tiles;  // elements from block to block, in a cluster those of all its vectors; blocks
-  int64_t shared_bytes;
-  bool dependent;  // may begin as the launch before it ends
-};
-// Blocks that run together share rows (rows/long_rows.cuh).
-struct LongRowsPlan {
-  int vectors, stages;  // of a lane; tiles in shared memory
-  int64_t tile, tiles, blocks;
-  int64_t shared_bytes, workspace_bytes;
-  int64_t partials;  // of a row's part of gamma's gradient
-};
 
 // What the plans of contiguous time have in common.
 class RowSizes {

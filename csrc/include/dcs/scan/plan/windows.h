@@ -5,16 +5,10 @@
 #include <cstdint>
 #include <optional>
 
+#include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {
-
-// A thread sums the window of a step.
-struct DirectWindowPlan {};
-// Windows are composed of pieces of 1, 2, 4, ... steps, for some rows at a time.
-struct ComposedWindowPlan {
-  int64_t rows, workspace_bytes;
-};
 
 inline std::optional<DirectWindowPlan> plan_direct_window(const ScanProblem& p, const DeviceLimits&) {
   return is_windowed(p) && p.window <= kDirectWindowLimit ? std::optional<DirectWindowPlan>(DirectWindowPlan{})

@@ -1,0 +1,105 @@
+// What the plans say to the kernels, without how they are made: the pieces that a scan is cut into. Host code without
+// CUDA or torch types, and without headers that every translation unit of kernels would have to read.
+#pragma once
+
+#include <cstdint>
+
+#include "dcs/scan/plan/tuning.h"
+
+namespace dcs {
+
+// A thread sums the window of a step.
+struct DirectWindowPlan {};
+// Windows are composed of pieces of 1, 2, 4, ... steps, for some rows at a time.
+struct ComposedWindowPlan {
+  int64_t rows, workspace_bytes;
+};
+
+enum class AlignedKernel {
+  kThreadRows,    // rows/thread_rows.cuh
+  kPackedRows,    // rows/packed_rows.cuh
+  kWarpRows,      // rows/warp_rows.cuh
+  kTileRows,      // rows/tile_rows.cuh
+  kFewRows,       // long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh
+  kResidentRows,  // long_rows/resident.cuh
+  kBulkStream,    // long_rows/bulk_stream.cuh
+  kAsyncStream,   // long_rows/async_stream.cuh
+  kWarpColumns,   // columns/warp_columns.cuh
+  kSplitColumns,  // columns/split_columns.cuh
+  kBlockColumns,  // columns/block_columns.cuh
+};
+
+struct AlignedPlan {
+  AlignedKernel kernel = AlignedKernel::kTileRows;
+  int warps = 1;                // of a block
+  int columns = 1;              // a lane's neighboring columns
+  bool long_stretches = false;  // of block columns: twice the steps a thread
+  int64_t tile_elements = 0;
+  int64_t tiles = 1;
+  int64_t packed_rows = 0;  // of a tile
+  bool cluster = false;     // the tiles of a row are the blocks of a cluster
+  bool alone = false;       // of a stream: a block takes whole rows
+  int64_t workspace_bytes = 0;
+  int64_t zeroed_bytes = 0;  // of the workspace, at its start
+  int whole_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
+  bool in_turn = false;      // of split columns: enough blocks that their requests delay each other
+  bool half_warps = false;   // of block columns: pairs of columns, half a warp a stretch of time
+  int reread = 0;            // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
+                             // long_rows/few_rows_gated.cuh)
+  int most_shared = 0;       // bytes that one block can have
+  bool row_sums = false;     // gamma's gradient is summed over whole rows
+  int64_t early_blocks = 0;  // so many may begin as the launch before them ends, where they need no room together
+  int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
+
+  bool is_stream() const { return kernel == AlignedKernel::kBulkStream || kernel == AlignedKernel::kAsyncStream; }
+  bool needs_room() const { return cluster || reread > 0 || (is_stream() && !alone); }  // for blocks that run together
+  int64_t partials() const {
+    return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
+  }  // of a row's part of gamma's gradient
+};
+
+// A block takes whole rows, or a cluster of blocks takes one (rows/flat_rows.cuh).
+struct FlatRowsPlan {
+  int vectors, warps;   // of a lane, of a block
+  int cluster;          // blocks of a row: 1 where a block takes whole rows
+  int64_t tile, tiles;  // elements from block to block, in a cluster those of all its vectors; blocks
+  int64_t shared_bytes;
+  bool dependent;  // may begin as the launch before it ends
+};
+// Blocks that run together share rows (rows/long_rows.cuh).
+struct LongRowsPlan {
+  int vectors, stages;  // of a lane; tiles in shared memory
+  int64_t tile, tiles, blocks;
+  int64_t shared_bytes, workspace_bytes;
+  int64_t partials;  // of a row's part of gamma's gradient
+};
+
+// A thread takes all steps of its columns (columns/walk_columns.cuh).
+struct WalkColumnsPlan {
+  bool pairs;  // halves are read in pairs
+  int64_t blocks;
+  bool dependent;  // may begin as the launch before it ends
+};
+// A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
+struct HeldColumnsPlan {
+  bool flat;         // a tile is one piece of memory
+  bool pairs;        // a cell is two columns of halves, not one
+  int span, spans;   // cells of a block, of which there are so many side by side
+  int64_t walks;     // outer * spans
+  int parts;         // threads of a cell in a block
+  int part_steps;    // of a thread
+  int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
+  int lane_bits;     // 2^these parts are a lane's
+  int64_t tiles;     // of a walk
+  bool cluster;      // these tiles are a cluster of blocks
+  bool dependent;    // may begin as the launch before it ends
+  int64_t groups;    // of tiles
+  int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
+  int part_pitch;    // the same with what keeps parts in different banks
+  uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
+  int64_t flat_bytes;                      // of a tile in shared memory
+  int64_t shared_bytes, workspace_bytes;
+  double powers[kHeldPowers];  // of a number gamma
+};
+
+}  // namespace dcs
