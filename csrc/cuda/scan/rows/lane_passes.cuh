@@ -21,7 +21,7 @@ struct LanePasses {
   static constexpr bool kBackwards = kReverse;
   using Chunk = Vector<T, Work::kVec>;
   static constexpr int kVec = Work::kVec;
-  static constexpr bool kComplex = std::is_same_v<Wide, Complex<double>>;
+  static constexpr bool kComplex = kIsComplex<T>;
 
   const Work& work;
   const FlatParams& p = work.p;
@@ -63,8 +63,10 @@ struct LanePasses {
     using Plain = std::integral_constant<Pass, Pass::kPlain>;
     using Cut = std::integral_constant<Pass, Pass::kCut>;
     if (pass == Pass::kGeneral) return visit(std::integral_constant<Pass, Pass::kGeneral>{}, Loop{});
-    if (p.vectors == Work::kUnrolled)
-      return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+    if constexpr (Work::kUnrolled > 0) {
+      if (p.vectors == Work::kUnrolled)
+        return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+    }
     return pass == Pass::kPlain ? visit(Plain{}, Loop{}) : visit(Cut{}, Loop{});
   }
   // The element so many of the scan's after the lane's first one, in the slice.

@@ -4,6 +4,8 @@
 // aligned to (FlatParams::Units); nobody waits for these copies. The rest goes element by element.
 #pragma once
 
+#include <type_traits>
+
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/bulk_copy.cuh"
 #include "scan/rows/flat.cuh"
@@ -20,14 +22,18 @@ __device__ __forceinline__ int load_arrivals(const FlatParams& p) {
 #endif
 }
 
+// Complex numbers are scanned too rarely for passes that are unrolled, which take nvcc a third of its time for them.
+template <typename T>
+constexpr bool kIsComplex = std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>;
+
 // `kLong`: of long_rows_kernel, whose loop has no registers left for slices in part or operands that are not flat:
 // these are copied by functions that it calls.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
 struct Slice {
   static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
-  // Vectors of a lane that the passes are unrolled for.
-  static constexpr int kUnrolled = kLong ? long_vectors(kTensors) : kFlatTileVectors;
+  // Vectors of a lane that the passes are unrolled for, or 0.
+  static constexpr int kUnrolled = kIsComplex<T> ? 0 : kLong ? long_vectors(kTensors) : kFlatTileVectors;
 
   const FlatParams& p;
   int64_t first;      // place
