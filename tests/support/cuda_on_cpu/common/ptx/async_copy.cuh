@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 
 #include "common/ptx/mbarrier.cuh"
 
@@ -21,6 +22,13 @@ void copy_async(void* to, const void* from, int valid) {
   groups.back().push_back({static_cast<char*>(to) + valid, nullptr, kBytes - valid, nullptr});
 }
 inline void copy_async(void* to, const void* from) { copy_async<16>(to, from, 16); }
+// A part of kSize bytes is not copied asynchronously.
+template <int kSize, int kElement>
+void copy_existing(void* to, const void* from, int bytes) {
+  if (bytes >= kSize || bytes <= 0) return copy_async<kSize>(to, from, bytes > 0 ? kSize : 0);
+  memcpy(to, from, static_cast<size_t>(bytes / kElement * kElement));
+  memset(static_cast<char*>(to) + bytes, 0, static_cast<size_t>(kSize - bytes));
+}
 inline void commit_copies() { emulation::current().now->groups.emplace_back(); }
 template <int kPending>
 void wait_for_copies() {
