@@ -33,6 +33,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("flat_rows", [4096, 4096], {"initial": True}),
         ("flat_rows", [4096, 1024], {"dtype": torch.float64}),
         ("long_rows", [4096, 4096], {"dtype": torch.float64}),
+        ("held_columns", [4096, 4096], {"dtype": torch.complex128}),
         ("flat_rows", [12345, 1234], {}),
         ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
         ("long_rows", [7, 9591321], {}),

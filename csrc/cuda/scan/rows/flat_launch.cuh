@@ -13,6 +13,7 @@
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/rows/flat_rows.cuh"
+#include "scan/rows/launch.h"
 #include "scan/rows/long_rows.cuh"
 
 namespace dcs {
@@ -117,6 +118,12 @@ cudaError_t launch_long_rows(
     return launch_flat_kernel(
         kernel, params, 32 * (kLongWarps + 1), plan.blocks, plan.shared_bytes, &cooperative, 1, stream);
   });
+}
+
+template <typename T>
+constexpr RowsLaunchers rows_launchers() {
+  if constexpr (sizeof(T) <= kMostLongBytes) return {launch_flat_rows<T>, launch_long_rows<T>};
+  else return {launch_flat_rows<T>, nullptr};  // no plan is for their long rows
 }
 
 }  // namespace dcs

@@ -38,7 +38,7 @@ constexpr Candidate kCandidates[] = {
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},
-    {"long_rows", "longer contiguous rows", plan_by<plan_long_rows>},
+    {"long_rows", "longer contiguous rows, of at most eight bytes an element", plan_by<plan_long_rows>},
     {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
     {"held_columns", "fewer columns", plan_by<plan_held_columns>},
     {"walk_columns", "everything else", plan_by<plan_any_columns>},

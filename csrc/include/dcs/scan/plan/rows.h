@@ -82,7 +82,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
 // Longer rows.
 inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  if (!sizes.takes()) return std::nullopt;
+  if (!sizes.takes() || bytes_of(p.dtype) > kMostLongBytes) return std::nullopt;
   LongRowsPlan plan{};
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
   // As long a stretch a lane as leaves enough tiles on their way, and no longer than gives every block one tile.

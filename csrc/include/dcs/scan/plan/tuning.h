@@ -102,6 +102,9 @@ constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes hav
 // finishes one, tiles in its shared memory, words of other blocks that a lane reads.
 constexpr int kLongWarps = 11, kLongSharedBytes = 4 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kLongStages = 8;
+// Elements of more bytes, complex numbers in double precision, are too rare for kernels of their own: a long row is
+// one column (columns/held_columns.cuh).
+constexpr int64_t kMostLongBytes = 8;
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
