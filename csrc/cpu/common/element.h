@@ -10,6 +10,8 @@
 #include <cstring>
 
 #define DCS_INLINE inline __attribute__((always_inline))
+// What many instances share, and would each have a copy of.
+#define DCS_SHARED __attribute__((noinline))
 
 namespace dcs::cpu {
 namespace {

@@ -17,6 +17,8 @@ constexpr int kWidth = 8;
 DCS_INLINE Vector splat(double value) { return _mm512_set1_pd(value); }
 DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
 DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
+DCS_INLINE Vector bit_and(Vector a, Vector b) { return _mm512_and_pd(a, b); }
+DCS_INLINE Vector bit_or(Vector a, Vector b) { return _mm512_or_pd(a, b); }
 DCS_INLINE Vector load(const double* from) { return _mm512_loadu_pd(from); }
 DCS_INLINE Vector load(const float* from) { return _mm512_cvtps_pd(_mm256_loadu_ps(from)); }
 DCS_INLINE Vector load(const BFloat16* from) {
@@ -93,6 +95,8 @@ constexpr int kWidth = 4;
 DCS_INLINE Vector splat(double value) { return _mm256_set1_pd(value); }
 DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
 DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
+DCS_INLINE Vector bit_and(Vector a, Vector b) { return _mm256_and_pd(a, b); }
+DCS_INLINE Vector bit_or(Vector a, Vector b) { return _mm256_or_pd(a, b); }
 DCS_INLINE Vector load(const double* from) { return _mm256_loadu_pd(from); }
 DCS_INLINE Vector load(const float* from) { return _mm256_cvtps_pd(_mm_loadu_ps(from)); }
 DCS_INLINE Vector load(const BFloat16* from) {
@@ -150,6 +154,8 @@ constexpr int kWidth = 2;
 DCS_INLINE Vector splat(double value) { return _mm_set1_pd(value); }
 DCS_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm_add_pd(_mm_mul_pd(a, b), c); }
 DCS_INLINE Vector multiply(Vector a, Vector b) { return _mm_mul_pd(a, b); }
+DCS_INLINE Vector bit_and(Vector a, Vector b) { return _mm_and_pd(a, b); }
+DCS_INLINE Vector bit_or(Vector a, Vector b) { return _mm_or_pd(a, b); }
 DCS_INLINE Vector load(const double* from) { return _mm_loadu_pd(from); }
 DCS_INLINE Vector load(const float* from) {
   return _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));

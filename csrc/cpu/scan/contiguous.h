@@ -23,12 +23,6 @@ DCS_INLINE bool keeps_powers(double gamma, double largest) {
   return size <= largest && (size >= kSmallestGamma || size == 0);
 }
 
-inline bool is_contiguous(const ScanProblem& problem) {
-  return problem.input_strides.time == 1 && problem.output_strides.time == 1 &&
-      (!problem.backward || problem.saved_strides.time == 1) && problem.gamma_kind != GammaKind::kStep &&
-      problem.reset == nullptr && is_real(problem);
-}
-
 template <bool kMirrored>
 struct Powers {
   double gamma;

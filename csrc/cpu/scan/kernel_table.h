@@ -2,8 +2,10 @@
 // DCS_ISA (its name in messages).
 #pragma once
 
+#include "scan/abreast.h"
 #include "scan/columns.h"
-#include "scan/contiguous.h"
+#include "scan/flat.h"
+#include "scan/interleaved.h"
 #include "scan/lagged.h"
 #include "scan/lanes.h"
 #include "scan/window.h"
@@ -12,7 +14,7 @@ namespace dcs::cpu {
 namespace {
 
 template <typename Run>
-DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
+DCS_INLINE void with_real(const ScanProblem& problem, const Run& run) {
   switch (problem.dtype) {
     case ElementType::Half: return run(Type<Half>{});
     case ElementType::BFloat16: return run(Type<BFloat16>{});
@@ -21,21 +23,34 @@ DCS_INLINE void with_contiguous(const ScanProblem& problem, const Run& run) {
   }
 }
 
-// Rows with gates or resets of steps are scanned together where they are shorter, as one recurrence with a gate of 0
-// where a row begins; longer ones abreast, in half the time.
-constexpr int64_t kShortRow = 8, kShortHalfRow = 16;
-
-bool is_lagged(const ScanProblem& problem) {
-  if (!is_real(problem)) return false;
-  if (lag_of(problem) > 1) return true;
-  const bool is_half = problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16;
-  return !is_contiguous(problem) && problem.length < (is_half ? kShortHalfRow : kShortRow);
-}
-
-int64_t together(const ScanProblem& problem) { return is_lagged(problem) ? lag_of(problem) : 1; }
+bool is_lagged(const ScanProblem& problem) { return is_real(problem) && columns_together(problem) > 1; }
 
 bool by_columns(const ScanProblem& problem) {
   return problem.output_strides.inner == 1 && problem.inner >= (is_real(problem) ? kWidth : 4);
+}
+
+// Fewer rows than lanes leave lanes idle unless they are cut into chunks, at the cost of a second pass; beside more,
+// chunks of long ones give every thread work.
+constexpr int64_t kFewRows = 32, kLeastCut = 64, kLeastElements = 100000;
+
+bool by_chunks(const ScanProblem& problem) {
+  const int64_t rows = problem.rows();
+  const bool is_large = rows * problem.length > kLeastElements;
+  if (!is_abreast(problem)) return rows < kFewRows && problem.length >= 2 * kChunk && is_large;
+  if (2 * rows < kAbreast) return problem.length >= kLeastCut;
+  return rows < kFewRows && problem.length >= (rows < kAbreast ? 2 : kAbreast) * kChunk && is_large;
+}
+
+int64_t together(const ScanProblem& problem) { return is_lagged(problem) ? columns_together(problem) : 1; }
+
+int64_t abreast(const ScanProblem& problem) { return is_abreast(problem) ? kAbreast : 1; }
+
+int64_t sets(const ScanProblem& problem) {
+  if (is_interleaved(problem)) return problem.rows();
+  if (is_flat(problem)) return flat_pieces(problem);
+  if (!is_abreast(problem)) return problem.rows() / together(problem);
+  const Grid grid(problem);
+  return grid.groups * grid.others;
 }
 
 void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
@@ -46,30 +61,36 @@ void columns(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t c
 }
 
 void rows(const ScanProblem& problem, int64_t begin, int64_t end) {
-  if (is_lagged(problem))
-    return with_contiguous(
-        problem, [&](auto type) { lagged_rows<typename decltype(type)::type>(problem, begin, end); });
-  if (is_contiguous(problem))
-    return with_contiguous(
-        problem, [&](auto type) { contiguous_rows<typename decltype(type)::type>(problem, begin, end); });
+  if (is_real(problem))
+    return with_real(problem, [&](auto type) {
+      using T = typename decltype(type)::type;
+      if constexpr (sizeof(T) >= 4)
+        if (is_interleaved(problem)) return interleaved_rows<T>(problem, begin, end);
+      if (is_flat(problem)) return flat_rows<T>(problem, begin, end);
+      if (is_lagged(problem)) return lagged_rows<T>(problem, begin * together(problem), end * together(problem));
+      if (is_abreast(problem)) return abreast_rows<T>(problem, begin, end);
+      contiguous_rows<T>(problem, begin, end);
+    });
   with_types(problem, [&](auto type, auto gate, auto step) {
-    lane_rows<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(problem, begin, end);
+    using T = typename decltype(type)::type;
+    if constexpr (!IsReal<T>::value)
+      lane_rows<T, typename decltype(gate)::type, decltype(step)::value>(problem, begin, end);
   });
 }
 
 void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
-  if (is_lagged(problem))
-    return with_contiguous(problem, [&](auto type) {
-      lagged_chunks<typename decltype(type)::type, true, false>(problem, row, begin, end, chunks, stride);
-    });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
-  if (is_contiguous(problem))
-    return with_contiguous(problem, [&](auto type) {
-      contiguous_fold_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
+  if (is_real(problem))
+    return with_real(problem, [&](auto type) {
+      using T = typename decltype(type)::type;
+      if (is_lagged(problem)) return lagged_chunks<T, true, false>(problem, row, begin, end, chunks, stride);
+      if (is_abreast(problem)) return abreast_fold<T>(problem, row, begin, end, chunks);
+      contiguous_fold_chunks<T>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
-    fold_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
-        problem, outer, inner, begin, end, chunks);
+    using T = typename decltype(type)::type;
+    if constexpr (!IsReal<T>::value)
+      fold_chunks<T, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
   });
 }
 
@@ -82,23 +103,23 @@ void carry(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, 
 }
 
 void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride) {
-  if (is_lagged(problem))
-    return with_contiguous(problem, [&](auto type) {
-      lagged_chunks<typename decltype(type)::type, false, true>(problem, row, begin, end, chunks, stride);
-    });
   const int64_t outer = row / problem.inner, inner = row % problem.inner;
-  if (is_contiguous(problem))
-    return with_contiguous(problem, [&](auto type) {
-      contiguous_chunks<typename decltype(type)::type>(problem, outer, inner, begin, end, chunks);
+  if (is_real(problem))
+    return with_real(problem, [&](auto type) {
+      using T = typename decltype(type)::type;
+      if (is_lagged(problem)) return lagged_chunks<T, false, true>(problem, row, begin, end, chunks, stride);
+      if (is_abreast(problem)) return abreast_chunks<T>(problem, row, begin, end, chunks);
+      contiguous_chunks<T>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
-    lane_chunks<typename decltype(type)::type, typename decltype(gate)::type, decltype(step)::value>(
-        problem, outer, inner, begin, end, chunks);
+    using T = typename decltype(type)::type;
+    if constexpr (!IsReal<T>::value)
+      lane_chunks<T, typename decltype(gate)::type, decltype(step)::value>(problem, outer, inner, begin, end, chunks);
   });
 }
 
 void scan_and_aggregate(const ScanProblem& problem, int64_t row, int64_t chunk, Chunk* chunks) {
-  with_contiguous(problem, [&](auto type) {
+  with_real(problem, [&](auto type) {
     lagged_chunks<typename decltype(type)::type, true, true>(problem, row, chunk, chunk + 1, chunks, 1);
   });
 }
@@ -129,7 +150,7 @@ void window(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end,
 
 }  // namespace
 
-extern const Kernels DCS_KERNELS = {DCS_ISA, by_columns, is_lagged, together, columns, rows, aggregate, carry,
-    scan_chunks, scan_and_aggregate, add_partials, store_partial, window};
+extern const Kernels DCS_KERNELS = {DCS_ISA, by_columns, by_chunks, columns, sets, rows, chunk_steps, abreast, together,
+    aggregate, carry, scan_chunks, is_lagged, scan_and_aggregate, add_partials, store_partial, window};
 
 }  // namespace dcs::cpu

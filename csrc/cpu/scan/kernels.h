@@ -9,7 +9,8 @@ namespace dcs::cpu {
 
 // Rows are numbered outer * problem.inner + inner. Steps and chunks are counted in scan order.
 
-constexpr int64_t kChunk = 4096;      // steps; fixed, so that bits do not depend on the number of threads
+constexpr int64_t kChunk = 4096;      // steps; of no number of threads, so that bits do not depend on it
+constexpr int64_t kAbreast = 8;       // rows, or chunks of a row, of a line
 constexpr int64_t kWidestVector = 8;  // doubles, of all instruction sets
 constexpr int64_t kColumns = 512;     // columns of a block: their carries and gates stay in the first-level cache
 constexpr int64_t kMostColumns = kColumns + kWidestVector - 1;  // that one call takes
@@ -31,15 +32,20 @@ struct Chunk {
 struct Kernels {
   const char* name;
 
-  // Whether `columns` takes the problem; else `rows` does, and how many neighbouring rows must stay together.
+  // Whether `columns` takes the problem; else, whether those that take chunks do; else `rows` does.
   bool (*by_columns)(const ScanProblem&);
-  bool (*takes_one_pass)(const ScanProblem&);
-  int64_t (*together)(const ScanProblem&);
+  bool (*by_chunks)(const ScanProblem&);
 
   // Whole columns [inner, inner + count) of one outer index: a vector at least, kMostColumns at most.
   void (*columns)(const ScanProblem&, int64_t outer, int64_t inner, int64_t count);
-  // Whole rows [begin, end).
+  // Whole rows: of `sets` of them, those in [begin, end).
+  int64_t (*sets)(const ScanProblem&);
   void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
+
+  // How long chunks are, how many of a row are scanned together, and how many neighbouring rows.
+  int64_t (*chunk_steps)(const ScanProblem&);
+  int64_t (*abreast)(const ScanProblem&);
+  int64_t (*together)(const ScanProblem&);
 
   // The rows that stay together with `row` in chunks [begin, end), chunks[c - begin] describing chunk c, the next row's
   // `stride` further: sums and products; then, row by row and over all in order, carries (`carry`: the row's value
@@ -49,6 +55,7 @@ struct Kernels {
   void (*scan_chunks)(const ScanProblem&, int64_t row, int64_t begin, int64_t end, Chunk* chunks, int64_t stride);
   // Both at once, for one chunk with its carry and the same bits: the rows' chunks lie next to each other. Where
   // `takes_one_pass`.
+  bool (*takes_one_pass)(const ScanProblem&);
   void (*scan_and_aggregate)(const ScanProblem&, int64_t row, int64_t chunk, Chunk* chunks);
   // Adds a row's partials to `sum`, and writes the sum as gamma's gradient.
   void (*add_partials)(const ScanProblem&, int64_t begin, int64_t end, const Chunk* chunks, Value* sum);

@@ -1,8 +1,7 @@
-// Few columns, and short rows, those with a gate or a flag for every step: y[i] = x[i] + g[i] * y[i - lag] over the
-// elements as they follow each other in memory, with a gate of 0 where a row begins or a reset cuts. Within a vector,
-// log2(width / lag) steps of v += g * (v moved up by 2^k * lag lanes), g *= (g moved up) give the scan from a carry of
-// 0. Products of gates may overflow or underflow, and inf * 0 is NaN: a piece with a result that is not finite is run
-// through again step by step.
+// Few columns: y[i] = x[i] + g[i] * y[i - lag] over the elements as they follow each other in memory, with a gate of 0
+// where a row begins or a reset cuts. Within a vector, log2(width / lag) steps of v += g * (v moved up by 2^k * lag
+// lanes), g *= (g moved up) give the scan from a carry of 0. Products of gates may overflow or underflow, and inf * 0
+// is NaN: a piece with a result that is not finite is run through again step by step.
 #pragma once
 
 #include "scan/lanes.h"
@@ -128,7 +127,7 @@ struct LaggedScan {
   bool flags[kPiece + kWidth], flag_room[kPiece];
   T room[kPiece];
 
-  explicit LaggedScan(const ScanProblem& given)
+  DCS_SHARED explicit LaggedScan(const ScanProblem& given)
       : problem(given),
         groups(given),
         lag(groups.lag),
@@ -166,12 +165,6 @@ struct LaggedScan {
     for (int64_t k = 0; k < piece.groups; ++k, to += of_group) {
       const int64_t group = group_at(piece, k);
       const int64_t outer = groups.outer(problem, group), inner = groups.inner(problem, group);
-      if (lag == 1) {
-        // Whole vectors: what they write beyond the row, the next row or the padding overwrites.
-        const Vector gate = splat(read_gate<double>(problem, outer, inner));
-        for (int64_t i = 0; i < of_group; i += kWidth) store(to + i, gate);
-        continue;
-      }
       for (int64_t c = 0; c < lag; ++c) {
         const double gate = read_gate<double>(problem, outer, inner + column(c));
         for (int64_t i = c; i < of_group; i += lag) to[i] = gate;
@@ -180,7 +173,7 @@ struct LaggedScan {
   }
 
   // Everything that the scan of a piece reads. `begins`: whether rows begin here.
-  void stage(const Piece& piece, int64_t count) {
+  DCS_SHARED void stage(const Piece& piece, int64_t count) {
     widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, piece, room), count,
         problem.reverse);
     for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
@@ -243,7 +236,7 @@ struct LaggedScan {
 
   // Scans what is staged.
   template <bool kFold>
-  void scan(int64_t count, Folded* folded) {
+  DCS_SHARED void scan(int64_t count, Folded* folded) {
     bool all_finite = true;
     Folded before{};
     if constexpr (kFold) before = *folded;
@@ -297,7 +290,7 @@ struct LaggedScan {
     write_partial<T>(problem, groups.outer(problem, group), groups.inner(problem, group) + column(c), sum);
   }
 
-  void output(const Piece& piece, int64_t count, bool ends) {
+  DCS_SHARED void output(const Piece& piece, int64_t count, bool ends) {
     write(static_cast<T*>(problem.output), problem.output_strides, piece, count);
     if (problem.backward) gradients(piece, count, ends);
   }
@@ -325,7 +318,7 @@ struct LaggedScan {
 
   // Steps [first, stop) of a group, in scan order, from `carries` on, folded if asked for. No output in a fold alone.
   template <bool kFold>
-  void stretch(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
+  DCS_SHARED void stretch(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
     const int64_t most = kPiece / lag / (2 * kWidth) * (2 * kWidth);
     if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {

@@ -1,5 +1,6 @@
-// Rows or chunks of any strides, gates and resets, W of them abreast: one step of a row waits for the step before it (a
-// multiply-add, 4 cycles), so the processor needs several rows to be busy.
+// Complex and integer rows or chunks of any strides, gates and resets, W of them abreast: one step of a row waits for
+// the step before it (a multiply-add, 4 cycles), so the processor needs several rows to be busy. Real ones by
+// themselves, where powers or products of their gates leave the range of a double.
 #pragma once
 
 #include "scan/row_view.h"
@@ -8,6 +9,12 @@ namespace dcs::cpu {
 namespace {
 
 constexpr int kLanes = 4;
+
+// How many chunks go abreast.
+template <typename T>
+struct LanesOf {
+  static constexpr int value = IsReal<T>::value ? 1 : kLanes;
+};
 
 template <typename T, typename Gate>
 struct Lane {
@@ -97,16 +104,21 @@ void run_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) 
   }
 }
 
-// run_lanes for the problem's options; W is 1 or kLanes.
+// run_lanes for the problem's options; W is 1 or kLanes. Real rows are here without resets.
 template <typename T, typename Gate, bool kStep, int W>
 void run_lanes_any(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) {
-  const bool reset = problem.reset != nullptr;
-  if (problem.backward) {
-    if (reset) return run_lanes<T, Gate, kStep, true, true, W>(problem, lanes, count);
-    return run_lanes<T, Gate, kStep, false, true, W>(problem, lanes, count);
+  if constexpr (IsReal<T>::value) {
+    if (problem.backward) return run_lanes<T, Gate, kStep, false, true, W>(problem, lanes, count);
+    return run_lanes<T, Gate, kStep, false, false, W>(problem, lanes, count);
+  } else {
+    const bool reset = problem.reset != nullptr;
+    if (problem.backward) {
+      if (reset) return run_lanes<T, Gate, kStep, true, true, W>(problem, lanes, count);
+      return run_lanes<T, Gate, kStep, false, true, W>(problem, lanes, count);
+    }
+    if (reset) return run_lanes<T, Gate, kStep, true, false, W>(problem, lanes, count);
+    return run_lanes<T, Gate, kStep, false, false, W>(problem, lanes, count);
   }
-  if (reset) return run_lanes<T, Gate, kStep, true, false, W>(problem, lanes, count);
-  return run_lanes<T, Gate, kStep, false, false, W>(problem, lanes, count);
 }
 
 template <typename T, typename Gate, bool kStep>
@@ -126,25 +138,22 @@ void lane_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   }
 }
 
-DCS_INLINE int64_t chunk_length(const ScanProblem& problem, int64_t chunk) {
-  const int64_t rest = problem.length - chunk * kChunk;
-  return rest < kChunk ? rest : kChunk;
-}
-
 // Chunks [begin, end) of a row, with their carries.
 template <typename T, typename Gate, bool kStep>
 void lane_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   using Sum = typename Element<T>::Sum;
-  Lane<T, Gate> lanes[kLanes];
+  constexpr int kMost = LanesOf<T>::value;
+  const int64_t steps = chunk_steps(problem);
+  Lane<T, Gate> lanes[kMost];
   for (int64_t chunk = begin; chunk < end;) {
-    const bool abreast = end - chunk >= kLanes && chunk_length(problem, chunk + kLanes - 1) == kChunk;
-    const int count = abreast ? kLanes : 1;
+    const bool abreast = end - chunk >= kMost && chunk_length(problem, chunk + kMost - 1) == steps;
+    const int count = abreast ? kMost : 1;
     for (int w = 0; w < count; ++w) {
       lanes[w] =
-          make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * kChunk, chunk_length(problem, chunk + w));
+          make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * steps, chunk_length(problem, chunk + w));
       if (chunk + w > 0) lanes[w].carry = Kept<Sum>::get(chunks[chunk + w - begin].carry);
     }
-    if (abreast) run_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, kChunk);
+    if (abreast) run_lanes_any<T, Gate, kStep, kMost>(problem, lanes, steps);
     else run_lanes_any<T, Gate, kStep, 1>(problem, lanes, chunk_length(problem, chunk));
     for (int w = 0; w < count; ++w) keep(&chunks[chunk + w - begin].partial, lanes[w].sum);
     chunk += count;
@@ -200,17 +209,19 @@ void fold_lanes_any(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* prod
 // Sums and products of chunks [begin, end), from a carry of 0 (chunk 0: from `initial`).
 template <typename T, typename Gate, bool kStep>
 void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
-  Lane<T, Gate> lanes[kLanes];
-  Gate products[kLanes];
-  bool cuts[kLanes];
+  constexpr int kMost = LanesOf<T>::value;
+  const int64_t steps = chunk_steps(problem);
+  Lane<T, Gate> lanes[kMost];
+  Gate products[kMost];
+  bool cuts[kMost];
   for (int64_t chunk = begin; chunk < end;) {
-    const bool abreast = end - chunk >= kLanes && chunk_length(problem, chunk + kLanes - 1) == kChunk;
-    const int count = abreast ? kLanes : 1;
+    const bool abreast = end - chunk >= kMost && chunk_length(problem, chunk + kMost - 1) == steps;
+    const int count = abreast ? kMost : 1;
     for (int w = 0; w < count; ++w) {
-      lanes[w] = make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * kChunk, kChunk);
+      lanes[w] = make_lane<T, Gate, kStep>(problem, outer, inner, (chunk + w) * steps, steps);
       if (chunk + w > 0) lanes[w].carry = typename Element<T>::Sum{};
     }
-    if (abreast) fold_lanes_any<T, Gate, kStep, kLanes>(problem, lanes, products, cuts, kChunk);
+    if (abreast) fold_lanes_any<T, Gate, kStep, kMost>(problem, lanes, products, cuts, steps);
     else fold_lanes_any<T, Gate, kStep, 1>(problem, lanes, products, cuts, chunk_length(problem, chunk));
     for (int w = 0; w < count; ++w) {
       Chunk& described = chunks[chunk + w - begin];
@@ -229,6 +240,7 @@ template <typename T, typename Gate, bool kStep>
 void carry_chunks(
     const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks, Value* value) {
   using Sum = typename Element<T>::Sum;
+  const int64_t steps = chunk_steps(problem);
   Sum carry = Kept<Sum>::get(*value);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     Chunk& described = chunks[chunk - begin];
@@ -240,7 +252,7 @@ void carry_chunks(
     } else if (is_finite(product) && (!is_zero(product) || is_finite(carry))) {
       carry = multiply_add(product, carry, sum);
     } else {
-      Lane<T, Gate> lane = make_lane<T, Gate, kStep>(problem, outer, inner, chunk * kChunk, kChunk);
+      Lane<T, Gate> lane = make_lane<T, Gate, kStep>(problem, outer, inner, chunk * steps, steps);
       Gate ignored;
       bool cut;
       lane.carry = carry;

@@ -13,11 +13,9 @@ namespace dcs {
 namespace cpu {
 namespace {
 
-// With fewer rows than this, long rows are cut into chunks so that every thread has work; the chunks' sums cost a
-// second pass over the input.
-constexpr int64_t kFewRows = 32;
-// Chunks that are summed and then scanned together, while the input is still in the cache: 256 * 4096 floats are 4 MiB.
-constexpr int64_t kChunksTogether = 256;
+// Steps that are summed and then scanned together, by one thread and by all, while the input is still in a cache: as
+// floats they are 256 KiB and 4 MiB.
+constexpr int64_t kStepsOfThread = 16 * kChunk, kStepsTogether = 256 * kChunk;
 
 // Every CPU with AVX2 has F16C.
 const Kernels& kernels() {
@@ -54,9 +52,8 @@ void by_columns(const ScanProblem& problem) {
 }
 
 void by_rows(const ScanProblem& problem) {
-  const int64_t together = kernels().together(problem);
-  share_scan(problem.rows() / together, problem.rows() * problem.length,
-      [&](int64_t begin, int64_t end) { kernels().rows(problem, begin * together, end * together); });
+  share_scan(kernels().sets(problem), problem.rows() * problem.length,
+      [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
 }
 
 // calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
@@ -91,33 +88,38 @@ void by_chunks_in_order(const ScanProblem& problem) {
 }
 
 void by_chunks(const ScanProblem& problem) {
-  if (torch::stable::get_num_threads() == 1 && kernels().takes_one_pass(problem)) return by_chunks_in_order(problem);
-  const int64_t rows = problem.rows(), chunks = (problem.length + kChunk - 1) / kChunk;
-  const int64_t together = std::min(chunks, std::max<int64_t>(1, kChunksTogether / rows));
+  const Kernels& table = kernels();
+  if (torch::stable::get_num_threads() == 1 && table.takes_one_pass(problem)) return by_chunks_in_order(problem);
+  const int64_t rows = problem.rows(), steps = table.chunk_steps(problem), abreast = table.abreast(problem);
+  const int64_t in_cache = std::min(kStepsTogether, kStepsOfThread * torch::stable::get_num_threads());
+  const int64_t chunks = (problem.length + steps - 1) / steps, most = in_cache / steps / rows / abreast * abreast;
+  const int64_t together = std::min(chunks, std::max(abreast, most));
   std::vector<Chunk> described(rows * together);
   std::vector<Value> carries(rows, Value{0, 0}), sums(rows, Value{0, 0});
-  const Kernels& table = kernels();
   const int64_t joined = table.together(problem), groups = rows / joined;
+  // run(row, begin, end) for the first `some` chunks of every group of rows, as many at a time as go abreast.
+  const auto share = [&](int64_t some, const auto& run) {
+    const int64_t sets = (some + abreast - 1) / abreast;
+    share_scan(groups * sets, rows * some * steps, [&](int64_t begin, int64_t end) {
+      for_each_row(begin, end, sets, [&](int64_t group, int64_t from, int64_t to) {
+        run(group * joined, from * abreast, std::min(to * abreast, some));
+      });
+    });
+  };
   for (int64_t first = 0; first < chunks; first += together) {
-    const int64_t count = std::min(together, chunks - first), elements = rows * count * kChunk;
+    const int64_t count = std::min(together, chunks - first);
     // What the row's last chunk ends in, nobody asks.
     const int64_t summed = first + count == chunks ? count - 1 : count;
     if (summed > 0)
-      share_scan(groups * summed, elements, [&](int64_t begin, int64_t end) {
-        for_each_row(begin, end, summed, [&](int64_t group, int64_t from, int64_t to) {
-          const int64_t row = group * joined;
-          table.aggregate(problem, row, first + from, first + to, &described[row * together + from], together);
-        });
+      share(summed, [&](int64_t row, int64_t from, int64_t to) {
+        table.aggregate(problem, row, first + from, first + to, &described[row * together + from], together);
       });
     for (int64_t row = 0; row < rows; ++row) {
       table.carry(problem, row, first, first + summed, &described[row * together], &carries[row]);
       if (summed < count) described[row * together + summed].carry = carries[row];
     }
-    share_scan(groups * count, elements, [&](int64_t begin, int64_t end) {
-      for_each_row(begin, end, count, [&](int64_t group, int64_t from, int64_t to) {
-        const int64_t row = group * joined;
-        table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from], together);
-      });
+    share(count, [&](int64_t row, int64_t from, int64_t to) {
+      table.scan_chunks(problem, row, first + from, first + to, &described[row * together + from], together);
     });
     if (problem.backward && problem.gamma_kind != GammaKind::kStep)
       for (int64_t row = 0; row < rows; ++row)
@@ -148,8 +150,7 @@ void run(const ScanProblem& problem) {
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
   if (kernels().by_columns(problem)) return by_columns(problem);
-  if (problem.rows() < kFewRows && problem.length >= 2 * kChunk && problem.rows() * problem.length > kLeastParallel)
-    return by_chunks(problem);
+  if (kernels().by_chunks(problem)) return by_chunks(problem);
   by_rows(problem);
 }
 

@@ -1,7 +1,7 @@
 // Where the steps of a row lie, in scan order, and what its gate is when it has one for all steps.
 #pragma once
 
-#include "common/element.h"
+#include "common/simd.h"
 #include "scan/kernels.h"
 
 namespace dcs::cpu {
@@ -119,6 +119,14 @@ DCS_INLINE typename Element<T>::Sum read_initial(const ScanProblem& problem, int
       problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
 }
 
+// What `count` rows have one of each.
+template <typename From>
+DCS_INLINE void read_values(const From* from, int64_t stride, int64_t count, double* values) {
+  int64_t r = 0;
+  for (; stride == 1 && r + kWidth <= count; r += kWidth) store(values + r, load(from + r));
+  for (; r < count; ++r) values[r] = Element<From>::load(from[r * stride]);
+}
+
 // What `count` columns from `inner` on read.
 template <typename T>
 inline void read_initials(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* values) {
@@ -175,6 +183,43 @@ struct Number {
 inline bool is_real(const ScanProblem& problem) {
   return problem.dtype == ElementType::Float || problem.dtype == ElementType::Double ||
       problem.dtype == ElementType::Half || problem.dtype == ElementType::BFloat16;
+}
+
+// Rows whose steps are adjacent in memory, with one gate.
+DCS_SHARED inline bool is_contiguous(const ScanProblem& problem) {
+  return problem.input_strides.time == 1 && problem.output_strides.time == 1 &&
+      (!problem.backward || problem.saved_strides.time == 1) && problem.gamma_kind != GammaKind::kStep &&
+      problem.reset == nullptr && is_real(problem);
+}
+
+// Columns side by side in memory that are fewer than a vector's lanes, or 1.
+DCS_SHARED inline int64_t columns_together(const ScanProblem& problem) {
+  const bool are_few = problem.inner > 1 && problem.inner < kWidth && problem.output_strides.inner == 1;
+  return are_few ? problem.inner : 1;
+}
+
+// Contiguous rows of this length are scanned along memory, shorter ones abreast, unless they are few.
+constexpr int64_t kLongRow = 32, kFewContiguous = 8, kLongFewRow = 8;
+
+// Whether rows, or chunks of a few of them, are scanned abreast, lines of several at a time.
+DCS_SHARED inline bool is_abreast(const ScanProblem& problem) {
+  if (!is_real(problem) || columns_together(problem) > 1) return false;
+  if (!is_contiguous(problem)) return true;
+  return problem.length < (problem.rows() < kFewContiguous ? kLongFewRow : kLongRow);
+}
+
+// Of chunks abreast: they begin in different sets of the first-level cache, whatever the element's size.
+constexpr int64_t kAbreastChunk = 1152;
+
+// Steps of a chunk, but for the last, which has the rest.
+DCS_SHARED inline int64_t chunk_steps(const ScanProblem& problem) {
+  if (!is_abreast(problem)) return kChunk;
+  return problem.length < kAbreast * kAbreastChunk ? problem.length / kAbreast : kAbreastChunk;
+}
+
+DCS_SHARED inline int64_t chunk_length(const ScanProblem& problem, int64_t chunk) {
+  const int64_t steps = chunk_steps(problem), rest = problem.length - chunk * steps;
+  return rest < steps ? rest : steps;
 }
 
 // Calls run(Type<element>, Type<gate>, Bool<one gate a step>) for the problem.

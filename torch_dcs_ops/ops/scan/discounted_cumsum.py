@@ -118,15 +118,7 @@ def discounted_cumsum(
             rates, number = gamma, 1.0
         else:
             rates, number = None, as_number(gamma, _OP)
-        if (
-            type(input) not in _PLAIN
-            or input.dtype is _INT64
-            or _dispatch_modes()
-            or _functorch_active()
-            or forward_ad._current_level >= 0
-            or _autocast_enabled()
-        ):
-            # Somebody looks on: modes and subclasses are shown the public op.
+        if watched(input) or input.dtype is _INT64:
             return _op(input, rates, number, dim, direction, initial, reset, window)
         reverse = direction == "right" or check_direction(_OP, direction)
         if _is_grad_enabled() and (
@@ -142,6 +134,17 @@ def discounted_cumsum(
     except (AttributeError, RuntimeError, TypeError):
         check_argument_types(_OP, input, gamma, dim, initial, reset, window)
         raise
+
+
+def watched(input: Tensor) -> bool:
+    """Whether somebody looks on: modes and subclasses are shown the public op."""
+    return (
+        type(input) not in _PLAIN
+        or _dispatch_modes() > 0
+        or _functorch_active()
+        or forward_ad._current_level >= 0
+        or _autocast_enabled()
+    )
 
 
 def _packed(

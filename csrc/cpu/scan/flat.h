@@ -1,0 +1,259 @@
+// Short rows that follow each other in memory, forward: all of them one sequence, cut where a row begins. Within a
+// vector, log2(width) steps of v += g * (v moved on by 2^k lanes) give the scan from a carry of 0, and masks, which
+// repeat with the rows, keep rows apart. With one gate the factors are its powers; with gates or resets they are
+// products of gates, which may overflow or underflow, and inf * 0 is NaN: a piece with a result that is not finite is
+// run through again step by step.
+#pragma once
+
+#include "scan/contiguous.h"
+
+namespace dcs::cpu {
+namespace {
+
+constexpr int64_t kPieceOfRows = 512;                 // elements
+constexpr int64_t kFlatRow = 32, kFlatGatedRow = 16;  // longer rows are faster otherwise
+
+inline int64_t row_stride(const ScanProblem& problem, const Strides& strides) {
+  return problem.inner == 1 ? strides.outer : strides.inner;
+}
+
+inline bool has_even_rows(const ScanProblem& problem, const Strides& strides) {
+  return problem.inner == 1 || problem.outer == 1 || strides.outer == problem.inner * strides.inner;
+}
+
+inline bool has_flat_rows(const ScanProblem& problem, const Strides& strides) {
+  return strides.time == 1 && has_even_rows(problem, strides);
+}
+
+inline bool has_one_gate(const ScanProblem& problem) {
+  return problem.gamma_kind == GammaKind::kNumber && problem.reset == nullptr && problem.initial == nullptr &&
+      keeps_powers(problem.gamma_value, kLargestGamma);
+}
+
+inline bool is_flat(const ScanProblem& problem) {
+  if (!is_real(problem) || problem.backward || problem.shifted || problem.length < 2) return false;
+  if (problem.length > (has_one_gate(problem) ? kFlatRow : kFlatGatedRow)) return false;
+  return has_flat_rows(problem, problem.input_strides) && has_flat_rows(problem, problem.output_strides) &&
+      (problem.rows() == 1 || row_stride(problem, problem.output_strides) == problem.length) &&
+      (problem.reset == nullptr || has_flat_rows(problem, problem.reset_strides)) &&
+      (problem.gamma_kind != GammaKind::kStep || has_flat_rows(problem, problem.gamma_strides)) &&
+      (problem.gamma_kind != GammaKind::kRow || has_even_rows(problem, problem.gamma_strides)) &&
+      (problem.initial == nullptr || has_even_rows(problem, problem.initial_strides));
+}
+
+inline int64_t rows_of_piece(const ScanProblem& problem) { return kPieceOfRows / problem.length / 8 * 8; }
+
+inline int64_t flat_pieces(const ScanProblem& problem) {
+  const int64_t each = rows_of_piece(problem);
+  return (problem.rows() + each - 1) / each;
+}
+
+DCS_SHARED inline void read_row_gates(const ScanProblem& problem, int64_t row, int64_t count, double* gates) {
+  const int64_t stride = row_stride(problem, problem.gamma_strides), from = row * stride;
+  switch (problem.gamma_dtype) {
+    case ElementType::Half: return read_values(static_cast<const Half*>(problem.gamma) + from, stride, count, gates);
+    case ElementType::BFloat16:
+      return read_values(static_cast<const BFloat16*>(problem.gamma) + from, stride, count, gates);
+    case ElementType::Float: return read_values(static_cast<const float*>(problem.gamma) + from, stride, count, gates);
+    default: return read_values(static_cast<const double*>(problem.gamma) + from, stride, count, gates);
+  }
+}
+
+// Rows of an operand side by side, in blocks of 16 bytes where they do not reach beyond `end`.
+template <typename E>
+DCS_SHARED void pack_rows(E* to, const E* from, int64_t stride, int64_t rows, int64_t length, const E* end) {
+  const int64_t bytes = length * sizeof(E), blocks = (bytes + 15) / 16 * 16;
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += length) {
+    char* target = reinterpret_cast<char*>(to);
+    const char* source = reinterpret_cast<const char*>(from);
+    if (source + blocks > reinterpret_cast<const char*>(end)) {
+      for (int64_t i = 0; i < length; ++i) to[i] = from[i];
+      continue;
+    }
+    for (int64_t at = 0; at < bytes; at += 16)
+      _mm_storeu_si128(
+          reinterpret_cast<__m128i*>(target + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at)));
+  }
+}
+
+template <typename T, bool kMirrored>
+struct FlatRows {
+  static constexpr int kMasks = 5;  // steps 1, 2 and 4, the carry into each lane, the carry beyond the vector
+
+  const ScanProblem& problem;
+  const int64_t length, each;  // each: rows of a piece, whole vectors
+  alignas(64) double masks[kFlatRow * kMasks * kWidth];
+  alignas(64) double gates[kPieceOfRows + 2 * kWidth];
+  alignas(64) double added[kPieceOfRows + kWidth];  // what initial values add to the rows' first steps
+  T x[kPieceOfRows + 16], y[kPieceOfRows + 16], step_gates[kPieceOfRows + 16];
+  bool flags[kPieceOfRows + 16];
+  double ones[3][kWidth];  // in the first 1, 2 and 4 lanes
+
+  DCS_SHARED explicit FlatRows(const ScanProblem& given)
+      : problem(given), length(given.length), each(rows_of_piece(given)) {
+    const uint64_t all = ~uint64_t{0};
+    for (int64_t phase = 0; phase < length; ++phase)
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        const int64_t place = (phase + lane) % length, at = kMirrored ? kWidth - 1 - lane : lane;
+        const bool kept[kMasks] = {place >= 1, place >= 2, place >= 4, phase > 0 && phase + lane < length,
+            phase > 0 && phase + kWidth <= length};
+        for (int m = 0; m < kMasks; ++m) {
+          const uint64_t bits = kept[m] ? all : 0;
+          std::memcpy(&masks[(phase * kMasks + m) * kWidth + at], &bits, sizeof bits);
+        }
+        for (int k = 0; k < 3; ++k) ones[k][at] = lane < (1 << k) ? 1.0 : 0.0;
+      }
+    for (double& value : added) value = 0;
+    for (double& gate : gates) gate = given.gamma_value;
+  }
+
+  // Of `count` elements, whole vectors.
+  void scan_powers(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
+    const Vector beyond = last_lane<kMirrored>(powers.near);
+    const int64_t step = kWidth % length;
+    Vector carry = splat(0.0);
+    for (int64_t i = 0, phase = 0; i < count; i += kWidth) {
+      const int64_t at = kMirrored ? count - kWidth - i : i;
+      const double* mask = masks + phase * kMasks * kWidth;
+      Vector v = load(from + at);
+      v = multiply_add(bit_and(move_on<1, kMirrored>(v), load(mask)), powers.one, v);
+      if constexpr (kWidth >= 4)
+        if (length > 2) v = multiply_add(bit_and(move_on<2, kMirrored>(v), load(mask + kWidth)), powers.two, v);
+      if constexpr (kWidth >= 8)
+        if (length > 4) v = multiply_add(bit_and(move_on<4, kMirrored>(v), load(mask + 2 * kWidth)), powers.four, v);
+      store(to + at, multiply_add(bit_and(carry, load(mask + 3 * kWidth)), powers.near, v));
+      carry = multiply_add(bit_and(carry, load(mask + 4 * kWidth)), beyond, last_lane<kMirrored>(v));
+      phase += step;
+      if (phase >= length) phase -= length;
+    }
+  }
+
+  // False if a value is not finite. Gates are of steps (given) or `gates`.
+  bool scan_gates(const T* from, const T* given, const bool* resets, T* to, int64_t count) const {
+    const int64_t step = kWidth % length;
+    const Vector zeros = splat(0.0), one = splat(1.0);
+    const bool adds = problem.initial != nullptr;
+    Vector carry = zeros, specials = zeros;
+    for (int64_t i = 0, phase = 0; i < count; i += kWidth) {
+      const int64_t at = kMirrored ? count - kWidth - i : i;
+      Vector g = bit_and(given != nullptr ? load(given + at) : load(gates + at), load(masks + phase * kMasks * kWidth));
+      if (resets != nullptr) g = select(resets + at, zeros, g);
+      Vector v = load(from + at);
+      if (adds) v = multiply_add(one, load(added + at), v);
+      v = multiply_add(g, move_on<1, kMirrored>(v), v);
+      g = multiply(g, bit_or(move_on<1, kMirrored>(g), load(ones[0])));
+      if constexpr (kWidth >= 4)
+        if (length > 2) {
+          v = multiply_add(g, move_on<2, kMirrored>(v), v);
+          g = multiply(g, bit_or(move_on<2, kMirrored>(g), load(ones[1])));
+        }
+      if constexpr (kWidth >= 8)
+        if (length > 4) {
+          v = multiply_add(g, move_on<4, kMirrored>(v), v);
+          g = multiply(g, bit_or(move_on<4, kMirrored>(g), load(ones[2])));
+        }
+      v = multiply_add(g, carry, v);
+      carry = last_lane<kMirrored>(v);
+      specials = multiply_add(v, zeros, specials);
+      store(to + at, v);
+      phase += step;
+      if (phase >= length) phase -= length;
+    }
+    return !has_special(specials);
+  }
+
+  DCS_SHARED void step_by_step(const T* from, const T* given, const bool* resets, T* to, int64_t rows) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      double carry = 0;
+      for (int64_t k = 0; k < length; ++k) {
+        const int64_t at = row * length + (kMirrored ? length - 1 - k : k);
+        const double value = Element<T>::load(from[at]),
+                     gate = given != nullptr ? Element<T>::load(given[at]) : gates[at];
+        if (k == 0) carry = problem.initial != nullptr ? value + added[at] : value;
+        else carry = resets != nullptr && resets[at] ? value : multiply_add(gate, carry, value);
+        to[at] = Element<T>::store(carry);
+      }
+    }
+  }
+
+  template <typename E>
+  const E* end_of(const E* operand, const Strides& strides) const {
+    return operand + (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner + length;
+  }
+
+  // An operand's rows side by side, in place if they are and `in_place` allows it, else in `room`.
+  template <typename E>
+  const E* packed(const E* operand, const Strides& strides, int64_t row, int64_t rows, bool in_place, E* room) const {
+    const int64_t stride = row_stride(problem, strides);
+    const E* from = operand + row * stride;
+    if (in_place && (stride == length || problem.rows() == 1)) return from;
+    pack_rows(room, from, stride, rows, length, end_of(operand, strides));
+    return room;
+  }
+
+  DCS_SHARED void spread_row_gates(int64_t row, int64_t rows) {
+    double values[kPieceOfRows / 2];
+    read_row_gates(problem, row, rows, values);
+    for (int64_t r = 0; r < rows; ++r) {
+      const Vector gate = splat(values[r]);
+      // What goes beyond the row belongs to the next, or to nobody.
+      for (int64_t k = 0; k < length; k += kWidth) store(gates + r * length + k, gate);
+    }
+  }
+
+  DCS_SHARED void add_initial(int64_t row, int64_t rows, const T* given, const bool* resets) {
+    double values[kPieceOfRows / 2];
+    const int64_t stride = row_stride(problem, problem.initial_strides);
+    read_values(static_cast<const T*>(problem.initial) + row * stride, stride, rows, values);
+    int64_t at = kMirrored ? length - 1 : 0;
+    for (int64_t r = 0; r < rows; ++r, at += length) {
+      const double gate = given != nullptr ? Element<T>::load(given[at]) : gates[at];
+      added[at] = resets != nullptr && resets[at] ? 0.0 : gate * values[r];
+    }
+  }
+
+  // A piece; `beyond`: elements to be added for whole vectors, behind the last step in scan order.
+  void piece(const Powers<kMirrored>& powers, bool one_gate, int64_t row, int64_t rows) {
+    const int64_t count = rows * length, beyond = (kWidth - count % kWidth) % kWidth, front = kMirrored ? beyond : 0;
+    const bool whole = beyond == 0;
+    const auto operand = [&](const auto* base, const Strides& strides, auto* room) {
+      return packed(base, strides, row, rows, whole, room + front);
+    };
+    T* result = static_cast<T*>(problem.output) + row * length;
+    T* to = whole ? result : y + front;
+    const T* from = operand(static_cast<const T*>(problem.input), problem.input_strides, x);
+    if (one_gate) {
+      scan_powers(powers, from - front, to - front, count + beyond);
+    } else {
+      const T* given = nullptr;
+      const bool* resets = nullptr;
+      if (problem.gamma_kind == GammaKind::kStep)
+        given = operand(static_cast<const T*>(problem.gamma), problem.gamma_strides, step_gates);
+      if (problem.reset != nullptr) resets = operand(problem.reset, problem.reset_strides, flags);
+      if (problem.gamma_kind == GammaKind::kRow) spread_row_gates(row, rows);
+      if (problem.initial != nullptr) add_initial(row, rows, given, resets);
+      if (!whole || !scan_gates(from, given, resets, to, count)) step_by_step(from, given, resets, to, rows);
+    }
+    if (!whole)
+      for (int64_t i = 0; i < count; ++i) result[i] = to[i];
+  }
+
+  void run(int64_t begin, int64_t end) {
+    const bool one_gate = has_one_gate(problem);
+    const Powers<kMirrored> powers(one_gate ? problem.gamma_value : 0.0);
+    for (int64_t row = begin; row < end; row += each) piece(powers, one_gate, row, end - row < each ? end - row : each);
+  }
+};
+
+// Rows are cut into pieces by their numbers alone, so that a row's place in a vector, and its bits, hang on no thread.
+template <typename T>
+void flat_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
+  const int64_t each = rows_of_piece(problem);
+  begin *= each;
+  end = end * each < problem.rows() ? end * each : problem.rows();
+  if (problem.reverse) FlatRows<T, true>(problem).run(begin, end);
+  else FlatRows<T, false>(problem).run(begin, end);
+}
+
+}  // namespace
+}  // namespace dcs::cpu
