@@ -165,6 +165,27 @@ def test_a_row_has_the_same_bits_wherever_it_is(length: int, kind: str) -> None:
             assert torch.equal(Case(x[begin:end], gates, reset=cuts).run(), whole[begin:end])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_long_rows_with_a_gate_for_every_step_match_columns(dtype: torch.dtype) -> None:
+    """More steps than go abreast; the columns' kernel, in float64, has the result."""
+    length = 2**18 + 4099
+    x, gamma = torch.randn(2, length).to(dtype), torch.rand(2, length).to(dtype)
+    initial = torch.randn(2).to(dtype)
+
+    def columns(rows: Tensor) -> Tensor:
+        return rows.double().repeat(4, 1).T.contiguous()
+
+    for reverse, shifted in itertools.product((False, True), (False, True)):
+        start = None if shifted else initial
+        wide = None if start is None else start.double().repeat(4)
+        expected, total = (
+            Case(columns(sign(x)), columns(gamma), 1.0, 0, reverse, shifted, None if wide is None else sign(wide)).run()
+            for sign in (torch.positive, torch.abs)
+        )
+        actual = Case(x, gamma, 1.0, 1, reverse, shifted, start).run()
+        assert_close(actual, expected[:, :2].T, total[:, :2].T, dtype, length)
+
+
 def test_nothing_beyond_the_operands_is_touched() -> None:
     script = Path(__file__).with_name("guarded_rows.py")
     command = [sys.executable, str(script)]

@@ -85,7 +85,8 @@ void aggregate(const ScanProblem& problem, int64_t row, int64_t begin, int64_t e
       using T = typename decltype(type)::type;
       if (is_lagged(problem)) return lagged_chunks<T, true, false>(problem, row, begin, end, chunks, stride);
       if (is_abreast(problem)) return abreast_fold<T>(problem, row, begin, end, chunks);
-      contiguous_fold_chunks<T>(problem, outer, inner, begin, end, chunks);
+      if (is_contiguous(problem)) return contiguous_fold_chunks<T>(problem, outer, inner, begin, end, chunks);
+      fold_chunks<T, double, true>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
     using T = typename decltype(type)::type;
@@ -109,7 +110,8 @@ void scan_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t
       using T = typename decltype(type)::type;
       if (is_lagged(problem)) return lagged_chunks<T, false, true>(problem, row, begin, end, chunks, stride);
       if (is_abreast(problem)) return abreast_chunks<T>(problem, row, begin, end, chunks);
-      contiguous_chunks<T>(problem, outer, inner, begin, end, chunks);
+      if (is_contiguous(problem)) return contiguous_chunks<T>(problem, outer, inner, begin, end, chunks);
+      lane_chunks<T, double, true>(problem, outer, inner, begin, end, chunks);
     });
   with_types(problem, [&](auto type, auto gate, auto step) {
     using T = typename decltype(type)::type;

@@ -1,6 +1,6 @@
 // Complex and integer rows or chunks of any strides, gates and resets, W of them abreast: one step of a row waits for
-// the step before it (a multiply-add, 4 cycles), so the processor needs several rows to be busy. Real ones by
-// themselves, where powers or products of their gates leave the range of a double.
+// the step before it (a multiply-add, 4 cycles), so the processor needs several rows to be busy. Real ones
+// where powers or products of their gates leave the range of a double, and long ones with a gate for every step.
 #pragma once
 
 #include "scan/row_view.h"
@@ -10,11 +10,9 @@ namespace {
 
 constexpr int kLanes = 4;
 
-// How many chunks go abreast.
-template <typename T>
-struct LanesOf {
-  static constexpr int value = IsReal<T>::value ? 1 : kLanes;
-};
+// How many chunks go abreast; real ones with one gate a row are here only one by one.
+template <typename T, bool kStep>
+constexpr int kChunksAbreast = IsReal<T>::value && !kStep ? 1 : kLanes;
 
 template <typename T, typename Gate>
 struct Lane {
@@ -142,7 +140,7 @@ void lane_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
 template <typename T, typename Gate, bool kStep>
 void lane_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   using Sum = typename Element<T>::Sum;
-  constexpr int kMost = LanesOf<T>::value;
+  constexpr int kMost = kChunksAbreast<T, kStep>;
   const int64_t steps = chunk_steps(problem);
   Lane<T, Gate> lanes[kMost];
   for (int64_t chunk = begin; chunk < end;) {
@@ -202,14 +200,15 @@ void fold_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* products
 
 template <typename T, typename Gate, bool kStep, int W>
 void fold_lanes_any(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* products, bool* cuts, int64_t count) {
-  if (problem.reset != nullptr) return fold_lanes<T, Gate, kStep, true, W>(problem, lanes, products, cuts, count);
-  return fold_lanes<T, Gate, kStep, false, W>(problem, lanes, products, cuts, count);
+  if constexpr (!IsReal<T>::value || W == 1)
+    if (problem.reset != nullptr) return fold_lanes<T, Gate, kStep, true, W>(problem, lanes, products, cuts, count);
+  fold_lanes<T, Gate, kStep, false, W>(problem, lanes, products, cuts, count);
 }
 
 // Sums and products of chunks [begin, end), from a carry of 0 (chunk 0: from `initial`).
 template <typename T, typename Gate, bool kStep>
 void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
-  constexpr int kMost = LanesOf<T>::value;
+  constexpr int kMost = kChunksAbreast<T, kStep>;
   const int64_t steps = chunk_steps(problem);
   Lane<T, Gate> lanes[kMost];
   Gate products[kMost];

@@ -201,9 +201,15 @@ DCS_SHARED inline int64_t columns_together(const ScanProblem& problem) {
 // Contiguous rows of this length are scanned along memory, shorter ones abreast, unless they are few.
 constexpr int64_t kLongRow = 32, kFewContiguous = 8, kLongFewRow = 8;
 
+// Steps of a few rows with a gate each: beyond the second-level TLB, chunks that are read in turn wait for memory, and
+// those in step (lanes.h) do not.
+constexpr int64_t kMostOfFew = 1 << 19;
+
 // Whether rows, or chunks of a few of them, are scanned abreast, lines of several at a time.
 DCS_SHARED inline bool is_abreast(const ScanProblem& problem) {
   if (!is_real(problem) || columns_together(problem) > 1) return false;
+  const bool is_step = problem.gamma_kind == GammaKind::kStep && problem.reset == nullptr;
+  if (is_step && problem.rows() < kAbreast && problem.rows() * problem.length > kMostOfFew) return false;
   if (!is_contiguous(problem)) return true;
   return problem.length < (problem.rows() < kFewContiguous ? kLongFewRow : kLongRow);
 }
