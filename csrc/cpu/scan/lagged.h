@@ -173,7 +173,7 @@ struct LaggedScan {
   }
 
   // Everything that the scan of a piece reads. `begins`: whether rows begin here.
-  DCS_SHARED void stage(const Piece& piece, int64_t count) {
+  void stage(const Piece& piece, int64_t count) {
     widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, piece, room), count,
         problem.reverse);
     for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
@@ -236,7 +236,7 @@ struct LaggedScan {
 
   // Scans what is staged.
   template <bool kFold>
-  DCS_SHARED void scan(int64_t count, Folded* folded) {
+  void scan(int64_t count, Folded* folded) {
     bool all_finite = true;
     Folded before{};
     if constexpr (kFold) before = *folded;
@@ -290,7 +290,7 @@ struct LaggedScan {
     write_partial<T>(problem, groups.outer(problem, group), groups.inner(problem, group) + column(c), sum);
   }
 
-  DCS_SHARED void output(const Piece& piece, int64_t count, bool ends) {
+  void output(const Piece& piece, int64_t count, bool ends) {
     write(static_cast<T*>(problem.output), problem.output_strides, piece, count);
     if (problem.backward) gradients(piece, count, ends);
   }
