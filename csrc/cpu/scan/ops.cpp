@@ -13,8 +13,8 @@ namespace dcs {
 namespace cpu {
 namespace {
 
-// Steps that are summed and then scanned together, by one thread and by all, while the input is still in a cache: as
-// floats they are 256 KiB and 4 MiB.
+// Steps that are summed and then scanned together, while the input is still in a cache, by one thread and by several,
+// to which a round's two ends cost more: as floats they are 256 KiB and 4 MiB.
 constexpr int64_t kStepsOfThread = 16 * kChunk, kStepsTogether = 256 * kChunk;
 
 // Every CPU with AVX2 has F16C.
@@ -91,7 +91,7 @@ void by_chunks(const ScanProblem& problem) {
   const Kernels& table = kernels();
   if (torch::stable::get_num_threads() == 1 && table.takes_one_pass(problem)) return by_chunks_in_order(problem);
   const int64_t rows = problem.rows(), steps = table.chunk_steps(problem), abreast = table.abreast(problem);
-  const int64_t in_cache = std::min(kStepsTogether, kStepsOfThread * torch::stable::get_num_threads());
+  const int64_t in_cache = torch::stable::get_num_threads() == 1 ? kStepsOfThread : kStepsTogether;
   const int64_t chunks = (problem.length + steps - 1) / steps, most = in_cache / steps / rows / abreast * abreast;
   const int64_t together = std::min(chunks, std::max(abreast, most));
   std::vector<Chunk> described(rows * together);
