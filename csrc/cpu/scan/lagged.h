@@ -10,7 +10,7 @@
 namespace dcs::cpu {
 namespace {
 
-constexpr int kMostLag = kWidth > 2 ? kWidth - 1 : 1;
+constexpr int kMostLag = kWidth > 2 ? kWidth - 1 : 1, kLeastLag = kMostLag > 1 ? 2 : 1;
 
 // A vector's scan from a carry of 0, and the products of its gates down to its beginning.
 template <int kLag>
@@ -145,9 +145,7 @@ struct LaggedScan {
   DCS_INLINE int64_t group_at(const Piece& piece, int64_t k) const {
     return piece.group + (problem.reverse ? piece.groups - 1 - k : k);
   }
-  DCS_INLINE double initial(int64_t group, int64_t c) const {
-    return read_initial<T>(problem, groups.outer(problem, group), groups.inner(problem, group) + column(c));
-  }
+  DCS_INLINE double initial(int64_t group, int64_t c) const { return read_initial<T>(problem, group, column(c)); }
   DCS_INLINE bool is_short() const { return groups.size <= kPiece; }
 
   void stage_gates(const Piece& piece, int64_t count) {
@@ -163,10 +161,9 @@ struct LaggedScan {
     }
     const int64_t of_group = piece.steps * lag;
     for (int64_t k = 0; k < piece.groups; ++k, to += of_group) {
-      const int64_t group = group_at(piece, k);
-      const int64_t outer = groups.outer(problem, group), inner = groups.inner(problem, group);
+      const int64_t outer = group_at(piece, k);
       for (int64_t c = 0; c < lag; ++c) {
-        const double gate = read_gate<double>(problem, outer, inner + column(c));
+        const double gate = read_gate<double>(problem, outer, column(c));
         for (int64_t i = c; i < of_group; i += lag) to[i] = gate;
       }
     }
@@ -240,7 +237,7 @@ struct LaggedScan {
     bool all_finite = true;
     Folded before{};
     if constexpr (kFold) before = *folded;
-    with_lag<1>(lag, [&](auto constant) {
+    with_lag<kLeastLag>(lag, [&](auto constant) {
       all_finite = scan_lagged<decltype(constant)::value, kFold>(
           x, gates, y, (count + 2 * kWidth - 1) / (2 * kWidth) * (2 * kWidth), levels, carries, folded);
     });
@@ -287,7 +284,7 @@ struct LaggedScan {
   }
 
   DCS_INLINE void write_sum(int64_t group, int64_t c, double sum) const {
-    write_partial<T>(problem, groups.outer(problem, group), groups.inner(problem, group) + column(c), sum);
+    write_partial<T>(problem, group, column(c), sum);
   }
 
   void output(const Piece& piece, int64_t count, bool ends) {

@@ -1,4 +1,4 @@
-// Pieces of short rows and of few columns as doubles, in scan order and without gaps, whatever the operand's layout.
+// Pieces of few columns as doubles, in scan order and without gaps, whatever the operand's layout.
 #pragma once
 
 #include "scan/row_view.h"
@@ -9,29 +9,14 @@ namespace {
 
 constexpr int64_t kPiece = 512;  // elements: the operands of a piece stay in the first-level cache
 
-// Rows in groups of `lag` that lie side by side in memory: in a group, steps first and columns within a step, an
-// element's predecessor in time lies `lag` places back.
+// The columns of an outer index lie side by side in memory: steps first and columns within a step, an element's
+// predecessor in time lies `lag` places back.
 struct Groups {
   int64_t lag;
-  int64_t count;
-  int64_t size;      // elements of one
-  bool are_columns;  // a group is an outer index; else it is a row
+  int64_t size;  // elements of one
 
-  explicit Groups(const ScanProblem& problem) {
-    are_columns = problem.inner > 1 && problem.inner < kWidth && problem.output_strides.inner == 1;
-    lag = are_columns ? problem.inner : 1;
-    count = problem.rows() / lag;
-    size = problem.length * lag;
-  }
-  DCS_INLINE int64_t outer(const ScanProblem& problem, int64_t group) const {
-    return are_columns || problem.inner == 1 ? group : group / problem.inner;
-  }
-  DCS_INLINE int64_t inner(const ScanProblem& problem, int64_t group) const {
-    return are_columns || problem.inner == 1 ? 0 : group % problem.inner;
-  }
+  explicit Groups(const ScanProblem& problem) : lag(problem.inner), size(problem.length * problem.inner) {}
 };
-
-DCS_INLINE int64_t lag_of(const ScanProblem& problem) { return Groups(problem).lag; }
 
 // Steps [time, time + steps), counted in memory's order, of adjacent groups.
 struct Piece {
@@ -45,16 +30,11 @@ template <typename Run>
 DCS_INLINE void for_each_run(
     const ScanProblem& problem, const Groups& groups, const Strides& strides, const Piece& piece, const Run& run) {
   const int64_t lag = groups.lag, of_group = piece.steps * lag;
-  const bool is_dense = (strides.time == lag || problem.length == 1) && (lag == 1 || strides.inner == 1);
-  const bool by_inner = !groups.are_columns && problem.inner > 1;
-  const bool is_packed = by_inner
-      ? strides.inner == groups.size && (problem.outer == 1 || strides.outer == groups.size * problem.inner)
-      : strides.outer == groups.size;
+  const bool is_dense = (strides.time == lag || problem.length == 1) && strides.inner == 1;
+  const bool is_packed = strides.outer == groups.size;
   const int64_t together = is_dense && (piece.groups == 1 || is_packed) ? piece.groups : 1;
   for (int64_t k = 0; k < piece.groups; k += together) {
-    const int64_t group = piece.group + k;
-    const int64_t from = groups.outer(problem, group) * strides.outer + groups.inner(problem, group) * strides.inner +
-        piece.time * strides.time;
+    const int64_t from = (piece.group + k) * strides.outer + piece.time * strides.time;
     if (is_dense) {
       run(from, k * of_group, together * of_group, 1, 1);
       continue;
