@@ -1,5 +1,4 @@
-// Divisions of 31-bit numbers by one that is known before the launch: a multiplication and a shift (Granlund and
-// Montgomery, "Division by invariant integers using multiplication", PLDI 1994).
+// Divisions of numbers that are not negative.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +7,13 @@
 
 namespace dcs {
 
+// A 64-bit division is a call of 100 instructions.
+__device__ __forceinline__ int64_t divided(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
+// Of 31-bit numbers, by one that is known before the launch: a multiplication and a shift (Granlund and Montgomery,
+// "Division by invariant integers using multiplication", PLDI 1994).
 struct Divisor {
   uint32_t divisor = 1, factor = 1;
   int shift = 0;

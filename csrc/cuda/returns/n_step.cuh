@@ -4,6 +4,7 @@
 // kernel for all cases shares what several windows have in common.
 #pragma once
 
+#include "common/divisor.cuh"
 #include "common/vector.cuh"
 #include "returns/step.cuh"
 
@@ -45,10 +46,6 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
   };
   const Rates<double> rates = rates_of<double>(p.gamma, p.trace, at(p.gamma), at(p.trace));
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
-}
-
-__device__ __forceinline__ int64_t divided(int64_t a, int64_t b) {
-  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
 constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;

@@ -4,8 +4,9 @@
 // digits. Nothing is subtracted, so a NaN or a large value leaves with the window that held it.
 #pragma once
 
-#include "scan/carry/segment.cuh"
+#include "common/divisor.cuh"
 #include "common/element_types.cuh"
+#include "scan/carry/segment.cuh"
 
 namespace dcs {
 
@@ -18,44 +19,63 @@ struct WindowRow {
   int64_t outer, inner;
   Wide gamma;
 
-  __device__ WindowRow(const ScanProblem& problem, int64_t row)
-      : p(problem), outer(row / problem.inner), inner(row % problem.inner) {
+  __device__ __forceinline__ WindowRow(const ScanProblem& problem, int64_t row)
+      : p(problem), outer(p.inner == 1 ? row : divided(row, p.inner)), inner(row - outer * p.inner) {
     gamma = cast<Wide>(p.gamma_value);
     if (p.gamma_kind == GammaKind::kRow)
       gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), p.conjugate_gamma);
   }
-  __device__ int64_t offset(const Strides& strides) const { return outer * strides.outer + inner * strides.inner; }
-  __device__ int64_t memory(int64_t q) const { return p.reverse ? p.length - 1 - q : q; }
-  __device__ Acc value(int64_t q) const {
-    return cast<Acc>(static_cast<const T*>(p.input)[offset(p.input_strides) + memory(q) * p.input_strides.time]);
+  __device__ __forceinline__ int64_t offset(const Strides& strides) const {
+    return outer * strides.outer + inner * strides.inner;
   }
-  __device__ Acc initial() const { return cast<Acc>(static_cast<const T*>(p.initial)[offset(p.initial_strides)]); }
-  // The gate and the cut between q - 1 and q. A shifted scan has none before its first step.
-  __device__ bool cut(int64_t q) const {
-    const int64_t at = q - (p.shifted ? 1 : 0);
-    return at < 0 || (p.reset && p.reset[offset(p.reset_strides) + memory(at) * p.reset_strides.time]);
+  // An operand at the q-th element in the order of the scan, and how far on the next one lies.
+  template <typename E>
+  __device__ __forceinline__ E* at(E* pointer, const Strides& strides, int64_t q) const {
+    return pointer + offset(strides) + (p.reverse ? p.length - 1 - q : q) * strides.time;
   }
-  __device__ Wide gate(int64_t q) const {
-    if (p.gamma_kind != GammaKind::kStep) return gamma;
-    const int64_t at = q - (p.shifted ? 1 : 0);
-    if (at < 0) return cast<Wide>(1.0);
-    return cast<Wide>(cast<Acc>(conj_if(p.conjugate_gamma,
-        static_cast<const T*>(p.gamma)[offset(p.gamma_strides) + memory(at) * p.gamma_strides.time])));
+  __device__ __forceinline__ int64_t apart(const Strides& strides) const {
+    return p.reverse ? -strides.time : strides.time;
   }
-  __device__ void store(int64_t q, Wide y) const {
-    static_cast<T*>(p.output)[offset(p.output_strides) + memory(q) * p.output_strides.time] = cast<T>(cast<Acc>(y));
+  __device__ __forceinline__ Acc initial() const {
+    return cast<Acc>(static_cast<const T*>(p.initial)[offset(p.initial_strides)]);
+  }
+  __device__ __forceinline__ Wide gate_at(const T* gate) const {
+    return cast<Wide>(cast<Acc>(conj_if(p.conjugate_gamma, *gate)));
+  }
+  // visit(the value, the gate and the cut before it) of the elements from `first` to `last`. A shifted scan has no gate
+  // before its first step.
+  template <typename Visit>
+  __device__ __forceinline__ void each(int64_t first, int64_t last, const Visit& visit) const {
+    const int64_t shift = p.shifted ? 1 : 0, x_apart = apart(p.input_strides);
+    const T* x = at(static_cast<const T*>(p.input), p.input_strides, first);
+    const bool step = p.gamma_kind == GammaKind::kStep;
+    const T* gate = step ? at(static_cast<const T*>(p.gamma), p.gamma_strides, first - shift) : nullptr;
+    const bool* flag = p.reset ? at(p.reset, p.reset_strides, first - shift) : nullptr;
+    const int64_t gate_apart = apart(p.gamma_strides), flag_apart = apart(p.reset_strides);
+#pragma unroll 4
+    for (int64_t q = first; q <= last; ++q) {
+      const bool none = q < shift;
+      const Wide factor = !step ? gamma : none ? cast<Wide>(1.0) : gate_at(gate);
+      visit(cast<Wide>(cast<Acc>(*x)), factor, none || (flag && *flag));
+      x += x_apart;
+      if (step) gate += gate_apart;
+      if (flag) flag += flag_apart;
+    }
+  }
+  __device__ __forceinline__ void store(int64_t q, Wide y) const {
+    *at(static_cast<T*>(p.output), p.output_strides, q) = cast<T>(cast<Acc>(y));
   }
 };
 
 // Threads run along whichever of time and columns is contiguous in the output.
 __device__ __forceinline__ void locate(const ScanProblem& p, int64_t index, int64_t length, int64_t& row, int64_t& q) {
   if (p.output_strides.time <= p.output_strides.inner || p.inner == 1) {
-    row = index / length;
-    q = index % length;
+    row = divided(index, length);
+    q = index - row * length;
   } else {
-    const int64_t inner = index % p.inner;
-    q = index / p.inner % length;
-    row = index / p.inner / length * p.inner + inner;
+    const int64_t line = divided(index, p.inner), outer = divided(line, length);
+    q = line - outer * length;
+    row = outer * p.inner + index - line * p.inner;
   }
 }
 
@@ -72,11 +92,10 @@ __global__ void window_direct_kernel(const __grid_constant__ ScanProblem p) {
     Wide y = cast<Wide>(0.0);
     bool carried = oldest < 0 && p.initial;
     if (carried) y = cast<Wide>(view.initial());
-    for (int64_t s = max(int64_t{0}, oldest); s <= q; ++s) {
-      const Wide x = cast<Wide>(view.value(s));
-      y = carried && !view.cut(s) ? fold(x, view.gate(s), y) : x;
+    view.each(max(int64_t{0}, oldest), q, [&](Wide x, Wide gate, bool cut) {
+      y = carried && !cut ? fold(x, gate, y) : x;
       carried = true;
-    }
+    });
     view.store(q, y);
   }
 }
@@ -102,10 +121,10 @@ __global__ void window_leaves_kernel(
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const WindowRow<T> view(p, first_row + i / length);
-    const int64_t q = i % length - lead;
+    const int64_t row = divided(i, length), q = i - row * length - lead;
+    const WindowRow<T> view(p, first_row + row);
     if (q < 0) pieces.put(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
-    else pieces.put(i, {cast<Wide>(view.value(q)), view.gate(q), view.cut(q)});
+    else view.each(q, q, [&](Wide x, Wide gate, bool cut) { pieces.put(i, {x, gate, cut}); });
   }
 }
 
@@ -116,7 +135,7 @@ __global__ void window_compose_kernel(
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     Piece<Wide> piece = later.at(i);
-    if (i % length >= distance && !piece.closed) {
+    if (i - divided(i, length) * length >= distance && !piece.closed) {
       const Piece<Wide> other = earlier.at(i - distance);
       piece.total = fold(piece.total, piece.gates, other.total);
       piece.gates = clamped_mul(piece.gates, other.gates);
@@ -132,8 +151,9 @@ __global__ void window_store_kernel(
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * p.length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const WindowRow<T> view(p, first_row + i / p.length);
-    view.store(i % p.length, pieces.total[i / p.length * length + i % p.length + lead]);
+    const int64_t row = divided(i, p.length), q = i - row * p.length;
+    const WindowRow<T> view(p, first_row + row);
+    view.store(q, pieces.total[row * length + q + lead]);
   }
 }
 
