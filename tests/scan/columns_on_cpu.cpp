@@ -3,6 +3,7 @@
 // was.
 #include "emulation.h"
 #include "trials.h"
+#include "scan/columns/few_steps.cuh"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
 #include "dcs/scan/plan/kernels.h"
@@ -99,8 +100,9 @@ class Trial {
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     const DeviceLimits device{c.multiprocessors, 227 << 10, c.cluster};
-    walk = plan_walk_columns(p, device);
-    if (!walk) held = plan_held_columns(p, device);
+    if (c.seed % 4) few = plan_few_steps(p, device);  // the others take those of more steps
+    if (!few) walk = plan_walk_columns(p, device);
+    if (!few && !walk) held = plan_held_columns(p, device);
     p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
@@ -158,6 +160,14 @@ class Trial {
       };
       return emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1, c.seed,
           kernel, held->cluster ? static_cast<int>(held->tiles) : 1);
+    }
+    if (few) {
+      return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] {
+        if constexpr (sizeof(T) == 2) {
+          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p);
+        }
+        few_steps_kernel<T, kStep, kBackward, 1>(p);
+      });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -227,6 +237,7 @@ class Trial {
   std::vector<float> row_gammas;
   std::vector<Stored> partial_sums;
   ScanProblem p{};
+  std::optional<FewStepsPlan> few;
   std::optional<WalkColumnsPlan> walk;
   std::optional<HeldColumnsPlan> held;
 };
@@ -242,7 +253,14 @@ Case draw(std::mt19937& random) {
       : form == 1      ? up_to(60)
       : form == 2      ? up_to(30000)
                        : up_to(3000);
-  c.inner = 1 + (form == 0 ? up_to(40) : form == 1 ? up_to(900) : form == 2 ? up_to(10) : up_to(50));
+  const bool few_steps = form == 0 && one_in(2);  // of columns of which a thread takes several
+  if (few_steps) c.length = up_to(kFewSteps);
+  c.inner = 1 +
+      (few_steps          ? up_to(3000)
+              : form == 0 ? up_to(40)
+              : form == 1 ? up_to(900)
+              : form == 2 ? up_to(10)
+                          : up_to(50));
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);

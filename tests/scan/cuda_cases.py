@@ -145,12 +145,15 @@ def _columns() -> list[Problem]:
             Problem("held_columns_kernel", (30_000, 7), dtype, "step", backward=True),
             Problem("walk_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
             Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
+            Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
+            Problem("few_steps_kernel", (7, 3002), dtype, "step", reset=True, initial=True, backward=True),
         ]
     problems += [Problem("few_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
     problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
         problems.append(Problem("walk_columns_kernel", (20, 30_000), dtype, "row", backward=True))
+        problems.append(Problem("few_steps_kernel", (8, 30_000), dtype, "row", backward=True))
     return [replace(problem, dim=0) for problem in problems]
 
 

@@ -39,6 +39,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("long_rows", [7, 9591321], {}),
         ("held_columns", [1000000, 7], {"dim": 0}),
         ("walk_columns", [14, 1050061], {"dim": 0}),
+        ("few_steps", [5, 1050061], {"dim": 0}),
         ("direct_window", [4096, 4096], {"window": 64}),
         ("composed_window", [4096, 4096], {"window": 65}),
         ("aligned", [4096, 4096], {"window": 4096}),  # reaches beyond no row's first step

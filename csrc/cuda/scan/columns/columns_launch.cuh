@@ -3,6 +3,7 @@
 
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
+#include "scan/columns/few_steps.cuh"
 #include "scan/columns/held_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
 #include "dcs/scan/forms.h"
@@ -15,6 +16,17 @@ cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPla
     auto kernel = walk_columns_kernel<T, step(), backward(), 1>;
     if constexpr (sizeof(T) == 2) {
       if (plan.pairs) kernel = walk_columns_kernel<T, step(), backward(), 2>;
+    }
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+  });
+}
+
+template <typename T>
+cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& plan, cudaStream_t stream) {
+  return by_form<T>(problem, [&](auto step, auto backward) {
+    auto kernel = few_steps_kernel<T, step(), backward(), 1>;
+    if constexpr (sizeof(T) == 2) {
+      if (plan.pairs) kernel = few_steps_kernel<T, step(), backward(), 2>;
     }
     return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
   });

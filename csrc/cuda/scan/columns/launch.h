@@ -1,5 +1,5 @@
-// The launchers of columns of any shape, two an element type; each type in a file of its own so that they compile side
-// by side.
+// The launchers of columns of any shape, three an element type; each type in a file of its own so that they compile
+// side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,6 +10,7 @@
 namespace dcs {
 
 struct ColumnsLaunchers {
+  cudaError_t (*few_steps)(const ScanProblem&, const FewStepsPlan&, cudaStream_t);
   cudaError_t (*walk)(const ScanProblem&, const WalkColumnsPlan&, cudaStream_t);
   cudaError_t (*held)(const ScanProblem&, const HeldColumnsPlan&, void* workspace, cudaStream_t);
 };

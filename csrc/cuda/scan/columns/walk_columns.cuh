@@ -12,14 +12,11 @@
 
 namespace dcs {
 
-// kUnit neighboring columns of T. Floats are scanned in double; halves in float, with what rounding takes from them.
+// kUnit neighboring columns of T.
 template <typename T, bool kStep, bool kBackward, int kUnit>
 struct ColumnWalk {
-  using Acc = typename Types<T>::Acc;
-  using Wide = typename Types<T>::Wide;
-  using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
-  using Values = ColumnValues<T, kStep>;
-  using Cell = Vector<T, kUnit>;
+  using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
+  using Cell = typename Scan::Cell;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
   // Steps of a batch: 16 loads of four bytes, or fewer; single halves, which are half of that, half as many again.
   // Steps are used, and asked for, some at a time.
@@ -29,7 +26,6 @@ struct ColumnWalk {
                        kBatch = std::max(kTensors == 1 ? kLoads : kLoads / 2, 2) * (kCellBytes == 2 ? 3 : 2) / 2;
   // Of three tensors all of a batch: their loads would be more than a warp can wait for one by one.
   static constexpr int kSome = kBatch < 4 || kTensors == 3 ? kBatch : 4;
-  static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
 
   Steps<const char> input, gates, saved, flags;
   Steps<char> output, grad_gamma;
@@ -37,34 +33,17 @@ struct ColumnWalk {
   bool starts;      // the next step is its row's first one
   bool carries_in;  // which then has a carry all the same: an initial value
   bool shifted, conjugate, has_flags;
-  int64_t flags_after;                // from the flag that cuts before a step to the step's own, bytes
-  int64_t flag_apart;                 // between columns
-  Sum beyond[kBackward ? kUnit : 1];  // what comes behind a row's last step
-
-  Wide gamma[kUnit];
-  Gate<float, kShort> gate[kHalf ? kUnit : 1];
-  Sum y[kUnit];
-  float lost[kUnit];
-  Wide sum[kUnit];
+  int64_t flags_after;  // from the flag that cuts before a step to the step's own, bytes
+  int64_t flag_apart;   // between columns
+  Scan scan;
 
   // The batch, and its steps before which the scan starts anew, and whose gradient is dropped, as bits.
   Cell x[kBatch], g[kStep ? kBatch : 1], after[kBackward ? kBatch : 1];
   uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
 
   __device__ __forceinline__ ColumnWalk(const ScanProblem& p, const ColumnPlace& at) {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      gamma[u] = Values::gamma_of(p, at, u);
-      if constexpr (kHalf) gate[u] = make_gate<float, kShort>(gamma[u]);
-      if constexpr (kBackward) beyond[u] = cast<Sum>(Values::initial_of(p, at, u));
-      sum[u] = cast<Wide>(0.0);
-    }
+    scan.begin(p, at);
     find_operands(p, at);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      y[u] = cast<Sum>(kBackward ? cast<Wide>(0.0) : Values::initial_of(p, at, u));
-      lost[u] = 0.f;
-    }
   }
 
   // All steps.
@@ -151,56 +130,20 @@ struct ColumnWalk {
   __device__ __forceinline__ static void set_bit(uint32_t& bits, int b, bool value) {
     bits = (bits & ~(1u << b)) | (value ? 1u : 0u) << b;
   }
-  __device__ __forceinline__ void advance(int u, Sum value, Sum factor_read, bool is_cut) {
-    if constexpr (kHalf) {
-      Sum factor, small = value;
-      if constexpr (kStep) {
-        factor = factor_read;
-      } else {
-        factor = gate[u].value;
-        if constexpr (!kShort) small = fmaf(gate[u].rest, y[u], value);
-      }
-      float left = lost[u];
-      const Sum next = careful_step(small, factor, y[u], left);
-      y[u] = is_cut ? value : next;
-      lost[u] = is_cut ? 0.f : left;
-    } else {
-      Sum next;
-      if constexpr (kStep) next = plain_step(value, factor_read, y[u]);
-      else next = fold(value, gamma[u], y[u]);
-      y[u] = is_cut ? value : next;
-    }
-  }
-
   // To the row's end, of two batches at most.
   __device__ __forceinline__ int steps_left() const { return static_cast<int>(min(to_end, int64_t{2 * kBatch + 1})); }
   // A step whose operands have come; kGuarded: cut at flags, and perhaps the row's last one.
   template <bool kGuarded>
   __device__ __forceinline__ void use(int b, int left) {
-    const bool is_start = b == 0 && starts && !carries_in;
-    Sum values[kUnit], factor[kUnit] = {};
-    values_of(x[b], values);
-    if constexpr (kStep) {
-      values_of(g[b], factor);
+    uint32_t cut = b == 0 && starts && !carries_in ? (1u << kUnit) - 1 : 0, dropped = 0;
+    if constexpr (kGuarded) {
 #pragma unroll
-      for (int u = 0; u < kUnit; ++u) factor[u] = conj_if(conjugate, factor[u]);
+      for (int u = 0; u < kUnit; ++u) cut |= (cuts[u] >> b & 1) << u, dropped |= (drops[u] >> b & 1) << u;
     }
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) advance(u, values[u], factor[u], is_start || (kGuarded && (cuts[u] >> b & 1)));
-    *reinterpret_cast<Cell*>(output.at + b * output.apart) = packed<T>(y);
+    *reinterpret_cast<Cell*>(output.at + b * output.apart) = scan.step(x[b], g[kStep ? b : 0], conjugate, cut);
     if constexpr (kBackward) {
-      // grad_gamma[t] = output[t] * conj(saved[next(t)]).
-      const bool is_last = kGuarded && b + 1 == left;
-      Sum others[kUnit], terms[kUnit];
-      values_of(after[b], others);
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) {
-        const Sum other = is_last ? beyond[u] : others[u];
-        terms[u] =
-            kGuarded && (drops[u] >> b & 1) ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
-        if constexpr (!kStep) sum[u] = sum[u] + cast<Wide>(terms[u]);
-      }
-      if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = packed<T>(terms);
+      const Cell terms = scan.gradient(after[b], kGuarded && b + 1 == left, dropped);
+      if constexpr (kStep) *reinterpret_cast<Cell*>(grad_gamma.at + b * grad_gamma.apart) = terms;
     }
   }
 
@@ -235,19 +178,14 @@ template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
-  ColumnPlace at;
-  // A 64-bit division takes as long as some steps.
-  at.outer = p.outer == 1    ? 0
-      : (cell | cells) >> 32 ? cell / cells
-                             : static_cast<uint32_t>(cell) / static_cast<uint32_t>(cells);
-  at.column = (cell - at.outer * cells) * kUnit;
+  const ColumnPlace at = place_of(cell, cells, p.outer, kUnit);
   if (at.outer >= p.outer || at.column >= p.inner) return;
   griddepcontrol_wait();
   ColumnWalk<T, kStep, kBackward, kUnit> walk(p, at);
   walk.run();
   if constexpr (kBackward && !kStep) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, walk.sum[u]);
+    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, walk.scan.sum[u]);
   }
 }
 

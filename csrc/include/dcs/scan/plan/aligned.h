@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "dcs/scan/plan/columns.h"
 #include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/traits.h"
@@ -240,7 +241,8 @@ class AlignedPlanner {
   // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
   bool plan_block_columns(AlignedPlan& plan) const {
     const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
-    if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_)) return false;
+    if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_) || walks_fill(p_, device_))
+      return false;
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, forward = !p_.backward;
@@ -271,7 +273,10 @@ class AlignedPlanner {
       while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
     }
     const int64_t blocks = ceil_div(p_.rows(), (plan.half_warps ? 16 : 32) * plan.columns);
-    return blocks >= device_.multiprocessors || p_.length <= plan.warps * steps;
+    if (p_.length <= std::min<int64_t>(plan.warps * steps, kLongestBlockPass)) return true;
+    // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
+    const int64_t rounds = plan.warps < 32 ? 1 : ceil_div(blocks, device_.multiprocessors);
+    return blocks >= device_.multiprocessors && (rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors);
   }
 
   const ScanProblem& p_;

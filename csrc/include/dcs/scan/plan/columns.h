@@ -15,6 +15,16 @@ namespace dcs {
 // Halves are read in pairs.
 inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
+// So few steps that a thread holds those of its columns: any strides and gammas, but neighbors in memory are columns.
+inline std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLimits& device) {
+  if (is_windowed(p) || p.length > kFewSteps || p.inner < 2 || p.output_strides.inner != 1) return std::nullopt;
+  const bool pairs = halves_pair(p);
+  const int64_t columns = p.rows() / (pairs ? 2 : 1),
+                at_once = int64_t{kColumnThreads} * few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward),
+                blocks = ceil_div(columns, at_once);
+  return FewStepsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
+}
+
 // Any strides, sizes and gammas.
 inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p)) return std::nullopt;
@@ -23,11 +33,16 @@ inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, con
   return WalkColumnsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
 }
 
-// Enough columns to fill the GPU with bytes on their way, or few steps.
-inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, const DeviceLimits& device) {
+// Enough columns to fill the GPU with bytes on their way.
+inline bool walks_fill(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t columns = halves_pair(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
-  if (p.length > kFewWalkSteps && p.rows() / columns * bytes < int64_t{kWalkBytes} * device.multiprocessors)
-    return std::nullopt;
+  const int64_t least = p.length <= kFewWalkSteps ? kFewWalkBytes : kWalkBytes;
+  return p.rows() / columns * bytes >= least * device.multiprocessors;
+}
+
+// Columns of few steps, too.
+inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, const DeviceLimits& device) {
+  if (p.length > kFewWalkSteps && !walks_fill(p, device)) return std::nullopt;
   return plan_any_columns(p, device);
 }
 

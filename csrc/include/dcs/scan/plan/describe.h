@@ -75,6 +75,9 @@ inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
   pieces.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);
   pieces.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
 }
+inline void describe_pieces(const FewStepsPlan& plan, JsonObject& pieces) {
+  pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
+}
 inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }

@@ -15,7 +15,7 @@
 namespace dcs {
 
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, FlatRowsPlan, LongRowsPlan,
-    WalkColumnsPlan, HeldColumnsPlan>;
+    FewStepsPlan, WalkColumnsPlan, HeldColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -35,6 +35,7 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {"direct_window", "windows of at most 64 steps", plan_by<plan_direct_window>},
     {"composed_window", "longer windows", plan_by<plan_composed_window>},
+    {"few_steps", "columns of at most 8 steps", plan_by<plan_few_steps>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},

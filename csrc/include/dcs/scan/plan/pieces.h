@@ -74,6 +74,12 @@ struct LongRowsPlan {
   int64_t partials;  // of a row's part of gamma's gradient
 };
 
+// A thread takes all steps of some columns, a few each (columns/few_steps.cuh).
+struct FewStepsPlan {
+  bool pairs;  // halves are read in pairs
+  int64_t blocks;
+  bool dependent;  // may begin as the launch before it ends
+};
 // A thread takes all steps of its columns (columns/walk_columns.cuh).
 struct WalkColumnsPlan {
   bool pairs;  // halves are read in pairs

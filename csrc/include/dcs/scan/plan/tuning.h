@@ -71,6 +71,8 @@ constexpr int walk_stages(int tensors, int64_t bytes) {
 }
 constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
 
+constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few to give every multiprocessor a block
+
 constexpr int64_t kFewColumnSteps = 16;  // that columns/walk_columns.cuh takes
 
 // Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds
@@ -111,8 +113,11 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
 constexpr int kColumnThreads = 256;        // of a block
-constexpr int kWalkBytes = 4 * 192;        // of a step, a multiprocessor, from which on threads walk alone
+constexpr int64_t kWalkBytes = 4 * 192;    // of a step, a multiprocessor, from which on threads walk alone,
+constexpr int64_t kFewWalkBytes = 4 * 96;  // and where steps are few
 constexpr int64_t kFewWalkSteps = 64;      // that a thread walks in any case
+constexpr int kFewSteps = 8;               // that a thread holds, of several columns (columns/few_steps.cuh)
+constexpr int few_steps_cells(bool step, bool backward) { return step && backward ? 1 : step || backward ? 2 : 4; }
 constexpr int kHeldWords = 32;             // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;              // of its steps at once
 constexpr int kSpan = 32;                  // cells of a block that holds its tile, at most
