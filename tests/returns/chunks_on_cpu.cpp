@@ -2,65 +2,17 @@
 // its definition in double: `chunks_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything
 // was.
 #include "emulation.h"
-#include "trials.h"
-#include "operand_on_cpu.h"
+#include "rollout_on_cpu.h"
 #include "returns/chunks/kernels.cuh"
 
 using namespace dcs;
-using trials::narrowed, trials::Operand, trials::widened;
 
 namespace {
 
-struct Case {
-  int64_t outer, length, inner;
-  bool contiguous, padded, padded_flags, padded_results;  // time; rows in memory
-  bool values, next_values, bootstrap, rhos, terminated, truncated, numeric_flags, values_are_next;
-  GammaKind gamma, trace;
-  bool advantages, targets, pg;
-  double gamma_value, trace_value;
-  int multiprocessors;
-  unsigned seed;
-};
-
 template <typename T>
-class Trial {
-  using Acc = typename Types<T>::Acc;
-
+class Trial : public trials::RolloutTrial<T> {
  public:
-  Trial(const Case& of)
-      : c(of),
-        random(of.seed),
-        rewards(c, c.padded),
-        values(c, c.padded),
-        next(c, c.padded),
-        rhos(c, c.padded),
-        terminated(c, c.padded),
-        truncated(c, c.padded),
-        is_terminated(c, c.padded_flags),
-        is_truncated(c, c.padded_flags),
-        gammas(c, c.padded),
-        traces(c, c.padded),
-        advantages(c, c.padded_results),
-        targets(c, c.padded_results),
-        pg(c, c.padded_results) {
-    std::normal_distribution<double> normal;
-    std::uniform_real_distribution<double> uniform;
-    each([&](int64_t o, int64_t t, int64_t i) {
-      for (Operand<T>* tensor : {&rewards, &values, &next}) tensor->at(o, t, i) = narrowed<T>(normal(random));
-      rhos.at(o, t, i) = narrowed<T>(std::exp(0.5 * normal(random)));
-      is_terminated.at(o, t, i) = uniform(random) < 0.01;
-      is_truncated.at(o, t, i) = uniform(random) < 0.01;
-      terminated.at(o, t, i) = narrowed<T>(is_terminated.at(o, t, i));
-      truncated.at(o, t, i) = narrowed<T>(is_truncated.at(o, t, i));
-      gammas.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
-      traces.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
-    });
-    for (int64_t row = 0; row < c.outer * c.inner; ++row) {
-      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
-      bootstraps.push_back(narrowed<T>(normal(random)));
-    }
-    describe();
-  }
+  using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
     const ReturnsProblem together = with_rows_together(p);
@@ -77,144 +29,23 @@ class Trial {
       return run(unfinished, [&] { returns_pieces_kernel<T, kGates>(params); }) &&
           run(all, [&] { returns_chunks_kernel<T, kGates>(params); });
     };
-    bool is_right = has_gates(p) ? launch(std::true_type{}) : launch(std::false_type{});
-    for (const Operand<T>* output : {&advantages, &targets, &pg}) is_right = is_right && !output->is_spoiled(c);
-    if (!is_right) complain("memory beside an output, or the end", 0, 0, 0, 0, 0);
-    for (int64_t o = 0; o < c.outer; ++o)
-      for (int64_t i = 0; i < c.inner && is_right; ++i) is_right = check(o, i);
-    return is_right;
+    const bool ended = has_gates(p) ? launch(std::true_type{}) : launch(std::false_type{});
+    return this->is_right(ended) || complain_of_plan();
   }
 
  private:
-  template <typename Visit>
-  void each(const Visit& visit) const {
-    for (int64_t o = 0; o < c.outer; ++o)
-      for (int64_t t = 0; t < c.length; ++t)
-        for (int64_t i = 0; i < c.inner; ++i) visit(o, t, i);
-  }
-  void describe() {
-    p.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
-    p.outer = c.outer, p.length = c.length, p.inner = c.inner;
-    p.rewards = {rewards.data, rewards.strides};
-    if (c.values) p.values = {values.data, values.strides};
-    if (c.next_values) p.next_values = {next.data, next.strides};
-    if (c.bootstrap) p.bootstrap_value = {bootstraps.data(), {c.inner, 0, 1}};
-    if (c.rhos) p.rhos = {rhos.data, rhos.strides};
-    p.terminated_is_bool = p.truncated_is_bool = !c.numeric_flags;
-    const auto flag = [&](const Operand<T>& numbers, const Operand<uint8_t>& flags) {
-      return c.numeric_flags ? ReturnsInput{numbers.data, numbers.strides} : ReturnsInput{flags.data, flags.strides};
-    };
-    if (c.terminated) p.terminated = flag(terminated, is_terminated);
-    if (c.truncated) p.truncated = flag(truncated, is_truncated);
-    p.values_are_next = c.values_are_next;
-    discount(p.gamma, c.gamma, c.gamma_value, gammas);
-    discount(p.trace, c.trace, c.trace_value, traces);
-    p.clip_rho = 1.1, p.clip_c = 0.9, p.clip_pg = 1.2;
-    if (c.advantages) p.advantages = {advantages.data, advantages.strides};
-    if (c.targets) p.targets = {targets.data, targets.strides};
-    if (c.pg) p.pg_advantages = {pg.data, pg.strides};
-  }
-  void discount(ReturnsDiscount& rate, GammaKind kind, double value, const Operand<Acc>& steps) {
-    rate.kind = kind;
-    rate.value = kind == GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
-    if (kind == GammaKind::kRow) rate.dtype = ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
-    if (kind == GammaKind::kStep) rate.tensor = {steps.data, steps.strides};
-  }
-  double rate_at(GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
-    if (kind == GammaKind::kNumber) return value;
-    return kind == GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
-  }
-  bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
-    printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, values %d, next %d, ",
-        what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded, c.values,
-        c.next_values);
-    printf(
-        "rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u; linear %d, whole %d, %ld walks of %d sequences, %d parts "
-        "of %d steps, %ld chunks of %ld steps\n",
-        c.rhos, c.terminated, c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed, plan.linear,
-        plan.whole, plan.walks, plan.sequences, plan.parts, plan.part_steps, plan.chunks, plan.chunk_steps);
+  using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
+
+  bool complain_of_plan() const {
+    printf("linear %d, whole %d, %ld walks of %d sequences, %d parts of %d steps, %ld chunks of %ld steps\n",
+        plan.linear, plan.whole, plan.walks, plan.sequences, plan.parts, plan.part_steps, plan.chunks,
+        plan.chunk_steps);
     return false;
   }
 
-  // One row.
-  bool check(int64_t o, int64_t i) const {
-    const auto row = static_cast<size_t>(o * c.inner + i);
-    const bool own_values = c.values && !c.values_are_next;
-    double carry = 0.0, largest = 1.0;
-    for (int64_t t = c.length - 1; t >= 0; --t) {
-      const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
-                 ends = terminates || (c.truncated && is_truncated.at(o, t, i)), is_cut = ends || is_last;
-      const double g = rate_at(c.gamma, c.gamma_value, gammas, o, t, i),
-                   l = rate_at(c.trace, c.trace_value, traces, o, t, i), reward = widened(rewards.at(o, t, i));
-      double after = is_last ? (c.bootstrap ? widened(bootstraps[row]) : 0.0)
-          : c.values         ? widened(values.at(o, t + 1, i))
-                             : 0.0;
-      if (c.next_values) after = widened(next.at(o, t, i));
-      const double weight = own_values || is_cut ? g : g - g * l, rho = c.rhos ? widened(rhos.at(o, t, i)) : 1.0;
-      const bool drops = c.next_values ? terminates : ends;
-      const double own = own_values ? widened(values.at(o, t, i)) : 0.0,
-                   difference = reward + (drops ? 0.0 : weight * after) - own;
-      const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
-      const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
-      carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
-      largest = std::max(largest, std::abs(carry));
-      const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
-        const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 3e-6 : 2e-13, value = widened(found.at(o, t, i));
-        return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
-      };
-      if (c.advantages && !is_near("advantages", advantages, carry)) return false;
-      if (c.targets && !is_near("targets", targets, carry + own)) return false;
-      if (c.pg && !is_near("pg_advantages", pg, policy)) return false;
-    }
-    return true;
-  }
-
-  const Case c;
-  std::mt19937 random;
-  Operand<T> rewards, values, next, rhos, terminated, truncated;
-  Operand<uint8_t> is_terminated, is_truncated;
-  Operand<Acc> gammas, traces;
-  Operand<T> advantages, targets, pg;
-  std::vector<float> row_gammas;
-  std::vector<T> bootstraps;
-  ReturnsProblem p{};
   ReturnsPlan plan{};
 };
 
-Case draw(std::mt19937& random) {
-  const auto one_in = [&](unsigned n) { return random() % n == 0; };
-  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  Case c{};
-  const unsigned form = random() % 5;
-  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(200) : form == 2 ? up_to(30000) : up_to(4000);
-  c.outer = form == 0 ? up_to(60) : one_in(2) ? 1 : up_to(4);
-  c.inner = form == 0 ? up_to(9) : form == 1 ? up_to(200) : form == 2 ? up_to(3) : up_to(12);
-  c.contiguous = one_in(2);
-  c.padded = one_in(3);
-  c.padded_flags = one_in(3) ? !c.padded : c.padded;
-  c.padded_results = one_in(3) ? !c.padded : c.padded;
-  c.values = !one_in(4);
-  c.next_values = one_in(2);
-  c.bootstrap = !c.next_values && !one_in(4);
-  c.rhos = c.values && one_in(3);
-  c.values_are_next = c.values && !c.rhos && one_in(4);
-  c.advantages = c.values && !c.values_are_next && !one_in(4);
-  c.targets = !c.advantages || !one_in(4);
-  c.pg = c.values && !c.values_are_next && one_in(c.rhos ? 2 : 8);
-  c.terminated = !one_in(4);
-  c.truncated = one_in(3);
-  c.numeric_flags = one_in(5);
-  const auto kind = [&] { return one_in(2) ? GammaKind::kNumber : static_cast<GammaKind>(random() % 3); };
-  c.gamma = kind();
-  c.trace = kind();
-  constexpr double kGammas[] = {0.99, 1.0, 0.9};
-  c.gamma_value = kGammas[random() % 3];
-  c.trace_value = kGammas[random() % 3];
-  c.multiprocessors = static_cast<int>(up_to(6));
-  c.seed = random();
-  return c;
-}
-
 }  // namespace
 
-int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, trials::draw_rollout); }

@@ -27,6 +27,17 @@ def test_chunks(chunks: Path, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_emulation.build(Path(__file__).with_name("walk_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_walk(walk: Path, seed: int) -> None:
+    found = subprocess.run([str(walk), "200", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.fixture(scope="module")
 def gradients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cuda_emulation.build(Path(__file__).with_name("gradients_on_cpu.cpp"), tmp_path_factory.mktemp("emulated"))
 

@@ -16,6 +16,7 @@
 #include "returns/n_step_launch.cuh"
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
+#include "returns/walk/launch.cuh"
 #include "returns/warp_columns.cuh"
 
 namespace dcs {
@@ -37,8 +38,6 @@ class ReturnsLaunch {
     if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, wide, kStagedTrace);
     for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages})
       add({output->data, output->strides}, size, kStagedTensors);
-    any_ = p_.gamma.kind == GammaKind::kStep || p_.trace.kind == GammaKind::kStep || !p_.terminated_is_bool ||
-        !p_.truncated_is_bool;
     form_ = form_of(p_);
   }
 
@@ -336,12 +335,9 @@ class ReturnsLaunch {
       if (warp_columns<kForm>()) return;
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
-    if constexpr (kFull && sizeof(T) <= 4) {
-      // Pairs of columns are half the blocks: only where enough are left.
-      if (!any_ && p_.rows() >= 64 * 2 * device_.multiprocessors && columns_pair()) {
-        launch_columns<8, 4>(returns_columns_kernel<T, kForm, false, 2, 8, 4, 3>, 2);
-        return;
-      }
+    if (takes_walk(p_, device_.multiprocessors)) {
+      launch_walk<T>(p_, columns_pair(), device_, stream_);
+      return;
     }
     constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;
     if constexpr (kFull) launch_columns<kSteps, 8>(returns_columns_kernel<T, kForm, true, 1, kSteps, 8, 1>, 1);
@@ -377,7 +373,6 @@ class ReturnsLaunch {
   cudaStream_t stream_;
   Operand operands_[kStagedTensors + 3];
   int count_ = 0;
-  bool any_ = false;
   int form_ = kAnyForm;
 };
 

@@ -175,6 +175,16 @@ inline bool slots_are_near(const ReturnsProblem& p, const ReturnsPlan& plan) {
   return are_near;
 }
 
+// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each. Neighboring
+// ones that are a sector of memory at least, for all that a longer column reads is to be used.
+constexpr int64_t kWalkedColumns = 64, kFewWalkedSteps = 16, kWalkedSector = 32;
+
+inline bool takes_walk(const ReturnsProblem& p, int64_t multiprocessors) {
+  if (p.steps || is_contiguous(p) || !counts_in_32_bits(p) || p.rows() >= int64_t{1} << 31) return false;
+  if (p.length <= kFewWalkedSteps) return true;
+  return p.rows() >= kWalkedColumns * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector;
+}
+
 // Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an
 // H200 they then take less time than by kernels that give each a warp or a block.
 constexpr int64_t kLeastDividedRow = 12000, kLeastDividedColumn = 300, kLeastSmallColumn = 1000;
@@ -202,7 +212,7 @@ inline bool rows_are_aligned(const ReturnsProblem& p) {
 // Where they take less time than the kernels that are made for aligned tensors of common forms, each row or column in
 // one block. `p`: with_rows_together(...).
 inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t multiprocessors) {
-  if (p.steps || !counts_in_32_bits(p)) return std::nullopt;
+  if (p.steps || takes_walk(p, multiprocessors) || !counts_in_32_bits(p)) return std::nullopt;
   if (p.outer > 1 && has_row_rates(p) && p.length > kMostRowGates && p.length < kLeastRowApart) return std::nullopt;
   const bool rows = is_contiguous(p), is_large = p.rows() * p.length >= kFewestChunkElements;
   const bool are_few = p.rows() * 100 <= multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent);

@@ -1,0 +1,255 @@
+// The temporal difference scan along a strided time where columns fill the GPU, or steps are few: a thread walks
+// backwards along all steps of its own columns, which it reads from global memory. A batch of steps is always on its
+// way: what is used makes room for the steps that are a batch earlier. It asks nothing of alignment or strides, and
+// takes every option.
+#pragma once
+
+#include "common/ptx/dependent_launch.cuh"
+#include "common/vector.cuh"
+#include "returns/walk/params.cuh"
+
+namespace dcs {
+
+constexpr int kReturnsWalkThreads = 128;
+
+// Steps of a batch: as many bytes as keep memory busy, in as many registers as leave room for enough warps.
+template <typename T, int kUnit, WalkForm kForm>
+constexpr int kReturnsWalkBatch = kForm != WalkForm::kPlain ? (sizeof(T) == 8 ? 4 : 8)
+    : sizeof(T) == 8                                        ? 8
+    : sizeof(T) * kUnit == 4                                ? 12
+                                                            : 16;
+
+// kUnit neighboring columns.
+template <typename T, int kUnit, WalkForm kForm>
+struct ReturnsWalk {
+  using Acc = typename Types<T>::Acc;
+  using Cell = Vector<T, kUnit>;
+  using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
+  static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
+  static constexpr int kBatch = kReturnsWalkBatch<T, kUnit, kForm>;
+  static constexpr int kSome = kBatch / 4 * 4 == kBatch && kBatch > 4 ? 4 : 2;  // used, and asked for, at a time
+
+  const ReturnsWalkParams<Acc>& params;
+  const uint32_t outer, cell;
+  const char *rewards, *values, *next_values, *rhos, *gammas, *traces, *terminated, *truncated;
+  char *advantages, *targets, *pg_advantages;
+  Rates<Acc> rates[kUnit];
+  bool starts = true;          // the next step is the last one of its row
+  Acc y[kUnit], after[kUnit];  // the carry, and the value of the state behind the next step
+
+  // The batch.
+  Cell r[kBatch], v[kBatch], next[kAll ? kBatch : 1], rho[kRatios ? kBatch : 1];
+  Acc gamma[kAll ? kBatch : 1], trace[kAll ? kBatch : 1];
+  uint32_t terminates[kBatch], truncates[kBatch];
+
+  __device__ __forceinline__ ReturnsWalk(const ReturnsWalkParams<Acc>& given, uint32_t outer, uint32_t cell)
+      : params(given), outer(outer), cell(cell) {
+    rewards = begin(params.rewards);
+    values = begin(params.values);
+    terminated = begin(params.terminated);
+    truncated = begin(params.truncated);
+    advantages = begin(params.advantages);
+    targets = begin(params.targets);
+    if constexpr (kRatios) rhos = begin(params.rhos), pg_advantages = begin(params.pg_advantages);
+    if constexpr (kAll) {
+      next_values = begin(params.next_values);
+      gammas = begin(params.gamma);
+      traces = begin(params.trace);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      terminates[b] = truncates[b] = 0;
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) v[b].set(u, cast<T>(Acc(0)));
+      if constexpr (kAll) gamma[b] = trace[b] = 1;
+    }
+    const char* const bootstrap = begin(params.bootstrap);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      y[u] = after[u] = 0;
+      if (params.bootstrap.last)
+        after[u] = cast<Acc>(*reinterpret_cast<const T*>(bootstrap + u * (params.bootstrap.cell / kUnit)));
+      rates[u] = params.rates;
+      if (params.row_rates) {
+        const auto at = [&](const Strides& strides) {
+          return outer * strides.outer + (static_cast<int64_t>(cell) * kUnit + u) * strides.inner;
+        };
+        rates[u] = rates_of<Acc>(params.row_gamma, params.row_trace, at(params.row_gamma.tensor.strides),
+            at(params.row_trace.tensor.strides));
+      }
+    }
+  }
+
+  // All steps.
+  __device__ __forceinline__ void run() {
+    int left = params.length;
+#pragma unroll
+    for (int k = 0; k < kBatch; k += kSome) load(k, left);
+#pragma unroll 1
+    while (left > 0) {
+#pragma unroll
+      for (int k = 0; k < kBatch; k += kSome) {
+        if (left <= k) break;
+        use(k, left);
+        load(kBatch + k, left);
+      }
+      move_on();
+      left -= kBatch;
+      starts = false;
+    }
+  }
+
+ private:
+  template <typename Byte>
+  __device__ __forceinline__ Byte* begin(const WalkTensor<Byte>& tensor) const {
+    Byte* at = tensor.last + static_cast<int64_t>(static_cast<int>(cell)) * tensor.cell;
+    if (outer) at += outer * tensor.outer;
+    return at;
+  }
+  __device__ __forceinline__ void move_on() {
+    const auto move = [](auto*& at, int back) { at += int64_t{kBatch} * back; };
+    move(rewards, params.rewards.back);
+    move(values, params.values.back);
+    move(terminated, params.terminated.back);
+    move(truncated, params.truncated.back);
+    move(advantages, params.advantages.back);
+    move(targets, params.targets.back);
+    if constexpr (kRatios) move(rhos, params.rhos.back), move(pg_advantages, params.pg_advantages.back);
+    if constexpr (kAll) {
+      move(next_values, params.next_values.back);
+      move(gammas, params.gamma.back);
+      move(traces, params.trace.back);
+    }
+  }
+
+  // visit(the step's place in the batch, its element) for some steps from `first` on, where the row has them.
+  template <bool kGuarded, typename Element, typename Byte, typename Visit>
+  __device__ __forceinline__ static void each(
+      const WalkTensor<Byte>& tensor, Byte* at, int first, int left, const Visit& visit) {
+    using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
+    if (!tensor.last) return;
+#pragma unroll
+    for (int i = first; i < first + kSome; ++i)
+      if (!kGuarded || i < left) visit(i % kBatch, *reinterpret_cast<Own*>(at + static_cast<int64_t>(i) * tensor.back));
+  }
+  template <bool kGuarded, typename Element>
+  __device__ __forceinline__ static void read(
+      const WalkTensor<const char>& tensor, const char* at, int first, int left, Element* to) {
+    each<kGuarded, Element>(tensor, at, first, left, [&](int b, const Element& element) { to[b] = element; });
+  }
+  template <bool kGuarded>
+  __device__ __forceinline__ static void read_flags(
+      const WalkTensor<const char>& tensor, const char* at, bool is_bool, int first, int left, uint32_t (&to)[kBatch]) {
+    if (is_bool) {
+      each<kGuarded, Flags>(tensor, at, first, left, [&](int b, Flags flags) { to[b] = flags; });
+      return;
+    }
+    each<true, Cell>(tensor, at, first, left, [&](int b, const Cell& numbers) {
+      to[b] = 0;
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u)
+        if (cast<Acc>(numbers.get(u)) != Acc(0)) to[b] |= 1u << 8 * u;
+    });
+  }
+  // Asks for some steps.
+  __device__ __forceinline__ void load(int first, int left) {
+    if (left >= first + kSome) load_some<false>(first, left);
+    else if (left > first) load_some<true>(first, left);
+  }
+  template <bool kGuarded>
+  __device__ __forceinline__ void load_some(int first, int left) {
+    read<kGuarded>(params.rewards, rewards, first, left, r);
+    read<kGuarded>(params.values, values, first, left, v);
+    if constexpr (kRatios) read<kGuarded>(params.rhos, rhos, first, left, rho);
+    if constexpr (kAll) {
+      read<kGuarded>(params.next_values, next_values, first, left, next);
+      read<kGuarded>(params.gamma, gammas, first, left, gamma);
+      read<kGuarded>(params.trace, traces, first, left, trace);
+    }
+    read_flags<kGuarded>(params.terminated, terminated, params.terminated_is_bool, first, left, terminates);
+    read_flags<kGuarded>(params.truncated, truncated, params.truncated_is_bool, first, left, truncates);
+  }
+
+  struct Results {
+    Acc advantage, target, pg;
+  };
+  __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {
+    return kRatios && params.rhos.last ? clipped(of_step, most) : Acc(1);
+  }
+  // A column's step.
+  __device__ __forceinline__ Results step(int b, int u, Acc reward, Acc value, Acc next_value, Acc rho) {
+    const uint32_t bits = kUnit == 1 ? ~0u : 0xffu << 8 * u;
+    const bool has_own = params.has_own_values, is_cut = ((terminates[b] | truncates[b]) & bits) || (b == 0 && starts);
+    Acc own_gamma = rates[u].gamma, rest = rates[u].rest, factor = 1;
+    if constexpr (kAll) {
+      // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
+      if (params.gamma.last || params.trace.last) {
+        const Acc own_trace = params.trace.last ? trace[b] : rates[u].trace;
+        if (params.gamma.last) own_gamma = gamma[b];
+        rest = own_gamma - own_gamma * own_trace;
+        factor = gamma[b] * trace[b];
+      }
+    }
+    const Acc weight = has_own || is_cut ? own_gamma : rest;
+    // What counts for nothing is not read.
+    const uint32_t counts_for_nothing = !has_own && weight == Acc(0) ? bits : 0;
+    const bool drops = (terminates[b] | (truncates[b] & params.truncated_drops) | counts_for_nothing) & bits;
+    const Acc following = params.has_next_values ? next_value : after[u], own = has_own ? value : Acc(0);
+    const Acc difference = (drops ? reward : reward + weight * following) - own;
+    Acc pg = 0, delta = difference;
+    if constexpr (kRatios) {
+      const Acc carried = factor * y[u];
+      pg = ratio(rho, params.clip_pg) * (is_cut ? difference : rates[u].gate.step(difference, carried));
+      delta *= ratio(rho, params.clip_rho);
+      factor *= ratio(rho, params.clip_c);
+    }
+    y[u] = is_cut ? delta : rates[u].gate.step(delta, factor * y[u]);
+    after[u] = value;
+    return {y[u], y[u] + own, pg};
+  }
+  // Some steps, whose operands have come. Beyond the row's first one they are anything, and nobody reads them.
+  __device__ __forceinline__ void use(int first, int left) {
+    Cell of_advantages[kBatch], of_targets[kBatch], of_pg[kBatch];
+#pragma unroll
+    for (int b = first; b < first + kSome; ++b) {
+      Acc reward[kUnit], value[kUnit], next_value[kUnit], ratios[kUnit] = {};
+      unpack(r[b], reward);
+      unpack(v[b], value);
+      Cell following = v[b];
+      if constexpr (kAll) {
+        if (params.next_values.last) following = next[b];
+      }
+      unpack(following, next_value);
+      if constexpr (kRatios) unpack(rho[b], ratios);
+      Acc advantage[kUnit], target[kUnit], pg[kUnit];
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) {
+        const Results results = step(b, u, reward[u], value[u], next_value[u], ratios[u]);
+        advantage[u] = results.advantage, target[u] = results.target, pg[u] = results.pg;
+      }
+      of_advantages[b] = pack<Acc, T, kUnit>(advantage);
+      of_targets[b] = pack<Acc, T, kUnit>(target);
+      of_pg[b] = pack<Acc, T, kUnit>(pg);
+    }
+    const auto write = [&](const WalkTensor<char>& tensor, char* at, const Cell(&from)[kBatch]) {
+      const auto put = [&](int b, Cell& element) { element = from[b]; };
+      if (left >= first + kSome) each<false, Cell>(tensor, at, first, left, put);
+      else each<true, Cell>(tensor, at, first, left, put);
+    };
+    write(params.advantages, advantages, of_advantages);
+    write(params.targets, targets, of_targets);
+    if constexpr (kRatios) write(params.pg_advantages, pg_advantages, of_pg);
+  }
+};
+
+template <typename T, int kUnit, WalkForm kForm>
+__global__ void __launch_bounds__(kReturnsWalkThreads, 4)
+    returns_walk_kernel(const __grid_constant__ ReturnsWalkParams<typename Types<T>::Acc> params) {
+  overlap_launches();
+  const uint32_t cell = blockIdx.x * blockDim.x + threadIdx.x;
+  if (cell >= params.cells) return;
+  const uint32_t outer = params.cells == params.in_line.divisor ? 0 : params.in_line.of(cell);
+  ReturnsWalk<T, kUnit, kForm>(params, outer, cell - outer * params.in_line.divisor).run();
+}
+
+}  // namespace dcs

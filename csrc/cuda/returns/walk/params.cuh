@@ -1,0 +1,99 @@
+// What the kernel of the temporal difference scan is called with in which a thread walks along a column.
+#pragma once
+
+#include <type_traits>
+
+#include "common/divisor.cuh"
+#include "dcs/returns/plan.h"
+#include "returns/step.cuh"
+
+namespace dcs {
+
+// What a step may have: one stream of values, its own or the next state's; ratios and policy-gradient advantages, too;
+// next states' values beside its own and discounts of its own, too.
+enum class WalkForm { kPlain, kRatios, kAll };
+
+inline WalkForm walk_form(const ReturnsProblem& p) {
+  const bool has_both = p.values.data && !p.values_are_next && p.next_values.data;
+  if (has_both || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return WalkForm::kAll;
+  return p.rhos.data || p.pg_advantages.data ? WalkForm::kRatios : WalkForm::kPlain;
+}
+
+// A tensor, null if it is not there: the last step of its first column. In bytes: to the next outer place, to the next
+// cell, and to the step before.
+template <typename Byte>
+struct WalkTensor {
+  Byte* last = nullptr;
+  int64_t outer = 0;
+  int cell = 0, back = 0;
+};
+
+// A cell is so many neighboring columns as a thread takes.
+template <typename Acc>
+struct ReturnsWalkParams {
+  WalkTensor<const char> rewards, values, next_values, rhos, gamma, trace, terminated, truncated, bootstrap;
+  WalkTensor<char> advantages, targets, pg_advantages;
+  ReturnsDiscount row_gamma, row_trace;
+  Rates<Acc> rates;  // where none is a row's
+  Acc clip_rho, clip_c, clip_pg;
+  bool row_rates, has_own_values, has_next_values;
+  bool terminated_is_bool, truncated_is_bool;
+  uint32_t truncated_drops;  // all bits where a truncated step's next value is not read
+  int length;
+  uint32_t cells;
+  Divisor in_line;
+};
+
+template <typename T>
+ReturnsWalkParams<typename Types<T>::Acc> walk_params(const ReturnsProblem& p, int unit) {
+  using Acc = typename Types<T>::Acc;
+  ReturnsWalkParams<Acc> params{};
+  const auto set = [&](auto& tensor, auto* data, const Strides& strides, int64_t size) {
+    using Byte = std::remove_pointer_t<decltype(tensor.last)>;
+    if (!data) return;
+    const int64_t back = p.length > 1 ? strides.time * size : 0;
+    tensor.last = static_cast<Byte*>(data) + (p.length - 1) * back;
+    tensor.outer = p.outer > 1 ? strides.outer * size : 0;
+    tensor.cell = static_cast<int>(p.inner > 1 ? strides.inner * size * unit : 0);
+    tensor.back = static_cast<int>(-back);
+  };
+  const auto input = [&](auto& tensor, const ReturnsInput& from, int64_t size) {
+    set(tensor, from.data, from.strides, size);
+  };
+  const auto output = [&](auto& tensor, const ReturnsOutput& to) { set(tensor, to.data, to.strides, sizeof(T)); };
+  params.has_own_values = p.values.data && !p.values_are_next;
+  params.has_next_values = p.next_values.data;
+  params.truncated_drops = params.has_next_values ? 0 : ~0u;
+  const bool is_one_stream = !params.has_own_values && params.has_next_values;
+  input(params.rewards, p.rewards, sizeof(T));
+  input(params.values, is_one_stream ? p.next_values : p.values, sizeof(T));
+  if (!is_one_stream) input(params.next_values, p.next_values, sizeof(T));
+  input(params.rhos, p.rhos, sizeof(T));
+  input(params.terminated, p.terminated, p.terminated_is_bool ? 1 : sizeof(T));
+  input(params.truncated, p.truncated, p.truncated_is_bool ? 1 : sizeof(T));
+  input(params.bootstrap,
+      {p.bootstrap_value.data, {p.bootstrap_value.strides.outer, 0, p.bootstrap_value.strides.inner}}, sizeof(T));
+  if (p.gamma.kind == GammaKind::kStep) input(params.gamma, p.gamma.tensor, sizeof(Acc));
+  if (p.trace.kind == GammaKind::kStep) input(params.trace, p.trace.tensor, sizeof(Acc));
+  output(params.advantages, p.advantages);
+  output(params.targets, p.targets);
+  output(params.pg_advantages, p.pg_advantages);
+  params.row_gamma = p.gamma;
+  params.row_trace = p.trace;
+  params.row_rates = has_row_rates(p);
+  const auto beside_steps = [](const ReturnsDiscount& rate) {
+    return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
+  };
+  params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
+  params.clip_rho = static_cast<Acc>(p.clip_rho);
+  params.clip_c = static_cast<Acc>(p.clip_c);
+  params.clip_pg = static_cast<Acc>(p.clip_pg);
+  params.terminated_is_bool = p.terminated_is_bool;
+  params.truncated_is_bool = p.truncated_is_bool;
+  params.length = static_cast<int>(p.length);
+  params.cells = static_cast<uint32_t>(p.rows() / unit);
+  params.in_line = Divisor(static_cast<uint32_t>(p.inner / unit));
+  return params;
+}
+
+}  // namespace dcs
