@@ -26,7 +26,8 @@ struct Rollout {
   unsigned seed;
 };
 
-// What is drawn for it. Derived classes run kernels on it, and ask whether that was right.
+// What is drawn for it. Derived classes run kernels on it, and ask whether that was right; those of other kernels than
+// the temporal difference scan's have a `check` of their own.
 template <typename T>
 class RolloutTrial {
  public:
@@ -87,6 +88,56 @@ class RolloutTrial {
   std::vector<T> bootstraps;
   dcs::ReturnsProblem p{};
 
+  double rate_at(dcs::GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
+    if (kind == dcs::GammaKind::kNumber) return value;
+    return kind == dcs::GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
+  }
+  bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
+    printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, values %d, next %d, ",
+        what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded, c.values,
+        c.next_values);
+    printf("rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u\n", c.rhos, c.terminated, c.truncated,
+        static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed);
+    return false;
+  }
+  bool is_near(const char* name, const Operand<T>& output, int64_t o, int64_t t, int64_t i, double wanted,
+      double largest) const {
+    const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 3e-6 : 2e-13, value = widened(output.at(o, t, i));
+    return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
+  }
+
+  // One row.
+  virtual bool check(int64_t o, int64_t i) const {
+    const auto row = static_cast<size_t>(o * c.inner + i);
+    const bool own_values = c.values && !c.values_are_next;
+    double carry = 0.0, largest = 1.0;
+    for (int64_t t = c.length - 1; t >= 0; --t) {
+      const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
+                 ends = terminates || (c.truncated && is_truncated.at(o, t, i)), is_cut = ends || is_last;
+      const double g = rate_at(c.gamma, c.gamma_value, gammas, o, t, i),
+                   l = rate_at(c.trace, c.trace_value, traces, o, t, i), reward = widened(rewards.at(o, t, i));
+      double after = is_last ? (c.bootstrap ? widened(bootstraps[row]) : 0.0)
+          : c.values         ? widened(values.at(o, t + 1, i))
+                             : 0.0;
+      if (c.next_values) after = widened(next.at(o, t, i));
+      const double weight = own_values || is_cut ? g : g - g * l, rho = c.rhos ? widened(rhos.at(o, t, i)) : 1.0;
+      const bool drops = c.next_values ? terminates : ends;
+      const double own = own_values ? widened(values.at(o, t, i)) : 0.0,
+                   difference = reward + (drops ? 0.0 : weight * after) - own;
+      const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
+      const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
+      carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
+      largest = std::max(largest, std::abs(carry));
+      const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
+        return this->is_near(name, found, o, t, i, wanted, largest);
+      };
+      if (c.advantages && !is_near("advantages", advantages, carry)) return false;
+      if (c.targets && !is_near("targets", targets, carry + own)) return false;
+      if (c.pg && !is_near("pg_advantages", pg, policy)) return false;
+    }
+    return true;
+  }
+
  private:
   template <typename Visit>
   void each(const Visit& visit) const {
@@ -125,51 +176,6 @@ class RolloutTrial {
     if (kind == dcs::GammaKind::kRow)
       rate.dtype = dcs::ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
     if (kind == dcs::GammaKind::kStep) rate.tensor = {steps.data, steps.strides};
-  }
-  double rate_at(dcs::GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
-    if (kind == dcs::GammaKind::kNumber) return value;
-    return kind == dcs::GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
-  }
-  bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
-    printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, values %d, next %d, ",
-        what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded, c.values,
-        c.next_values);
-    printf("rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u\n", c.rhos, c.terminated, c.truncated,
-        static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed);
-    return false;
-  }
-
-  // One row.
-  bool check(int64_t o, int64_t i) const {
-    const auto row = static_cast<size_t>(o * c.inner + i);
-    const bool own_values = c.values && !c.values_are_next;
-    double carry = 0.0, largest = 1.0;
-    for (int64_t t = c.length - 1; t >= 0; --t) {
-      const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
-                 ends = terminates || (c.truncated && is_truncated.at(o, t, i)), is_cut = ends || is_last;
-      const double g = rate_at(c.gamma, c.gamma_value, gammas, o, t, i),
-                   l = rate_at(c.trace, c.trace_value, traces, o, t, i), reward = widened(rewards.at(o, t, i));
-      double after = is_last ? (c.bootstrap ? widened(bootstraps[row]) : 0.0)
-          : c.values         ? widened(values.at(o, t + 1, i))
-                             : 0.0;
-      if (c.next_values) after = widened(next.at(o, t, i));
-      const double weight = own_values || is_cut ? g : g - g * l, rho = c.rhos ? widened(rhos.at(o, t, i)) : 1.0;
-      const bool drops = c.next_values ? terminates : ends;
-      const double own = own_values ? widened(values.at(o, t, i)) : 0.0,
-                   difference = reward + (drops ? 0.0 : weight * after) - own;
-      const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
-      const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
-      carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
-      largest = std::max(largest, std::abs(carry));
-      const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
-        const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 3e-6 : 2e-13, value = widened(found.at(o, t, i));
-        return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
-      };
-      if (c.advantages && !is_near("advantages", advantages, carry)) return false;
-      if (c.targets && !is_near("targets", targets, carry + own)) return false;
-      if (c.pg && !is_near("pg_advantages", pg, policy)) return false;
-    }
-    return true;
   }
 };
 

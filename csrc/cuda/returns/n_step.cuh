@@ -30,6 +30,19 @@ struct NStepRates {
   }
 };
 
+// Of a call where both are numbers.
+template <typename Acc>
+NStepRates<Acc> n_step_rates(const ReturnsProblem& p) {
+  const double gamma = p.gamma.value, gate = gamma * p.trace.value;
+  return {static_cast<Acc>(gamma), static_cast<Acc>(gamma - gate), static_cast<Acc>(gate)};
+}
+
+// Discounts that are numbers or one a row, and flags that are bool.
+inline bool is_plain(const ReturnsProblem& p) {
+  return p.gamma.kind != GammaKind::kStep && p.trace.kind != GammaKind::kStep && p.terminated_is_bool &&
+      p.truncated_is_bool;
+}
+
 template <typename Acc>
 struct NStepCall {
   ReturnsProblem problem;
@@ -48,6 +61,8 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
 }
 
+// Roundings of so many steps stay small in float.
+constexpr int kFloatSteps = 64;
 constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
 
 // Contiguous time: a thread takes kVec results, in rows of whole kVec.

@@ -7,6 +7,7 @@
 
 #include "common/device.h"
 #include "returns/n_step.cuh"
+#include "returns/n_step_walk.cuh"
 
 namespace dcs {
 
@@ -18,18 +19,22 @@ class NStepLaunch {
 
   cudaError_t run() {
     constexpr int kOut = 8;
-    const bool plain = p_.gamma.kind != GammaKind::kStep && p_.trace.kind != GammaKind::kStep &&
-        p_.terminated_is_bool && p_.truncated_is_bool && (p_.next_values.data || p_.values.data);
+    const bool plain = is_plain(p_), has_values = p_.next_values.data || p_.values.data;
     // The types that these are worth their code for.
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
-      const bool few = plain && p_.steps <= kMostSteps;
+      const bool few = plain && has_values && p_.steps <= kMostSteps;
       if (few && time_is_in_vectors(16 / sizeof(T)))
         return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
+    if (takes_n_step_walk(p_, device_.shared_per_block)) {
+      if constexpr (sizeof(T) <= 4) {
+        if (plain && p_.steps <= kFloatSteps) return walk<Acc, true>();
+      }
+      return walk<double, false>();
+    }
     if constexpr (sizeof(T) <= 4) {
-      // In float, whose roundings of so many steps stay small.
-      if (plain && p_.steps >= kOut && p_.steps <= 64) return launch_any<kOut, Acc, true>();
+      if (plain && has_values && p_.steps >= kOut && p_.steps <= kFloatSteps) return launch_any<kOut, Acc, true>();
     }
     if (p_.steps >= 8) return launch_any<8, double, false>();
     return launch_any<1, double, false>();
@@ -40,8 +45,16 @@ class NStepLaunch {
 
   template <typename Number>
   NStepCall<Number> call() const {
-    const double gamma = p_.gamma.value, gate = gamma * p_.trace.value;
-    return {p_, {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)}, 0};
+    return {p_, n_step_rates<Number>(p_), 0};
+  }
+
+  template <typename Number, bool kPlain>
+  cudaError_t walk() {
+    const auto params = n_step_walk_params<T, Number>(p_, n_step_rates<Number>(p_));
+    const auto kernel = n_step_walk_kernel<T, Number, kPlain>;
+    allow_shared(kernel, params.shared_bytes(), device_.shared_per_block);
+    return launch_dependent(
+        kernel, device_.cluster > 1, params.blocks(), kNStepThreads, params.shared_bytes(), stream_, params);
   }
 
   // test(data, strides, element size) of every operand with a value for each step.

@@ -102,9 +102,7 @@ struct ReturnsWalk {
  private:
   template <typename Byte>
   __device__ __forceinline__ Byte* begin(const WalkTensor<Byte>& tensor) const {
-    Byte* at = tensor.last + static_cast<int64_t>(static_cast<int>(cell)) * tensor.cell;
-    if (outer) at += outer * tensor.outer;
-    return at;
+    return last_of_cell(tensor, outer, cell);
   }
   __device__ __forceinline__ void move_on() {
     const auto move = [](auto*& at, int back) { at += int64_t{kBatch} * back; };

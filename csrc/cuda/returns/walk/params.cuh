@@ -28,6 +28,13 @@ struct WalkTensor {
   int cell = 0, back = 0;
 };
 
+template <typename Byte>
+__device__ __forceinline__ Byte* last_of_cell(const WalkTensor<Byte>& tensor, uint32_t outer, uint32_t cell) {
+  Byte* at = tensor.last + static_cast<int64_t>(static_cast<int>(cell)) * tensor.cell;
+  if (outer) at += outer * tensor.outer;
+  return at;
+}
+
 // A cell is so many neighboring columns as a thread takes.
 template <typename Acc>
 struct ReturnsWalkParams {

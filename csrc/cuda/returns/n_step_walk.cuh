@@ -1,0 +1,230 @@
+// Returns over n steps along a strided time, of any n, alignment and options. Time is cut into blocks of n steps: a
+// window is the end of one and the beginning of the next, two affine maps of what comes behind them, so that each costs
+// a step more and nothing is subtracted. A thread takes some blocks of a column: it goes forward through the beginnings
+// of the block behind, which it leaves in shared memory, then back through the ends of its own.
+#pragma once
+
+#include <algorithm>
+
+#include "common/ptx/dependent_launch.cuh"
+#include "returns/n_step.cuh"
+#include "returns/walk/params.cuh"
+
+namespace dcs {
+
+// Steps that are worth a thread, where there are fewer in a window.
+constexpr int kLeastShare = 16;
+
+// Of columns that are a sector of memory at least, and windows whose beginnings a block has room for.
+inline bool takes_n_step_walk(const ReturnsProblem& p, int64_t shared_bytes) {
+  constexpr int64_t kFew = int64_t{1} << 31;
+  return !is_contiguous(p) && counts_in_32_bits(p) && p.rows() < kFew && p.rows() * p.length / kLeastShare < kFew &&
+      p.inner * bytes_of(p.dtype) >= kWalkedSector && p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
+}
+
+// A block of threads takes `width` columns, in as many lots of time as there is room for.
+template <typename Acc, typename Number>
+struct NStepWalkParams {
+  ReturnsWalkParams<Acc> walk;
+  NStepRates<Number> rates;  // where both discounts are numbers
+  int n, share;              // steps of a block, and of a thread: some blocks
+  uint32_t width, lots;      // lots of a group of columns, in blocks of threads
+  Divisor by_width, by_lots;
+
+  int64_t blocks() const { return ceil_div(walk.cells, width) * lots; }
+  int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
+};
+
+template <typename T, typename Number>
+NStepWalkParams<typename Types<T>::Acc, Number> n_step_walk_params(
+    const ReturnsProblem& problem, const NStepRates<Number>& rates) {
+  ReturnsProblem p = problem;
+  p.values_are_next = true;
+  NStepWalkParams<typename Types<T>::Acc, Number> params{walk_params<T>(p, 1), rates};
+  params.n = static_cast<int>(p.steps);
+  params.share = params.n * std::max(1, kLeastShare / params.n);
+  params.width = std::min<uint32_t>(params.walk.cells, kNStepThreads);
+  params.lots = static_cast<uint32_t>(ceil_div(p.length, int64_t{params.share} * (kNStepThreads / params.width)));
+  params.by_width = Divisor(params.width);
+  params.by_lots = Divisor(params.lots);
+  return params;
+}
+
+template <typename T, typename Number, bool kPlain>
+struct NStepWalk {
+  using Acc = typename Types<T>::Acc;
+  static constexpr int kBatch = sizeof(Number) > 4 ? 4 : 8;
+
+  const NStepWalkParams<Acc, Number>& params;
+  const ReturnsWalkParams<Acc>& walk;
+  Number* const beginnings;  // of the block behind: what comes of its first 1, 2 ... steps, from 1 on
+  const char *rewards, *values, *gammas, *traces, *terminated, *truncated;
+  char* targets;
+  NStepRates<Number> rates;
+  double row_gamma = 1.0, row_trace = 1.0;
+  Number bootstrap = 0;
+
+  // A batch.
+  Number reward[kBatch], next[kBatch];
+  double gamma[kPlain ? 1 : kBatch], trace[kPlain ? 1 : kBatch];
+  uint32_t terminates, truncates;  // bits
+
+  __device__ __forceinline__ NStepWalk(
+      const NStepWalkParams<Acc, Number>& given, uint32_t outer, uint32_t cell, Number* beginnings)
+      : params(given), walk(given.walk), beginnings(beginnings), rates(given.rates) {
+    rewards = last_of_cell(walk.rewards, outer, cell);
+    values = last_of_cell(walk.values, outer, cell);
+    terminated = last_of_cell(walk.terminated, outer, cell);
+    truncated = last_of_cell(walk.truncated, outer, cell);
+    targets = last_of_cell(walk.targets, outer, cell);
+    if constexpr (!kPlain)
+      gammas = last_of_cell(walk.gamma, outer, cell), traces = last_of_cell(walk.trace, outer, cell);
+    if (walk.bootstrap.last)
+      bootstrap = cast<Acc>(*reinterpret_cast<const T*>(last_of_cell(walk.bootstrap, outer, cell)));
+    if (!kPlain || walk.row_rates) {
+      const auto at = [&](const Strides& strides) { return outer * strides.outer + cell * strides.inner; };
+      const Rates<double> row = rates_of<double>(
+          walk.row_gamma, walk.row_trace, at(walk.row_gamma.tensor.strides), at(walk.row_trace.tensor.strides));
+      row_gamma = row.gamma, row_trace = row.trace;
+      rates = {static_cast<Number>(row.gamma), static_cast<Number>(row.rest), static_cast<Number>(row.carried)};
+    }
+  }
+
+  // Steps from `first` on, of which there are some.
+  __device__ __forceinline__ void run(int first) {
+    int block = first + params.share;
+#pragma unroll 1
+    do {
+      if (block < walk.length) go_forward(block);
+      block -= params.n;
+      if (block < walk.length) go_back(block);
+    } while (block > first);
+  }
+
+ private:
+  // Where a tensor has step t.
+  template <typename Byte>
+  __device__ __forceinline__ Byte* place(const WalkTensor<Byte>& tensor, Byte* last, int t) const {
+    return last + static_cast<int64_t>(walk.length - 1 - t) * tensor.back;
+  }
+  // visit(i, element) of step t + i for the first `count` steps of a batch.
+  template <typename Element, typename Visit>
+  __device__ __forceinline__ void each(
+      const WalkTensor<const char>& tensor, const char* last, int t, int count, const Visit& visit) const {
+    if (!tensor.last) return;
+    const char* at = place(tensor, last, t);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i, at -= tensor.back)
+      if (i < count) visit(i, *reinterpret_cast<const Element*>(at));
+  }
+  __device__ __forceinline__ uint32_t read_flags(
+      const WalkTensor<const char>& tensor, const char* last, bool is_bool, int t, int count) const {
+    uint32_t bits = 0;
+    if (kPlain || is_bool)
+      each<uint8_t>(tensor, last, t, count, [&](int i, uint8_t flag) { bits |= (flag ? 1u : 0u) << i; });
+    else each<T>(tensor, last, t, count, [&](int i, T flag) { bits |= (cast<Acc>(flag) != Acc(0) ? 1u : 0u) << i; });
+    return bits;
+  }
+  __device__ __forceinline__ void load(int t, int count) {
+    const int shift = walk.has_next_values ? 0 : 1, left = walk.length - shift - t;
+    T reward_read[kBatch], next_read[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) next_read[i] = cast<T>(Acc(0));
+    each<T>(walk.rewards, rewards, t, count, [&](int i, T element) { reward_read[i] = element; });
+    each<T>(walk.values, values, t + shift, min(count, left), [&](int i, T element) { next_read[i] = element; });
+    if constexpr (!kPlain) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) gamma[i] = trace[i] = 1.0;
+      each<Acc>(walk.gamma, gammas, t, count, [&](int i, Acc element) { gamma[i] = element; });
+      each<Acc>(walk.trace, traces, t, count, [&](int i, Acc element) { trace[i] = element; });
+    }
+    terminates = read_flags(walk.terminated, terminated, walk.terminated_is_bool, t, count);
+    truncates = read_flags(walk.truncated, truncated, walk.truncated_is_bool, t, count);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      reward[i] = cast<Acc>(reward_read[i]);
+      next[i] = shift && i >= left ? bootstrap : static_cast<Number>(cast<Acc>(next_read[i]));
+    }
+  }
+  // Step t + i of the batch from t on.
+  __device__ __forceinline__ NStep<Number> step(int t, int i) const {
+    const bool terminal = terminates >> i & 1, truncation = truncates >> i & 1;
+    NStepRates<Number> own = rates;
+    if constexpr (!kPlain) {
+      if (walk.gamma.last || walk.trace.last) {
+        // A discount is a step's or a row's, and 1 as the other.
+        const double rate = gamma[i] * row_gamma, gate = rate * (trace[i] * row_trace);
+        own = {static_cast<Number>(rate), static_cast<Number>(rate - gate), static_cast<Number>(gate)};
+      }
+    }
+    return own.step(reward[i], next[i], terminal || (truncation && !walk.has_next_values),
+        terminal || truncation || t + i == walk.length - 1);
+  }
+  static __device__ __forceinline__ Number product(Number a, Number b) {
+    if constexpr (std::is_same_v<Number, double>) return clamped_mul(a, b);
+    else return a * b;
+  }
+
+  // Through a block's beginnings.
+  __device__ __forceinline__ void go_forward(int block) {
+    const int count = params.n - 1, there = min(count, walk.length - block);
+    Number total = 0, gate = 1;  // of the steps so far
+#pragma unroll 1
+    for (int k = 0; k < there; k += kBatch) {
+      load(block + k, there - k);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (k + i >= there) break;
+        const NStep<Number> s = step(block + k, i);
+        const bool closed = gate == Number(0);
+        beginnings[(k + i + 1) * kNStepThreads] = closed ? total : fold(total, gate, s.own);
+        if (!closed) total = fold(total, gate, s.mixed), gate = product(gate, s.gate);
+      }
+    }
+    // Behind the row's last step nothing is added.
+    for (int k = there; k < count; ++k) beginnings[(k + 1) * kNStepThreads] = total;
+  }
+
+  // Back through its ends, each of which goes on with a beginning of the block behind.
+  __device__ __forceinline__ void go_back(int block) {
+    const int there = min(params.n, walk.length - block), batches = (there + kBatch - 1) / kBatch;
+    Number total = 0, gate = 1, whole = 0;  // of the steps so far; and if the first of them is the window's last
+    bool starts = true;
+#pragma unroll 1
+    for (int k = (batches - 1) * kBatch; k >= 0; k -= kBatch) {
+      load(block + k, there - k);
+      char* const to = place(walk.targets, targets, block + k);
+#pragma unroll
+      for (int i = kBatch - 1; i >= 0; --i) {
+        if (k + i >= there) continue;
+        const NStep<Number> s = step(block + k, i);
+        whole = starts ? s.own : s.before(whole);
+        total = s.before(total);
+        gate = s.gate == Number(0) ? Number(0) : product(s.gate, gate);
+        starts = false;
+        Number y = whole;
+        if (k + i > 0) y = gate == Number(0) ? total : fold(total, gate, beginnings[(k + i) * kNStepThreads]);
+        *reinterpret_cast<T*>(to - static_cast<int64_t>(i) * walk.targets.back) = cast<T>(static_cast<Acc>(y));
+      }
+    }
+  }
+};
+
+template <typename T, typename Number, bool kPlain>
+__global__ void __launch_bounds__(kNStepThreads)
+    n_step_walk_kernel(const __grid_constant__ NStepWalkParams<typename Types<T>::Acc, Number> params) {
+  extern __shared__ __align__(16) unsigned char n_step_shared[];
+  overlap_launches();
+  const ReturnsWalkParams<typename Types<T>::Acc>& walk = params.walk;
+  const uint32_t group = params.by_lots.of(blockIdx.x), lot = blockIdx.x - group * params.lots,
+                 of_block = params.by_width.of(threadIdx.x), of_lot = params.by_width.of(kNStepThreads);
+  const uint32_t column = group * params.width + threadIdx.x - of_block * params.width;
+  const int64_t first = static_cast<int64_t>(lot * of_lot + of_block) * params.share;
+  if (of_block >= of_lot || column >= walk.cells || first >= walk.length) return;
+  const uint32_t outer = walk.cells == walk.in_line.divisor ? 0 : walk.in_line.of(column);
+  NStepWalk<T, Number, kPlain>(
+      params, outer, column - outer * walk.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
+      .run(static_cast<int>(first));
+}
+
+}  // namespace dcs

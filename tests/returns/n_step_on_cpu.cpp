@@ -1,0 +1,75 @@
+// Random problems through the kernel of returns over n steps in which a thread takes blocks of a column
+// (csrc/cuda/returns/n_step_walk.cuh) on a CPU, against their definition in double: `n_step_on_cpu CASES SEED`. Prints
+// what is wrong; the exit status says whether anything was.
+#include "emulation.h"
+#include "rollout_on_cpu.h"
+#include "dcs/limits.h"
+#include "returns/n_step_walk.cuh"
+
+using namespace dcs;
+using trials::widened;
+
+namespace {
+
+template <typename T>
+class Trial : public trials::RolloutTrial<T> {
+  using Base = trials::RolloutTrial<T>;
+
+ public:
+  Trial(const trials::Rollout& of) : Base(of) { p.steps = 1 + c.seed % std::min<int64_t>(c.length - 1, 70); }
+
+  bool run() {
+    if constexpr (sizeof(T) <= 4) {
+      if (is_plain(p)) return run<float, true>();
+    }
+    return run<double, false>();
+  }
+
+ private:
+  using Base::c, Base::p;
+
+  template <typename Number, bool kPlain>
+  bool run() {
+    const auto params = n_step_walk_params<T, Number>(p, n_step_rates<Number>(p));
+    const bool ended = emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()), false,
+        c.seed, [&] { n_step_walk_kernel<T, Number, kPlain>(params); });
+    if (this->is_right(ended)) return true;
+    printf("n %ld, numbers of %zu bytes\n", p.steps, sizeof(Number));
+    return false;
+  }
+
+  bool check(int64_t o, int64_t i) const override {
+    const double behind = c.bootstrap ? widened(this->bootstraps[static_cast<size_t>(o * c.inner + i)]) : 0.0;
+    for (int64_t t = 0; t < c.length; ++t) {
+      double y = 0.0, largest = 1.0;
+      const int64_t last = std::min(t + p.steps, c.length) - 1;
+      for (int64_t s = last; s >= t; --s) {
+        const bool is_last = s == c.length - 1, terminates = c.terminated && this->is_terminated.at(o, s, i),
+                   truncates = c.truncated && this->is_truncated.at(o, s, i);
+        const double gamma = this->rate_at(c.gamma, c.gamma_value, this->gammas, o, s, i),
+                     gate = gamma * this->rate_at(c.trace, c.trace_value, this->traces, o, s, i),
+                     reward = widened(this->rewards.at(o, s, i));
+        double after = is_last ? behind : c.values ? widened(this->values.at(o, s + 1, i)) : 0.0;
+        if (c.next_values) after = widened(this->next.at(o, s, i));
+        if (terminates || (truncates && !c.next_values)) after = 0.0;
+        const bool is_own = terminates || truncates || s == last;
+        y = is_own ? reward + gamma * after : reward + (gamma - gate) * after + gate * y;
+        largest = std::max(largest, std::abs(y));
+      }
+      if (!this->is_near("targets", this->targets, o, t, i, y, largest)) return false;
+    }
+    return true;
+  }
+};
+
+trials::Rollout draw(std::mt19937& random) {
+  trials::Rollout c = trials::draw_rollout(random);
+  c.length = std::clamp<int64_t>(c.length, 2, 2000);
+  c.rhos = c.advantages = c.pg = false;
+  c.targets = true;
+  return c;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
