@@ -48,6 +48,7 @@ struct NStepCall {
   ReturnsProblem problem;
   NStepRates<Acc> rates;  // where both discounts are numbers
   int64_t chunk;          // steps of a thread, of columns
+  bool aligned;           // rows are whole vectors
 };
 
 template <typename Acc>
@@ -65,7 +66,8 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
 constexpr int kFloatSteps = 64;
 constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
 
-// Contiguous time: a thread takes kVec results, in rows of whole kVec.
+// Contiguous time: a thread takes kVec results. Rows of whole vectors are read by the vector, others, of so many
+// results as a vector has, by the element.
 template <typename T, int kN, bool kNext, int kVec>
 __global__ void __launch_bounds__(kNStepThreads)
     n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
@@ -74,29 +76,37 @@ __global__ void __launch_bounds__(kNStepThreads)
   using Word = Vector<T, kVec>;
   using Bytes = Vector<uint8_t, kVec>;
   const ReturnsProblem& p = call.problem;
-  const int64_t vectors = p.length / kVec, index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  const bool aligned = kVec * sizeof(T) > 16 || call.aligned;
+  const int64_t vectors = (p.length + kVec - 1) / kVec,
+                index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
   const int64_t row = divided(index, vectors);
   if (row >= p.outer * p.inner) return;
   const int64_t first = (index - row * vectors) * kVec;
   const int64_t outer = p.inner == 1 ? row : divided(row, p.inner), inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner + first; };
-  const auto load = [&](const void* data, const Strides& strides, Word(&to)[kVectors]) {
+  const int64_t left = p.length - first;  // up to the row's end
+  const auto load = [&](const void* data, const Strides& strides, int steps, Word(&to)[kVectors]) {
     const T* from = static_cast<const T*>(data) + at(strides);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
       to[m] = Word{};
-      if (m == 0 || first + m * kVec < p.length) to[m] = *reinterpret_cast<const Word*>(from + m * kVec);
+      if (aligned) {
+        if (m == 0 || m * kVec < left) to[m] = *reinterpret_cast<const Word*>(from + m * kVec);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (m * kVec + i < steps && m * kVec + i < left) to[m].set(i, from[m * kVec + i]);
     }
   };
   Word rewards[kVectors], nexts[kVectors];
-  load(p.rewards.data, p.rewards.strides, rewards);
+  load(p.rewards.data, p.rewards.strides, kSteps, rewards);
   T beyond = cast<T>(Acc(0));  // the value after the last of what is read
   if constexpr (kNext) {
-    load(p.next_values.data, p.next_values.strides, nexts);
+    load(p.next_values.data, p.next_values.strides, kSteps, nexts);
   } else {
-    load(p.values.data, p.values.strides, nexts);
-    if (kSteps == kRead && first + kRead < p.length)
-      beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
+    load(p.values.data, p.values.strides, kSteps + 1, nexts);
+    if (kSteps == kRead && kRead < left) beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
   }
   const auto load_flags = [&](const ReturnsInput& flags) {
     uint32_t bits = 0;
@@ -104,7 +114,13 @@ __global__ void __launch_bounds__(kNStepThreads)
     const uint8_t* from = static_cast<const uint8_t*>(flags.data) + at(flags.strides);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
-      if (m > 0 && first + m * kVec >= p.length) continue;
+      if (!aligned) {
+#pragma unroll
+        for (int i = m * kVec; i < m * kVec + kVec; ++i)
+          if (i < kSteps && i < left) bits |= (from[i] ? 1u : 0u) << i;
+        continue;
+      }
+      if (m > 0 && m * kVec >= left) continue;
       uint32_t words[kVec / 4];
       *reinterpret_cast<Bytes*>(words) = *reinterpret_cast<const Bytes*>(from + m * kVec);
 #pragma unroll
@@ -117,7 +133,6 @@ __global__ void __launch_bounds__(kNStepThreads)
                  lacks_next = kNext ? terminated : terminated | truncated;
   uint32_t ended = terminated | truncated;
   const NStepRates<Acc> rates = n_step_rates(call, outer, inner);
-  const int64_t left = p.length - first;  // up to the row's end
   if (left <= kRead) ended |= 1u << (left - 1);
   Acc reward[kRead], next[kRead + 1];
 #pragma unroll
@@ -135,8 +150,8 @@ __global__ void __launch_bounds__(kNStepThreads)
       bootstrap = cast<Acc>(static_cast<const T*>(
           p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
 #pragma unroll
-    for (int i = kVec; i <= kRead; i += kVec)
-      if (i == left) next[i] = bootstrap;
+    for (int i = 1; i <= kRead; ++i)
+      if ((i % kVec == 0 || !aligned) && i == left) next[i] = bootstrap;
   }
   NStep<Acc> steps[kSteps];
 #pragma unroll
@@ -151,7 +166,14 @@ __global__ void __launch_bounds__(kNStepThreads)
     for (int k = kN - 2; k >= 0; --k) y = steps[i + k].before(y);
     targets[i] = y;
   }
-  *reinterpret_cast<Word*>(static_cast<T*>(p.targets.data) + at(p.targets.strides)) = pack<Acc, T, kVec>(targets);
+  T* const to = static_cast<T*>(p.targets.data) + at(p.targets.strides);
+  if (aligned) {
+    *reinterpret_cast<Word*>(to) = pack<Acc, T, kVec>(targets);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i)
+    if (i < left) to[i] = cast<T>(targets[i]);
 }
 
 template <typename Whole, size_t kCount>

@@ -23,8 +23,7 @@ class NStepLaunch {
     // The types that these are worth their code for.
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
       const bool few = plain && has_values && p_.steps <= kMostSteps;
-      if (few && time_is_in_vectors(16 / sizeof(T)))
-        return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+      if (few && time_is_contiguous()) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
     if (takes_n_step_walk(p_, device_.shared_per_block)) {
@@ -45,7 +44,7 @@ class NStepLaunch {
 
   template <typename Number>
   NStepCall<Number> call() const {
-    return {p_, n_step_rates<Number>(p_), 0};
+    return {p_, n_step_rates<Number>(p_), 0, time_is_in_vectors(16 / sizeof(T))};
   }
 
   template <typename Number, bool kPlain>
@@ -65,6 +64,10 @@ class NStepLaunch {
         test(p_.rewards.data, p_.rewards.strides, sizeof(T)) && test(values.data, values.strides, sizeof(T)) &&
         (!p_.terminated.data || test(p_.terminated.data, p_.terminated.strides, 1)) &&
         (!p_.truncated.data || test(p_.truncated.data, p_.truncated.strides, 1));
+  }
+
+  bool time_is_contiguous() const {
+    return all([](const void*, const Strides& s, int64_t) { return s.time == 1; });
   }
 
   bool time_is_in_vectors(int64_t vec) const {
@@ -105,7 +108,7 @@ class NStepLaunch {
 
   template <int kN, bool kNext, int kVec>
   void launch_rows() {
-    const int64_t vectors = p_.rows() * (p_.length / kVec);
+    const int64_t vectors = p_.rows() * ceil_div(p_.length, kVec);
     n_step_rows_kernel<T, kN, kNext, kVec>
         <<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
   }
