@@ -1,6 +1,6 @@
-// Random problems through the kernels of returns over n steps in which a thread takes blocks of a column
-// (csrc/cuda/returns/n_step_walk.cuh), or some steps of a row (n_step.cuh), on a CPU, against their definition in
-// double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
+// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step.cuh, n_step_walk.cuh) on a CPU,
+// against their definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether
+// anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "dcs/limits.h"
@@ -21,41 +21,62 @@ class Trial : public trials::RolloutTrial<T> {
   }
 
   bool run() {
+    const bool few = is_plain(p) && (p.next_values.data || p.values.data) && p.steps <= kMostSteps;
     if constexpr (sizeof(T) <= 4) {
-      const bool has_values = p.next_values.data || p.values.data, few = has_values && p.steps <= kMostSteps;
-      if (is_plain(p) && few && c.contiguous && !run_rows<kMostSteps>()) return false;
-      this->targets.clear();
-      if (is_plain(p)) return run<float, true>();
+      if (few && !run_few<kMostSteps>()) return complain_of("few steps");
     }
-    return run<double, false>();
+    if (!(p.steps < 8 ? run_any<1>() : run_any<8>())) return complain_of("any");
+    bool is_right;
+    if constexpr (sizeof(T) <= 4) is_right = is_plain(p) ? run_walk<float, true>() : run_walk<double, false>();
+    else is_right = run_walk<double, false>();
+    return is_right || complain_of("walk");
   }
 
  private:
   using Base::c, Base::p;
 
-  template <typename Number, bool kPlain>
-  bool run() {
-    const auto params = n_step_walk_params<T, Number>(p, n_step_rates<Number>(p));
-    const bool ended = emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()), false,
-        c.seed, [&] { n_step_walk_kernel<T, Number, kPlain>(params); });
-    if (this->is_right(ended)) return true;
-    printf("n %ld, numbers of %zu bytes\n", p.steps, sizeof(Number));
+  bool complain_of(const char* kernel) const {
+    printf("%s, n %ld\n", kernel, p.steps);
     return false;
+  }
+  bool launch(int64_t threads, const std::function<void()>& kernel) {
+    this->targets.clear();
+    return this->is_right(emulation::launch(ceil_div(threads, kNStepThreads), kNStepThreads, 0, false, c.seed, kernel));
+  }
+  template <typename Number>
+  NStepCall<Number> call() const {
+    return {p, n_step_rates<Number>(p), kNStepBatch, false};
   }
 
   template <int kN>
-  bool run_rows() {
+  bool run_few() {
     if constexpr (kN > 1) {
-      if (p.steps < kN) return run_rows<kN - 1>();
+      if (p.steps < kN) return run_few<kN - 1>();
     }
-    return p.next_values.data ? run_rows<kN, true>() : run_rows<kN, false>();
+    return p.next_values.data ? run_few<kN, true>() : run_few<kN, false>();
   }
   template <int kN, bool kNext>
-  bool run_rows() {
+  bool run_few() {
     constexpr int kVec = 16 / sizeof(T);
-    const NStepCall<float> call{p, n_step_rates<float>(p), 0, false};
-    return this->is_right(emulation::launch(ceil_div(p.rows() * ceil_div(p.length, kVec), kNStepThreads), kNStepThreads,
-        0, false, c.seed, [&] { n_step_rows_kernel<T, kN, kNext, kVec>(call); }));
+    const NStepCall<float> few = call<float>();
+    if (c.contiguous)
+      return launch(p.rows() * ceil_div(p.length, kVec), [&] { n_step_rows_kernel<T, kN, kNext, kVec>(few); });
+    // A CPU asks for no alignment.
+    if (c.inner % kNStepColumns) return true;
+    return launch(
+        p.rows() / kNStepColumns * ceil_div(p.length, few.chunk), [&] { n_step_columns_kernel<T, kN, kNext>(few); });
+  }
+  template <int kOut>
+  bool run_any() {
+    const NStepCall<double> any = call<double>();
+    return launch(p.rows() * ceil_div(p.length, kOut), [&] { n_step_kernel<T, kOut>(any); });
+  }
+  template <typename Number, bool kPlain>
+  bool run_walk() {
+    const auto params = n_step_walk_params<T, Number>(p, n_step_rates<Number>(p));
+    this->targets.clear();
+    return this->is_right(emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()),
+        false, c.seed, [&] { n_step_walk_kernel<T, Number, kPlain>(params); }));
   }
 
   bool check(int64_t o, int64_t i) const override {

@@ -1,7 +1,7 @@
 // Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of
 // its window back: what it reads again of its neighbors' steps comes from registers or from caches. Up to kMostSteps of
 // them are known to the compiler, for calls whose discounts are numbers or one a row and whose flags are bool; the
-// kernel for all cases shares what several windows have in common.
+// kernel for all cases shares what several windows have in common. n_step_walk.cuh takes most others.
 #pragma once
 
 #include "common/divisor.cuh"
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kNStepThreads)
   const int64_t first = (index - row * vectors) * kVec;
   const int64_t outer = p.inner == 1 ? row : divided(row, p.inner), inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner + first; };
-  const int64_t left = p.length - first;  // up to the row's end
+  const int left = static_cast<int>(min(p.length - first, int64_t{kRead + 1}));  // up to the row's end, or more
   const auto load = [&](const void* data, const Strides& strides, int steps, Word(&to)[kVectors]) {
     const T* from = static_cast<const T*>(data) + at(strides);
 #pragma unroll
@@ -192,9 +192,10 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
   using Word = Vector<T, kColumns>;
   using Bytes = Vector<uint8_t, kColumns>;
   const ReturnsProblem& p = call.problem;
-  const int64_t words = p.outer * p.inner / kColumns, blocks = (words + kNStepThreads - 1) / kNStepThreads;
-  const int64_t lot = blockIdx.x / blocks, word = (blockIdx.x - lot * blocks) * kNStepThreads + threadIdx.x;
-  if (word >= words) return;
+  const int64_t words = p.outer * p.inner / kColumns,
+                index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  const int64_t lot = divided(index, words), word = index - lot * words;
+  if (lot * call.chunk >= p.length) return;
   const int64_t outer = p.outer == 1 ? 0 : word * kColumns / p.inner, inner = word * kColumns - outer * p.inner;
   const int64_t begin = lot * call.chunk, end = min(begin + call.chunk, p.length);
   const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
@@ -273,9 +274,9 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
 }
 
 // Any operands and any n >= kOut: a thread takes kOut successive results. Their windows have n - kOut steps in common,
-// which are composed once. kPlain: discounts that are numbers or one a row, and flags that are bool.
-template <typename T, int kOut, typename Number, bool kPlain>
-__global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<Number> call) {
+// which are composed once. For windows and sizes that n_step_walk.cuh has no room for.
+template <typename T, int kOut>
+__global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<double> call) {
   using Acc = typename Types<T>::Acc;
   const ReturnsProblem& p = call.problem;
   const int64_t lots = (p.length + kOut - 1) / kOut,
@@ -289,61 +290,53 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
     return outer * strides.outer + t * strides.time + inner * strides.inner;
   };
   const auto load = [&](const ReturnsInput& input, int64_t t) {
-    return input.data ? static_cast<Number>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)]))
-                      : Number(0);
+    return input.data ? static_cast<double>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)])) : 0.0;
   };
   const auto flag = [&](const ReturnsInput& input, bool is_bool, int64_t t) {
     if (!input.data) return false;
-    return kPlain || is_bool ? static_cast<const uint8_t*>(input.data)[at(input.strides, t)] != 0
-                             : load(input, t) != Number(0);
+    return is_bool ? static_cast<const uint8_t*>(input.data)[at(input.strides, t)] != 0 : load(input, t) != 0.0;
   };
-  const NStepRates<Number> row_rates = n_step_rates(call, outer, inner);
+  const NStepRates<double> row_rates = n_step_rates(call, outer, inner);
   const auto rate = [&](const ReturnsDiscount& discount, int64_t t) {
     if (discount.kind == GammaKind::kNumber) return discount.value;
     if (discount.kind == GammaKind::kRow)
       return load_gamma<double>(discount.tensor.data, discount.dtype, at(discount.tensor.strides, 0), false);
     return static_cast<double>(static_cast<const Acc*>(discount.tensor.data)[at(discount.tensor.strides, t)]);
   };
-  const auto step = [&](int64_t t) -> NStep<Number> {
-    if (t >= p.length) return {Number(0), Number(0), Number(0)};
-    NStepRates<Number> rates = row_rates;
-    if constexpr (!kPlain) {
-      if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) {
-        const double gamma = rate(p.gamma, t), gate = gamma * rate(p.trace, t);
-        rates = {static_cast<Number>(gamma), static_cast<Number>(gamma - gate), static_cast<Number>(gate)};
-      }
+  const auto step = [&](int64_t t) -> NStep<double> {
+    if (t >= p.length) return {0.0, 0.0, 0.0};
+    NStepRates<double> rates = row_rates;
+    if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) {
+      const double gamma = rate(p.gamma, t), gate = gamma * rate(p.trace, t);
+      rates = {gamma, gamma - gate, gate};
     }
     const bool terminal = flag(p.terminated, p.terminated_is_bool, t),
                truncation = flag(p.truncated, p.truncated_is_bool, t);
     const bool is_last = t == p.length - 1, shifts = !p.next_values.data;
-    const Number next = !shifts ? load(p.next_values, t) : is_last ? load(p.bootstrap_value, 0) : load(p.values, t + 1);
+    const double next = !shifts ? load(p.next_values, t) : is_last ? load(p.bootstrap_value, 0) : load(p.values, t + 1);
     return rates.step(load(p.rewards, t), next, terminal || (shifts && truncation), terminal || truncation || is_last);
   };
-  const auto product = [](Number a, Number b) {
-    if constexpr (std::is_same_v<Number, double>) return clamped_mul(a, b);
-    else return a * b;
-  };
   // From step first + n - 1 on: what windows have beyond their common part. `total` and `gate`: of its steps so far.
-  Number y[kOut], total = 0, gate = 1;
+  double y[kOut], total = 0, gate = 1;
 #pragma unroll
   for (int i = 0; i < kOut; ++i) {
-    const NStep<Number> s = step(first + p.steps - 1 + i);
-    const bool closed = gate == Number(0);
+    const NStep<double> s = step(first + p.steps - 1 + i);
+    const bool closed = gate == 0.0;
     y[i] = closed ? total : fold(total, gate, s.own);
-    if (!closed) total = fold(total, gate, s.mixed), gate = product(gate, s.gate);
+    if (!closed) total = fold(total, gate, s.mixed), gate = clamped_mul(gate, s.gate);
   }
   // The common part, from its last step back.
   total = 0, gate = 1;
   for (int64_t t = min(first + p.steps - 2, p.length - 1); t >= first + kOut - 1; --t) {
-    const NStep<Number> s = step(t);
+    const NStep<double> s = step(t);
     total = s.before(total);
-    gate = s.gate == Number(0) ? Number(0) : product(s.gate, gate);
+    gate = s.gate == 0.0 ? 0.0 : clamped_mul(s.gate, gate);
   }
 #pragma unroll
-  for (int i = 0; i < kOut; ++i) y[i] = gate == Number(0) ? total : fold(total, gate, y[i]);
+  for (int i = 0; i < kOut; ++i) y[i] = gate == 0.0 ? total : fold(total, gate, y[i]);
 #pragma unroll
   for (int k = kOut - 2; k >= 0; --k) {
-    const NStep<Number> s = step(first + k);
+    const NStep<double> s = step(first + k);
 #pragma unroll
     for (int i = 0; i <= k; ++i) y[i] = s.before(y[i]);
   }

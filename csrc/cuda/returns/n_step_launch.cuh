@@ -18,7 +18,6 @@ class NStepLaunch {
       : p_(problem), device_(device), stream_(stream) {}
 
   cudaError_t run() {
-    constexpr int kOut = 8;
     const bool plain = is_plain(p_), has_values = p_.next_values.data || p_.values.data;
     // The types that these are worth their code for.
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
@@ -32,11 +31,8 @@ class NStepLaunch {
       }
       return walk<double, false>();
     }
-    if constexpr (sizeof(T) <= 4) {
-      if (plain && has_values && p_.steps >= kOut && p_.steps <= kFloatSteps) return launch_any<kOut, Acc, true>();
-    }
-    if (p_.steps >= 8) return launch_any<8, double, false>();
-    return launch_any<1, double, false>();
+    if (p_.steps >= 8) return launch_any<8>();
+    return launch_any<1>();
   }
 
  private:
@@ -116,20 +112,21 @@ class NStepLaunch {
   // Long segments read few steps twice, short ones leave no multiprocessor idle.
   template <int kN, bool kNext>
   void columns() {
-    const int64_t words = p_.rows() / kNStepColumns, blocks = ceil_div(words, kNStepThreads);
+    const int64_t words = p_.rows() / kNStepColumns;
     NStepCall<Acc> each = call<Acc>();
     each.chunk = kNStepBatch;
-    while (each.chunk < 64 && words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors)
+    while (each.chunk < 64 && words >= kNStepThreads &&
+        words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors)
       each.chunk *= 2;
     n_step_columns_kernel<T, kN, kNext>
-        <<<static_cast<unsigned>(blocks * ceil_div(p_.length, each.chunk)), kNStepThreads, 0, stream_>>>(each);
+        <<<static_cast<unsigned>(ceil_div(words * ceil_div(p_.length, each.chunk), kNStepThreads)), kNStepThreads, 0,
+            stream_>>>(each);
   }
 
-  template <int kOut, typename Number, bool kPlain>
+  template <int kOut>
   cudaError_t launch_any() {
     const int64_t blocks = ceil_div(p_.rows() * ceil_div(p_.length, kOut), kNStepThreads);
-    n_step_kernel<T, kOut, Number, kPlain>
-        <<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<Number>());
+    n_step_kernel<T, kOut><<<static_cast<unsigned>(blocks), kNStepThreads, 0, stream_>>>(call<double>());
     return cudaGetLastError();
   }
 

@@ -1,4 +1,4 @@
-// Returns over n steps along a strided time, of any n, alignment and options. Time is cut into blocks of n steps: a
+// Returns over n steps of any n, shape, alignment and options. Time is cut into blocks of n steps: a
 // window is the end of one and the beginning of the next, two affine maps of what comes behind them, so that each costs
 // a step more and nothing is subtracted. A thread takes some blocks of a column: it goes forward through the beginnings
 // of the block behind, which it leaves in shared memory, then back through the ends of its own.
@@ -15,23 +15,27 @@ namespace dcs {
 // Steps that are worth a thread, where there are fewer in a window.
 constexpr int kLeastShare = 16;
 
-// Of columns that are a sector of memory at least, and windows whose beginnings a block has room for.
+// Windows whose beginnings a block has room for.
 inline bool takes_n_step_walk(const ReturnsProblem& p, int64_t shared_bytes) {
-  constexpr int64_t kFew = int64_t{1} << 31;
-  return !is_contiguous(p) && counts_in_32_bits(p) && p.rows() < kFew && p.rows() * p.length / kLeastShare < kFew &&
-      p.inner * bytes_of(p.dtype) >= kWalkedSector && p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
+  constexpr int64_t kMany = int64_t{1} << 31;
+  return counts_in_32_bits(p) && p.rows() < kMany && p.rows() * ceil_div(p.length, kLeastShare) < kMany &&
+      p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
 }
 
-// A block of threads takes `width` columns, in as many lots of time as there is room for.
+// A block of threads takes `width` columns, in as many lots of time as there is room for; where time is contiguous,
+// neighboring threads take neighboring shares of a row.
 template <typename Acc, typename Number>
 struct NStepWalkParams {
   ReturnsWalkParams<Acc> walk;
   NStepRates<Number> rates;  // where both discounts are numbers
   int n, share;              // steps of a block, and of a thread: some blocks
-  uint32_t width, lots;      // lots of a group of columns, in blocks of threads
+  bool rows;
+  uint32_t width, lots;  // lots of a group of columns, in blocks of threads; of a row, in threads
   Divisor by_width, by_lots;
 
-  int64_t blocks() const { return ceil_div(walk.cells, width) * lots; }
+  int64_t blocks() const {
+    return rows ? ceil_div(int64_t{walk.cells} * lots, kNStepThreads) : ceil_div(walk.cells, width) * lots;
+  }
   int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
 };
 
@@ -43,8 +47,10 @@ NStepWalkParams<typename Types<T>::Acc, Number> n_step_walk_params(
   NStepWalkParams<typename Types<T>::Acc, Number> params{walk_params<T>(p, 1), rates};
   params.n = static_cast<int>(p.steps);
   params.share = params.n * std::max(1, kLeastShare / params.n);
+  params.rows = is_contiguous(p);
   params.width = std::min<uint32_t>(params.walk.cells, kNStepThreads);
-  params.lots = static_cast<uint32_t>(ceil_div(p.length, int64_t{params.share} * (kNStepThreads / params.width)));
+  params.lots = static_cast<uint32_t>(
+      ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
   params.by_width = Divisor(params.width);
   params.by_lots = Divisor(params.lots);
   return params;
@@ -216,11 +222,21 @@ __global__ void __launch_bounds__(kNStepThreads)
   extern __shared__ __align__(16) unsigned char n_step_shared[];
   overlap_launches();
   const ReturnsWalkParams<typename Types<T>::Acc>& walk = params.walk;
-  const uint32_t group = params.by_lots.of(blockIdx.x), lot = blockIdx.x - group * params.lots,
-                 of_block = params.by_width.of(threadIdx.x), of_lot = params.by_width.of(kNStepThreads);
-  const uint32_t column = group * params.width + threadIdx.x - of_block * params.width;
-  const int64_t first = static_cast<int64_t>(lot * of_lot + of_block) * params.share;
-  if (of_block >= of_lot || column >= walk.cells || first >= walk.length) return;
+  const uint32_t of_lot = params.by_width.of(kNStepThreads);
+  uint32_t column, share;
+  bool is_there = true;
+  if (params.rows) {
+    const uint32_t index = blockIdx.x * kNStepThreads + threadIdx.x;
+    column = params.by_lots.of(index);
+    share = index - column * params.lots;
+  } else {
+    const uint32_t group = params.by_lots.of(blockIdx.x), of_block = params.by_width.of(threadIdx.x);
+    column = group * params.width + threadIdx.x - of_block * params.width;
+    share = (blockIdx.x - group * params.lots) * of_lot + of_block;
+    is_there = of_block < of_lot;
+  }
+  const int64_t first = static_cast<int64_t>(share) * params.share;
+  if (!is_there || column >= walk.cells || first >= walk.length) return;
   const uint32_t outer = walk.cells == walk.in_line.divisor ? 0 : walk.in_line.of(column);
   NStepWalk<T, Number, kPlain>(
       params, outer, column - outer * walk.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
