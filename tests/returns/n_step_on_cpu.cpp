@@ -45,7 +45,7 @@ class Trial : public trials::RolloutTrial<T> {
   }
   template <typename Number>
   NStepCall<Number> call() const {
-    return {p, n_step_rates<Number>(p), kNStepBatch, false};
+    return {p, n_step_rates<Number>(p), kNStepBatch};
   }
 
   template <int kN>
@@ -57,10 +57,12 @@ class Trial : public trials::RolloutTrial<T> {
   }
   template <int kN, bool kNext>
   bool run_few() {
-    constexpr int kVec = 16 / sizeof(T);
     const NStepCall<float> few = call<float>();
-    if (c.contiguous)
-      return launch(p.rows() * ceil_div(p.length, kVec), [&] { n_step_rows_kernel<T, kN, kNext, kVec>(few); });
+    if (c.contiguous) {
+      constexpr int kVec = 16 / sizeof(T);
+      return launch(
+          p.rows() * ceil_div(p.length, kVec), [&] { n_step_rows_kernel<T, kMostSteps, kNext, kVec, false>(few); });
+    }
     // A CPU asks for no alignment.
     if (c.inner % kNStepColumns) return true;
     return launch(

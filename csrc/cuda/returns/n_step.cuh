@@ -48,7 +48,6 @@ struct NStepCall {
   ReturnsProblem problem;
   NStepRates<Acc> rates;  // where both discounts are numbers
   int64_t chunk;          // steps of a thread, of columns
-  bool aligned;           // rows are whole vectors
 };
 
 template <typename Acc>
@@ -66,17 +65,17 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
 constexpr int kFloatSteps = 64;
 constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
 
-// Contiguous time: a thread takes kVec results. Rows of whole vectors are read by the vector, others, of so many
-// results as a vector has, by the element.
-template <typename T, int kN, bool kNext, int kVec>
-__global__ void __launch_bounds__(kNStepThreads)
+// Contiguous time: a thread takes kVec results. kAligned: rows are whole vectors; else they are read by the element,
+// and windows are of kN steps at most.
+template <typename T, int kN, bool kNext, int kVec, bool kAligned>
+__global__ void __launch_bounds__(kNStepThreads, 6)
     n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
   constexpr int kSteps = kVec + kN - 1, kVectors = (kSteps + kVec - 1) / kVec, kRead = kVectors * kVec;
   using Word = Vector<T, kVec>;
   using Bytes = Vector<uint8_t, kVec>;
   const ReturnsProblem& p = call.problem;
-  const bool aligned = kVec * sizeof(T) > 16 || call.aligned;
+  const int n = kAligned ? kN : static_cast<int>(p.steps), steps_read = kVec + n - 1;
   const int64_t vectors = (p.length + kVec - 1) / kVec,
                 index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
   const int64_t row = divided(index, vectors);
@@ -90,22 +89,22 @@ __global__ void __launch_bounds__(kNStepThreads)
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
       to[m] = Word{};
-      if (aligned) {
+      if constexpr (kAligned) {
         if (m == 0 || m * kVec < left) to[m] = *reinterpret_cast<const Word*>(from + m * kVec);
-        continue;
-      }
+      } else {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i)
-        if (m * kVec + i < steps && m * kVec + i < left) to[m].set(i, from[m * kVec + i]);
+        for (int i = 0; i < kVec; ++i)
+          if (m * kVec + i < steps && m * kVec + i < left) to[m].set(i, from[m * kVec + i]);
+      }
     }
   };
   Word rewards[kVectors], nexts[kVectors];
-  load(p.rewards.data, p.rewards.strides, kSteps, rewards);
+  load(p.rewards.data, p.rewards.strides, steps_read, rewards);
   T beyond = cast<T>(Acc(0));  // the value after the last of what is read
   if constexpr (kNext) {
-    load(p.next_values.data, p.next_values.strides, kSteps, nexts);
+    load(p.next_values.data, p.next_values.strides, steps_read, nexts);
   } else {
-    load(p.values.data, p.values.strides, kSteps + 1, nexts);
+    load(p.values.data, p.values.strides, steps_read + 1, nexts);
     if (kSteps == kRead && kRead < left) beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
   }
   const auto load_flags = [&](const ReturnsInput& flags) {
@@ -114,17 +113,17 @@ __global__ void __launch_bounds__(kNStepThreads)
     const uint8_t* from = static_cast<const uint8_t*>(flags.data) + at(flags.strides);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
-      if (!aligned) {
+      if constexpr (kAligned) {
+        if (m > 0 && m * kVec >= left) continue;
+        uint32_t words[kVec / 4];
+        *reinterpret_cast<Bytes*>(words) = *reinterpret_cast<const Bytes*>(from + m * kVec);
+#pragma unroll
+        for (int w = 0; w < kVec / 4; ++w) bits |= flag_bits(words[w]) << (m * kVec + 4 * w);
+      } else {
 #pragma unroll
         for (int i = m * kVec; i < m * kVec + kVec; ++i)
-          if (i < kSteps && i < left) bits |= (from[i] ? 1u : 0u) << i;
-        continue;
+          if (i < steps_read && i < left) bits |= (from[i] ? 1u : 0u) << i;
       }
-      if (m > 0 && m * kVec >= left) continue;
-      uint32_t words[kVec / 4];
-      *reinterpret_cast<Bytes*>(words) = *reinterpret_cast<const Bytes*>(from + m * kVec);
-#pragma unroll
-      for (int w = 0; w < kVec / 4; ++w) bits |= flag_bits(words[w]) << (m * kVec + 4 * w);
     }
     return bits;
   };
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(kNStepThreads)
           p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
 #pragma unroll
     for (int i = 1; i <= kRead; ++i)
-      if ((i % kVec == 0 || !aligned) && i == left) next[i] = bootstrap;
+      if ((i % kVec == 0 || !kAligned) && i == left) next[i] = bootstrap;
   }
   NStep<Acc> steps[kSteps];
 #pragma unroll
@@ -163,17 +162,17 @@ __global__ void __launch_bounds__(kNStepThreads)
   for (int i = 0; i < kVec; ++i) {
     Acc y = steps[i + kN - 1].own;
 #pragma unroll
-    for (int k = kN - 2; k >= 0; --k) y = steps[i + k].before(y);
+    for (int k = kN - 2; k >= 0; --k) y = !kAligned && k == n - 1 ? steps[i + k].own : steps[i + k].before(y);
     targets[i] = y;
   }
   T* const to = static_cast<T*>(p.targets.data) + at(p.targets.strides);
-  if (aligned) {
+  if constexpr (kAligned) {
     *reinterpret_cast<Word*>(to) = pack<Acc, T, kVec>(targets);
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int i = 0; i < kVec; ++i)
-    if (i < left) to[i] = cast<T>(targets[i]);
+    for (int i = 0; i < kVec; ++i)
+      if (i < left) to[i] = cast<T>(targets[i]);
+  }
 }
 
 template <typename Whole, size_t kCount>

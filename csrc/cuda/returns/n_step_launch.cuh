@@ -22,7 +22,13 @@ class NStepLaunch {
     // The types that these are worth their code for.
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
       const bool few = plain && has_values && p_.steps <= kMostSteps;
-      if (few && time_is_contiguous()) return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+      if (few && time_is_in_vectors(16 / sizeof(T)))
+        return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+      if (few && time_is_contiguous()) {
+        if (p_.next_values.data) launch_rows<kMostSteps, true, 16 / sizeof(T), false>();
+        else launch_rows<kMostSteps, false, 16 / sizeof(T), false>();
+        return cudaGetLastError();
+      }
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
     if (takes_n_step_walk(p_, device_.shared_per_block)) {
@@ -40,7 +46,7 @@ class NStepLaunch {
 
   template <typename Number>
   NStepCall<Number> call() const {
-    return {p_, n_step_rates<Number>(p_), 0, time_is_in_vectors(16 / sizeof(T))};
+    return {p_, n_step_rates<Number>(p_), 0};
   }
 
   template <typename Number, bool kPlain>
@@ -97,15 +103,15 @@ class NStepLaunch {
     constexpr int kVec = 16 / sizeof(T);
     // Of many steps each more is read again: by half as many threads where they take two vectors each.
     if constexpr (sizeof(T) == 4 && kN >= 3) {
-      if (time_is_in_vectors(2 * kVec)) return launch_rows<kN, kNext, 2 * kVec>();
+      if (time_is_in_vectors(2 * kVec)) return launch_rows<kN, kNext, 2 * kVec, true>();
     }
-    launch_rows<kN, kNext, kVec>();
+    launch_rows<kN, kNext, kVec, true>();
   }
 
-  template <int kN, bool kNext, int kVec>
+  template <int kN, bool kNext, int kVec, bool kAligned>
   void launch_rows() {
     const int64_t vectors = p_.rows() * ceil_div(p_.length, kVec);
-    n_step_rows_kernel<T, kN, kNext, kVec>
+    n_step_rows_kernel<T, kN, kNext, kVec, kAligned>
         <<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
   }
 
