@@ -1,4 +1,4 @@
-"""`_temporal_difference_scan` over few rows of many steps, whose time blocks of a GPU share, and over any alignment."""
+"""`_temporal_difference_scan` over few rows of many steps, which blocks of a GPU share, many columns, any alignment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from returns.test_kernels import call, check
 from scan.oracle import REAL_DTYPES
 
 SHAPES = [((2, 12_345), 1), ((1033, 7), 0), ((2, 1100, 70), 1), ((613, 517), 1), ((62, 33, 131), 1), ((9001, 31), 1)]
+# Of columns that fill a GPU, and of few steps.
+SHAPES += [((23, 9002), 0), ((5, 7, 1201), 1)]
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)

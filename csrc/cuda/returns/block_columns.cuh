@@ -4,7 +4,6 @@
 // steps again from its carry.
 #pragma once
 
-#include "common/vector.cuh"
 #include "returns/step.cuh"
 #include "scan/carry/segment.cuh"
 
@@ -17,38 +16,36 @@ struct ReturnsColumnsCall {
 };
 
 // Where the warps of a block leave their segments: an entry a warp and column, padded against bank conflicts.
-template <int kColumns, int kWarps>
+template <int kWarps>
 struct ReturnsColumnSegments {
-  double totals[kColumns][kWarps][33], products[kColumns][kWarps][33];
-  bool closed[kColumns][kWarps][33];
-  double carries[kColumns][32];  // into the block's next round
+  double totals[kWarps][33], products[kWarps][33];
+  bool closed[kWarps][33];
+  double carries[32];  // into the block's next round
 };
 
 // A warp's steps of a round, kCount of each of a lane's columns. Arrays alone: beside one that a loop indexes the
 // compiler keeps no scalar in a register.
-template <typename T, bool kAny, int kColumns, int kCount>
+template <typename T, bool kAny, int kCount>
 struct ReturnsColumnWords {
   using Acc = typename Types<T>::Acc;
-  Vector<T, kColumns> rewards[kCount], values[kCount], next[kCount], rhos[kCount];
-  Vector<Acc, kColumns> gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
-  uint32_t terminates[kColumns], truncates[kColumns], cuts[kColumns];  // bit i: step i
-  Acc differences[kColumns][kCount];
+  T rewards[kCount], values[kCount], next[kCount], rhos[kCount];
+  Acc gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
+  uint32_t terminates, truncates, cuts;  // bit i: step i
+  Acc differences[kCount];
 };
 
-template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps>
+template <typename T, int kForm, int kCount, int kWarps>
 struct ReturnsColumnsRound {
   using Acc = typename Types<T>::Acc;
   using Given = ReturnsGiven<kForm>;
-  using Word = Vector<T, kColumns>;
-  using Words = ReturnsColumnWords<T, kAny, kColumns, kCount>;
-  using Segments = ReturnsColumnSegments<kColumns, kWarps>;
-  using OwnRates = Rates<Acc>[kColumns];
   static constexpr bool kFull = Given::kFull, kGates = Given::kGates;
+  using Words = ReturnsColumnWords<T, kFull, kCount>;
+  using Segments = ReturnsColumnSegments<kWarps>;
 
   const ReturnsColumnsCall<Acc>& call;
   const ReturnsProblem& p;
-  const OwnRates& own_rates;
-  const int64_t outer, inner;  // of the lane's first column
+  const Rates<Acc>& own_rates;
+  const int64_t outer, inner;  // of the lane's column
   const bool inside, whole_block;
   const Given given;
   const bool step_gamma, step_trace;
@@ -58,7 +55,7 @@ struct ReturnsColumnsRound {
   int count = 0;
   bool even = false;  // the warp's steps and columns are all there; the same for all lanes
 
-  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const OwnRates& own_rates,
+  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const Rates<Acc>& own_rates,
       int64_t outer, int64_t inner, bool inside, bool whole_block)
       : call(call),
         p(call.problem),
@@ -68,14 +65,14 @@ struct ReturnsColumnsRound {
         inside(inside),
         whole_block(whole_block),
         given(p),
-        step_gamma(kAny && p.gamma.kind == GammaKind::kStep),
-        step_trace(kAny && p.trace.kind == GammaKind::kStep),
+        step_gamma(kFull && p.gamma.kind == GammaKind::kStep),
+        step_trace(kFull && p.trace.kind == GammaKind::kStep),
         clip_rho(given.rhos ? static_cast<Acc>(p.clip_rho) : Acc(1)),
         clip_c(given.rhos ? static_cast<Acc>(p.clip_c) : Acc(1)),
         clip_pg(given.rhos ? static_cast<Acc>(p.clip_pg) : Acc(1)) {}
 
-  __device__ __forceinline__ const Rates<Acc>& rates(int c) const {
-    if constexpr (kFull) return own_rates[c];
+  __device__ __forceinline__ const Rates<Acc>& rates() const {
+    if constexpr (kFull) return own_rates;
     else return call.rates;
   }
   // An operand at the column's last step.
@@ -91,133 +88,118 @@ struct ReturnsColumnsRound {
     even = whole_block && first + kCount <= p.length;
   }
 
-  template <typename Whole, typename U>
-  __device__ __forceinline__ void load(Whole (&to)[kCount], const U* last, const Strides& strides) const {
+  template <typename U>
+  __device__ __forceinline__ void load(U (&to)[kCount], const U* last, const Strides& strides) const {
     const U* from = last - first * strides.time;
     if (even) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *reinterpret_cast<const Whole*>(from);
+      for (int i = 0; i < kCount; ++i, from -= strides.time) to[i] = *from;
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i, from -= strides.time) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) to[i].set(c, {});
-        if (i < count) to[i] = *reinterpret_cast<const Whole*>(from);
+        to[i] = U{};
+        if (i < count) to[i] = *from;
       }
     }
   }
   template <typename U>
-  __device__ __forceinline__ void load_operand(Vector<U, kColumns> (&to)[kCount], const ReturnsInput& operand) const {
+  __device__ __forceinline__ void load_operand(U (&to)[kCount], const ReturnsInput& operand) const {
     load(to, at_last<U>(operand.data, operand.strides), operand.strides);
   }
-  __device__ __forceinline__ void load_flags(
-      uint32_t (&bits)[kColumns], const ReturnsInput& flags, bool is_bool) const {
+  __device__ __forceinline__ void load_flags(uint32_t& bits, const ReturnsInput& flags, bool is_bool) const {
     if (!flags.data) return;
-    if (!kAny || is_bool) {
-      Vector<uint8_t, kColumns> bytes[kCount];
+    if (!kFull || is_bool) {
+      uint8_t bytes[kCount];
       load_operand(bytes, flags);
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          if (bytes[i].get(c)) bits[c] |= 1u << i;
+        if (bytes[i]) bits |= 1u << i;
     } else {
-      Word words[kCount];
+      T words[kCount];
       load_operand(words, flags);
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          if (cast<Acc>(words[i].get(c)) != Acc(0)) bits[c] |= 1u << i;
+        if (cast<Acc>(words[i]) != Acc(0)) bits |= 1u << i;
     }
   }
   // All of the warp's steps, and the values of the states behind the first one.
-  __device__ __forceinline__ Word load(Words& words, const T (&bootstraps)[kColumns]) const {
+  __device__ __forceinline__ T load(Words& words, T bootstrap) const {
     load_operand(words.rewards, p.rewards);
-    Word value_behind;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) value_behind.set(c, first == 0 ? bootstraps[c] : cast<T>(Acc(0)));
+    T value_behind = first == 0 ? bootstrap : cast<T>(Acc(0));
     if (given.values) {
       load_operand(words.values, p.values);
       if (!given.next && first > 0 && count > 0)
-        value_behind = *reinterpret_cast<const Word*>(
-            at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
+        value_behind = *(at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
     }
     if (given.next) load_operand(words.next, p.next_values);
     if (given.rhos) load_operand(words.rhos, p.rhos);
-    if constexpr (kAny) {
+    if constexpr (kFull) {
       if (step_gamma) load_operand(words.gammas, p.gamma.tensor);
       if (step_trace) load_operand(words.traces, p.trace.tensor);
     }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) words.terminates[c] = words.truncates[c] = 0;
+    words.terminates = words.truncates = 0;
     load_flags(words.terminates, p.terminated, p.terminated_is_bool);
     if constexpr (kFull || (kForm & kWithNext)) load_flags(words.truncates, p.truncated, p.truncated_is_bool);
     else load_flags(words.terminates, p.truncated, p.truncated_is_bool);  // without next values they do the same
     return value_behind;
   }
 
-  __device__ __forceinline__ Acc ratio(const Words& words, int i, int c, Acc most) const {
-    return given.rhos ? clipped(cast<Acc>(words.rhos[i].get(c)), most) : Acc(1);
+  __device__ __forceinline__ Acc ratio(const Words& words, int i, Acc most) const {
+    return given.rhos ? clipped(cast<Acc>(words.rhos[i]), most) : Acc(1);
   }
   // Of gamma * trace, what is one a step.
-  __device__ __forceinline__ Acc steps_of(const Words& words, int i, int c) const {
+  __device__ __forceinline__ Acc steps_of(const Words& words, int i) const {
     Acc factor = 1;
-    if constexpr (kAny) {
-      if (step_gamma) factor = words.gammas[i].get(c);
-      if (step_trace) factor *= words.traces[i].get(c);
+    if constexpr (kFull) {
+      if (step_gamma) factor = words.gammas[i];
+      if (step_trace) factor *= words.traces[i];
     }
     return factor;
   }
   // What the next state's value counts.
-  __device__ __forceinline__ Acc weight(const Words& words, int i, int c, bool cut) const {
-    Acc weight = rates(c).gamma;
-    if constexpr (kAny) {
-      if (step_gamma) weight = words.gammas[i].get(c);
+  __device__ __forceinline__ Acc weight(const Words& words, int i, bool cut) const {
+    Acc weight = rates().gamma;
+    if constexpr (kFull) {
+      if (step_gamma) weight = words.gammas[i];
     }
     if (given.own_values || cut) return weight;
-    if constexpr (kAny) {
-      if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i].get(c) : rates(c).trace);
+    if constexpr (kFull) {
+      if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i] : rates().trace);
     }
-    return rates(c).rest;
+    return rates().rest;
   }
 
   // The warp's totals from a carry of nothing, to shared memory.
-  __device__ __forceinline__ void scan_local(
-      Words& words, const Word& value_behind, const double (&powers)[kColumns], Segments& segments) const {
+  __device__ __forceinline__ void scan_local(Words& words, T value_behind, double power, Segments& segments) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lasts = first == 0 ? 1u : 0u, ends = words.terminates | words.truncates;
+    words.cuts = ends | lasts;
+    uint32_t drops = given.next ? words.terminates : ends;  // the next state's value
+    if constexpr (!kFull) drops = left_out(given.own_values, rates(), drops, words.cuts);
+    Acc y = 0, after = cast<Acc>(value_behind), product = 1;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const uint32_t lasts = first == 0 ? 1u : 0u, ends = words.terminates[c] | words.truncates[c];
-      words.cuts[c] = ends | lasts;
-      uint32_t drops = given.next ? words.terminates[c] : ends;  // the next state's value
-      if constexpr (!kFull) drops = left_out(given.own_values, rates(c), drops, words.cuts[c]);
-      Acc y = 0, after = cast<Acc>(value_behind.get(c)), product = 1;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const bool cut = words.cuts[c] >> i & 1;
-        const Acc reward = cast<Acc>(words.rewards[i].get(c)),
-                  own = given.values ? cast<Acc>(words.values[i].get(c)) : Acc(0);
-        const Acc next = given.next ? cast<Acc>(words.next[i].get(c)) : after, weighted = weight(words, i, c, cut);
-        const bool dropped = drops >> i & 1 || (kFull && !given.own_values && weighted == Acc(0));
-        words.differences[c][i] = (dropped ? reward : reward + weighted * next) - (given.own_values ? own : Acc(0));
-        const Acc delta = ratio(words, i, c, clip_rho) * words.differences[c][i],
-                  factor = steps_of(words, i, c) * ratio(words, i, c, clip_c);
-        y = cut ? delta : rates(c).gate.step(delta, factor * y);
-        if (kGates) product *= factor;
-        after = own;
-      }
-      double gates = static_cast<double>(product);
-      if (kGates && !in_range(product)) {
-        gates = 1.0;
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          gates = clamped_mul(gates, static_cast<double>(steps_of(words, i, c) * ratio(words, i, c, clip_c)));
-      }
-      segments.totals[c][warp][lane] = y;
-      if constexpr (kGates) segments.products[c][warp][lane] = clamped_mul(gates, powers[c]);
-      segments.closed[c][warp][lane] = words.cuts[c] != 0;
+    for (int i = 0; i < kCount; ++i) {
+      const bool cut = words.cuts >> i & 1;
+      const Acc reward = cast<Acc>(words.rewards[i]), own = given.values ? cast<Acc>(words.values[i]) : Acc(0);
+      const Acc next = given.next ? cast<Acc>(words.next[i]) : after, weighted = weight(words, i, cut);
+      const bool dropped = drops >> i & 1 || (kFull && !given.own_values && weighted == Acc(0));
+      words.differences[i] = (dropped ? reward : reward + weighted * next) - (given.own_values ? own : Acc(0));
+      const Acc delta = ratio(words, i, clip_rho) * words.differences[i],
+                factor = steps_of(words, i) * ratio(words, i, clip_c);
+      y = cut ? delta : rates().gate.step(delta, factor * y);
+      if (kGates) product *= factor;
+      after = own;
     }
+    double gates = static_cast<double>(product);
+    if (kGates && !in_range(product)) {
+      gates = 1.0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        gates = clamped_mul(gates, static_cast<double>(steps_of(words, i) * ratio(words, i, clip_c)));
+    }
+    segments.totals[warp][lane] = y;
+    if constexpr (kGates) segments.products[warp][lane] = clamped_mul(gates, power);
+    segments.closed[warp][lane] = words.cuts != 0;
     __syncthreads();
   }
 
@@ -226,23 +208,20 @@ struct ReturnsColumnsRound {
   static __device__ __forceinline__ void exchange_carries(Segments& segments) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int segment = lane % warps, of_column = warp * (32 / warps) + lane / warps;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      Piece<double> piece{segments.totals[c][segment][of_column], segments.products[c][segment][of_column],
-          segments.closed[c][segment][of_column]};
-      for (int d = 1; d < warps; d *= 2) {
-        const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
-        const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-        if (segment >= d && !piece.closed)
-          piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
-      }
-      const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
-          static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
-      const double entering = segments.carries[c][of_column];
-      segments.totals[c][segment][of_column] = segment == 0 ? entering : after(before, entering);
-      __syncwarp();
-      if (segment == warps - 1) segments.carries[c][of_column] = after(piece, entering);
+    Piece<double> piece{segments.totals[segment][of_column], segments.products[segment][of_column],
+        segments.closed[segment][of_column]};
+    for (int d = 1; d < warps; d *= 2) {
+      const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
+      const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
+      if (segment >= d && !piece.closed)
+        piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
     }
+    const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
+        static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
+    const double entering = segments.carries[of_column];
+    segments.totals[segment][of_column] = segment == 0 ? entering : after(before, entering);
+    __syncwarp();
+    if (segment == warps - 1) segments.carries[of_column] = after(piece, entering);
     __syncthreads();
   }
 
@@ -259,78 +238,60 @@ struct ReturnsColumnsRound {
       reload(clip_rho);
       reload(clip_c);
     }
-    Acc y[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) y[c] = static_cast<Acc>(segments.totals[c][threadIdx.x / 32][threadIdx.x % 32]);
+    Acc y = static_cast<Acc>(segments.totals[threadIdx.x / 32][threadIdx.x % 32]);
     T* const advantages = results(p.advantages);
     T* const targets = results(p.targets);
     T* const pg_advantages = results(p.pg_advantages);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      Acc target[kColumns], pg[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const bool cut = words.cuts[c] >> i & 1;
-        const Acc difference = words.differences[c][i];
-        const Acc delta = ratio(words, i, c, clip_rho) * difference, factor = steps_of(words, i, c);
-        if (Given::kHasPg)
-          pg[c] = ratio(words, i, c, clip_pg) * (cut ? difference : rates(c).gate.step(difference, factor * y[c]));
-        y[c] = cut ? delta : rates(c).gate.step(delta, factor * ratio(words, i, c, clip_c) * y[c]);
-        target[c] = y[c] + (given.own_values ? cast<Acc>(words.values[i].get(c)) : Acc(0));
-      }
+      Acc pg = 0;
+      const bool cut = words.cuts >> i & 1;
+      const Acc difference = words.differences[i];
+      const Acc delta = ratio(words, i, clip_rho) * difference, factor = steps_of(words, i);
+      if (Given::kHasPg) pg = ratio(words, i, clip_pg) * (cut ? difference : rates().gate.step(difference, factor * y));
+      y = cut ? delta : rates().gate.step(delta, factor * ratio(words, i, clip_c) * y);
+      const Acc target = y + (given.own_values ? cast<Acc>(words.values[i]) : Acc(0));
       if (even || i < count) {
-        if (p.advantages.data)
-          *reinterpret_cast<Word*>(advantages - i * p.advantages.strides.time) = pack<Acc, T, kColumns>(y);
-        if (p.targets.data)
-          *reinterpret_cast<Word*>(targets - i * p.targets.strides.time) = pack<Acc, T, kColumns>(target);
+        if (p.advantages.data) advantages[-i * p.advantages.strides.time] = cast<T>(y);
+        if (p.targets.data) targets[-i * p.targets.strides.time] = cast<T>(target);
         if constexpr (Given::kHasPg)
-          if (p.pg_advantages.data)
-            *reinterpret_cast<Word*>(pg_advantages - i * p.pg_advantages.strides.time) = pack<Acc, T, kColumns>(pg);
+          if (p.pg_advantages.data) pg_advantages[-i * p.pg_advantages.strides.time] = cast<T>(pg);
       }
     }
   }
 };
 
-// kColumns: of a lane, read as one word. kAny: in kAnyForm, discounts that are one a step and flags that are not bool
-// as well.
-template <typename T, int kForm, bool kAny, int kColumns, int kCount, int kWarps, int kBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks)
+// In kAnyForm discounts may be one a step and flags need not be bool.
+template <typename T, int kForm, int kCount, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 1)
     returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
-  using Round = ReturnsColumnsRound<T, kForm, kAny, kColumns, kCount, kWarps>;
+  using Round = ReturnsColumnsRound<T, kForm, kCount, kWarps>;
   using Acc = typename Round::Acc;
   const ReturnsProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int64_t columns = p.outer * p.inner, column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * kColumns;
-  const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 * kColumns <= columns;
+  const int64_t columns = p.outer * p.inner, column = (static_cast<int64_t>(blockIdx.x) * 32 + lane);
+  const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 <= columns;
   const int64_t outer = !inside ? 0 : p.inner == 1 ? column : p.outer == 1 ? 0 : column / p.inner;
   const int64_t inner = inside ? column - outer * p.inner : 0;
-  const auto in_row = [&](const Strides& strides, int c) {
-    return outer * strides.outer + (inner + c) * strides.inner;
-  };
+  const auto in_row = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
 
   __shared__ typename Round::Segments segments;
-  Rates<Acc> own_rates[kColumns];
+  Rates<Acc> own_rates;
   Round round(params, own_rates, outer, inner, inside, whole_block);
-  T bootstraps[kColumns];
-  double powers[kColumns];  // c over a warp's steps
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    if constexpr (Round::kFull)
-      own_rates[c] =
-          rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides, c), in_row(p.trace.tensor.strides, c));
-    powers[c] = power_of<kCount>(round.rates(c).carried);
-    if constexpr (!Round::kGates) segments.products[c][warp][lane] = powers[c];
-    bootstraps[c] = cast<T>(Acc(0));
-    if (p.bootstrap_value.data && inside && warp == 0)
-      bootstraps[c] = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides, c)];
-    if (warp == 0) segments.carries[c][lane] = 0.0;
-  }
+  if constexpr (Round::kFull)
+    own_rates = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides), in_row(p.trace.tensor.strides));
+  const double power = power_of<kCount>(round.rates().carried);  // c over a warp's steps
+  if constexpr (!Round::kGates) segments.products[warp][lane] = power;
+  T bootstrap = cast<T>(Acc(0));
+  if (p.bootstrap_value.data && inside && warp == 0)
+    bootstrap = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides)];
+  if (warp == 0) segments.carries[lane] = 0.0;
 
   for (int64_t begin = 0; begin < p.length; begin += warps * kCount) {
     round.begin(begin);
     typename Round::Words words;
-    const auto value_behind = round.load(words, bootstraps);
-    round.scan_local(words, value_behind, powers, segments);
+    const auto value_behind = round.load(words, bootstrap);
+    round.scan_local(words, value_behind, power, segments);
     round.exchange_carries(segments);
     round.apply(words, segments);
   }

@@ -340,20 +340,17 @@ class ReturnsLaunch {
       return;
     }
     constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;
-    if constexpr (kFull) launch_columns<kSteps, 8>(returns_columns_kernel<T, kForm, true, 1, kSteps, 8, 1>, 1);
-    else if constexpr (kLarge || sizeof(T) > 4)
-      launch_columns<8, 16>(returns_columns_kernel<T, kForm, false, 1, 8, 16, 1>, 1);
-    else launch_columns<8, 32>(returns_columns_kernel<T, kForm, false, 1, 8, 32, 1>, 1);
+    if constexpr (kFull) launch_columns<kSteps, 8>(returns_columns_kernel<T, kForm, kSteps, 8>);
+    else if constexpr (kLarge || sizeof(T) > 4) launch_columns<8, 16>(returns_columns_kernel<T, kForm, 8, 16>);
+    else launch_columns<8, 32>(returns_columns_kernel<T, kForm, 8, 32>);
   }
 
   // Few columns: many warps share a column's time, in as few rounds as they can; many: enough for the multiprocessor to
   // hide its own latency.
   template <int kCount, int kWarps>
-  void launch_columns(void (*kernel)(ReturnsColumnsCall<Acc>), int columns) {
-    const int64_t blocks = ceil_div(p_.rows(), 32 * columns);
-    const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8
-        ? std::min(kWarps, columns == 2 ? 4 : 8)
-        : kWarps;
+  void launch_columns(void (*kernel)(ReturnsColumnsCall<Acc>)) {
+    const int64_t blocks = ceil_div(p_.rows(), 32);
+    const int most = blocks >= 4 * device_.multiprocessors && p_.length > kCount * 8 ? std::min(kWarps, 8) : kWarps;
     int warps = 1;  // a power of two: lanes scan the warps' totals
     while (warps < most && warps * kCount < p_.length) warps *= 2;
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, 0, stream_>>>(
