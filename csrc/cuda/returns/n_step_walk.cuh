@@ -217,7 +217,7 @@ struct NStepWalk {
 };
 
 template <typename T, typename Number, bool kPlain>
-__global__ void __launch_bounds__(kNStepThreads)
+__global__ void __launch_bounds__(kNStepThreads, 5)
     n_step_walk_kernel(const __grid_constant__ NStepWalkParams<typename Types<T>::Acc, Number> params) {
   extern __shared__ __align__(16) unsigned char n_step_shared[];
   overlap_launches();
