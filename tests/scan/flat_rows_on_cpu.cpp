@@ -1,12 +1,13 @@
 // Random problems through the kernels of contiguous time (csrc/cuda/scan/rows) on a CPU, against the recurrence in
 // double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
+#include "operands.h"
 #include "trials.h"
 #include "dcs/scan/plan/kernels.h"
 #include "scan/rows/flat_launch.cuh"
 
 using namespace dcs;
-using trials::narrowed, trials::widened;
+using trials::narrowed, trials::widened, trials::Layout, trials::Operand;
 
 namespace {
 
@@ -14,18 +15,18 @@ struct Case {
   int64_t rows, length;
   GammaKind kind;
   double gamma;
-  bool reset, initial, padded, reverse, backward, by_long_rows, two_levels, broadcast;
+  bool reset, initial, reverse, backward, by_long_rows, two_levels;
+  Layout input, gates, reset_flags, saved, output, gate_gradient;
   int multiprocessors;
-  int64_t unit;  // of padded rows: where they begin is a multiple of it
   unsigned seed;
 };
 
-// Elements at an address of so many elements behind a multiple of 16 bytes.
+// Elements from a multiple of 16 bytes on.
 template <typename T>
 class Memory {
  public:
-  Memory(int64_t count, int64_t offset = 0) : bytes_(static_cast<size_t>(count + 32) * sizeof(T) + 64) {
-    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16) + offset;
+  explicit Memory(int64_t count) : bytes_(static_cast<size_t>(count) * sizeof(T) + 15) {
+    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16);
   }
   T* data;
 
@@ -41,28 +42,29 @@ class Trial {
   explicit Trial(const Case& of)
       : c(of),
         random(of.seed),
-        pitch(c.padded ? c.length + c.unit * (1 + static_cast<int64_t>(random() % 7)) : c.length),
-        x(c.rows * pitch, c.padded ? c.unit * static_cast<int64_t>(random() % 3) : 0),
-        gates(size()),
-        saved(size()),
-        y(size()),
-        gate_gradient(size()),
-        resets(size()),
+        x(operand<T>(c.input)),
+        gates(operand<T>(c.gates)),
+        saved(operand<T>(c.saved)),
+        y(operand<T>(c.output)),
+        gate_gradient(operand<T>(c.gate_gradient)),
+        resets(operand<bool>(c.reset_flags)),
         initial(c.rows),
         row_gammas(c.rows) {
     std::normal_distribution<double> normal;
     std::uniform_real_distribution<double> uniform;
-    for (int64_t i = 0; i < c.rows * pitch; ++i) x.data[i] = narrowed<T>(normal(random));
-    for (int64_t i = 0; i < size(); ++i) {
-      gates.data[i] = narrowed<T>(uniform(random) < 0.02 ? 0.0 : 0.5 + 0.5 * uniform(random));
-      saved.data[i] = narrowed<T>(normal(random));
-      resets.data[i] = uniform(random) < 0.05;
-      y.data[i] = gate_gradient.data[i] = narrowed<T>(NAN);
-    }
     for (int64_t row = 0; row < c.rows; ++row) {
+      for (int64_t step = 0; step < c.length; ++step) {
+        x.at(row, step) = narrowed<T>(normal(random));
+        gates.at(row, step) = narrowed<T>(uniform(random) < 0.02 ? 0.0 : 0.5 + 0.5 * uniform(random));
+        saved.at(row, step) = narrowed<T>(normal(random));
+        resets.at(row, step) = uniform(random) < 0.05;
+      }
       initial.data[row] = narrowed<T>(normal(random));
       row_gammas.data[row] = static_cast<float>(0.7 + 0.3 * uniform(random));
     }
+    // What may be read in whole vectors.
+    tensors = {
+        {x.data, x.bytes()}, {gates.data, gates.bytes()}, {saved.data, saved.bytes()}, {resets.data, resets.bytes()}};
     describe();
   }
 
@@ -84,7 +86,7 @@ class Trial {
     const bool is_done = c.kind == GammaKind::kStep
         ? (c.backward ? launch<true, true>(*plan) : launch<true, false>(*plan))
         : (c.backward ? launch<false, true>(*plan) : launch<false, false>(*plan));
-    return is_done && check(row_sums);
+    return is_done && check(row_sums) && check_padding();
   }
 
  private:
@@ -92,23 +94,23 @@ class Trial {
     const auto plan = plan_by<plan_flat_rows>(p, device);
     return plan ? plan : plan_by<plan_long_rows>(p, device);
   }
-  int64_t size() const { return c.rows * c.length; }
   int64_t inner() const { return c.two_levels ? 2 : 1; }
+  template <typename E>
+  Operand<E> operand(Layout layout) {
+    return Operand<E>(layout, c.rows / inner(), c.length, inner(), random);
+  }
 
   void describe() {
-    const int64_t outer = c.rows / inner();
-    const Strides dense{inner() * c.length, 1, c.two_levels ? c.length : 0};
-    const Strides others = c.broadcast ? Strides{0, 1, 0} : dense;
     p.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
-    p.outer = outer;
+    p.outer = c.rows / inner();
     p.length = c.length;
     p.inner = inner();
     p.reverse = c.reverse;
     p.shifted = p.backward = c.backward;
     p.input = x.data;
-    p.input_strides = {pitch, 1, c.two_levels ? outer * pitch : 0};
+    p.input_strides = x.strides;
     p.output = y.data;
-    p.output_strides = dense;
+    p.output_strides = y.strides;
     p.gamma_kind = c.kind;
     p.gamma_value = c.gamma;
     if (c.kind == GammaKind::kRow) {
@@ -117,11 +119,11 @@ class Trial {
       p.gamma_strides = {inner(), 0, 1};
     } else if (c.kind == GammaKind::kStep) {
       p.gamma = gates.data;
-      p.gamma_strides = others;
+      p.gamma_strides = gates.strides;
     }
     if (c.reset) {
       p.reset = resets.data;
-      p.reset_strides = others;
+      p.reset_strides = resets.strides;
     }
     if (c.initial) {
       p.initial = initial.data;
@@ -129,9 +131,9 @@ class Trial {
     }
     if (c.backward) {
       p.saved = saved.data;
-      p.saved_strides = dense;
+      p.saved_strides = saved.strides;
       p.grad_gamma = gate_gradient.data;
-      p.grad_gamma_strides = dense;
+      p.grad_gamma_strides = gate_gradient.strides;
     }
   }
 
@@ -160,12 +162,9 @@ class Trial {
 
   double gate(int64_t row, int64_t step) const {
     if (c.kind == GammaKind::kNumber) return c.gamma;
-    return c.kind == GammaKind::kRow ? row_gammas.data[row]
-                                     : widened(gates.data[(c.broadcast ? 0 : row) * c.length + step]);
+    return c.kind == GammaKind::kRow ? row_gammas.data[row] : widened(gates.at(row, step));
   }
-  bool is_reset(int64_t row, int64_t step) const {
-    return c.reset && resets.data[(c.broadcast ? 0 : row) * c.length + step];
-  }
+  bool is_reset(int64_t row, int64_t step) const { return c.reset && resets.at(row, step); }
 
   bool is_near(double found, double wanted, double scale) const {
     const double eps = sizeof(T) == 2 ? 4e-3 : sizeof(T) == 4 ? 1.3e-7 : 2e-11;
@@ -173,37 +172,44 @@ class Trial {
   }
   bool complain(const char* what, int64_t row, int64_t step, double found, double wanted) const {
     printf(
-        "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, padded %d by %ld, "
-        "reverse %d, backward %d, long %d, levels %d, broadcast %d, multiprocessors %d, seed %u\n",
+        "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, layouts %d %d %d %d "
+        "%d %d, reverse %d, backward %d, long %d, levels %d, multiprocessors %d, seed %u\n",
         what, row, step, found, wanted, c.rows, c.length, sizeof(T), static_cast<int>(c.kind), c.gamma, c.reset,
-        c.initial, c.padded, c.unit, c.reverse, c.backward, c.by_long_rows, c.two_levels, c.broadcast,
-        c.multiprocessors, c.seed);
+        c.initial, static_cast<int>(c.input), static_cast<int>(c.gates), static_cast<int>(c.reset_flags),
+        static_cast<int>(c.saved), static_cast<int>(c.output), static_cast<int>(c.gate_gradient), c.reverse, c.backward,
+        c.by_long_rows, c.two_levels, c.multiprocessors, c.seed);
     return false;
   }
 
+  bool check_padding() const {
+    return (y.is_padding_whole() && gate_gradient.is_padding_whole()) || complain("what is between rows", 0, 0, 0, 0);
+  }
   bool check(const std::vector<Stored>& row_sums) const {
     for (int64_t row = 0; row < c.rows; ++row) {
-      const int64_t input_row = c.two_levels ? row % 2 * (c.rows / 2) + row / 2 : row;
       double state = c.initial && !c.backward ? widened(initial.data[row]) : 0.0, sum = 0.0, magnitude = 1e-3;
+      double size = std::abs(state);  // of the state's terms
       for (int64_t i = 0; i < c.length; ++i) {
         const int64_t step = c.reverse ? c.length - 1 - i : i, before = c.reverse ? step + 1 : step - 1,
-                      after = c.reverse ? step - 1 : step + 1, at = row * c.length + step;
+                      after = c.reverse ? step - 1 : step + 1;
         // The adjoint takes the gate and the reset of the step before.
         const bool cut = c.backward ? i == 0 || is_reset(row, before) : is_reset(row, step) || (i == 0 && !c.initial);
-        const double value = widened(x.data[input_row * pitch + step]);
-        state = cut ? value : value + gate(row, c.backward ? before : step) * state;
-        const double result = widened(y.data[at]);
-        if (!is_near(result, state, 1.0)) return complain("y", row, step, result, state);
+        const double value = widened(x.at(row, step));
+        const double factor = cut ? 0.0 : gate(row, c.backward ? before : step);
+        state = value + factor * state;
+        size = std::abs(value) + std::abs(factor) * size;
+        const double result = widened(y.at(row, step));
+        if (!is_near(result, state, std::max(1.0, size))) return complain("y", row, step, result, state);
         if (!c.backward) continue;
-        const double next = i + 1 < c.length ? widened(saved.data[row * c.length + after])
+        const double next = i + 1 < c.length ? widened(saved.at(row, after))
             : c.initial                      ? widened(initial.data[row])
                                              : 0.0;
         const double term = is_reset(row, step) ? 0.0 : result * next;
         sum += term;
         magnitude += std::abs(term);
         if (c.kind != GammaKind::kStep) continue;
-        const double found = widened(gate_gradient.data[at]);
-        if (!is_near(found, term, 1.0)) return complain("the gates' gradient", row, step, found, term);
+        const double found = widened(gate_gradient.at(row, step));
+        if (!is_near(found, term, std::max(1.0, size * std::abs(next))))
+          return complain("the gates' gradient", row, step, found, term);
       }
       if (!c.backward || c.kind == GammaKind::kStep) continue;
       double found = 0.0;
@@ -216,13 +222,30 @@ class Trial {
 
   const Case c;
   std::mt19937 random;
-  const int64_t pitch;
-  Memory<T> x, gates, saved, y, gate_gradient;
-  Memory<bool> resets;
+  const Operand<T> x, gates, saved, y, gate_gradient;
+  const Operand<bool> resets;
   Memory<T> initial;
   Memory<float> row_gammas;
   ScanProblem p{};
 };
+
+void draw_layouts(Case& c, std::mt19937& random) {
+  // All flat, or each operand as it comes; time of the input and the output is contiguous.
+  const auto pick = [&](std::initializer_list<Layout> of) { return of.begin()[random() % of.size()]; };
+  const bool loose = random() % 4 != 0;
+  const auto any = [&] {
+    return loose ? pick({Layout::kFlat, Layout::kPadded, Layout::kPadded, Layout::kScattered, Layout::kShared})
+                 : Layout::kFlat;
+  };
+  c.gates = any();
+  c.reset_flags = any();
+  c.saved = any();
+  c.input = c.output = c.gate_gradient = Layout::kFlat;
+  if (!loose) return;
+  c.input = pick({Layout::kFlat, Layout::kPadded, Layout::kPadded, Layout::kShared, Layout::kOne});
+  c.output = pick({Layout::kFlat, Layout::kPadded});
+  c.gate_gradient = pick({Layout::kFlat, Layout::kPadded, Layout::kScattered});
+}
 
 Case draw(std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
@@ -240,13 +263,10 @@ Case draw(std::mt19937& random) {
   if (clustered) c.gamma = std::min(c.gamma, 1.0);  // within the range of half precision
   c.reset = one_in(3);
   c.initial = one_in(3);
-  c.padded = one_in(4);
-  c.unit = int64_t{1} << random() % 4;
-  if (c.padded && one_in(2)) c.length = (c.length + c.unit - 1) / c.unit * c.unit;
   c.reverse = one_in(2);
   c.backward = one_in(2);
   c.two_levels = c.rows % 2 == 0 && one_in(3);
-  c.broadcast = one_in(4);
+  draw_layouts(c, random);
   c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;
   if (c.by_long_rows && one_in(12)) {  // more tiles before one than a warp has lanes
     c.length = 44000;

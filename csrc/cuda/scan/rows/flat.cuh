@@ -25,11 +25,10 @@ struct FlatParams {
   int vectors;            // of a lane; odd, so that the lanes' lie in different banks
   double lane_powers[6];  // of a number gamma over 1, 2, 4, ... lanes
   bool one_gamma;         // of all rows
-  // Of each operand the elements that are copied as one, or 0 where it is flat: all rows one behind the other from an
-  // aligned address on.
-  struct Units {
-    int input, gates, saved, reset, output, gradient;
-  } units;
+  // Of each operand whether all rows lie one behind the other from an aligned address on.
+  struct Flat {
+    bool input, gates, saved, reset, output, gradient;
+  } flat;
   bool all_flat;  // of those that there are
   int cluster;    // of flat_rows_kernel: blocks of a row, or 1
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.

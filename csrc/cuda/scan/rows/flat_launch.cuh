@@ -18,21 +18,10 @@
 
 namespace dcs {
 
-// FlatParams::Units of an operand with elements of so many bytes.
-inline int unit_of(const ScanProblem& p, const void* pointer, const Strides& strides, int bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  const bool is_contiguous = p.length == 1 || strides.time == 1;
-  if (address % 16 == 0 && is_contiguous && (p.inner == 1 || strides.inner == p.length) &&
-      (p.outer == 1 || strides.outer == p.inner * p.length))
-    return 0;
-  for (const int unit : {16 / bytes, 8 / bytes, 4 / bytes}) {
-    const auto fits = [&](int64_t rows, int64_t stride) { return rows == 1 || stride % unit == 0; };
-    if (unit <= 1) break;
-    if (is_contiguous && address % (unit * bytes) == 0 && p.length % unit == 0 && fits(p.inner, strides.inner) &&
-        fits(p.outer, strides.outer))
-      return unit;
-  }
-  return 1;
+// FlatParams::Flat of an operand.
+inline bool is_flat(const ScanProblem& p, const void* pointer, const Strides& strides) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && (p.length == 1 || strides.time == 1) &&
+      (p.inner == 1 || strides.inner == p.length) && (p.outer == 1 || strides.outer == p.inner * p.length);
 }
 
 template <typename T, typename Plan>
@@ -54,18 +43,18 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
       params.lane_powers[j] =
           bounded_power(problem.gamma_value, (int64_t{plan.vectors} * (16 / static_cast<int>(sizeof(T)))) << j);
   params.one_gamma = has_one_gamma(problem);
-  const auto unit = [&](bool is_used, const void* pointer, const Strides& strides, int bytes) {
-    return is_used ? unit_of(problem, pointer, strides, bytes) : 0;
+  const auto flat = [&](bool is_used, const void* pointer, const Strides& strides) {
+    return !is_used || is_flat(problem, pointer, strides);
   };
   const bool step = problem.gamma_kind == GammaKind::kStep;
-  FlatParams::Units& units = params.units;
-  units.input = unit(true, problem.input, problem.input_strides, sizeof(T));
-  units.gates = unit(step, problem.gamma, problem.gamma_strides, sizeof(T));
-  units.saved = unit(problem.backward, problem.saved, problem.saved_strides, sizeof(T));
-  units.reset = unit(problem.reset, problem.reset, problem.reset_strides, 1);
-  units.output = unit(true, problem.output, problem.output_strides, sizeof(T));
-  units.gradient = unit(step && problem.backward, problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
-  params.all_flat = !(units.input || units.gates || units.saved || units.reset || units.output || units.gradient);
+  FlatParams::Flat& of = params.flat;
+  of.input = flat(true, problem.input, problem.input_strides);
+  of.gates = flat(step, problem.gamma, problem.gamma_strides);
+  of.saved = flat(problem.backward, problem.saved, problem.saved_strides);
+  of.reset = flat(problem.reset, problem.reset, problem.reset_strides);
+  of.output = flat(true, problem.output, problem.output_strides);
+  of.gradient = flat(step && problem.backward, problem.grad_gamma, problem.grad_gamma_strides);
+  params.all_flat = of.input && of.gates && of.saved && of.reset && of.output && of.gradient;
   return params;
 }
 

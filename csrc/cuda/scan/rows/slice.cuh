@@ -1,14 +1,14 @@
 // A warp's slice of a tile of the flat sequence (flat.cuh): neighboring places, `vectors` vectors of 16 bytes a lane,
 // in shared memory in the order of memory: the input's elements, then the gates', the saved output's and the reset
-// flags. A whole slice comes and goes by one copy an operand, rows that are not flat by units that all of them are
-// aligned to (FlatParams::Units); nobody waits for these copies. The rest goes element by element.
+// flags. A whole slice comes and goes by one copy an operand, which nobody waits for, a part of one by a copy and
+// single elements, rows that are not flat in chunks (row_chunks.cuh).
 #pragma once
 
 #include <type_traits>
 
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/bulk_copy.cuh"
-#include "scan/rows/flat.cuh"
+#include "scan/rows/row_chunks.cuh"
 
 namespace dcs {
 
@@ -62,73 +62,23 @@ struct Slice {
     return {max(begin, memory_begin()), min(end, memory_begin() + elements())};
   }
 
-  // The lane's units of a range, one after the other: places in memory, and where an operand has them.
-  struct Walk {
-    const FlatParams& p;
-    const Strides& strides;
-    int64_t at, apart;
-    FlatPlace place, rows_apart;
-    int64_t row_begin;
-    __device__ __forceinline__ Walk(const Slice& slice, const Range& range, const Strides& of, int unit)
-        : p(slice.p),
-          strides(of),
-          at(range.begin + slice.lane * unit),
-          apart(32 * unit),
-          place(whole_rows(p, at)),
-          rows_apart(whole_rows(p, apart)),
-          row_begin(row_offset(place.row, p.problem.inner, strides)) {}
-    __device__ __forceinline__ int64_t offset() const { return row_begin + place.done * strides.time; }
-    __device__ __forceinline__ void next() {
-      at += apart;
-      const int64_t row = place.row;
-      place = moved(p, place, rows_apart.done, rows_apart.row);
-      if (place.row != row) row_begin = row_offset(place.row, p.problem.inner, strides);
-    }
-  };
-  // What is too small for asynchronous copies: many loads are on their way before the first one is waited for.
-  template <typename E>
-  __device__ __forceinline__ void load_elements(
-      E* here, const E* from, const Strides& strides, const Range& range) const {
-    constexpr int kTogether = 16;
-    for (Walk walk(*this, range, strides, 1); walk.at < range.end;) {
-      const int64_t at = walk.at;
-      E values[kTogether];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j, walk.next())
-        if (walk.at < range.end) values[j] = from[walk.offset()];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j)
-        if (at + 32 * j < range.end) here[at + 32 * j] = values[j];
-    }
-  }
-  template <typename E>
-  __device__ __forceinline__ void load_units(
-      E* here, const E* from, const Strides& strides, int unit, const Range& range) const {
-    const int bytes = unit * static_cast<int>(sizeof(E));
-    if (bytes < 4) return load_elements(here, from, strides, range);
-    for (Walk walk(*this, range, strides, unit); walk.at < range.end; walk.next()) {
-      E* const to = here + walk.at;
-      const E* const source = from + walk.offset();
-      if (bytes == 16) copy_async<16>(to, source, 16);
-      else if (bytes == 8) copy_async<8>(to, source, 8);
-      else copy_async<4>(to, source, 4);
-    }
-  }
-
   // Of a range that begins at a whole grain, what goes in words of 16 bytes.
   template <typename E>
-  static __device__ __forceinline__ int whole_bytes(int unit, const Range& range) {
+  static __device__ __forceinline__ int whole_bytes(bool is_flat, const Range& range) {
     constexpr int kWhole = 16 / sizeof(E);
-    return unit == 0 ? static_cast<int>((range.end - range.begin) / kWhole) * 16 : 0;
+    return is_flat ? static_cast<int>((range.end - range.begin) / kWhole) * 16 : 0;
+  }
+  static __device__ __forceinline__ int count_of(const Range& range) {
+    return static_cast<int>(range.end - range.begin);
   }
 
   template <typename E>
   __device__ __forceinline__ void load_operand(
-      E* to, const void* pointer, const Strides& strides, int unit, const Range& range, uint64_t* barrier) const {
+      E* to, const void* pointer, const Strides& strides, bool is_flat, const Range& range, uint64_t* barrier) const {
     const E* const from = static_cast<const E*>(pointer);
     E* const here = to - memory_begin();  // by place in memory
-    if (unit > 0) return load_units(here, from, strides, unit, range);
-    const int bytes = whole_bytes<E>(unit, range);
+    if (!is_flat) return load_rows<kLong ? 3 : 2>(p, here + range.begin, from, strides, range.begin, count_of(range));
+    const int bytes = whole_bytes<E>(is_flat, range);
     const int64_t whole = range.begin + bytes / static_cast<int>(sizeof(E));
     if (whole + lane < range.end) here[whole + lane] = from[whole + lane];
 #if DCS_HAS_BULK_COPIES
@@ -177,40 +127,28 @@ struct Slice {
     range.begin = range.begin / kFlatGrain * kFlatGrain;
     range.end = max(range.begin, min((range.end + kFlatGrain - 1) / kFlatGrain * kFlatGrain, p.count));
     const ScanProblem& problem = p.problem;
-    int bytes = whole_bytes<T>(p.units.input, range);
-    if constexpr (kStep) bytes += whole_bytes<T>(p.units.gates, range);
-    if constexpr (kBackward) bytes += whole_bytes<T>(p.units.saved, range);
-    if (problem.reset) bytes += whole_bytes<bool>(p.units.reset, range);
+    int bytes = whole_bytes<T>(p.flat.input, range);
+    if constexpr (kStep) bytes += whole_bytes<T>(p.flat.gates, range);
+    if constexpr (kBackward) bytes += whole_bytes<T>(p.flat.saved, range);
+    if (problem.reset) bytes += whole_bytes<bool>(p.flat.reset, range);
 #if DCS_HAS_BULK_COPIES
     if (lane == 0) mbarrier_arrive_expect_tx(barrier, bytes);
 #endif
-    load_operand(tensor(0), problem.input, problem.input_strides, p.units.input, range, barrier);
+    load_operand(tensor(0), problem.input, problem.input_strides, p.flat.input, range, barrier);
     if constexpr (kStep)
-      load_operand(tensor(kGatesAt), problem.gamma, problem.gamma_strides, p.units.gates, range, barrier);
+      load_operand(tensor(kGatesAt), problem.gamma, problem.gamma_strides, p.flat.gates, range, barrier);
     if constexpr (kBackward)
-      load_operand(tensor(kSavedAt), problem.saved, problem.saved_strides, p.units.saved, range, barrier);
-    if (problem.reset) load_operand(flags(), problem.reset, problem.reset_strides, p.units.reset, range, barrier);
+      load_operand(tensor(kSavedAt), problem.saved, problem.saved_strides, p.flat.saved, range, barrier);
+    if (problem.reset) load_operand(flags(), problem.reset, problem.reset_strides, p.flat.reset, range, barrier);
     if (!DCS_HAS_BULK_COPIES || !p.all_flat) mbarrier_arrive_after_copies(barrier);
     __syncwarp();  // what was copied element by element is there for all lanes
   }
 
   __device__ __forceinline__ void store_operand(
-      T* from, void* pointer, const Strides& strides, int unit, const Range& range) const {
+      T* from, void* pointer, const Strides& strides, bool is_flat, const Range& range) const {
     T* const to = static_cast<T*>(pointer);
     const T* const here = from - memory_begin();
-    if (unit > 0) {
-      for (Walk walk(*this, range, strides, unit); walk.at < range.end; walk.next()) {
-        const auto copy = [&](auto word) {
-          *reinterpret_cast<decltype(word)*>(to + walk.offset()) =
-              *reinterpret_cast<const decltype(word)*>(here + walk.at);
-        };
-        if (unit == 1) copy(T{});
-        else if (unit * sizeof(T) == 16) copy(uint4{});
-        else if (unit * sizeof(T) == 8) copy(uint2{});
-        else copy(uint32_t{});
-      }
-      return;
-    }
+    if (!is_flat) return store_rows(p, to, here + range.begin, strides, range.begin, count_of(range));
     const int64_t begin = min((range.begin + kVec - 1) / kVec * kVec, range.end),
                   end = max(range.end / kVec * kVec, begin);
     if (range.begin + lane < begin) to[range.begin + lane] = here[range.begin + lane];
@@ -254,9 +192,9 @@ struct Slice {
     const Range range = owned();
     if (range.begin >= range.end) return;
     const ScanProblem& problem = p.problem;
-    store_operand(tensor(0), problem.output, problem.output_strides, p.units.output, range);
+    store_operand(tensor(0), problem.output, problem.output_strides, p.flat.output, range);
     if constexpr (kStep && kBackward)
-      store_operand(tensor(kGatesAt), problem.grad_gamma, problem.grad_gamma_strides, p.units.gradient, range);
+      store_operand(tensor(kGatesAt), problem.grad_gamma, problem.grad_gamma_strides, p.flat.gradient, range);
     if (lane == 0) commit_stores();
   }
 

@@ -1,0 +1,291 @@
+// Rows that are not one flat sequence, between global and shared memory: in chunks of 16 bytes that are aligned in
+// global memory, whatever the rows' pitch and alignment. That their elements lie elsewhere in shared memory is left to
+// narrow copies, reads and writes there. What a chunk has of no row, or of another one, is neither kept nor written.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "common/ptx/async_copy.cuh"
+#include "common/ptx/global_load.cuh"
+#include "scan/rows/flat.cuh"
+
+namespace dcs {
+
+// 16 aligned bytes.
+template <typename E>
+struct RowChunk {
+  static constexpr int kVec = 16 / sizeof(E);
+  E* memory;       // their first element, which need not be the row's
+  int at;          // the same in the range
+  int first, end;  // those that are the row's and in the range
+  __device__ __forceinline__ bool has(int element) const { return element >= first && element < end; }
+  __device__ __forceinline__ bool is_whole() const { return first == 0 && end == kVec; }
+};
+
+// The chunks of places [begin, begin + count) in memory; a lane takes every 32nd one. Rows are counted from that of
+// `begin`, and each has as many chunks as it can have at any alignment, some of them empty.
+template <typename E>
+class RowChunks {
+ public:
+  static constexpr int kVec = RowChunk<E>::kVec;
+
+  __device__ __forceinline__ RowChunks(
+      const FlatParams& p, E* pointer, const Strides& strides, int64_t begin, int count)
+      : count_(count) {
+    const FlatPlace place = whole_rows(p, begin);
+    const int64_t inner = p.problem.inner;
+    length_ = shortened(p.problem.length);
+    until_ = shortened(p.problem.length - place.done);
+    row_ = pointer + row_offset(place.row, inner, strides);
+    done_ = place.done;
+    row_step_ = inner == 1 ? strides.outer : strides.inner;
+    turn_step_ = strides.outer - inner * strides.inner;
+    inner_ = static_cast<unsigned>(shortened(inner));
+    until_turn_ = inner == 1 ? kMany : shortened(inner - place.row % inner);
+    chunks_ = chunks_of(min(length_, count));
+    skipped_ = chunks_ - chunks_of(min(until_, count));
+    const unsigned of_row = static_cast<unsigned>(chunks_), first = skipped_ + threadIdx.x % 32;
+    rows_apart_ = static_cast<int>(32 / of_row);
+    chunks_apart_ = static_cast<int>(32 % of_row);
+    row_number_ = static_cast<int>(first / of_row);
+    chunk_ = static_cast<int>(first % of_row);
+  }
+
+  // Whether one may come, the lane's or a later one of its. Behind the last one they are empty.
+  __device__ __forceinline__ bool more() const { return number() * kVec < count_ - row_begin() + kVec - 1; }
+  __device__ __forceinline__ void next() {
+    row_number_ += rows_apart_;
+    chunk_ += chunks_apart_;
+    if (chunk_ >= chunks_) chunk_ -= chunks_, ++row_number_;
+  }
+  __device__ __forceinline__ RowChunk<E> get() const {
+    const bool is_first = row_number_ == 0;
+    const int begin = row_begin(), end = min(is_first ? until_ : begin + length_, count_);
+    int64_t offset = is_first ? done_ : static_cast<unsigned>(row_number_) * row_step_;
+    if (row_number_ >= until_turn_)
+      offset += (1 + static_cast<unsigned>(row_number_ - until_turn_) / inner_) * turn_step_;
+    E* const memory = row_ + offset;
+    const int early = static_cast<int>(reinterpret_cast<uintptr_t>(memory) % 16 / sizeof(E)),
+              from = number() * kVec - early;
+    return {memory + from, begin + from, max(-from, 0), min(end - begin - from, kVec)};
+  }
+
+ private:
+  static constexpr int kMany = 1 << 20;  // more than a slice has
+  static __device__ __forceinline__ int shortened(int64_t count) {
+    return static_cast<int>(min(count, int64_t{kMany}));
+  }
+  static __device__ __forceinline__ int chunks_of(int elements) {
+    return static_cast<int>(static_cast<unsigned>(elements + 2 * kVec - 2) / kVec);
+  }
+  __device__ __forceinline__ int row_begin() const {
+    return row_number_ == 0 ? 0 : until_ + (row_number_ - 1) * length_;
+  }
+  __device__ __forceinline__ int number() const { return row_number_ == 0 ? chunk_ - skipped_ : chunk_; }
+
+  int count_, length_, until_;  // elements: of the range, of a row, of the first one
+  E* row_;                      // the first one
+  int64_t done_;                // of its elements, before the range
+  int64_t row_step_, turn_step_;
+  int until_turn_;  // rows before the outer index goes on
+  unsigned inner_;
+  int chunks_, skipped_;  // of a row, those before the first one's
+  int rows_apart_, chunks_apart_;
+  int row_number_, chunk_;  // at hand
+};
+
+// Of an operand, the chunks that are not between its first and last element, where all memory can be read: at most two.
+class Edges {
+ public:
+  template <typename E>
+  __device__ __forceinline__ Edges(const ScanProblem& p, const E* pointer, const Strides& strides) {
+    const auto low = reinterpret_cast<uintptr_t>(pointer),
+               high = reinterpret_cast<uintptr_t>(pointer + (p.outer - 1) * strides.outer +
+                   (p.inner - 1) * strides.inner + (p.length - 1) * strides.time + 1);
+    low_ = low % 16 ? word(low) : 1;
+    high_ = high % 16 ? word(high) : 1;
+  }
+  __device__ __forceinline__ bool have(const void* chunk) const {
+    const uint32_t at = word(reinterpret_cast<uintptr_t>(chunk));
+    return at == low_ || at == high_;
+  }
+
+ private:
+  // A half is enough to know them by.
+  static __device__ __forceinline__ uint32_t word(uintptr_t address) {
+    return static_cast<uint32_t>(address / 16 * 16);
+  }
+  uint32_t low_, high_;
+};
+
+// Sixteen bytes to the place of an element in shared memory, asynchronously; false where that needs better alignment.
+template <typename E>
+__device__ __forceinline__ bool copy_chunk(E* to, const E* from) {
+  const auto address = reinterpret_cast<uintptr_t>(to);
+  if (address % 16 == 0) {
+    copy_async<16>(to, from, 16);
+  } else if (address % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4)
+      copy_async<4>(reinterpret_cast<char*>(to) + i, reinterpret_cast<const char*>(from) + i, 4);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Elements of less than four bytes.
+template <typename E>
+__device__ __forceinline__ void write_chunk(E* to, const RowChunk<const E>& chunk, const uint4& words) {
+  if constexpr (sizeof(E) == 2) {
+    if (chunk.is_whole()) {  // at an odd place
+      uint16_t* const halves = reinterpret_cast<uint16_t*>(to);
+      uint32_t* const pairs = reinterpret_cast<uint32_t*>(halves + 1);
+      halves[0] = static_cast<uint16_t>(words.x);
+      pairs[0] = __funnelshift_r(words.x, words.y, 16);
+      pairs[1] = __funnelshift_r(words.y, words.z, 16);
+      pairs[2] = __funnelshift_r(words.z, words.w, 16);
+      halves[7] = static_cast<uint16_t>(words.w >> 16);
+      return;
+    }
+  }
+  E values[chunk.kVec];
+  memcpy(values, &words, 16);
+#pragma unroll
+  for (int e = 0; e < chunk.kVec; ++e)
+    if (chunk.has(e)) to[e] = values[e];
+}
+
+// What the hardware does not copy asynchronously is waited for, some chunks at a time.
+template <int kTogether, typename E>
+__device__ __forceinline__ void load_narrow_chunks(E* to, RowChunks<const E> chunks, const Edges& edges) {
+  while (chunks.more()) {
+    RowChunk<const E> taken[kTogether];
+    uint4 words[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j, chunks.next()) {
+      RowChunk<const E>& chunk = taken[j] = chunks.get();
+      words[j] = {};
+      if (chunk.is_whole() && copy_chunk(to + chunk.at, chunk.memory)) chunk.end = 0;
+      bool at_once = chunk.first < chunk.end;
+      if (at_once && edges.have(chunk.memory)) {
+        at_once = false;
+        E values[chunk.kVec] = {};
+#pragma unroll
+        for (int e = 0; e < chunk.kVec; ++e)
+          if (chunk.has(e)) values[e] = chunk.memory[e];
+        memcpy(&words[j], values, 16);
+      }
+      load_where(at_once, reinterpret_cast<const uint4*>(chunk.memory), words[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) write_chunk(to + taken[j].at, taken[j], words[j]);
+  }
+}
+template <typename E>
+__device__ __forceinline__ void load_chunks(E* to, RowChunks<const E> chunks) {
+  for (; chunks.more(); chunks.next()) {
+    const RowChunk<const E> chunk = chunks.get();
+    E* const here = to + chunk.at;
+    if (chunk.is_whole() && reinterpret_cast<uintptr_t>(here) % 16 == 0) {
+      copy_async<16>(here, chunk.memory, 16);
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < chunk.kVec; ++e)
+      if (chunk.has(e)) copy_async<sizeof(E)>(here + e, chunk.memory + e, sizeof(E));
+  }
+}
+
+// Rows whose elements are no neighbors: the lane's places, every 32nd, and where an operand has them.
+struct PlaceWalk {
+  const FlatParams& p;
+  const Strides& strides;
+  int at = threadIdx.x % 32;
+  FlatPlace place, rows_apart;
+  int64_t row_begin;
+  __device__ __forceinline__ PlaceWalk(const FlatParams& of, const Strides& by, int64_t begin)
+      : p(of),
+        strides(by),
+        place(whole_rows(p, begin + at)),
+        rows_apart(whole_rows(p, 32)),
+        row_begin(row_offset(place.row, p.problem.inner, strides)) {}
+  __device__ __forceinline__ int64_t offset() const { return row_begin + place.done * strides.time; }
+  __device__ __forceinline__ void next() {
+    at += 32;
+    const int64_t row = place.row;
+    place = moved(p, place, rows_apart.done, rows_apart.row);
+    if (place.row != row) row_begin = row_offset(place.row, p.problem.inner, strides);
+  }
+};
+template <typename E>
+__device__ __forceinline__ void load_elements(E* to, const E* from, PlaceWalk walk, int count) {
+  constexpr int kTogether = 8;
+  while (walk.at < count) {
+    const int at = walk.at;
+    E values[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j, walk.next())
+      if (walk.at < count) values[j] = from[walk.offset()];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      if (at + 32 * j < count) to[at + 32 * j] = values[j];
+  }
+}
+
+// Places [begin, begin + count) of memory, by a warp, into shared memory. `kTogether`: halves' chunks that are waited
+// for at a time.
+template <int kTogether, typename E>
+__device__ __forceinline__ void load_rows(
+    const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
+  if (strides.time != 1) return load_elements(to, from, PlaceWalk(p, strides, begin), count);
+  const RowChunks<const E> chunks(p, from, strides, begin, count);
+  if constexpr (sizeof(E) < 4)
+    load_narrow_chunks<sizeof(E) == 1 ? 1 : kTogether>(to, chunks, Edges(p.problem, from, strides));
+  else load_chunks(to, chunks);
+}
+
+// Sixteen bytes of shared memory from an element's place on.
+template <typename E>
+__device__ __forceinline__ uint4 read_chunk(const E* from) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  if (address % 16 == 0) return *reinterpret_cast<const uint4*>(from);
+  if constexpr (sizeof(E) == 2) {
+    const int odd = static_cast<int>(address / 2 % 2);
+    const uint32_t* const words = reinterpret_cast<const uint32_t*>(from - odd);
+    const uint32_t a = words[0], b = words[1], c = words[2], d = words[3], e = words[3 + odd];
+    return {__funnelshift_r(a, b, 16 * odd), __funnelshift_r(b, c, 16 * odd), __funnelshift_r(c, d, 16 * odd),
+        __funnelshift_r(d, e, 16 * odd)};
+  } else {
+    E values[16 / sizeof(E)];
+#pragma unroll
+    for (int e = 0; e < static_cast<int>(16 / sizeof(E)); ++e) values[e] = from[e];
+    uint4 words;
+    memcpy(&words, values, 16);
+    return words;
+  }
+}
+
+// Those from shared memory.
+template <typename E>
+__device__ __forceinline__ void store_rows(
+    const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
+  if (strides.time != 1) {
+    for (PlaceWalk walk(p, strides, begin); walk.at < count; walk.next()) to[walk.offset()] = from[walk.at];
+    return;
+  }
+  for (RowChunks<E> chunks(p, to, strides, begin, count); chunks.more(); chunks.next()) {
+    const RowChunk<E> chunk = chunks.get();
+    const E* const here = from + chunk.at;
+    if (chunk.is_whole()) {
+      *reinterpret_cast<uint4*>(chunk.memory) = read_chunk(here);
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < chunk.kVec; ++e)
+      if (chunk.has(e)) chunk.memory[e] = here[e];
+  }
+}
+
+}  // namespace dcs
