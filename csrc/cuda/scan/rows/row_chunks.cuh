@@ -50,25 +50,24 @@ class RowChunks {
     chunks_apart_ = static_cast<int>(32 % of_row);
     row_number_ = static_cast<int>(first / of_row);
     chunk_ = static_cast<int>(first % of_row);
+    enter_row();
   }
 
   // Whether one may come, the lane's or a later one of its. Behind the last one they are empty.
-  __device__ __forceinline__ bool more() const { return number() * kVec < count_ - row_begin() + kVec - 1; }
+  __device__ __forceinline__ bool more() const { return at_ < count_ + kVec; }
   __device__ __forceinline__ void next() {
-    row_number_ += rows_apart_;
     chunk_ += chunks_apart_;
+    if (rows_apart_ == 0 && chunk_ < chunks_) {
+      memory_ += 32 * kVec;
+      at_ += 32 * kVec;
+      return;
+    }
+    row_number_ += rows_apart_;
     if (chunk_ >= chunks_) chunk_ -= chunks_, ++row_number_;
+    enter_row();
   }
   __device__ __forceinline__ RowChunk<E> get() const {
-    const bool is_first = row_number_ == 0;
-    const int begin = row_begin(), end = min(is_first ? until_ : begin + length_, count_);
-    int64_t offset = is_first ? done_ : static_cast<unsigned>(row_number_) * row_step_;
-    if (row_number_ >= until_turn_)
-      offset += (1 + static_cast<unsigned>(row_number_ - until_turn_) / inner_) * turn_step_;
-    E* const memory = row_ + offset;
-    const int early = static_cast<int>(reinterpret_cast<uintptr_t>(memory) % 16 / sizeof(E)),
-              from = number() * kVec - early;
-    return {memory + from, begin + from, max(-from, 0), min(end - begin - from, kVec)};
+    return {memory_, at_, max(row_begin_ - at_, 0), min(row_end_ - at_, kVec)};
   }
 
  private:
@@ -79,10 +78,20 @@ class RowChunks {
   static __device__ __forceinline__ int chunks_of(int elements) {
     return static_cast<int>(static_cast<unsigned>(elements + 2 * kVec - 2) / kVec);
   }
-  __device__ __forceinline__ int row_begin() const {
-    return row_number_ == 0 ? 0 : until_ + (row_number_ - 1) * length_;
+  // To the chunk at hand from its numbers.
+  __device__ __forceinline__ void enter_row() {
+    const bool is_first = row_number_ == 0;
+    row_begin_ = is_first ? 0 : until_ + (row_number_ - 1) * length_;
+    row_end_ = min(is_first ? until_ : row_begin_ + length_, count_);
+    int64_t offset = is_first ? done_ : static_cast<unsigned>(row_number_) * row_step_;
+    if (row_number_ >= until_turn_)
+      offset += (1 + static_cast<unsigned>(row_number_ - until_turn_) / inner_) * turn_step_;
+    E* const memory = row_ + offset;
+    const int early = static_cast<int>(reinterpret_cast<uintptr_t>(memory) % 16 / sizeof(E)),
+              from = (is_first ? chunk_ - skipped_ : chunk_) * kVec - early;
+    memory_ = memory + from;
+    at_ = row_begin_ + from;
   }
-  __device__ __forceinline__ int number() const { return row_number_ == 0 ? chunk_ - skipped_ : chunk_; }
 
   int count_, length_, until_;  // elements: of the range, of a row, of the first one
   E* row_;                      // the first one
@@ -92,7 +101,10 @@ class RowChunks {
   unsigned inner_;
   int chunks_, skipped_;  // of a row, those before the first one's
   int rows_apart_, chunks_apart_;
-  int row_number_, chunk_;  // at hand
+  int row_number_, chunk_;   // at hand
+  int row_begin_, row_end_;  // its row's elements in the range
+  E* memory_;
+  int at_;
 };
 
 // Of an operand, the chunks that are not between its first and last element, where all memory can be read: at most two.
@@ -119,16 +131,16 @@ class Edges {
   uint32_t low_, high_;
 };
 
-// Sixteen bytes to the place of an element in shared memory, asynchronously; false where that needs better alignment.
+// A whole chunk to its place in a range that begins at a multiple of 16 bytes, asynchronously; false where that needs
+// better alignment.
 template <typename E>
-__device__ __forceinline__ bool copy_chunk(E* to, const E* from) {
-  const auto address = reinterpret_cast<uintptr_t>(to);
-  if (address % 16 == 0) {
-    copy_async<16>(to, from, 16);
-  } else if (address % 4 == 0) {
+__device__ __forceinline__ bool copy_chunk(E* to, const RowChunk<const E>& chunk) {
+  E* const here = to + chunk.at;
+  if (chunk.at % chunk.kVec == 0) {
+    copy_async<16>(here, chunk.memory, 16);
+  } else if (chunk.at % (chunk.kVec / 4) == 0) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 4)
-      copy_async<4>(reinterpret_cast<char*>(to) + i, reinterpret_cast<const char*>(from) + i, 4);
+    for (int e = 0; e < chunk.kVec; e += chunk.kVec / 4) copy_async<4>(here + e, chunk.memory + e, 4);
   } else {
     return false;
   }
@@ -167,7 +179,7 @@ __device__ __forceinline__ void load_narrow_chunks(E* to, RowChunks<const E> chu
     for (int j = 0; j < kTogether; ++j, chunks.next()) {
       RowChunk<const E>& chunk = taken[j] = chunks.get();
       words[j] = {};
-      if (chunk.is_whole() && copy_chunk(to + chunk.at, chunk.memory)) chunk.end = 0;
+      if (chunk.is_whole() && copy_chunk(to, chunk)) chunk.end = 0;
       bool at_once = chunk.first < chunk.end;
       if (at_once && edges.have(chunk.memory)) {
         at_once = false;
@@ -188,7 +200,7 @@ __device__ __forceinline__ void load_chunks(E* to, RowChunks<const E> chunks) {
   for (; chunks.more(); chunks.next()) {
     const RowChunk<const E> chunk = chunks.get();
     E* const here = to + chunk.at;
-    if (chunk.is_whole() && reinterpret_cast<uintptr_t>(here) % 16 == 0) {
+    if (chunk.is_whole() && chunk.at % chunk.kVec == 0) {
       copy_async<16>(here, chunk.memory, 16);
       continue;
     }
@@ -234,8 +246,8 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, PlaceWalk wa
   }
 }
 
-// Places [begin, begin + count) of memory, by a warp, into shared memory. `kTogether`: halves' chunks that are waited
-// for at a time.
+// Places [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`: halves'
+// chunks that are waited for at a time.
 template <int kTogether, typename E>
 __device__ __forceinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
