@@ -1,39 +1,18 @@
 // Scans along a strided time over fewer columns than threads that fill the GPU. A block takes a tile, some steps of a
 // span of cells, which are columns or pairs of columns of halves; each of its threads holds some neighboring steps of a
-// cell in registers, which are read once. Totals meet in shared memory and, between the tiles of a walk, in global
-// memory (tile_carries.cuh). Where all columns are few (kFlat) a tile is one piece of memory, which goes through shared
-// memory in whole vectors; elsewhere neighboring lanes read neighboring cells, whatever their alignment.
+// cell, which are read once: in registers, and where there are many tiles the first of them in shared memory. Totals
+// meet in shared memory and, between the tiles of a walk, in global memory (tile_carries.cuh). Where all columns are
+// few (kFlat) a tile is one piece of memory, which goes through shared memory in whole vectors; elsewhere neighboring
+// lanes read neighboring cells, whatever their alignment.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/known_address.cuh"
-#include "common/vector.cuh"
-#include "scan/columns/column_values.cuh"
+#include "scan/columns/held_cells.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
-
-// A thread's cells in registers: those of two bytes in twos.
-template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2>
-struct HeldCells {
-  Cell cells[kCount];
-  __device__ __forceinline__ Cell get(int i) const { return cells[i]; }
-  __device__ __forceinline__ void set(int i, const Cell& cell) { cells[i] = cell; }
-};
-template <typename Cell, int kCount>
-struct HeldCells<Cell, kCount, true> {
-  uint32_t words[kCount / 2];
-  __device__ __forceinline__ Cell get(int i) const {
-    const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
-    return *reinterpret_cast<const Cell*>(&bits);
-  }
-  __device__ __forceinline__ void set(int i, const Cell& cell) {
-    const uint32_t bits = *reinterpret_cast<const uint16_t*>(&cell);
-    words[i / 2] = i % 2 ? words[i / 2] | bits << 16 : bits;
-  }
-};
-struct NoCells {};
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
 struct HeldColumns {
@@ -47,6 +26,8 @@ struct HeldColumns {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
+  // Whether some steps can be in shared memory (plan_held_columns): of a tile that is one piece, only what is in it.
+  static constexpr bool kEarly = kSteps >= kEarlyBatch && !(kFlat && kBackward);
   // Cells on their way before the first use: packing waits for them.
   static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
                                                                                   : std::min(kSteps, kHeldWords / 2);
@@ -57,8 +38,8 @@ struct HeldColumns {
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
-  int count;           // steps
-  int64_t first_step;  // in the order of the scan
+  int early, count;    // steps in shared memory and, after them, in registers
+  int64_t first_step;  // of the latter, in the order of the scan
   Wide gamma[kUnit];
   Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
   using Cells = HeldCells<Cell, kSteps>;
@@ -69,6 +50,7 @@ struct HeldColumns {
   // next one's bit.
   using Bits = std::conditional_t<(kSteps + (kBackward ? 1 : 0) > 32), uint64_t, uint32_t>;
   Bits cuts[kUnit] = {};
+  bool has_early_cuts = false;
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
     const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
@@ -101,7 +83,13 @@ struct HeldColumns {
     cell = min(own_cell, width - 1);
     first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
     count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
+    early = min(count, early_steps());
+    count -= early;
+    first_step += early_steps();
   }
+  __device__ __forceinline__ int early_steps() const { return kEarly ? t.early_steps : 0; }
+  __device__ __forceinline__ int late_steps() const { return t.part_steps - early_steps(); }
+  __device__ __forceinline__ int64_t early_step() const { return first_step - early_steps(); }  // the part's first
   __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
   __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
 
@@ -110,7 +98,7 @@ struct HeldColumns {
   __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
 #pragma unroll
     for (int k = 0; k < kCount; k += kBatch) {
-      if (from + k >= (kFull ? t.part_steps : count)) break;
+      if (from + k >= (kFull ? late_steps() : count)) break;
 #pragma unroll
       for (int i = k; i < k + kBatch && i < kCount; ++i)
         if (kFull || from + i < count) visit(from + i);
@@ -119,18 +107,18 @@ struct HeldColumns {
   // Whether the warp's threads have all of their steps, and neighbors in time on both sides where they ask for them.
   __device__ __forceinline__ bool is_full() const {
     const bool full =
-        count == t.part_steps && (!p.shifted || first_step > 0) && (!kBackward || first_step + count < p.length);
+        count == late_steps() && (!p.shifted || early_step() > 0) && (!kBackward || first_step + count < p.length);
     return __all_sync(0xffffffffu, full);
   }
 
   __device__ __forceinline__ int64_t row_of(int64_t position) const {
     return p.reverse ? p.length - 1 - position : position;
   }
-  // An operand `later` steps after the thread's first one: in memory, or in a tile of shared memory.
+  // An operand from a step on in memory, or from the part's first one on in a tile of shared memory.
   template <typename Byte>
-  __device__ __forceinline__ Steps<Byte> in_memory(Byte* pointer, const Strides& strides, int later) const {
+  __device__ __forceinline__ Steps<Byte> in_memory(Byte* pointer, const Strides& strides, int64_t step) const {
     const int sign = p.reverse ? -1 : 1;
-    const int64_t row = row_of(first_step) + sign * later;
+    const int64_t row = row_of(step);
     const ColumnPlace at = place();
     return {
         known_address(pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize),
@@ -142,6 +130,22 @@ struct HeldColumns {
     return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
             cell * kCellBytes,
         p.reverse ? -row_bytes : row_bytes};
+  }
+  template <typename Byte>
+  __device__ __forceinline__ Steps<Byte> held_in_tile(Byte* tile_memory) const {
+    const Steps<Byte> part = in_tile(tile_memory);
+    return {part.at + early_steps() * part.apart, part.apart};
+  }
+  // The thread's early cells of the input, the gates, the saved output.
+  enum Operand { kInput, kGates, kSaved };
+  __device__ __forceinline__ EarlyCells<Cell, kFlat> early_cells(const TileMemory& memory, Operand operand) const {
+    if constexpr (kFlat) {
+      const Steps<char> part = in_tile(memory.tile_of(operand));
+      return {part.at, static_cast<int>(part.apart)};
+    } else {
+      const int slots = (operand == kSaved && !kStep ? 1 : operand) * early_steps() * kColumnThreads;
+      return {memory.tile_of(0) + (slots + static_cast<int>(threadIdx.x)) * kCellBytes, 0};
+    }
   }
 
   template <bool kFull>
@@ -164,55 +168,137 @@ struct HeldColumns {
       }
     };
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
-      bring(in_memory(static_cast<const char*>(pointer), strides, later), later, to);
+      bring(in_memory(static_cast<const char*>(pointer), strides, first_step + later), later, to);
     };
-    if constexpr (kFlat) bring(in_tile<const char>(memory.tile_of(0)), 0, x);
+    if constexpr (kFlat) bring(held_in_tile<const char>(memory.tile_of(0)), 0, x);
     else bring_from_memory(p.input, p.input_strides, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(in_tile<const char>(memory.tile_of(1)), 0, gates);
+      if (kFlat && !p.shifted) bring(held_in_tile<const char>(memory.tile_of(1)), 0, gates);
       else bring_from_memory(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, gates);
     }
     if constexpr (kBackward) bring_from_memory(p.saved, p.saved_strides, 1, saved);
   }
-
-  __device__ __forceinline__ void read_flags() {
-    const bool starts = first_step == 0 && !(p.initial && !p.backward);
-    const int64_t apart = p.reverse ? -p.reset_strides.time : p.reset_strides.time;
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      if (starts) cuts[u] = 1;
-      if (!p.reset || count == 0) continue;
-      const ColumnPlace at = place();
-      const bool* const flags = p.reset + at.outer * p.reset_strides.outer + (at.column + u) * p.reset_strides.inner +
-          row_of(first_step) * p.reset_strides.time;
-      Bits bits = 0;
-      each<false>([&](int i) { bits |= Bits{flags[i * apart]} << i; });
-      cuts[u] |= kBackward || p.shifted ? bits << 1 | Bits{first_step > 0 && flags[-apart]} : bits;
+  // The same of the early steps, where they are not in a tile.
+  template <bool kFull>
+  __device__ __forceinline__ void load_early(const TileMemory& memory) const {
+    if constexpr (kEarly && !kFlat) {
+      if (t.early_steps == 0) return;
+      const auto bring = [&](const void* pointer, const Strides& strides, int later, Operand operand) {
+        const int64_t first = early_step() + later;
+        const int least = first < 0 ? 1 : 0, most = static_cast<int>(min(int64_t{kMostEarlySteps}, p.length - first));
+        const auto from = in_memory(static_cast<const char*>(pointer), strides, first);
+        early_cells(memory, operand).template bring<kFull>(from, t.early_steps, least, most);
+      };
+      bring(p.input, p.input_strides, 0, kInput);
+      if constexpr (kStep) bring(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, kGates);
+      if constexpr (kBackward) bring(p.saved, p.saved_strides, 1, kSaved);
+      commit_copies();
     }
   }
-  __device__ __forceinline__ bool has_flags() const {
-    Bits any = 0;
+
+  // The scan starts anew before the part's first step.
+  __device__ __forceinline__ bool starts() const { return early_step() == 0 && !(p.initial && !p.backward); }
+  __device__ __forceinline__ void read_flags(const TileMemory& memory) {
+    has_early_cuts = early_steps() > 0 && starts();
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) any |= cuts[u];
-    return __any_sync(0xffffffffu, any != 0);
+    for (int u = 0; u < kUnit; ++u) {
+      if (early_steps() == 0 && starts()) cuts[u] = 1;
+      if (!p.reset || early + count == 0) continue;
+      // The flag of the step before is the first bit where gates are those before.
+      const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
+      const int64_t apart = p.reverse ? -p.reset_strides.time : p.reset_strides.time;
+      const ColumnPlace at = place();
+      const bool* const flags = p.reset + at.outer * p.reset_strides.outer + (at.column + u) * p.reset_strides.inner +
+          row_of(early_step()) * p.reset_strides.time - lead * apart;
+      if constexpr (kEarly) {
+#pragma unroll 1
+        for (int k = 0; k < early; k += kFlagBatch) {
+          const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, uint64_t>(
+              flags + k * apart, apart, k == 0 ? least : 0, early - k + lead);
+          has_early_cuts = has_early_cuts || bits != 0;
+          for (int i = 0; i < kFlagBatch && k + i < early; i += kEarlyBatch)
+            *early_cuts(memory, u, k + i) = static_cast<uint16_t>(bits >> i);
+        }
+      }
+      if (count > 0)
+        cuts[u] |= flags_of<kSteps + (kBackward ? 1 : 0), 16, Bits>(
+            flags + early_steps() * apart, apart, early_steps() == 0 ? least : 0, count + lead);
+    }
+  }
+  // The bits of kEarlyBatch early steps, and of the one after, from a step on.
+  __device__ __forceinline__ uint16_t* early_cuts(const TileMemory& memory, int u, int step) const {
+    return reinterpret_cast<uint16_t*>(memory.shared + t.cuts_at) + (step / kEarlyBatch * kUnit + u) * kColumnThreads +
+        threadIdx.x;
+  }
+  __device__ __forceinline__ bool has_flags() const {
+    bool any = has_early_cuts;
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) any = any || cuts[u] != 0;
+    return __any_sync(0xffffffffu, any);
+  }
+
+  // A step's cells, and before which of the columns the scan starts anew (a bit each) or does at the next step.
+  struct Step {
+    Cell input, gates, saved;
+    uint32_t cut, cut_after;
+  };
+  // Visits the part's steps in the order of the scan, with their numbers in it: the early ones, then those held.
+  template <bool kFull, bool kCuts, typename Visit>
+  __device__ __forceinline__ void each_step(const TileMemory& memory, const Visit& visit) const {
+    if constexpr (kEarly) {
+      auto inputs = early_cells(memory, kInput), gate_cells = early_cells(memory, kGates),
+           saved_cells = early_cells(memory, kSaved);
+#pragma unroll 1
+      for (int k = 0; k < (kFull ? t.early_steps : early); k += kEarlyBatch) {
+        uint32_t bits[kUnit] = {};
+#pragma unroll
+        for (int u = 0; u < kUnit && kCuts; ++u)
+          bits[u] = (p.reset ? *early_cuts(memory, u, k) : 0) | (k == 0 && starts() ? 1 : 0);
+#pragma unroll
+        for (int i = 0; i < kEarlyBatch; ++i) {
+          if (!kFull && k + i >= early) break;
+          Step step{inputs.get(i)};
+          if constexpr (kStep) step.gates = gate_cells.get(i);
+          if constexpr (kBackward) step.saved = saved_cells.get(i);
+          set_cuts<kCuts>(step, bits, i);
+          visit(step, k + i, i % kBatch);
+        }
+        inputs.move(kEarlyBatch), gate_cells.move(kEarlyBatch), saved_cells.move(kEarlyBatch);
+      }
+    }
+    each<kFull>([&](int i) {
+      Step step{x.get(i)};
+      if constexpr (kStep) step.gates = gates.get(i);
+      if constexpr (kBackward) step.saved = saved.get(i);
+      set_cuts<kCuts>(step, cuts, i);
+      visit(step, i + early_steps(), i % kBatch);
+    });
+  }
+  template <bool kCuts, typename OfColumns>
+  static __device__ __forceinline__ void set_cuts(Step& step, const OfColumns (&bits)[kUnit], int i) {
+    step.cut = step.cut_after = 0;
+#pragma unroll
+    for (int u = 0; u < kUnit && kCuts; ++u) {
+      step.cut |= static_cast<uint32_t>(bits[u] >> i & 1) << u;
+      if constexpr (kBackward) step.cut_after |= static_cast<uint32_t>(bits[u] >> (i + 1) & 1) << u;
+    }
   }
 
   // From y before a step y after it. `factors` are its gates, as they were read.
-  template <bool kCuts>
   __device__ __forceinline__ void advance(
-      int i, const Sum (&values)[kUnit], const Sum (&factors)[kUnit], Sum (&y)[kUnit]) const {
+      uint32_t cut, const Sum (&values)[kUnit], const Sum (&factors)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       Sum sum;
       if constexpr (kStep) sum = plain_step(values[u], factors[u], y[u]);
       else if constexpr (kHalf) sum = gate[u].step(values[u], y[u]);
       else sum = fold(values[u], gamma[u], y[u]);
-      y[u] = kCuts && (cuts[u] >> i & 1) ? values[u] : sum;
+      y[u] = cut >> u & 1 ? values[u] : sum;
     }
   }
-  __device__ __forceinline__ void factors_of(int i, Sum (&to)[kUnit]) const {
+  __device__ __forceinline__ void factors_of(const Step& step, Sum (&to)[kUnit]) const {
     if constexpr (kStep) {
-      values_of(gates.get(i), to);
+      values_of(step.gates, to);
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) to[u] = conj_if(p.conjugate_gamma, to[u]);
     }
@@ -220,35 +306,35 @@ struct HeldColumns {
 
   // The part's pieces, from nothing.
   template <bool kFull, bool kCuts>
-  __device__ __forceinline__ void add_up(Piece<Wide> (&pieces)[kUnit]) const {
+  __device__ __forceinline__ void add_up(const TileMemory& memory, Piece<Wide> (&pieces)[kUnit]) const {
     Sum y[kUnit];
     Wide product[kUnit], some[kUnit];  // of a batch: four floats' product is within a double
+    uint32_t closed = 0;
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       y[u] = cast<Sum>(0.0);
       product[u] = some[u] = cast<Wide>(1.0);
     }
-    each<kFull>([&](int i) {
+    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int in_batch) {
       Sum values[kUnit], factors[kUnit] = {};
-      values_of(x.get(i), values);
-      factors_of(i, factors);
-      if (i > 0) advance<kCuts>(i, values, factors, y);
+      values_of(step.input, values);
+      factors_of(step, factors);
+      advance(number == 0 ? ~0u : step.cut, values, factors, y);
+      closed |= step.cut;
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
-        if (i == 0) y[u] = values[u];
         if constexpr (kStep) {
-          const bool is_first = i % kBatch == 0, is_last = i % kBatch == kBatch - 1;
           if (!kFull || sizeof(T) > 4) {
             product[u] = power_mul(product[u], cast<Wide>(factors[u]));
           } else {
-            some[u] = is_first ? cast<Wide>(factors[u]) : some[u] * cast<Wide>(factors[u]);
-            if (is_last) product[u] = power_mul(product[u], some[u]);
+            some[u] = in_batch == 0 ? cast<Wide>(factors[u]) : some[u] * cast<Wide>(factors[u]);
+            if (in_batch == kBatch - 1) product[u] = power_mul(product[u], some[u]);
           }
         }
       }
     });
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) pieces[u] = {cast<Wide>(y[u]), product[u], kCuts && cuts[u] != 0};
+    for (int u = 0; u < kUnit; ++u) pieces[u] = {cast<Wide>(y[u]), product[u], (closed >> u & 1) != 0};
   }
 
   // The results from what enters the part; of gamma's gradient, the sums.
@@ -256,24 +342,25 @@ struct HeldColumns {
   __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
     Steps<char> to, gates_to{nullptr, 0};
     if constexpr (kFlat) to = in_tile<char>(memory.tile_of(0));
-    else to = in_memory(static_cast<char*>(p.output), p.output_strides, 0);
-    if constexpr (kBackward && kStep) gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, 0);
-    each<kFull>([&](int i) {
+    else to = in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
+    if constexpr (kBackward && kStep)
+      gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, early_step());
+    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int) {
       Sum values[kUnit], factors[kUnit] = {};
-      values_of(x.get(i), values);
-      factors_of(i, factors);
-      advance<kCuts>(i, values, factors, y);
+      values_of(step.input, values);
+      factors_of(step, factors);
+      advance(step.cut, values, factors, y);
       *reinterpret_cast<Cell*>(to.at) = packed<T>(y);
       to.at += to.apart;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
-        const bool is_last = !kFull && first_step + i + 1 == p.length;
+        const bool is_last = !kFull && early_step() + number + 1 == p.length;
         Sum others[kUnit], terms[kUnit];
-        values_of(saved.get(i), others);
+        values_of(step.saved, others);
 #pragma unroll
         for (int u = 0; u < kUnit; ++u) {
           const Sum other = is_last ? cast<Sum>(Values::initial_of(p, place(), u)) : others[u];
-          const bool is_dropped = kCuts && (cuts[u] >> (i + 1) & 1);
+          const bool is_dropped = step.cut_after >> u & 1;
           terms[u] = is_dropped ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
           if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
         }
@@ -315,6 +402,7 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   using Wide = typename Held::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];
   __shared__ CarryExchange<Wide, kStep, kUnit> exchange;
+  static_assert(sizeof(exchange) <= held_exchange_bytes(sizeof(Wide), kUnit, kStep));
   overlap_launches();
   Held held(params);
   const TileMemory memory(params, columns_shared);
@@ -323,20 +411,23 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   };
   if constexpr (kFlat) copy().template bring<kStep>();
   const bool full = held.is_full();
-  if (full) held.template load<true>(memory);
-  else held.template load<false>(memory);
+  if (full) held.template load_early<true>(memory), held.template load<true>(memory);
+  else held.template load_early<false>(memory), held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
-  held.read_flags();
+  held.read_flags(memory);
   const bool plain = full && !held.has_flags();
+  if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
   Piece<Wide> pieces[kUnit];
-  if (plain) held.template add_up<true, false>(pieces);
-  else held.template add_up<false, true>(pieces);
+  if (plain) held.template add_up<true, false>(memory, pieces);
+  else held.template add_up<false, true>(memory, pieces);
   typename Held::Sum y[kUnit];
   held.enter(carries, pieces, y);
   held.find_steps();
   Wide sums[kUnit] = {};
-  if (plain) held.template finish<true, false>(memory, y, sums);
+  // A thread without cells of its own would read, as input, results that another thread has put there.
+  if (kFlat && !held.works) {
+  } else if (plain) held.template finish<true, false>(memory, y, sums);
   else held.template finish<false, true>(memory, y, sums);
   if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);

@@ -76,13 +76,45 @@ inline void fill_held_powers(HeldColumnsPlan& plan, double gamma) {
   fill(groups, kTilePowers, bounded_power(tiles[plan.fan_bits - 1], 2));
 }
 
-// Where a tile is one piece of memory: parts begin in other banks than those before them.
+// Vectors from a part of a tile that is one piece of memory to the next: parts begin in other banks than those before.
+inline int64_t flat_pitch(int64_t part_steps, int64_t row_bytes) {
+  const int64_t vectors = part_steps * row_bytes / 16, apart = ceil_div(row_bytes, 16);
+  return vectors + ((apart - vectors) % 8 + 8) % 8;
+}
+
 inline void lay_out_flat(HeldColumnsPlan& plan, int64_t row_bytes) {
   plan.part_vectors = static_cast<int>(plan.part_steps * row_bytes / 16);
-  const int apart = static_cast<int>(ceil_div(row_bytes, 16));
-  plan.part_pitch = plan.part_vectors + ((apart - plan.part_vectors) % 8 + 8) % 8;
+  plan.part_pitch = static_cast<int>(flat_pitch(plan.part_steps, row_bytes));
   plan.vectors_inverse = static_cast<uint32_t>(((int64_t{1} << 32) + plan.part_vectors - 1) / plan.part_vectors);
   plan.flat_bytes = int64_t{16} * plan.parts * plan.part_pitch;
+}
+
+// Steps of a part that can be in shared memory, beside `held` ones in registers, so that it has room for the usual
+// number of blocks.
+inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& plan, int64_t held, int64_t unit) {
+  const bool step = p.gamma_kind == GammaKind::kStep;
+  const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
+  if (held_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
+  if (plan.flat && (p.backward || (step && p.shifted))) return 0;  // not all of them are in a tile
+  const int64_t whole = std::max<int64_t>(unit, kEarlyBatch);
+  int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
+  if (plan.flat) {
+    const int64_t room = kHeldShared / held_blocks(bytes) -
+        held_exchange_bytes(wide_bytes_of(p.dtype), static_cast<int>(columns), step) - (p.reset ? kMostCutBytes : 0);
+    while (most > 0 && 16 * plan.parts * flat_pitch(held + most, row_bytes) * tensors_of(p) > room) most -= whole;
+  }
+  return most;
+}
+
+// What is in shared memory: tiles that are one piece, or early steps; then the flags of these.
+inline void lay_out_shared(HeldColumnsPlan& plan, const ScanProblem& p, int64_t row_bytes) {
+  const bool step = p.gamma_kind == GammaKind::kStep;
+  const int64_t columns = plan.pairs ? 2 : 1;
+  if (plan.flat) lay_out_flat(plan, row_bytes);
+  plan.cuts_at = plan.flat ? plan.flat_bytes * (step && !p.shifted ? 2 : 1)
+                           : plan.early_steps * kColumnThreads * bytes_of(p.dtype) * columns * tensors_of(p);
+  plan.shared_bytes =
+      plan.cuts_at + (p.reset ? plan.early_steps / kEarlyBatch * columns * kColumnThreads * kCutBytes : 0);
 }
 
 inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits& device) {
@@ -113,8 +145,14 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   // Single halves in memory are loaded one by one: more of them a thread take longer than more threads.
   const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kHeldWords);
   const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
+  // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
+  // comes once a block is then a smaller part of its work.
+  const int64_t room = int64_t{held_blocks(bytes)} * device.multiprocessors;
+  const bool in_rounds = plan.walks * ceil_div(p.length, plan.parts * most) > room;
+  const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
+  const int64_t whole = ceil_div(p.length, plan.parts * (most + early));
   // A second tile waits for the first: only where many multiprocessors would have none.
-  const int64_t whole = ceil_div(p.length, plan.parts * most), spread = device.multiprocessors / plan.walks;
+  const int64_t spread = (early > 0 ? ceil_div(plan.walks * whole, room) * room : device.multiprocessors) / plan.walks;
   int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
   // Blocks of a cluster neither wait by way of global memory nor need words there, which a graph's replays would have
   // to clear; but they begin together, which costs time where they are more than the device holds at once.
@@ -122,14 +160,14 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   const bool can_cluster = tiles > 1 && whole <= most_clustered;
   if (can_cluster) tiles = std::min(tiles, most_clustered);
   plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
+  plan.early_steps =
+      static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
-  plan.cluster =
-      can_cluster && plan.tiles > 1 && plan.walks * plan.tiles <= int64_t{held_blocks(bytes)} * device.multiprocessors;
+  plan.cluster = can_cluster && plan.tiles > 1 && plan.walks * plan.tiles <= room;
   plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);
   plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
   if (!step) fill_held_powers(plan, p.gamma_value);
-  if (plan.flat) lay_out_flat(plan, row_bytes);
-  plan.shared_bytes = plan.flat_bytes * (step && !p.shifted ? 2 : 1);
+  lay_out_shared(plan, p, row_bytes);
   if (plan.tiles > 1 && !plan.cluster)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
         (step ? 2 * columns : 1);

@@ -94,6 +94,7 @@ struct HeldColumnsPlan {
   int64_t walks;     // outer * spans
   int parts;         // threads of a cell in a block
   int part_steps;    // of a thread
+  int early_steps;   // the first of them, which are in shared memory: the others are in registers
   int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
   int lane_bits;     // 2^these parts are a lane's
   int64_t tiles;     // of a walk
@@ -104,6 +105,7 @@ struct HeldColumnsPlan {
   int part_pitch;    // the same with what keeps parts in different banks
   uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
   int64_t flat_bytes;                      // of a tile in shared memory
+  int64_t cuts_at;                         // in shared memory, of the early steps' flags
   int64_t shared_bytes, workspace_bytes;
   double powers[kHeldPowers];  // of a number gamma
 };

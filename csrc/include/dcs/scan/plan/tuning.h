@@ -118,17 +118,25 @@ constexpr int64_t kFewWalkBytes = 4 * 96;  // and where steps are few
 constexpr int64_t kFewWalkSteps = 64;      // that a thread walks in any case
 constexpr int kFewSteps = 8;               // that a thread holds, of several columns (columns/few_steps.cuh)
 constexpr int few_steps_cells(bool step, bool backward) { return step && backward ? 1 : step || backward ? 2 : 4; }
-constexpr int kHeldWords = 32;             // of four bytes that a thread holds
-constexpr int kHeldBatch = 4;              // of its steps at once
-constexpr int kSpan = 32;                  // cells of a block that holds its tile, at most
-constexpr int kFewestHeldSteps = 8;        // of a thread, so that blocks have work beside their exchange
-constexpr int64_t kFewestSpreadTiles = 4;  // that steps which fit one tile are spread over
+constexpr int kHeldWords = 32;   // of four bytes that a thread holds
+constexpr int kHeldBatch = 4;    // of its steps at once
+constexpr int kEarlyWords = 32;  // that it has in shared memory beside them where there are many tiles
+constexpr int kEarlyBatch = 8;   // of those steps at once
+constexpr int kFlagBatch = 4 * kEarlyBatch;
+constexpr int kMostEarlySteps = 2 * kEarlyWords;  // of halves
+constexpr int kSpan = 32;                         // cells of a block that holds its tile, at most
+constexpr int kFewestHeldSteps = 8;               // of a thread, so that blocks have work beside their exchange
+constexpr int64_t kFewestSpreadTiles = 4;         // that steps which fit one tile are spread over
 constexpr int64_t kMostTileCluster = 8;  // tiles of a cluster; more of them need leave, and room in one part of the GPU
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 
-// Of tiles in shared memory, the input's and the gates', each part of which begins up to seven vectors on.
+// Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most; of
+// tiles that are held in registers, the input's and the gates', each part of which begins up to seven vectors on; what
+// blocks share that are a multiprocessor's usual number.
+constexpr int kCutBytes = 2, kMostCutBytes = kMostEarlySteps / kEarlyBatch * kColumnThreads * kCutBytes;
 constexpr int kMostFlatBytes = (4 * kHeldWords + 2 * 7 * 16) * kColumnThreads;
+constexpr int kHeldShared = 224 << 10;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
 constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
@@ -136,5 +144,11 @@ constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
   return 4 * kHeldWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
 }
 constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
+// Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most.
+constexpr int held_exchange_bytes(int64_t wide_bytes, int unit, bool step) {
+  const int wide = static_cast<int>(wide_bytes);
+  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + kSpan * wide * (4 + (step ? 0 : kHeldPowers))) +
+      (step ? 0 : kColumnThreads * wide) + 64;
+}
 
 }  // namespace dcs
