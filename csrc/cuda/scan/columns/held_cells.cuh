@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
+#include "common/ptx/known_address.cuh"
 #include "common/vector.cuh"
 #include "scan/columns/column_values.cuh"
 #include "dcs/scan/plan/tuning.h"
@@ -30,6 +31,15 @@ struct HeldCells<Cell, kCount, true> {
 };
 struct NoCells {};
 
+// An operand at a thread's next step, in memory or in a tile of shared memory.
+template <typename Byte>
+struct CellSteps {
+  Byte* at;
+  int apart;  // bytes from a step to the next in the order of the scan
+  __device__ __forceinline__ void next() { at += apart; }
+  __device__ __forceinline__ CellSteps after(int steps) const { return {at + int64_t{apart} * steps, apart}; }
+};
+
 // In shared memory, of one operand: in a tile that is one piece of memory, or slots of the thread's own, which no other
 // touches. One step's slots of all threads are neighbors: the lanes of a warp have different banks.
 template <typename Cell, bool kFlat>
@@ -44,7 +54,7 @@ struct EarlyCells {
   // Of `steps` steps, those from `least` to `most`, and zeros: cells of two bytes through registers, others by copies
   // that the thread waits for later. kFull: all of them.
   template <bool kFull>
-  __device__ __forceinline__ void bring(Steps<const char> from, int steps, int least, int most) const {
+  __device__ __forceinline__ void bring(CellSteps<const char> from, int steps, int least, int most) const {
     constexpr int kAtOnce = sizeof(Cell) == 2 ? 4 * kEarlyBatch : kEarlyBatch;
     char* to = at;
 #pragma unroll 1
@@ -56,7 +66,7 @@ struct EarlyCells {
         const bool exists = kFull || (k + i >= least && k + i < most);
         if constexpr (sizeof(Cell) == 2) loaded[i] = exists ? *reinterpret_cast<const Cell*>(from.at) : Cell{};
         else copy_async<sizeof(Cell)>(to + i * kApart, from.at, exists ? static_cast<int>(sizeof(Cell)) : 0);
-        from.at += from.apart;
+        from.next();
       }
       if constexpr (sizeof(Cell) == 2) {
 #pragma unroll
@@ -69,10 +79,11 @@ struct EarlyCells {
   }
 };
 
-// Flags of a column's neighboring steps from `at` on, a bit each: those from `least` to `most`. kAtOnce of them
-// are on their way before one is used.
-template <int kCount, int kAtOnce, typename Bits>
-__device__ __forceinline__ Bits flags_of(const bool* at, int64_t apart, int least, int most) {
+// Flags of a column's next steps, a bit each: those from `least` to `most`. kAtOnce of them are on
+// their way before one is used. kBatch: `least` is 0, and `most` is a multiple of it or one more.
+template <int kCount, int kAtOnce, int kBatch, typename Bits>
+__device__ __forceinline__ Bits flags_of(CellSteps<const char> from, int least, int most) {
+  constexpr int kSum = 16;
   Bits bits = 0;
 #pragma unroll
   for (int k = 0; k < kCount; k += kAtOnce) {
@@ -80,11 +91,17 @@ __device__ __forceinline__ Bits flags_of(const bool* at, int64_t apart, int leas
     uint8_t flags[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce && k + i < kCount; ++i) {
-      flags[i] = k + i >= least && k + i < most ? *reinterpret_cast<const uint8_t*>(at) : 0;
-      at += apart;
+      const int number = k + i, tested = number % kBatch > 0 ? number / kBatch * kBatch + 1 : number;
+      const bool exists = tested < most && (kBatch > 1 || number >= least);
+      flags[i] = exists ? *reinterpret_cast<const uint8_t*>(from.at) : 0;
+      from.next();
     }
+    // Sums take one instruction a flag.
+    uint32_t sums[(kAtOnce + kSum - 1) / kSum] = {};
 #pragma unroll
-    for (int i = 0; i < kAtOnce && k + i < kCount; ++i) bits |= Bits{flags[i]} << (k + i);
+    for (int i = 0; i < kAtOnce && k + i < kCount; ++i) sums[i / kSum] += uint32_t{flags[i]} << i % kSum;
+#pragma unroll
+    for (int i = 0; i < kAtOnce && k + i < kCount; i += kSum) bits |= Bits{sums[i / kSum]} << (k + i);
   }
   return bits;
 }

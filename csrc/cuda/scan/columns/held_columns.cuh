@@ -115,33 +115,26 @@ struct HeldColumns {
     return p.reverse ? p.length - 1 - position : position;
   }
   // An operand from a step on in memory, or from the part's first one on in a tile of shared memory.
-  template <typename Byte>
-  __device__ __forceinline__ Steps<Byte> in_memory(Byte* pointer, const Strides& strides, int64_t step) const {
-    const int sign = p.reverse ? -1 : 1;
-    const int64_t row = row_of(step);
+  template <int kBytes = kSize, typename Byte>
+  __device__ __forceinline__ CellSteps<Byte> in_memory(
+      Byte* pointer, const Strides& strides, int64_t step, int u = 0) const {
     const ColumnPlace at = place();
-    return {
-        known_address(pointer + (at.outer * strides.outer + at.column * strides.inner + row * strides.time) * kSize),
-        sign * static_cast<int>(strides.time) * kSize};
+    const int64_t offset = at.outer * strides.outer + (at.column + u) * strides.inner + row_of(step) * strides.time;
+    return {known_address(pointer + offset * kBytes), (p.reverse ? -1 : 1) * static_cast<int>(strides.time) * kBytes};
   }
   template <typename Byte>
-  __device__ __forceinline__ Steps<Byte> in_tile(Byte* tile_memory) const {
+  __device__ __forceinline__ CellSteps<Byte> in_tile(Byte* tile_memory) const {
     const int row_bytes = t.span * kCellBytes, from_part = p.reverse ? t.parts - 1 - part : part;
     return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
             cell * kCellBytes,
         p.reverse ? -row_bytes : row_bytes};
   }
-  template <typename Byte>
-  __device__ __forceinline__ Steps<Byte> held_in_tile(Byte* tile_memory) const {
-    const Steps<Byte> part = in_tile(tile_memory);
-    return {part.at + early_steps() * part.apart, part.apart};
-  }
   // The thread's early cells of the input, the gates, the saved output.
   enum Operand { kInput, kGates, kSaved };
   __device__ __forceinline__ EarlyCells<Cell, kFlat> early_cells(const TileMemory& memory, Operand operand) const {
     if constexpr (kFlat) {
-      const Steps<char> part = in_tile(memory.tile_of(operand));
-      return {part.at, static_cast<int>(part.apart)};
+      const CellSteps<char> part = in_tile(memory.tile_of(operand));
+      return {part.at, part.apart};
     } else {
       const int slots = (operand == kSaved && !kStep ? 1 : operand) * early_steps() * kColumnThreads;
       return {memory.tile_of(0) + (slots + static_cast<int>(threadIdx.x)) * kCellBytes, 0};
@@ -149,18 +142,17 @@ struct HeldColumns {
   }
 
   template <bool kFull>
-  __device__ __forceinline__ void load(const TileMemory& memory) {
-    const auto bring = [&](const auto& from, int later, auto& to) {
+  __device__ __forceinline__ void load_held(const TileMemory& memory) {
+    const auto bring = [&](auto from, int later, auto& to) {
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
-      const char* at = from.at;
 #pragma unroll
       for (int k = 0; k < kSteps; k += kLoads) {
         Cell loaded[kLoads];
         const auto bring_one = [&](int i) {
-          if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(at);
+          if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(from.at);
           else loaded[i - k] = Cell{};
-          at += from.apart;
+          from.next();
         };
         each<kFull, kLoads>(bring_one, k);
 #pragma unroll
@@ -170,10 +162,10 @@ struct HeldColumns {
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
       bring(in_memory(static_cast<const char*>(pointer), strides, first_step + later), later, to);
     };
-    if constexpr (kFlat) bring(held_in_tile<const char>(memory.tile_of(0)), 0, x);
+    if constexpr (kFlat) bring(in_tile<const char>(memory.tile_of(0)).after(early_steps()), 0, x);
     else bring_from_memory(p.input, p.input_strides, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(held_in_tile<const char>(memory.tile_of(1)), 0, gates);
+      if (kFlat && !p.shifted) bring(in_tile<const char>(memory.tile_of(1)).after(early_steps()), 0, gates);
       else bring_from_memory(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, gates);
     }
     if constexpr (kBackward) bring_from_memory(p.saved, p.saved_strides, 1, saved);
@@ -196,8 +188,17 @@ struct HeldColumns {
     }
   }
 
+  // All that the thread reads. Flags of early steps, which registers have to wait for, before those have anything else.
+  template <bool kFull>
+  __device__ __forceinline__ void load(const TileMemory& memory) {
+    load_early<kFull>(memory);
+    load_held<kFull>(memory);
+    read_flags<kFull>(memory);
+  }
+
   // The scan starts anew before the part's first step.
   __device__ __forceinline__ bool starts() const { return early_step() == 0 && !(p.initial && !p.backward); }
+  template <bool kFull>
   __device__ __forceinline__ void read_flags(const TileMemory& memory) {
     has_early_cuts = early_steps() > 0 && starts();
 #pragma unroll
@@ -206,23 +207,22 @@ struct HeldColumns {
       if (!p.reset || early + count == 0) continue;
       // The flag of the step before is the first bit where gates are those before.
       const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
-      const int64_t apart = p.reverse ? -p.reset_strides.time : p.reset_strides.time;
-      const ColumnPlace at = place();
-      const bool* const flags = p.reset + at.outer * p.reset_strides.outer + (at.column + u) * p.reset_strides.inner +
-          row_of(early_step()) * p.reset_strides.time - lead * apart;
+      const auto flags = in_memory<1>(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, u);
+      constexpr int kGroup = kFull ? kBatch : 1;
       if constexpr (kEarly) {
 #pragma unroll 1
         for (int k = 0; k < early; k += kFlagBatch) {
-          const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, uint64_t>(
-              flags + k * apart, apart, k == 0 ? least : 0, early - k + lead);
+          const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, kGroup, uint64_t>(
+              flags.after(k), k == 0 ? least : 0, early - k + lead);
           has_early_cuts = has_early_cuts || bits != 0;
-          for (int i = 0; i < kFlagBatch && k + i < early; i += kEarlyBatch)
-            *early_cuts(memory, u, k + i) = static_cast<uint16_t>(bits >> i);
+#pragma unroll
+          for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
+            if (k + i < early) *early_cuts(memory, u, k + i) = static_cast<uint16_t>(bits >> i);
         }
       }
       if (count > 0)
-        cuts[u] |= flags_of<kSteps + (kBackward ? 1 : 0), 16, Bits>(
-            flags + early_steps() * apart, apart, early_steps() == 0 ? least : 0, count + lead);
+        cuts[u] |= flags_of<kSteps + (kBackward ? 1 : 0), 16, kGroup, Bits>(
+            flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
     }
   }
   // The bits of kEarlyBatch early steps, and of the one after, from a step on.
@@ -337,12 +337,15 @@ struct HeldColumns {
     for (int u = 0; u < kUnit; ++u) pieces[u] = {cast<Wide>(y[u]), product[u], (closed >> u & 1) != 0};
   }
 
+  __device__ __forceinline__ auto results(const TileMemory& memory) const {
+    if constexpr (kFlat) return in_tile(memory.tile_of(0));
+    else return in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
+  }
   // The results from what enters the part; of gamma's gradient, the sums.
   template <bool kFull, bool kCuts>
   __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
-    Steps<char> to, gates_to{nullptr, 0};
-    if constexpr (kFlat) to = in_tile<char>(memory.tile_of(0));
-    else to = in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
+    auto to = results(memory);
+    CellSteps<char> gates_to{};
     if constexpr (kBackward && kStep)
       gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, early_step());
     each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int) {
@@ -351,7 +354,7 @@ struct HeldColumns {
       factors_of(step, factors);
       advance(step.cut, values, factors, y);
       *reinterpret_cast<Cell*>(to.at) = packed<T>(y);
-      to.at += to.apart;
+      to.next();
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
         const bool is_last = !kFull && early_step() + number + 1 == p.length;
@@ -366,7 +369,7 @@ struct HeldColumns {
         }
         if constexpr (kStep) {
           *reinterpret_cast<Cell*>(gates_to.at) = packed<T>(terms);
-          gates_to.at += gates_to.apart;
+          gates_to.next();
         }
       }
     });
@@ -411,24 +414,25 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   };
   if constexpr (kFlat) copy().template bring<kStep>();
   const bool full = held.is_full();
-  if (full) held.template load_early<true>(memory), held.template load<true>(memory);
-  else held.template load_early<false>(memory), held.template load<false>(memory);
+  if (full) held.template load<true>(memory);
+  else held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
-  held.read_flags(memory);
-  const bool plain = full && !held.has_flags();
+  const bool cuts = held.has_flags();
   if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
   Piece<Wide> pieces[kUnit];
-  if (plain) held.template add_up<true, false>(memory, pieces);
-  else held.template add_up<false, true>(memory, pieces);
+  if (!full) held.template add_up<false, true>(memory, pieces);
+  else if (cuts) held.template add_up<true, true>(memory, pieces);
+  else held.template add_up<true, false>(memory, pieces);
   typename Held::Sum y[kUnit];
   held.enter(carries, pieces, y);
   held.find_steps();
   Wide sums[kUnit] = {};
   // A thread without cells of its own would read, as input, results that another thread has put there.
   if (kFlat && !held.works) {
-  } else if (plain) held.template finish<true, false>(memory, y, sums);
-  else held.template finish<false, true>(memory, y, sums);
+  } else if (!full) held.template finish<false, true>(memory, y, sums);
+  else if (cuts) held.template finish<true, true>(memory, y, sums);
+  else held.template finish<true, false>(memory, y, sums);
   if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
   carries.leave();
