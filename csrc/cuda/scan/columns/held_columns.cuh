@@ -53,16 +53,11 @@ struct HeldColumns {
   bool has_early_cuts = false;
 
   __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
-    const auto walks = static_cast<uint32_t>(t.walks), spans = static_cast<uint32_t>(t.spans);
-    if (t.cluster) {
-      walk = walks == 1 ? 0 : blockIdx.x / static_cast<uint32_t>(t.tiles);
-      tile = blockIdx.x - walk * static_cast<uint32_t>(t.tiles);
-    } else {
-      tile = walks == 1 ? blockIdx.x : blockIdx.x / walks;
-      walk = blockIdx.x - tile * walks;
-    }
-    outer = static_cast<int>(kFlat || spans == 1 ? walk : walk / spans);
-    first_column = kFlat ? 0 : static_cast<int>(walk - outer * spans) * t.span * kUnit;
+    const uint32_t major = params.blocks.of(blockIdx.x), minor = blockIdx.x - major * params.blocks.divisor;
+    tile = t.cluster ? minor : major;
+    walk = t.cluster ? major : minor;
+    outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
+    first_column = kFlat ? 0 : (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
     find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
@@ -378,10 +373,8 @@ struct HeldColumns {
   // What enters the thread's part.
   __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      if constexpr (!kStep) pieces[u].gates = carries.over_parts(part, gamma[u]);
+    for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, pieces[u]);
-    }
     carries.exchange(block_place());
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {

@@ -18,12 +18,14 @@ template <typename Wide, bool kStep, int kUnit>
 struct CarryExchange {
   static constexpr int kColumns = kUnit * kSpan, kPowers = kStep ? 0 : kColumns;
   static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
-  // Of the parts, then of the parts before them; without gates of steps, powers over the parts before from the start.
+  // Of the parts, then of the parts before them; with a gamma a row `gates` are powers over the parts before from the
+  // start, and with a number `before` are those.
   Wide totals[kItems], gates[kItems];
   bool closed[kItems];
   Wide carries[kColumns];  // into the tile
   Piece<Wide> tiles[kColumns];
   Wide powers[kHeldPowers * kPowers + 1];  // a column's, or the first one's for all
+  Wide before[kStep ? 1 : kColumnThreads];
 };
 
 // A thread's part in it. Its own part and cell in the tile may be others than those it folds for.
@@ -34,6 +36,8 @@ struct TileCarries {
   // Columns that lanes fold together, whose totals go in one word where they are two.
   static constexpr int kTogether = kStep ? 1 : kUnit;
   using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
+
+  enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
 
   const HeldColumnsParams& params;
   const HeldColumnsPlan& t = params.plan;
@@ -54,43 +58,50 @@ struct TileCarries {
     groups_before = static_cast<int>(tile >> t.fan_bits) & (fan - 1);
   }
 
-  // The powers of a column's gamma that folds multiply by. `part` and `gammas` are the thread's own.
+  __device__ __forceinline__ bool has_number() const {
+    return !kStep && params.problem.gamma_kind == GammaKind::kNumber;
+  }
+  // The powers of gammas that folds multiply by. `part`, `cell` and `gammas` are the thread's own.
   __device__ __forceinline__ void put_powers(bool works, int part, int cell, const Wide (&gammas)[kUnit]) const {
     if constexpr (!kStep) {
-      if (params.problem.gamma_kind == GammaKind::kNumber) {
-        if (threadIdx.x < kHeldPowers) shared.powers[threadIdx.x] = cast<Wide>(t.powers[threadIdx.x]);
+      const int thread = static_cast<int>(threadIdx.x);
+      if (has_number()) {
+        if (thread < kHeldPowers) shared.powers[thread] = cast<Wide>(t.powers[thread]);
+        if (thread < t.parts) shared.before[thread] = cast<Wide>(power_over<kPartPowers>(t.powers, thread));
         return;
       }
-      // One tile has no others to fold.
-      const int all = t.tiles > 1 ? kHeldPowers : t.fan_bits + t.lane_bits;
-      for (int i = part; works && i < all; i += t.parts) {
-        const int level = i < kPartPowers ? 0 : i < kPartPowers + kTilePowers ? 1 : 2;
-        const int bit = i - (level == 0 ? 0 : level == 1 ? kPartPowers : kPartPowers + kTilePowers);
-        const unsigned steps = static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
-            << (bit + (level == 2 ? t.fan_bits : 0));
+      if (!works) return;
+      // One tile has no others to fold. A thread has all powers of a level: each is the square of the one before.
+      const int levels = t.tiles > 1 ? 3 : 1;
 #pragma unroll
-        for (int u = 0; u < kUnit; ++u)
-          shared.powers[(cell * kUnit + u) * kHeldPowers + i] = whole_power(gammas[u], steps);
+      for (int u = 0; u < kUnit; ++u) {
+        shared.gates[part * pitch + cell * kUnit + u] =
+            whole_power(gammas[u], static_cast<unsigned>(part * t.part_steps));
+#pragma unroll 1
+        for (int level = part; level < levels; level += t.parts) {
+          Wide* const powers = shared.powers + (cell * kUnit + u) * kHeldPowers +
+              (level == 0          ? kParts
+                      : level == 1 ? kTiles
+                                   : kGroups);
+          Wide power = whole_power(gammas[u],
+              static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1) << (level == 2 ? t.fan_bits : 0));
+          const int count = level == 0 ? t.fan_bits + t.lane_bits : t.fan_bits;
+#pragma unroll 1
+          for (int i = 0; i < count; ++i, power = power_mul(power, power)) powers[i] = power;
+        }
       }
     }
-  }
-  // Over the parts before one.
-  __device__ __forceinline__ Wide over_parts(int part, Wide gamma) const {
-    if constexpr (kStep) return cast<Wide>(1.0);
-    else if (params.problem.gamma_kind != GammaKind::kNumber)
-      return whole_power(gamma, static_cast<unsigned>(part * t.part_steps));
-    else return cast<Wide>(power_over<kPartPowers>(t.powers, part));
   }
 
   __device__ __forceinline__ void put(int part, int column, const Piece<Wide>& piece) const {
     const int item = part * pitch + column;
     shared.totals[item] = piece.total;
-    shared.gates[item] = piece.gates;
+    if constexpr (kStep) shared.gates[item] = piece.gates;
     shared.closed[item] = piece.closed;
   }
   __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
     const int item = part * pitch + column;
-    return {shared.totals[item], shared.gates[item], shared.closed[item]};
+    return {shared.totals[item], has_number() ? shared.before[part] : shared.gates[item], shared.closed[item]};
   }
 
   // From the parts' pieces (`put`) what enters each (`get`) and the tile (`shared.carries`), by all threads.
@@ -125,7 +136,6 @@ struct TileCarries {
   }
 
  private:
-  enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
   __device__ __forceinline__ const Wide* powers_of(int column) const {
     if constexpr (kStep) return nullptr;
     else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kHeldPowers);
