@@ -151,8 +151,10 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   const bool in_rounds = plan.walks * ceil_div(p.length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
   const int64_t whole = ceil_div(p.length, plan.parts * (most + early));
-  // A second tile waits for the first: only where many multiprocessors would have none.
-  const int64_t spread = (early > 0 ? ceil_div(plan.walks * whole, room) * room : device.multiprocessors) / plan.walks;
+  // As many blocks for every multiprocessor, as else some would work twice as long as others. A second tile waits for
+  // the first: only where many multiprocessors would have none.
+  const int64_t even = early > 0 ? room : device.multiprocessors;
+  const int64_t spread = ceil_div(plan.walks * whole, even) * even / plan.walks;
   int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
   // Blocks of a cluster neither wait by way of global memory nor need words there, which a graph's replays would have
   // to clear; but they begin together, which costs time where they are more than the device holds at once.
