@@ -88,6 +88,14 @@ def test_pieces_cover_the_scan() -> None:
     assert long["blocks_run_together"]
 
 
+def test_many_columns_tiles_hold_longer_parts() -> None:
+    """More blocks than an H200 has room for have steps in shared memory too, as three blocks a multiprocessor."""
+    few, many = (plan([steps, 99], dim=0)["pieces"] for steps in (10_000, 1_000_000))
+    assert few["early_steps"] == 0
+    assert 0 < many["early_steps"] < many["part_steps"] <= 64
+    assert many["shared_bytes"] <= (227 << 10) // 3
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "sentence"),
     [

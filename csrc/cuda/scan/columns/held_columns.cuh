@@ -7,39 +7,30 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "common/ptx/known_address.cuh"
-#include "scan/columns/held_cells.cuh"
+#include "scan/columns/held_place.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct HeldColumns {
+struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
+  using Place = HeldPlace<T, kStep, kBackward, kUnit, kFlat>;
+  using Place::block_place, Place::early_cells, Place::early_cuts, Place::early_step, Place::early_steps;
+  using Place::cell, Place::count, Place::early, Place::first_step, Place::p, Place::part, Place::t, Place::tile;
+  using Place::in_memory, Place::in_tile, Place::late_steps, Place::place, Place::starts, Place::works;
+  using Place::kBatch, Place::kCellBytes, Place::kEarly, Place::kGates, Place::kInput, Place::kSaved, Place::kSteps;
+  using typename Place::Cell, typename Place::Operand;
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
   using Values = ColumnValues<T, kStep>;
-  using Cell = Vector<T, kUnit>;
   using Carries = TileCarries<T, kStep, kUnit>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
-  static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
-  static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
-                       kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
-  // Whether some steps can be in shared memory (plan_held_columns): of a tile that is one piece, only what is in it.
-  static constexpr bool kEarly = kSteps >= kEarlyBatch && !(kFlat && kBackward);
   // Cells on their way before the first use: packing waits for them.
   static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
                                                                                   : std::min(kSteps, kHeldWords / 2);
 
-  const ScanProblem& p;
-  const HeldColumnsPlan& t;
-  uint32_t tile, walk;  // of the walk's tiles
-  int outer, first_column;
-  int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
-  bool works;
-  int early, count;    // steps in shared memory and, after them, in registers
-  int64_t first_step;  // of the latter, in the order of the scan
   Wide gamma[kUnit];
   Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
   using Cells = HeldCells<Cell, kSteps>;
@@ -52,41 +43,13 @@ struct HeldColumns {
   Bits cuts[kUnit] = {};
   bool has_early_cuts = false;
 
-  __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
-    const uint32_t major = params.blocks.of(blockIdx.x), minor = blockIdx.x - major * params.blocks.divisor;
-    tile = t.cluster ? minor : major;
-    walk = t.cluster ? major : minor;
-    outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
-    first_column = kFlat ? 0 : (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
-    find_steps();
+  __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : Place(params) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       gamma[u] = Values::gamma_of(p, place(), u);
       if constexpr (kHalf && !kStep) gate[u] = make_gate<float, kShort>(gamma[u]);
     }
   }
-
-  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
-  __device__ __forceinline__ void find_steps() {
-    uint32_t thread = threadIdx.x;
-    asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
-    width = min(t.span, (static_cast<int>(p.inner) - first_column) / kUnit);
-    const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
-    const int own_cell = static_cast<int>(thread) - own_part * t.span;
-    works = own_part < t.parts && own_cell < width;
-    part = min(own_part, t.parts - 1);
-    cell = min(own_cell, width - 1);
-    first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
-    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
-    early = min(count, early_steps());
-    count -= early;
-    first_step += early_steps();
-  }
-  __device__ __forceinline__ int early_steps() const { return kEarly ? t.early_steps : 0; }
-  __device__ __forceinline__ int late_steps() const { return t.part_steps - early_steps(); }
-  __device__ __forceinline__ int64_t early_step() const { return first_step - early_steps(); }  // the part's first
-  __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
-  __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
 
   // Batches of the steps that there are, or of kCount from one on; kFull: all of a part's.
   template <bool kFull, int kCount = kSteps, typename Visit>
@@ -104,36 +67,6 @@ struct HeldColumns {
     const bool full =
         count == late_steps() && (!p.shifted || early_step() > 0) && (!kBackward || first_step + count < p.length);
     return __all_sync(0xffffffffu, full);
-  }
-
-  __device__ __forceinline__ int64_t row_of(int64_t position) const {
-    return p.reverse ? p.length - 1 - position : position;
-  }
-  // An operand from a step on in memory, or from the part's first one on in a tile of shared memory.
-  template <int kBytes = kSize, typename Byte>
-  __device__ __forceinline__ CellSteps<Byte> in_memory(
-      Byte* pointer, const Strides& strides, int64_t step, int u = 0) const {
-    const ColumnPlace at = place();
-    const int64_t offset = at.outer * strides.outer + (at.column + u) * strides.inner + row_of(step) * strides.time;
-    return {known_address(pointer + offset * kBytes), (p.reverse ? -1 : 1) * static_cast<int>(strides.time) * kBytes};
-  }
-  template <typename Byte>
-  __device__ __forceinline__ CellSteps<Byte> in_tile(Byte* tile_memory) const {
-    const int row_bytes = t.span * kCellBytes, from_part = p.reverse ? t.parts - 1 - part : part;
-    return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
-            cell * kCellBytes,
-        p.reverse ? -row_bytes : row_bytes};
-  }
-  // The thread's early cells of the input, the gates, the saved output.
-  enum Operand { kInput, kGates, kSaved };
-  __device__ __forceinline__ EarlyCells<Cell, kFlat> early_cells(const TileMemory& memory, Operand operand) const {
-    if constexpr (kFlat) {
-      const CellSteps<char> part = in_tile(memory.tile_of(operand));
-      return {part.at, part.apart};
-    } else {
-      const int slots = (operand == kSaved && !kStep ? 1 : operand) * early_steps() * kColumnThreads;
-      return {memory.tile_of(0) + (slots + static_cast<int>(threadIdx.x)) * kCellBytes, 0};
-    }
   }
 
   template <bool kFull>
@@ -157,10 +90,10 @@ struct HeldColumns {
     const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
       bring(in_memory(static_cast<const char*>(pointer), strides, first_step + later), later, to);
     };
-    if constexpr (kFlat) bring(in_tile<const char>(memory.tile_of(0)).after(early_steps()), 0, x);
+    if constexpr (kFlat) bring(in_tile(memory.tile_of(0)).after(early_steps()), 0, x);
     else bring_from_memory(p.input, p.input_strides, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(in_tile<const char>(memory.tile_of(1)).after(early_steps()), 0, gates);
+      if (kFlat && !p.shifted) bring(in_tile(memory.tile_of(1)).after(early_steps()), 0, gates);
       else bring_from_memory(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, gates);
     }
     if constexpr (kBackward) bring_from_memory(p.saved, p.saved_strides, 1, saved);
@@ -183,7 +116,7 @@ struct HeldColumns {
     }
   }
 
-  // All that the thread reads. Flags of early steps, which registers have to wait for, before those have anything else.
+  // All that the thread reads.
   template <bool kFull>
   __device__ __forceinline__ void load(const TileMemory& memory) {
     load_early<kFull>(memory);
@@ -191,8 +124,6 @@ struct HeldColumns {
     read_flags<kFull>(memory);
   }
 
-  // The scan starts anew before the part's first step.
-  __device__ __forceinline__ bool starts() const { return early_step() == 0 && !(p.initial && !p.backward); }
   template <bool kFull>
   __device__ __forceinline__ void read_flags(const TileMemory& memory) {
     has_early_cuts = early_steps() > 0 && starts();
@@ -202,7 +133,7 @@ struct HeldColumns {
       if (!p.reset || early + count == 0) continue;
       // The flag of the step before is the first bit where gates are those before.
       const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
-      const auto flags = in_memory<1>(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, u);
+      const auto flags = in_memory(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, u, 1);
       constexpr int kGroup = kFull ? kBatch : 1;
       if constexpr (kEarly) {
 #pragma unroll 1
@@ -219,11 +150,6 @@ struct HeldColumns {
         cuts[u] |= flags_of<kSteps + (kBackward ? 1 : 0), 16, kGroup, Bits>(
             flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
     }
-  }
-  // The bits of kEarlyBatch early steps, and of the one after, from a step on.
-  __device__ __forceinline__ uint16_t* early_cuts(const TileMemory& memory, int u, int step) const {
-    return reinterpret_cast<uint16_t*>(memory.shared + t.cuts_at) + (step / kEarlyBatch * kUnit + u) * kColumnThreads +
-        threadIdx.x;
   }
   __device__ __forceinline__ bool has_flags() const {
     bool any = has_early_cuts;
@@ -422,10 +348,11 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   held.find_steps();
   Wide sums[kUnit] = {};
   // A thread without cells of its own would read, as input, results that another thread has put there.
-  if (kFlat && !held.works) {
-  } else if (!full) held.template finish<false, true>(memory, y, sums);
-  else if (cuts) held.template finish<true, true>(memory, y, sums);
-  else held.template finish<true, false>(memory, y, sums);
+  if (!kFlat || held.works) {
+    if (!full) held.template finish<false, true>(memory, y, sums);
+    else if (cuts) held.template finish<true, true>(memory, y, sums);
+    else held.template finish<true, false>(memory, y, sums);
+  }
   if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
   carries.leave();

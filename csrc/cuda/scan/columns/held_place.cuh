@@ -1,0 +1,99 @@
+// Where a thread of columns/held_columns.cuh is in its tile, and where its operands are.
+#pragma once
+
+#include "common/ptx/known_address.cuh"
+#include "scan/columns/columns_params.cuh"
+#include "scan/columns/held_cells.cuh"
+#include "scan/columns/tile_copy.cuh"
+
+namespace dcs {
+
+template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
+struct HeldPlace {
+  using Cell = Vector<T, kUnit>;
+  static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
+  static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
+                       kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
+  // Whether some steps can be in shared memory (plan_held_columns): of a tile that is one piece, only what is in it.
+  static constexpr bool kEarly = kSteps >= kEarlyBatch && !(kFlat && kBackward);
+
+  const ScanProblem& p;
+  const HeldColumnsPlan& t;
+  uint32_t tile, walk;  // of the walk's tiles
+  int outer, first_column;
+  int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
+  bool works;
+  int early, count;    // steps in shared memory and, after them, in registers
+  int64_t first_step;  // of the latter, in the order of the scan
+
+  __device__ __forceinline__ explicit HeldPlace(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
+    const uint32_t major = params.blocks.of(blockIdx.x), minor = blockIdx.x - major * params.blocks.divisor;
+    tile = t.cluster ? minor : major;
+    walk = t.cluster ? major : minor;
+    outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
+    first_column = kFlat ? 0 : (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
+    find_steps();
+  }
+
+  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
+  __device__ __forceinline__ void find_steps() {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
+    width = min(t.span, (static_cast<int>(p.inner) - first_column) / kUnit);
+    const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
+    const int own_cell = static_cast<int>(thread) - own_part * t.span;
+    works = own_part < t.parts && own_cell < width;
+    part = min(own_part, t.parts - 1);
+    cell = min(own_cell, width - 1);
+    first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
+    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
+    early = min(count, early_steps());
+    count -= early;
+    first_step += early_steps();
+  }
+  __device__ __forceinline__ int early_steps() const { return kEarly ? t.early_steps : 0; }
+  __device__ __forceinline__ int late_steps() const { return t.part_steps - early_steps(); }
+  __device__ __forceinline__ int64_t early_step() const { return first_step - early_steps(); }  // the part's first
+  __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
+  __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
+
+  // The scan starts anew before the part's first step.
+  __device__ __forceinline__ bool starts() const { return early_step() == 0 && !(p.initial && !p.backward); }
+
+  __device__ __forceinline__ int64_t row_of(int64_t position) const {
+    return p.reverse ? p.length - 1 - position : position;
+  }
+  // An operand from a step on in memory, or from the part's first one on in a tile of shared memory.
+  template <typename Byte>
+  __device__ __forceinline__ CellSteps<Byte> in_memory(
+      Byte* pointer, const Strides& strides, int64_t step, int u = 0, int bytes = kSize) const {
+    const ColumnPlace at = place();
+    const int64_t offset = at.outer * strides.outer + (at.column + u) * strides.inner + row_of(step) * strides.time;
+    return {known_address(pointer + offset * bytes), (p.reverse ? -1 : 1) * static_cast<int>(strides.time) * bytes};
+  }
+  template <typename Byte>
+  __device__ __forceinline__ CellSteps<Byte> in_tile(Byte* tile_memory) const {
+    const int row_bytes = t.span * kCellBytes, from_part = p.reverse ? t.parts - 1 - part : part;
+    return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
+            cell * kCellBytes,
+        p.reverse ? -row_bytes : row_bytes};
+  }
+  // The thread's early cells of the input, the gates, the saved output.
+  enum Operand { kInput, kGates, kSaved };
+  __device__ __forceinline__ EarlyCells<Cell, kFlat> early_cells(const TileMemory& memory, Operand operand) const {
+    if constexpr (kFlat) {
+      const CellSteps<char> part = in_tile(memory.tile_of(operand));
+      return {part.at, part.apart};
+    } else {
+      const int slots = (operand == kSaved && !kStep ? 1 : operand) * early_steps() * kColumnThreads;
+      return {memory.tile_of(0) + (slots + static_cast<int>(threadIdx.x)) * kCellBytes, 0};
+    }
+  }
+  // The bits of kEarlyBatch early steps, and of the one after, from a step on.
+  __device__ __forceinline__ uint16_t* early_cuts(const TileMemory& memory, int u, int step) const {
+    return reinterpret_cast<uint16_t*>(memory.shared + t.cuts_at) + (step / kEarlyBatch * kUnit + u) * kColumnThreads +
+        threadIdx.x;
+  }
+};
+
+}  // namespace dcs
