@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-// kUnit neighboring columns of T, of `length` steps.
+// kUnit neighboring columns of T.
 template <typename T, bool kStep, bool kBackward, int kUnit>
 struct FewSteps {
   using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
@@ -16,53 +16,67 @@ struct FewSteps {
   ColumnPlace at;
   Cell x[kFewSteps], g[kStep ? kFewSteps : 1], after[kBackward ? kFewSteps : 1];
 
-  // An operand at the column's i-th step, in the order of the scan.
+  // An operand at the column's first step, in the order of the scan, or some steps later.
   template <typename E>
-  __device__ __forceinline__ E* step_of(const ScanProblem& p, E* pointer, const Strides& strides, int i) const {
-    const int64_t row = p.reverse ? p.length - 1 - i : i;
-    return pointer + (at.outer * strides.outer + at.column * strides.inner) + row * strides.time;
+  __device__ __forceinline__ Steps<E> steps_of(
+      const ScanProblem& p, E* pointer, const Strides& strides, int later = 0) const {
+    const int64_t apart = p.reverse ? -strides.time : strides.time,
+                  begin = (p.reverse ? (p.length - 1) * strides.time : 0) + later * apart;
+    const int64_t outer = p.outer == 1 ? 0 : at.outer * strides.outer;
+    return {pointer + (begin + outer + at.column * strides.inner), apart};
   }
-  __device__ __forceinline__ Cell cell(const ScanProblem& p, const void* pointer, const Strides& strides, int i) const {
-    return *reinterpret_cast<const Cell*>(step_of(p, static_cast<const T*>(pointer), strides, i));
+  template <typename E>
+  static __device__ __forceinline__ Cell next(Steps<E>& steps) {
+    const Cell cell = *reinterpret_cast<const Cell*>(steps.at);
+    steps.at += steps.apart;
+    return cell;
   }
-  __device__ __forceinline__ void put(
-      const ScanProblem& p, void* pointer, const Strides& strides, int i, const Cell& value) const {
-    *reinterpret_cast<Cell*>(step_of(p, static_cast<T*>(pointer), strides, i)) = value;
+  static __device__ __forceinline__ void put_next(Steps<T>& steps, const Cell& cell) {
+    *reinterpret_cast<Cell*>(steps.at) = cell;
+    steps.at += steps.apart;
   }
-  // Before which columns' i-th step the scan starts anew, as bits.
-  __device__ __forceinline__ uint32_t flags(const ScanProblem& p, int i) const {
+  // Of which columns the flag is set, as bits.
+  static __device__ __forceinline__ uint32_t next_flags(Steps<const bool>& flags, int64_t apart) {
     uint32_t bits = 0;
-    if (!p.reset || i < 0) return bits;
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      bits |= (step_of(p, p.reset, p.reset_strides, i)[u * p.reset_strides.inner] ? 1u : 0u) << u;
+    for (int u = 0; u < kUnit; ++u) bits |= (flags.at[u * apart] ? 1u : 0u) << u;
+    flags.at += flags.apart;
     return bits;
   }
 
   __device__ __forceinline__ void load(const ScanProblem& p) {
     const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
+    auto input = steps_of(p, static_cast<const T*>(p.input), p.input_strides);
+    auto gates = steps_of(p, static_cast<const T*>(p.gamma), p.gamma_strides);
+    auto saved = steps_of(p, static_cast<const T*>(p.saved), p.saved_strides, 1);
 #pragma unroll
     for (int i = 0; i < kFewSteps; ++i) {
       if (i >= length) break;
-      x[i] = cell(p, p.input, p.input_strides, i);
-      if constexpr (kStep) g[i] = i >= shift ? cell(p, p.gamma, p.gamma_strides, i - shift) : Cell{};
-      if constexpr (kBackward) after[i] = i + 1 < length ? cell(p, p.saved, p.saved_strides, i + 1) : Cell{};
+      x[i] = next(input);
+      if constexpr (kStep) g[i] = i >= shift ? next(gates) : Cell{};
+      if constexpr (kBackward) after[i] = i + 1 < length ? next(saved) : Cell{};
     }
   }
 
   __device__ __forceinline__ void run(const ScanProblem& p) const {
     const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
-    const bool carries_in = p.initial && !p.backward;
+    const bool carries_in = p.initial && !p.backward, has_flags = p.reset;
+    const int64_t flag_apart = p.reset_strides.inner;
+    auto output = steps_of(p, static_cast<T*>(p.output), p.output_strides);
+    auto grad_gamma = steps_of(p, static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
+    auto cut_flags = steps_of(p, p.reset, p.reset_strides), drop_flags = cut_flags;
     Scan scan;
     scan.begin(p, at);
 #pragma unroll
     for (int i = 0; i < kFewSteps; ++i) {
       if (i >= length) break;
-      const uint32_t cuts = i == 0 && !carries_in ? (1u << kUnit) - 1 : flags(p, i - shift);
-      put(p, p.output, p.output_strides, i, scan.step(x[i], g[kStep ? i : 0], p.conjugate_gamma, cuts));
+      uint32_t cuts = has_flags && i >= shift ? next_flags(cut_flags, flag_apart) : 0;
+      if (i == 0 && !carries_in) cuts = (1u << kUnit) - 1;
+      put_next(output, scan.step(x[i], g[kStep ? i : 0], p.conjugate_gamma, cuts));
       if constexpr (kBackward) {
-        const Cell terms = scan.gradient(after[i], i + 1 == length, flags(p, i));
-        if constexpr (kStep) put(p, p.grad_gamma, p.grad_gamma_strides, i, terms);
+        const uint32_t drops = has_flags ? next_flags(drop_flags, flag_apart) : 0;
+        const Cell terms = scan.gradient(after[i], i + 1 == length, drops);
+        if constexpr (kStep) put_next(grad_gamma, terms);
       }
     }
     if constexpr (kBackward && !kStep) {
@@ -72,24 +86,25 @@ struct FewSteps {
   }
 };
 
-// A thread's columns are kColumnThreads cells apart, so that a warp reads neighbors.
+// A thread takes `cells`, kColumnThreads apart, so that a warp reads neighbors.
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 4) few_steps_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(kColumnThreads, kStep || kBackward ? 4 : 5)
+    few_steps_kernel(const __grid_constant__ ScanProblem p, const int cells) {
   constexpr int kCells = few_steps_cells(kStep, kBackward);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kCells * kColumnThreads) + threadIdx.x,
-                cells = p.inner / kUnit, all = p.outer * cells;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (cells * kColumnThreads) + threadIdx.x,
+                side_by_side = p.inner / kUnit, all = p.outer * side_by_side;
   overlap_launches();
   FewSteps<T, kStep, kBackward, kUnit> columns[kCells];
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {
     const int64_t cell = first + j * kColumnThreads;
-    if (cell >= all) break;
-    columns[j].at = place_of(cell, cells, p.outer, kUnit);
+    if (j >= cells || cell >= all) break;
+    columns[j].at = place_of(cell, side_by_side, p.outer, kUnit);
     columns[j].load(p);
   }
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {
-    if (first + j * kColumnThreads >= all) break;
+    if (j >= cells || first + j * kColumnThreads >= all) break;
     columns[j].run(p);
   }
 }

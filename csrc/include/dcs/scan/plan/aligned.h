@@ -241,7 +241,8 @@ class AlignedPlanner {
   // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
   bool plan_block_columns(AlignedPlan& plan) const {
     const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
-    if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_) || walks_fill(p_, device_))
+    if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_) ||
+        walks_outrun_blocks(p_, device_))
       return false;
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);

@@ -15,14 +15,18 @@ namespace dcs {
 // Halves are read in pairs.
 inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
+constexpr int kResidentThreads = 2048;  // of a multiprocessor
+
 // So few steps that a thread holds those of its columns: any strides and gammas, but neighbors in memory are columns.
 inline std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || p.length > kFewSteps || p.inner < 2 || p.output_strides.inner != 1) return std::nullopt;
   const bool pairs = halves_pair(p);
   const int64_t columns = p.rows() / (pairs ? 2 : 1),
-                at_once = int64_t{kColumnThreads} * few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward),
-                blocks = ceil_div(columns, at_once);
-  return FewStepsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
+                most = p.reset ? 1 : few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward);
+  // Several where there are as many threads as a multiprocessor holds all the same.
+  const int64_t cells = std::clamp<int64_t>(columns / (int64_t{kResidentThreads} * device.multiprocessors), 1, most);
+  const int64_t blocks = ceil_div(columns, cells * kColumnThreads);
+  return FewStepsPlan{pairs, static_cast<int>(cells), blocks, blocks <= device.early_blocks(p)};
 }
 
 // Any strides, sizes and gammas.
@@ -36,8 +40,17 @@ inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, con
 // Enough columns to fill the GPU with bytes on their way.
 inline bool walks_fill(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t columns = halves_pair(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
-  const int64_t least = p.length <= kFewWalkSteps ? kFewWalkBytes : kWalkBytes;
-  return p.rows() / columns * bytes >= least * device.multiprocessors;
+  return p.rows() / columns * bytes >= int64_t{kWalkBytes} * device.multiprocessors;
+}
+
+// So many that walks are faster than blocks which share the columns' time (columns/block_columns.cuh): those hide
+// little of their latency, but read as much as fits at once.
+constexpr int64_t kWalkCells = 320, kFewWalkCells = 96;  // of a multiprocessor; of a few steps
+
+inline bool walks_outrun_blocks(const ScanProblem& p, const DeviceLimits& device) {
+  const bool pairs = halves_pair(p);
+  const int64_t least = p.length <= kFewWalkSteps && !pairs ? kFewWalkCells : kWalkCells;
+  return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
 
 // Columns of few steps, too.

@@ -77,6 +77,7 @@ struct LongRowsPlan {
 // A thread takes all steps of some columns, a few each (columns/few_steps.cuh).
 struct FewStepsPlan {
   bool pairs;  // halves are read in pairs
+  int cells;   // of a thread: columns, or pairs of them
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };

@@ -112,12 +112,11 @@ constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
-constexpr int kColumnThreads = 256;        // of a block
-constexpr int64_t kWalkBytes = 4 * 192;    // of a step, a multiprocessor, from which on threads walk alone,
-constexpr int64_t kFewWalkBytes = 4 * 96;  // and where steps are few
-constexpr int64_t kFewWalkSteps = 64;      // that a thread walks in any case
-constexpr int kFewSteps = 8;               // that a thread holds, of several columns (columns/few_steps.cuh)
-constexpr int few_steps_cells(bool step, bool backward) { return step && backward ? 1 : step || backward ? 2 : 4; }
+constexpr int kColumnThreads = 256;      // of a block
+constexpr int64_t kWalkBytes = 4 * 192;  // of a step, a multiprocessor, from which on threads walk alone
+constexpr int64_t kFewWalkSteps = 64;    // that a thread walks in any case
+constexpr int kFewSteps = 8;             // that a thread holds, of several columns (columns/few_steps.cuh)
+constexpr int few_steps_cells(bool step, bool backward) { return step || backward ? 1 : 2; }
 constexpr int kHeldWords = 32;   // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;    // of its steps at once
 constexpr int kEarlyWords = 32;  // that it has in shared memory beside them where there are many tiles
