@@ -75,7 +75,9 @@ class RowChunks {
   static __device__ __forceinline__ int shortened(int64_t count) {
     return static_cast<int>(min(count, int64_t{kMany}));
   }
+  // At least one, also of no elements: they are divided by.
   static __device__ __forceinline__ int chunks_of(int elements) {
+    if constexpr (kVec == 1) return max(elements, 1);
     return static_cast<int>(static_cast<unsigned>(elements + 2 * kVec - 2) / kVec);
   }
   // To the chunk at hand from its numbers.
