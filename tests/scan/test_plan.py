@@ -96,6 +96,14 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
     assert many["shared_bytes"] <= (227 << 10) // 3
 
 
+def test_held_columns_have_the_shared_memory_of_a_block() -> None:
+    columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.complex128, "cluster": 0}
+    fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
+    assert fits["kernel"] == "held_columns"
+    assert fits["pieces"]["shared_bytes"] > 64 << 10
+    assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "walk_columns"
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "sentence"),
     [

@@ -50,10 +50,8 @@ cudaError_t launch_held_columns(
   if (plan.workspace_bytes > 0) params.tag = call_tag(workspace, plan.workspace_bytes, stream);
   const auto kernel =
       by_form<T>(problem, [&](auto step, auto backward) { return held_kernel_of<T, step(), backward()>(plan); });
-  if (plan.shared_bytes > 0) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostFlatBytes);
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
+  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
   int count = 0;
   if (plan.dependent) attributes[count++] = programmatic_serialization();

@@ -112,8 +112,7 @@ inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& pla
   const int64_t whole = std::max<int64_t>(unit, kEarlyBatch);
   int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
   if (plan.flat) {
-    const int64_t room = kHeldShared / held_blocks(bytes) -
-        held_exchange_bytes(wide_bytes_of(p.dtype), static_cast<int>(columns), step) - (p.reset ? kMostCutBytes : 0);
+    const int64_t room = kHeldShared / held_blocks(bytes) - plan.exchange_bytes - (p.reset ? kMostCutBytes : 0);
     while (most > 0 && 16 * plan.parts * flat_pitch(held + most, row_bytes) * tensors_of(p) > room) most -= whole;
   }
   return most;
@@ -135,6 +134,8 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   const bool step = p.gamma_kind == GammaKind::kStep;
   HeldColumnsPlan plan{};
   plan.pairs = halves_pair(p);
+  plan.exchange_bytes = held_exchange_bytes(wide_bytes_of(p.dtype), plan.pairs ? 2 : 1, step);
+  plan.most_shared = device.shared_bytes;
   const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
   const int steps = held_steps(bytes * columns, step, p.backward);
@@ -183,6 +184,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
   if (!step) fill_held_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
+  if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
   if (plan.tiles > 1 && !plan.cluster)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
         (step ? 2 * columns : 1);

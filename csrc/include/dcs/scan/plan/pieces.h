@@ -108,7 +108,8 @@ struct HeldColumnsPlan {
   int64_t flat_bytes;                      // of a tile in shared memory
   int64_t cuts_at;                         // in shared memory, of the early steps' flags
   int64_t shared_bytes, workspace_bytes;
-  double powers[kHeldPowers];  // of a number gamma
+  int exchange_bytes, most_shared;  // of shared memory: the kernel's own beside them, at most; that one block can have
+  double powers[kHeldPowers];       // of a number gamma
 };
 
 }  // namespace dcs

@@ -130,11 +130,9 @@ constexpr int64_t kMostTileCluster = 8;  // tiles of a cluster; more of them nee
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
 
-// Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most; of
-// tiles that are held in registers, the input's and the gates', each part of which begins up to seven vectors on; what
-// blocks share that are a multiprocessor's usual number.
+// Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most;
+// what blocks share that are a multiprocessor's usual number.
 constexpr int kCutBytes = 2, kMostCutBytes = kMostEarlySteps / kEarlyBatch * kColumnThreads * kCutBytes;
-constexpr int kMostFlatBytes = (4 * kHeldWords + 2 * 7 * 16) * kColumnThreads;
 constexpr int kHeldShared = 224 << 10;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
