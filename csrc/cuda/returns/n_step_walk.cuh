@@ -14,11 +14,12 @@ namespace dcs {
 
 // Steps that are worth a thread, where there are fewer in a window.
 constexpr int kLeastShare = 16;
+inline int64_t share_of(int64_t n) { return n * std::max<int64_t>(1, kLeastShare / n); }
 
 // Windows whose beginnings a block has room for.
 inline bool takes_n_step_walk(const ReturnsProblem& p, int64_t shared_bytes) {
   constexpr int64_t kMany = int64_t{1} << 31;
-  return counts_in_32_bits(p) && p.rows() < kMany && p.rows() * ceil_div(p.length, kLeastShare) < kMany &&
+  return counts_in_32_bits(p) && p.rows() < kMany && p.rows() * ceil_div(p.length, share_of(p.steps)) < kMany &&
       p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
 }
 
@@ -46,7 +47,7 @@ NStepWalkParams<typename Types<T>::Acc, Number> n_step_walk_params(
   p.values_are_next = true;
   NStepWalkParams<typename Types<T>::Acc, Number> params{walk_params<T>(p, 1), rates};
   params.n = static_cast<int>(p.steps);
-  params.share = params.n * std::max(1, kLeastShare / params.n);
+  params.share = static_cast<int>(share_of(p.steps));
   params.rows = is_contiguous(p);
   params.width = std::min<uint32_t>(params.walk.cells, kNStepThreads);
   params.lots = static_cast<uint32_t>(

@@ -162,6 +162,7 @@ inline bool counts_in_32_bits(const ReturnsProblem& p) {
   bool fits = p.outer * p.length <= kMost && p.length * p.inner <= kMost && p.inner <= kMost;
   const auto is_near = [&](const Strides& s) { fits = fits && s.time < kMost / 8 && s.inner < kMost / 8; };
   each_step_strides(p, is_near);
+  each_row_strides(p, is_near);
   return fits;
 }
 
