@@ -131,7 +131,7 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
             return shifted_scan_of_slices(parts, gamma, pieces, reset)[0].squeeze(0)
         return scan_of_slices(parts, gamma, pieces, initial, reset)[0].squeeze(0)
     output, adjoint, steps = layout.split(shards["output"], dim), pieces.adjoint(), x.size(dim)
-    carry, _, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
+    carry, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
     # The y before every piece: the last one of the piece before that has any.
     last = output.select(dim + 1, pieces.last) if steps else output.sum(dim + 1)
     ends, marks = ranks.gather(torch.stack((last, torch.full_like(last, float(steps > 0))))).unbind(1)

@@ -2,8 +2,8 @@
 
 A slice of time is its own scan from 0, plus the product of its gates so far times what is carried into it. So the ranks
 tell each other two numbers a row, in float64: the y that a slice ends with, and the product of all its gates; with
-`reset` a third, whether one cuts the slice. One all-gather, and every rank folds them in the order of time. Then the op
-runs once more, from what is carried in, or only the head of the slice is mended (head.py).
+`reset` a third, whether one cuts the slice (totals.py). One all-gather, and every rank folds them in the order of time.
+Then the op runs, from what is carried in, or only the head of the slice's own scan is mended (head.py).
 
 The backward is the same in the other direction: what a slice's carried-in y is worth is its first adjoint times its
 first gate. The gradient of a slice's last y goes to its last step, and the op's own backward does the rest.
@@ -26,10 +26,10 @@ from ...ops.scan.discounted_cumsum import as_number, number_as_tensor
 from ...ops.scan.validate import check_argument_types, check_direction, check_scan
 from ...reference.scan import has_step_gates
 from ..common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
-from .head import may_be_mended, mend_
+from .head import mend_
+from .totals import Totals, totals_of
 
 _OP = "sequence_parallel_discounted_cumsum"
-_TINY, _HUGE = 5e-324, torch.finfo(torch.float64).max
 
 
 class Fold(NamedTuple):
@@ -106,63 +106,26 @@ class ScanPieces(NamedTuple):
         return y
 
 
-def _rows(gamma: Tensor, x: Tensor, dim: int) -> Tensor:
-    return gamma.expand(x.shape[:dim] + x.shape[dim + 1 :])
-
-
-def _products(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> Tensor:
-    """Of all gates of a piece, in float64 or complex128.
-
-    One that leaves float64's range stays at its end, so that what a product of finite gates makes of 0 is 0, and of an
-    infinity an infinity, as in the recurrence.
-    """
-    wide, dim = torch.promote_types(x.dtype, torch.float64), call.dim
-    if gamma is not None and has_step_gates(gamma, x.dim()):
-        gates = gamma.to(wide).expand(x.shape)
-        product = gates.prod(dim)
-        signs, is_infinite = gates.sgn().prod(dim), gates.isinf().any(dim)
-    else:
-        base = x.new_full((), call.gamma_value, dtype=wide) if gamma is None else gamma.to(device=x.device, dtype=wide)
-        base = _rows(base, x, dim)
-        steps = x.size(dim)
-        product, signs, is_infinite = base**steps, base.sgn() ** steps, base.isinf()
-    product = torch.where(product == 0, signs * _TINY, product)
-    if wide.is_complex:
-        return product
-    return torch.where(is_infinite, product, torch.nan_to_num(product, torch.nan, _HUGE, -_HUGE))
-
-
 def scan_of_slices(
     x: Tensor, gamma: Tensor | None, call: ScanPieces, initial: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(this rank's steps of the scan of all, what is carried into its pieces, (pieces, *rows), in x's dtype)."""
-    wide, own = torch.promote_types(x.dtype, torch.float64), None
-    products = _products(x, gamma, call)
-    ends = torch.zeros_like(products)
-    if _is_sum(x, gamma, call, reset):
-        ends = x.sum(call.dim, dtype=wide)
-    elif x.size(call.dim):
-        own = call.scan(x, gamma, None, reset)
-        ends = own.select(call.dim, call.last).to(wide)
-    first = ends.new_zeros(()) if initial is None else initial.to(wide)
-    carry = _folded(ends, products, reset, call, first)[0].to(x.dtype).contiguous()
-    if own is None or not may_be_mended(own, gamma, call):
+    totals, own = totals_of(x, gamma, call, reset, shifted=False, keep=True)
+    first = totals.ends.new_zeros(()) if initial is None else initial.to(totals.ends.dtype)
+    carry = _folded(totals, call, first)[0].to(x.dtype).contiguous()
+    if own is None:
         return call.scan(x, gamma, carry, reset), carry
     mend_(own, gamma, call, carry, reset, shifted=False)
     return own, carry
-
-
-def _is_sum(x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None) -> bool:
-    """Whether a piece's last y is the sum of its steps, for which nothing need be written."""
-    return gamma is None and reset is None and call.gamma_value == 1
 
 
 def shifted_scan_of_slices(
     x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(this rank's steps of the shifted scan of all, what comes out behind the last step)."""
-    carry, behind, own = carried_in_shifted(x, gamma, call, reset)
-    if own is None or not may_be_mended(own, gamma, call):
+    totals, own = totals_of(x, gamma, call, reset, shifted=True, keep=True)
+    carry, behind = _carried_into(totals, x, call)
+    if own is None:
         return call.scan(with_carry(x, call, carry), gamma, None, reset, shifted=True), behind
     mend_(own, gamma, call, carry, reset, shifted=True)
     return own, behind
@@ -170,41 +133,28 @@ def shifted_scan_of_slices(
 
 def carried_in_shifted(
     x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every piece, what comes out
-    behind the last, the scan of every piece from 0 if that was made).
+    behind the last).
 
     A step hands on its y times its own gate.
     """
-    own = None
-    products = _products(x, gamma, call)
-    ends = torch.zeros_like(products)
-    if _is_sum(x, gamma, call, reset):
-        ends = x.sum(call.dim, dtype=products.dtype)
-    elif x.size(call.dim):
-        own = call.scan(x, gamma, None, reset, shifted=True)
-        last = own.select(call.dim, call.last).to(products.dtype)
-        gate: Any = call.gamma_value
-        if gamma is not None:
-            steps = has_step_gates(gamma, x.dim())
-            gate = (
-                gamma.expand(x.shape).select(call.dim, call.last) if steps else _rows(gamma.to(x.device), x, call.dim)
-            )
-        ends = gate * last
-        ends = ends if reset is None else torch.where(reset.select(call.dim, call.last), 0, ends)
-    into, behind = _folded(ends, products, reset, call, ends.new_zeros(()))
-    return into.to(x.dtype), behind, own
+    totals, _ = totals_of(x, gamma, call, reset, shifted=True, keep=False)
+    return _carried_into(totals, x, call)
 
 
-def _folded(
-    ends: Tensor, products: Tensor, reset: Tensor | None, call: ScanPieces, first: Tensor
-) -> tuple[Tensor, Tensor]:
+def _carried_into(totals: Totals, x: Tensor, call: ScanPieces) -> tuple[Tensor, Tensor]:
+    into, behind = _folded(totals, call, totals.ends.new_zeros(()))
+    return into.to(x.dtype), behind
+
+
+def _folded(totals: Totals, call: ScanPieces, first: Tensor) -> tuple[Tensor, Tensor]:
     """(what is carried into this rank's pieces, what comes out behind the last of all), by one all-gather."""
-    columns = [ends, products] if reset is None else [ends, products, reset.any(call.dim).to(ends.dtype)]
+    columns = [column for column in totals if column is not None]
     every = call.layout.ranks.gather(torch.stack(columns)).unbind(1)
-    cuts = None if reset is None else every[2]
+    cuts = None if totals.cuts is None else every[2]
     fold = call.layout.fold(call.reverse)
-    into, behind = fold.carried(every[0], every[1], cuts, first.expand(products.shape[1:]))
+    into, behind = fold.carried(every[0], every[1], cuts, first.expand(totals.products.shape[1:]))
     return into.select(0, call.layout.ranks.rank), behind
 
 
@@ -236,7 +186,7 @@ class _SequenceParallelScan(torch.autograd.Function):
         grad = grad.contiguous()
         grad_x, grad_gamma, grad_initial = None, None, None
         if need_gamma:
-            back, behind, _ = carried_in_shifted(grad, conj, adjoint, reset)
+            back, behind = carried_in_shifted(grad, conj, adjoint, reset)
             upstream = with_carry(grad, adjoint, back)
             grad_x, of_gates = _registry.scan_gradients(
                 upstream, y, gamma, call.gamma_value, call.dim, call.reverse, carry, reset

@@ -4,7 +4,7 @@ The part of the carry in y is a scan of nothing from the carry: the recurrence i
 smallest normal number, which a NaN, an infinity or what gates of 1 keep never is. On a CPU it is followed block by
 block until it is so in all rows. On CUDA nothing waits for it: of a discount that is a number and below 1 in size the
 host knows after how many steps nothing finite is left, and one kernel takes what is not finite further, if there is
-any. All else is scanned again.
+any. All else is scanned from the carry (totals.py says what that is).
 """
 
 from __future__ import annotations
@@ -39,20 +39,27 @@ def steps_until_nothing(gamma: float, dtype: torch.dtype) -> int | None:
     return math.ceil(octaves / -math.log2(size))
 
 
-def may_be_mended(y: Tensor, gamma: Tensor | None, call: ScanPieces) -> bool:
-    """Whether the head of y, a scan from 0, is to be mended, and not the slice to be scanned again from the carry."""
-    steps = y.size(call.dim)
-    is_eager = type(y) is Tensor and not is_compiling() and torch._C._len_torch_dispatch_stack() == 0
-    if not is_eager or y.dtype not in _WHOLE or steps < _LEAST_STEPS:
+def is_eager(*tensors: Tensor) -> bool:
+    """Whether kernels may be launched on these tensors at once: nothing traces them, and no mode looks on."""
+    are_plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    return are_plain and not is_compiling() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> bool:
+    """Whether x is scanned from 0 first and then the head of that mended, and not scanned once all is known."""
+    steps = x.size(call.dim)
+    if not is_eager(x) or x.dtype not in _WHOLE or steps < _LEAST_STEPS:
         return False
     if gamma is not None:
-        return y.device.type == "cpu"
-    head = steps_until_nothing(call.gamma_value, y.dtype)
+        return x.device.type == "cpu"
+    head = steps_until_nothing(call.gamma_value, x.dtype)
     if head is None or head > steps // 2:
         return False
-    if y.device.type == "cpu":
+    if x.device.type == "cpu":
         return True
-    return y.is_cuda and y.is_contiguous() and launchers_for(y, "scan.slices") is not None
+    # A scan lies as empty_like does.
+    is_contiguous = torch.empty_like(x, device="meta").is_contiguous()
+    return x.is_cuda and is_contiguous and launchers_for(x, "scan.slices") is not None
 
 
 def mend_(
