@@ -9,16 +9,23 @@
 #include <random>
 #include <type_traits>
 
+#include "common/element_types.cuh"
+
 namespace trials {
 
+// Complex numbers are real ones.
+template <typename T>
+constexpr bool kIsComplex = std::is_same_v<T, dcs::Complex<double>>;
 template <typename T>
 T narrowed(double value) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16(static_cast<float>(value));
+  else if constexpr (kIsComplex<T>) return {value, 0.0};
   else return static_cast<T>(value);
 }
 template <typename T>
 double widened(T value) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
+  else if constexpr (kIsComplex<T>) return value.re;
   else return static_cast<double>(value);
 }
 
