@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cfloat>
+#include <cmath>
 #include <type_traits>
 
 #include "common/device.h"
@@ -33,7 +35,7 @@ class NStepLaunch {
     }
     if (takes_n_step_walk(p_, device_.shared_per_block)) {
       if constexpr (sizeof(T) <= 4) {
-        if (plain && p_.steps <= kFloatSteps) return walk<Acc, true>();
+        if (plain && p_.steps <= kFloatSteps && gates_fit()) return walk<Acc, true>();
       }
       return walk<double, false>();
     }
@@ -47,6 +49,15 @@ class NStepLaunch {
   template <typename Number>
   NStepCall<Number> call() const {
     return {p_, n_step_rates<Number>(p_), 0};
+  }
+
+  // Whether float holds the product of a window's gates, where that is known. A carry that is not finite must not be
+  // lost where it vanishes, nor one of 0 become a NaN where it overflows.
+  bool gates_fit() const {
+    const double gate = std::fabs(p_.gamma.value * p_.trace.value);
+    if (p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || gate == 0) return true;
+    const double product = std::pow(gate, p_.steps);
+    return product >= FLT_MIN && product <= FLT_MAX;
   }
 
   template <typename Number, bool kPlain>
