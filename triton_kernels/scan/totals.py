@@ -27,8 +27,8 @@ from .tile import backwards, unpack
 if TYPE_CHECKING:
     from torch_dcs_ops.reference.scan import ScanCall
 
-# A lane's successive steps of a row: a sector of memory, in vectors of 16 bytes.
-LANE_BYTES = 32
+# A lane's successive steps of a row: two sectors of memory, in vectors of 16 bytes.
+LANE_BYTES = 64
 LANES = 128
 # Columns that fill a line of memory; a program's lanes, and the most steps that each walks, so many at a time.
 LINE = 128

@@ -86,9 +86,14 @@ struct FewSteps {
   }
 };
 
+// Blocks of a multiprocessor: what registers have room for.
+constexpr int few_steps_blocks(int bytes, bool one_tensor) {
+  return bytes > 8 ? 2 : bytes > 4 ? 3 : one_tensor ? 5 : 4;
+}
+
 // A thread takes `cells`, kColumnThreads apart, so that a warp reads neighbors.
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, kStep || kBackward ? 4 : 5)
+__global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), !kStep && !kBackward))
     few_steps_kernel(const __grid_constant__ ScanProblem p, const int cells) {
   constexpr int kCells = few_steps_cells(kStep, kBackward);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (cells * kColumnThreads) + threadIdx.x,

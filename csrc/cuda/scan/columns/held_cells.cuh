@@ -93,7 +93,7 @@ __device__ __forceinline__ Bits flags_of(CellSteps<const char> from, int least, 
     for (int i = 0; i < kAtOnce && k + i < kCount; ++i) {
       const int number = k + i, tested = number % kBatch > 0 ? number / kBatch * kBatch + 1 : number;
       const bool exists = tested < most && (kBatch > 1 || number >= least);
-      flags[i] = exists ? *reinterpret_cast<const uint8_t*>(from.at) : 0;
+      flags[i] = exists && *reinterpret_cast<const uint8_t*>(from.at) != 0;
       from.next();
     }
     // Sums take one instruction a flag.
