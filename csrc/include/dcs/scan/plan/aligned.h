@@ -274,7 +274,9 @@ class AlignedPlanner {
       while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
     }
     const int64_t blocks = ceil_div(p_.rows(), (plan.half_warps ? 16 : 32) * plan.columns);
-    if (p_.length <= std::min<int64_t>(plan.warps * steps, kLongestBlockPass)) return true;
+    // A block that takes all steps at once does not wait; but long columns of few blocks leave most of a GPU idle.
+    const bool at_once = p_.length <= plan.warps * steps;
+    if (at_once && (p_.length <= kLongestBlockPass || 3 * blocks >= device_.multiprocessors)) return true;
     // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
     const int64_t rounds = plan.warps < 32 ? 1 : ceil_div(blocks, device_.multiprocessors);
     return blocks >= device_.multiprocessors && (rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors);

@@ -102,6 +102,8 @@ inline void lay_out_flat(HeldColumnsPlan& plan, int64_t row_bytes) {
   plan.flat_bytes = int64_t{16} * plan.parts * plan.part_pitch;
 }
 
+constexpr int64_t kLeastEarlyRow = 64;  // bytes of a step
+
 // Steps of a part that can be in shared memory, beside `held` ones in registers, so that it has room for the usual
 // number of blocks.
 inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& plan, int64_t held, int64_t unit) {
@@ -109,6 +111,8 @@ inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& pla
   const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
   if (held_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
   if (plan.flat && (p.backward || (step && p.shifted))) return 0;  // not all of them are in a tile
+  // What a warp reads beside a step that is no sector or two is left in L1, which shared memory would take room from.
+  if (!plan.flat && plan.span * columns * bytes < kLeastEarlyRow) return 0;
   const int64_t whole = std::max<int64_t>(unit, kEarlyBatch);
   int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
   if (plan.flat) {
