@@ -100,7 +100,7 @@ class Trial {
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     const DeviceLimits device{c.multiprocessors, 227 << 10, c.cluster};
-    if (c.seed % 4) few = plan_few_steps(p, device);  // the others take those of more steps
+    if (c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
     if (!few) walk = plan_walk_columns(p, device);
     if (!few && !walk) held = plan_held_columns(p, device);
     p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
@@ -164,9 +164,9 @@ class Trial {
     if (few) {
       return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] {
         if constexpr (sizeof(T) == 2) {
-          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p, few->cells);
+          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p);
         }
-        few_steps_kernel<T, kStep, kBackward, 1>(p, few->cells);
+        few_steps_kernel<T, kStep, kBackward, 1>(p);
       });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {

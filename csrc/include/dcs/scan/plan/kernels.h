@@ -35,11 +35,12 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {"direct_window", "windows of at most 64 steps", plan_by<plan_direct_window>},
     {"composed_window", "longer windows", plan_by<plan_composed_window>},
-    {"few_steps", "columns of at most 8 steps", plan_by<plan_few_steps>},
+    {"few_steps", "columns of at most 4 steps", plan_by<plan_few_steps<kFewestSteps>>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},
     {"long_rows", "longer contiguous rows, of at most eight bytes an element", plan_by<plan_long_rows>},
+    {"few_steps", "columns of at most 8 steps", plan_by<plan_few_steps<kFewSteps>>},
     {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
     {"held_columns", "fewer columns", plan_by<plan_held_columns>},
     {"walk_columns", "everything else", plan_by<plan_any_columns>},
