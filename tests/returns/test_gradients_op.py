@@ -14,6 +14,7 @@ from torch.library import opcheck
 import torch_dcs_ops  # noqa: F401  (registers the op)
 from torch_dcs_ops.reference.returns import GradientsCall
 
+EPS = torch.finfo(torch.float64).eps
 OP = torch.ops.dcs._returns_gradients.default
 NEEDS = ("need_rewards", "need_values", "need_next_values", "need_bootstrap_value")
 FLOATS = ("of_advantages", "of_targets", "of_pg", "gamma", "trace", "rhos")
@@ -93,7 +94,10 @@ def test_only_what_is_needed(device: str, form: str) -> None:
     for needs in itertools.product((False, True), repeat=4):
         fewer = {name: need and getattr(call, name) for name, need in zip(NEEDS, needs, strict=True)}
         for need, part, all_of_it in zip(fewer.values(), OP(*call._replace(**fewer)), whole, strict=True):
-            assert torch.equal(part, all_of_it) if need else part.shape == (0,)
+            assert need or part.shape == (0,)
+            # Which kernels make them depends on what is asked for: the same terms, in another order.
+            if need:
+                torch.testing.assert_close(part, all_of_it, rtol=8 * EPS, atol=8 * EPS)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -73,7 +73,7 @@ constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in 
 
 constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few to give every multiprocessor a block
 
-constexpr int64_t kFewColumnSteps = 16;  // that columns/walk_columns.cuh takes
+constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/walk_columns.cuh take
 
 // Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds
 // in registers.
