@@ -164,9 +164,9 @@ class Trial {
     if (few) {
       return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] {
         if constexpr (sizeof(T) == 2) {
-          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p);
+          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p, few->cells);
         }
-        few_steps_kernel<T, kStep, kBackward, 1>(p);
+        few_steps_kernel<T, kStep, kBackward, 1>(p, few->cells);
       });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {

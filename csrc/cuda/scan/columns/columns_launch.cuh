@@ -28,7 +28,7 @@ cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& pla
     if constexpr (sizeof(T) == 2) {
       if (plan.pairs) kernel = few_steps_kernel<T, step(), backward(), 2>;
     }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem, plan.cells);
   });
 }
 

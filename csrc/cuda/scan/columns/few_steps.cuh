@@ -1,4 +1,4 @@
-// Scans of few steps along a strided time: a thread asks for all steps of a column at once.
+// Scans of few steps along a strided time: a thread takes several columns, and asks for all of their steps at once.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -86,30 +86,32 @@ struct FewSteps {
   }
 };
 
-// With one tensor, blocks stay: a thread asks for its next column's steps before it takes those that have come.
+// Blocks of a multiprocessor: what registers have room for.
+constexpr int few_steps_blocks(int bytes, bool one_tensor) {
+  return bytes > 8 ? 2 : bytes > 4 ? 3 : one_tensor ? 5 : 4;
+}
+
+// A thread takes `cells`, kColumnThreads apart, so that a warp reads neighbors.
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), kStep || kBackward))
-    few_steps_kernel(const __grid_constant__ ScanProblem p) {
-  constexpr bool kStays = !kStep && !kBackward;
-  const int64_t cells = p.inner / kUnit, all = p.outer * cells,
-                apart = static_cast<int64_t>(gridDim.x) * kColumnThreads;
-  int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
+__global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), !kStep && !kBackward))
+    few_steps_kernel(const __grid_constant__ ScanProblem p, const int cells) {
+  constexpr int kCells = few_steps_cells(kStep, kBackward);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (cells * kColumnThreads) + threadIdx.x,
+                side_by_side = p.inner / kUnit, all = p.outer * side_by_side;
   overlap_launches();
-  if (cell >= all) return;
-  using Column = FewSteps<T, kStep, kBackward, kUnit>;
-  const auto load = [&](Column& column) {
-    column.at = place_of(cell, cells, p.outer, kUnit);
-    column.load(p);
-  };
-  Column column, next;
-  load(column);
-#pragma unroll 1
-  while (kStays && (cell += apart) < all) {
-    load(next);
-    column.run(p);
-    column = next;
+  FewSteps<T, kStep, kBackward, kUnit> columns[kCells];
+#pragma unroll
+  for (int j = 0; j < kCells; ++j) {
+    const int64_t cell = first + j * kColumnThreads;
+    if (j >= cells || cell >= all) break;
+    columns[j].at = place_of(cell, side_by_side, p.outer, kUnit);
+    columns[j].load(p);
   }
-  column.run(p);
+#pragma unroll
+  for (int j = 0; j < kCells; ++j) {
+    if (j >= cells || first + j * kColumnThreads >= all) break;
+    columns[j].run(p);
+  }
 }
 
 }  // namespace dcs

@@ -15,16 +15,19 @@ namespace dcs {
 // Halves are read in pairs.
 inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
-// So few steps that a thread holds those of a column: any strides and gammas, but neighbors in memory are columns.
+constexpr int kResidentThreads = 2048;  // of a multiprocessor
+
+// So few steps that a thread holds those of its columns: any strides and gammas, but neighbors in memory are columns.
 template <int kMostSteps>
 std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || p.length > kMostSteps || p.inner < 2 || p.output_strides.inner != 1) return std::nullopt;
-  const bool pairs = halves_pair(p), several = tensors_of(p) > 1;
-  // Of one tensor a thread takes several columns, one after the other.
-  const int64_t resident = int64_t{few_steps_blocks(bytes_of(p.dtype), several)} * device.multiprocessors,
-                all = ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads),
-                blocks = several ? all : std::min(all, resident);
-  return FewStepsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
+  const bool pairs = halves_pair(p);
+  const int64_t columns = p.rows() / (pairs ? 2 : 1),
+                most = p.reset ? 1 : few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward);
+  // Several where there are as many threads as a multiprocessor holds all the same.
+  const int64_t cells = std::clamp<int64_t>(columns / (int64_t{kResidentThreads} * device.multiprocessors), 1, most);
+  const int64_t blocks = ceil_div(columns, cells * kColumnThreads);
+  return FewStepsPlan{pairs, static_cast<int>(cells), blocks, blocks <= device.early_blocks(p)};
 }
 
 // Any strides, sizes and gammas.

@@ -74,9 +74,10 @@ struct LongRowsPlan {
   int64_t partials;  // of a row's part of gamma's gradient
 };
 
-// A thread holds all steps of a column (columns/few_steps.cuh).
+// A thread takes all steps of some columns, a few each (columns/few_steps.cuh).
 struct FewStepsPlan {
   bool pairs;  // halves are read in pairs
+  int cells;   // of a thread: columns, or pairs of them
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };

@@ -116,8 +116,7 @@ constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kWalkBytes = 4 * 192;         // of a step, a multiprocessor, from which on threads walk alone
 constexpr int64_t kFewWalkSteps = 64;           // that a thread walks in any case
 constexpr int kFewSteps = 8, kFewestSteps = 4;  // that a thread holds (columns/few_steps.cuh); that it always takes
-// Blocks of a multiprocessor that hold these of an element of so many bytes, of one tensor or several.
-constexpr int few_steps_blocks(int64_t bytes, bool several) { return bytes > 8 ? 2 : bytes > 4 ? 3 : several ? 4 : 5; }
+constexpr int few_steps_cells(bool step, bool backward) { return step || backward ? 1 : 2; }
 constexpr int kHeldWords = 32;   // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;    // of its steps at once
 constexpr int kEarlyWords = 32;  // that it has in shared memory beside them where there are many tiles
