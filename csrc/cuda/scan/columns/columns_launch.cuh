@@ -1,6 +1,8 @@
 // Launches the kernels of columns of any number and alignment.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/columns/few_steps.cuh"
@@ -10,26 +12,30 @@
 
 namespace dcs {
 
-template <typename T>
-cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
+// kernel_of(whether there is a gamma a step, whether it is the backward, columns of a cell), all as types.
+template <typename T, typename Plan, typename KernelOf, typename... Arguments>
+cudaError_t launch_cells(const ScanProblem& problem, const Plan& plan, cudaStream_t stream, const KernelOf& kernel_of,
+    const Arguments&... arguments) {
   return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = walk_columns_kernel<T, step(), backward(), 1>;
+    auto kernel = kernel_of(step, backward, std::integral_constant<int, 1>());
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = walk_columns_kernel<T, step(), backward(), 2>;
+      if (plan.pairs) kernel = kernel_of(step, backward, std::integral_constant<int, 2>());
     }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem, arguments...);
   });
 }
 
 template <typename T>
+cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
+  return launch_cells<T>(problem, plan, stream,
+      [](auto step, auto backward, auto unit) { return walk_columns_kernel<T, step(), backward(), unit()>; });
+}
+
+template <typename T>
 cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& plan, cudaStream_t stream) {
-  return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = few_steps_kernel<T, step(), backward(), 1>;
-    if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = few_steps_kernel<T, step(), backward(), 2>;
-    }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem, plan.cells);
-  });
+  return launch_cells<T>(
+      problem, plan, stream,
+      [](auto step, auto backward, auto unit) { return few_steps_kernel<T, step(), backward(), unit()>; }, plan.cells);
 }
 
 template <typename T, bool kStep, bool kBackward>
