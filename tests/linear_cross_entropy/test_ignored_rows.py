@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_dcs_ops import linear_cross_entropy, linear_log_probs
 from torch_dcs_ops.ops.linear_cross_entropy import chunks as driver
@@ -16,6 +17,7 @@ from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
 from torch_dcs_ops.ops.linear_cross_entropy import valid_rows
 from torch_dcs_ops.ops.linear_cross_entropy.plan import make_plan
 from torch_dcs_ops.ops.linear_cross_entropy.valid_rows import ValidRows, compacts, row_count
+from torch_dcs_ops.reference.linear_cross_entropy.loss import Needs, Options
 
 from linear_cross_entropy.filter.oracle import EPS, budget_of
 from linear_cross_entropy.filter.oracle import operands as sparse_operands
@@ -52,15 +54,18 @@ def step(run: Callable[..., Any], problem: Problem, dtype: torch.dtype, **option
     return gradients(loss, *leaves, grad=torch.randn(loss.shape, dtype=F64).to(loss)), loss.detach()
 
 
-@pytest.fixture(params=[True, False], ids=["large chunks", "small chunks"])
+@pytest.fixture(params=["large chunks", "small chunks", "number read"])
 def on_the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA runs: the number of valid rows stays in a tensor, for grouped_mm, which runs on a CPU as well.
 
-    What it does not compute is NaN here, as it may be there. Of small chunks input's gradient is another product.
+    What it does not compute is NaN here, as it may be there. Of small chunks input's gradient is another product. Or
+    the number is read once the first product has been begun.
     """
+    if request.param == "number read":
+        monkeypatch.setattr(valid_rows, "may_wait", lambda *_: True)
     monkeypatch.setattr(driver, "compacts", lambda *_: "device")
     monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
-    monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: request.param)
+    monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: request.param == "large chunks")
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -214,6 +219,48 @@ def test_order(mask: str, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [int(c) for c in counts] == [min(max(count - start, 0), 40) for start in (0, 40, 80)] + [
             min(max(count - 120, 0), 30)
         ]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("total", [ROWS, 1])
+def test_a_number_that_is_read(total: int, mask: str) -> None:
+    """There and back once the number of valid rows is known: no copies where that is all of them."""
+    x, valid = torch.randn(total, 3), ~MASKS[mask](total)
+    rows = ValidRows(x, torch.where(valid, 5, -3), -3, "device", waits=True)
+    other = rows.of(x[:, :2])
+    assert rows.size(0) == other.size(0) == total
+    first = rows.rows_before_number(100)
+    assert first == max(total // 4, 1)
+    order = torch.cat((x[valid], x[~valid]))
+    assert torch.equal(rows[0:first], order[:first])
+    rows.settle(first)
+    count = max(int(valid.sum()), first)
+    assert rows.size(0) == other.size(0) == count
+    assert rows.rows_before_number(100) == 100
+    assert row_count(rows, slice(first, count)) is None
+    for part in (slice(None), slice(first, count), torch.arange(first)):
+        assert torch.equal(rows[part], order[:count][part])
+    shared = rows[0:count].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert shared == (rows.is_every_row and other.is_every_row) == bool(valid.all())
+    place = torch.full_like(x, torch.nan)
+    place[:count] = rows.gather(x)[:count]
+    rows.restore_(place)
+    assert torch.equal(place, torch.where(valid.unsqueeze(1), x, 0))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_products_of_as_many_rows_as_are_valid(frozen: bool, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a quarter of them, which the first product takes, at least; plain ones."""
+    monkeypatch.setattr(valid_rows, "may_wait", lambda *_: True)
+    monkeypatch.setattr(driver, "compacts", lambda *_: "device")
+    monkeypatch.delattr(functional, "grouped_mm")
+    problem = problem_of(mask, F32, features=8, classes=64)
+    options = Options(reduction="sum", memory_budget=4 * 64 * 60 if frozen else None)  # addmm_ has no formula
+    with FlopCounterMode(display=False) as counter:
+        driver.forward(*problem[:3], None, None, options, Needs(True, not frozen, False), False, False)
+    rows = max(int((problem.target >= 0).sum()), ROWS // 4)
+    assert counter.get_total_flops() == (2 if frozen else 3) * 2 * rows * 8 * 64
 
 
 def test_what_is_compacted() -> None:

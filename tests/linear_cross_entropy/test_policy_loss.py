@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_dcs_ops import linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
 from torch_dcs_ops.ops.linear_cross_entropy import ids as ids_module
+from torch_dcs_ops.ops.linear_cross_entropy import valid_rows
 
 from linear_cross_entropy.grouped_products import grouped_mm_with_nan
 from linear_cross_entropy.oracle import Problem, leaf, make, relative_error
@@ -142,17 +143,20 @@ def test_precision(device: str, dtype: torch.dtype, count: int | None) -> None:
 
 
 @pytest.mark.parametrize("count", [None, 2])
-@pytest.mark.parametrize("way", ["run with the others", "left out on the device"])
+@pytest.mark.parametrize("way", ["run with the others", "left out on the device", "left out by their number"])
 def test_ignored_rows_on_gpus(way: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CUDA does, on a CPU: run with the others, or left out by products that leave theirs unset, here NaN."""
+    """What CUDA does, on a CPU: run with the others, or left out by products that leave theirs unset, here NaN, or
+    by those of fewer rows, once their number has been read.
+    """
     where = None if way == "run with the others" else "device"
     monkeypatch.setattr(ids_module, "compacts", lambda *_: where)
+    monkeypatch.setattr(valid_rows, "may_wait", lambda *_: way == "left out by their number")
     monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
     monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: True)
     problem = make((40,), 8, 16, torch.float32, ignored=0.5)
     for options in ({}, {"softcap": 2.5, "logit_scale": -0.7}, {"need_entropy": False}):
         check_errors(problem, ids_of(problem, count), torch.float32, **options)
-    if where is None:  # grouped_mm has no float64
+    if way != "left out on the device":  # grouped_mm has no float64
         problem = make(ignored=0.5)
         check(problem, ids_of(problem, count), arguments("random"), memory_budget=300)
 

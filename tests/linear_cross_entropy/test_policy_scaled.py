@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torch_dcs_ops import linear_policy_loss
-from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks, row_losses
+from torch_dcs_ops.ops.linear_cross_entropy import ids as ids_module
+from torch_dcs_ops.ops.linear_cross_entropy import policy_chunks, row_losses, valid_rows
 
 from linear_cross_entropy.oracle import leaf, relative_error
 
@@ -46,9 +47,13 @@ class Runs(list[str]):
         return noted
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+@pytest.fixture(params=["", "number read"])
+def runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(row_losses, "_entropic", {})  # what was seen of a function on another device
+    if request.param:
+        # As on GPUs: how many rows are valid is known behind the first product.
+        monkeypatch.setattr(ids_module, "compacts", lambda *_: "device")
+        monkeypatch.setattr(valid_rows, "may_wait", lambda *_: True)
     return Runs(monkeypatch)
 
 

@@ -1,10 +1,12 @@
 """Linear cross entropy by chunks of rows: a GEMM to logits, the row op in place, GEMMs to the gradients.
 
-The same eager operations on every device; nothing waits for the GPU, so that a call can be captured in a CUDA graph.
+The same eager operations on every device. Nothing waits for the GPU while a call is captured in a CUDA graph, and else
+one thing, the number of rows that are not ignored, behind the launch of a first product (valid_rows.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -172,42 +174,37 @@ def _run_rows(
     weight = None if weight is None else weight.to(dtype).contiguous()
     keeps, needs = needs is None, needs or Needs()
     steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
-    grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
     where = None if keeps else compacts(input, linear_weight, target, need_predictions, options.logits_dtype)
-    chosen = None if where is None else valid_rows(input, target, options.ignore_index, where)
-    operand: Tensor | ValidRows = input
-    if chosen is not None:
-        operand, target, upstream = chosen, chosen.gather(target), Upstream(*(chosen.gather(grad) for grad in upstream))
+    chosen = None if where is None else valid_rows(input, target, options.ignore_index, where, steps is None)
+    operand: Tensor | ValidRows = input if chosen is None else chosen
     count = operand.size(0)
     limits = options.memory_budget, options.accumulate_dtype
     plan: Plan | FilteredPlan
     gradients: ExactGradients | FilteredGradients | SavedLogitsGradient
     if keeps:
-        plan, gradients = single_chunk(count, classes, input.dtype), SavedLogitsGradient()
+        plan = single_chunk(count, classes, input.dtype)
     elif steps is None:
         plan = make_plan(
-            count,
-            features,
-            classes,
-            input.dtype,
-            gradient_dtype,
-            input.device.type,
-            needs.linear_weight,
-            *limits,
-            is_forward=not any(needs),
-            logits_dtype=options.logits_dtype,
-        )
-        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype, word)
+            count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits,
+            is_forward=not any(needs), logits_dtype=options.logits_dtype,
+        )  # fmt: skip
     else:
         plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)
+    make_logits = Logits(plan, operand, linear_weight, word, options.logits_dtype).begin()
+    if chosen is not None:
+        target, upstream = chosen.gather(target), Upstream(*(chosen.gather(grad) for grad in upstream))
+    grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)
+    if keeps:
+        gradients = SavedLogitsGradient()
+    elif isinstance(plan, Plan):
+        gradients = ExactGradients(plan, operand, linear_weight, grad_input, needs, gradient_dtype, word)
+    else:
+        assert steps is not None
         gradients = FilteredGradients(
             steps, plan, operand, linear_weight, grad_input, target, weight, linear_bias, upstream, options, needs
         )
-    make_logits = Logits(plan, operand, linear_weight, word, options.logits_dtype)
     of_chunks: list[tuple[Tensor, ...]] = []
-    for start in range(0, count, plan.rows):
-        part = slice(start, min(start + plan.rows, count))
-        logits = make_logits(part)
+    for part, logits in make_logits.chunks():
         results = _registry.cross_entropy_rows_(
             logits,
             target[part].to(dtype).contiguous() if by_class else target[part],
@@ -228,7 +225,7 @@ def _run_rows(
         gradients.add(logits, part, results[1])
         del logits
     del make_logits  # its memory is room for the sums' last steps
-    rows = _joined(of_chunks, input, count, need_predictions, need_entropy)
+    rows = _joined(of_chunks, input, operand.size(0), need_predictions, need_entropy)
     found = gradients.result()
     if isinstance(found, Tensor):
         return rows, found
@@ -258,7 +255,10 @@ def _joined(
 
 
 class Logits:
-    """The logits of one chunk of rows after another, in the same memory; callers drop one before the next."""
+    """The logits of one chunk of rows after another, in the same memory; callers drop one before the next.
+
+    `begin` launches a first product, which a GPU has to work on while the rest of a call is prepared.
+    """
 
     def __init__(
         self,
@@ -269,7 +269,8 @@ class Logits:
         dtype: torch.dtype | None = None,
     ) -> None:
         """dtype: None is input's; float32 where rows of other dtypes are not counted on the device."""
-        self.input, self.linear_weight, self.word = input, linear_weight, word
+        self.input, self.linear_weight, self.word, self.rows = input, linear_weight, word, plan.rows
+        self.begun = 0  # rows of the first chunk that are there
         classes = linear_weight.size(0)
         # grouped_mm makes its own result, of the same size; what takes turns with it does too, and gets that memory.
         self.buffer: Tensor | None = None
@@ -278,9 +279,32 @@ class Logits:
                 input.new_empty((min(plan.rows, input.size(0)), plan.stride), dtype=dtype or input.dtype), classes
             )
 
+    def begin(self) -> Logits:
+        """Before the first chunk, and where `chunks` or the parts that it yields follow. Itself."""
+        rows = min(self.rows, self.input.size(0))
+        if self.buffer is not None and rows > 0:
+            self.begun = self.input.rows_before_number(rows) if isinstance(self.input, ValidRows) else rows
+            self._product(slice(0, self.begun), self.buffer[: self.begun])
+        return self
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """The rows of every chunk, and their logits."""
+        if isinstance(self.input, ValidRows):
+            self.input.settle(self.begun)
+        for start in range(0, self.input.size(0), self.rows):
+            part = slice(start, min(start + self.rows, self.input.size(0)))
+            yield part, self(part)
+
     def __call__(self, part: slice) -> Tensor:
         count = row_count(self.input, part)
         if count is not None:
             return functional.grouped_mm(self.input[part], self.linear_weight.t()[None], offs=count)
-        out = None if self.buffer is None else self.buffer[: part.stop - part.start]
+        if self.buffer is None:
+            return self._product(part, None)
+        logits, begun, self.begun = self.buffer[: part.stop - part.start], self.begun, 0
+        if begun < logits.size(0):
+            self._product(slice(part.start + begun, part.stop), logits[begun:])
+        return logits
+
+    def _product(self, part: slice, out: Tensor | None) -> Tensor:
         return alignment.logits_product(self.input[part], self.linear_weight, self.word, out)

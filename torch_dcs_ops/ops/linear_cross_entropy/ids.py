@@ -11,7 +11,7 @@ from the logits that it has: rows scale, so backward multiplies them, and the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +115,7 @@ def chunks_of(
 ) -> tuple[Plan, Iterator[tuple[slice, Tensor]]]:
     """The plan, and the rows of one chunk after another with their logits, which lie in the same memory.
 
+    A first product is launched at once, so that the GPU has something to do while the rest is prepared.
     kept: the logits of all rows, of which these are copies.
     """
     (classes, features), dtype = call.linear_weight.shape, call.input.dtype
@@ -124,29 +125,19 @@ def chunks_of(
         logits_dtype=call.options.logits_dtype,
     )  # fmt: skip
 
-    def chunks() -> Iterator[tuple[slice, Tensor]]:
-        make_logits: Callable[[slice], Tensor]
-        if kept is None:
-            word = alignment.word(call.input.size(0), call.linear_weight)
-            make_logits = Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype)
-        else:
-            make_logits = _Copies(plan, kept)
-        for start in range(0, count, plan.rows):
-            part = slice(start, min(start + plan.rows, count))
-            yield part, make_logits(part)
-
-    return plan, chunks()
+    if kept is not None:
+        return plan, _copies(plan, kept)
+    word = alignment.word(call.input.size(0), call.linear_weight)
+    return plan, Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype).begin().chunks()
 
 
-class _Copies:
+def _copies(plan: Plan, kept: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Those of one chunk of rows after another, in the same memory."""
-
-    def __init__(self, plan: Plan, kept: Tensor) -> None:
-        self.kept = kept
-        self.buffer = with_padding(kept.new_empty((min(plan.rows, kept.size(0)), plan.stride)), kept.size(1))
-
-    def __call__(self, part: slice) -> Tensor:
-        return self.buffer[: part.stop - part.start].copy_(self.kept[part])
+    count = kept.size(0)
+    buffer = with_padding(kept.new_empty((min(plan.rows, count), plan.stride)), kept.size(1))
+    for start in range(0, count, plan.rows):
+        part = slice(start, min(start + plan.rows, count))
+        yield part, buffer[: part.stop - part.start].copy_(kept[part])
 
 
 def _all_rows(call: Call, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
@@ -158,10 +149,12 @@ def _all_rows(call: Call, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
     yield slice(0, rows), kept[0]
 
 
-def _flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[Tensor, HeadOptions]:
+def flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[Tensor, HeadOptions]:
     """ids (N, K) with IGNORED for ignored ones, and the options that say so."""
     ids = ids.reshape(ids.shape[:-1].numel(), ids.size(-1))
-    check_target_range(ids, options.ignore_index, linear_weight.size(0))
+    # One a row is the row op's target, which asserts its range on CUDA: here that would be nine launches before a GEMM.
+    if ids.size(1) > 1 or options.ignore_index != IGNORED or ids.device.type == "cpu":
+        check_target_range(ids, options.ignore_index, linear_weight.size(0))
     if options.ignore_index != IGNORED:
         ids = torch.where(ids == options.ignore_index, IGNORED, ids)
     return ids, options._replace(ignore_index=IGNORED)
@@ -169,9 +162,11 @@ def _flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple
 
 def chosen_rows(call: Call, ids: Tensor) -> ValidRows | None:
     """Where rows of ignored ids (N, K) are left out; the others first."""
-    marked = torch.where((ids != IGNORED).any(1), IGNORED + 1, IGNORED)
-    where = compacts(call.input, call.linear_weight, marked, False, call.options.logits_dtype)
-    return None if where is None else valid_rows(call.input, marked, IGNORED, where)
+    where = compacts(call.input, call.linear_weight, ids[:, 0], False, call.options.logits_dtype)
+    if where is None:
+        return None
+    marked = ids[:, 0] if ids.size(1) == 1 else torch.where((ids != IGNORED).any(1), IGNORED + 1, IGNORED)
+    return valid_rows(call.input, marked, IGNORED, where, settles=True)
 
 
 def forward(
@@ -186,10 +181,12 @@ def forward(
 ) -> IdResults:
     """With input's leading shape; no elements where a result is not needed. kept: takes the logits of all rows."""
     lead, count = input.shape[:-1], ids.size(-1)
-    ids, options = _flat_ids(ids, linear_weight, options)
+    ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
     chosen = None if need_predictions or kept is not None else chosen_rows(call, ids)
-    operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
+    operand = call.input if chosen is None else chosen
+    chunks = chunks_of(call, operand, False, True)[1] if kept is None else _all_rows(call, kept)
+    ids = ids if chosen is None else chosen.gather(ids)
     total, dtype = call.input.size(0), row_dtype(input.dtype)
     results = IdResults(
         input.new_empty((total, count), dtype=dtype),
@@ -198,7 +195,7 @@ def forward(
         input.new_empty(total if need_predictions else 0, dtype=torch.int64),
         input.new_empty(total if need_predictions else 0, dtype=dtype),
     )
-    for part, logits in chunks_of(call, operand, False, True)[1] if kept is None else _all_rows(call, kept):
+    for part, logits in chunks:
         columns, log_probs, (loss, lse, predictions, entropy) = statistics(
             call, logits, ids[part], need_predictions, need_entropy
         )
@@ -229,14 +226,15 @@ def forward_with_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log_probs, lse, gradient of input where that of every log-probability is 1), for one id a row."""
     lead, dtype = input.shape[:-1], row_dtype(input.dtype)
-    ids, options = _flat_ids(ids, linear_weight, options)
+    ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
     chosen = chosen_rows(call, ids)
-    operand, ids = (call.input, ids) if chosen is None else (chosen, chosen.gather(ids))
-    log_probs, lse = (input.new_empty(call.input.size(0), dtype=dtype) for _ in range(2))
-    needs = Needs(input=True)
+    operand = call.input if chosen is None else chosen
     # As many rows as forward alone has, if their gradient lies in the logits' own memory.
     plan, chunks = chunks_of(call, operand, False, options.logits_dtype in (None, input.dtype))
+    ids = ids if chosen is None else chosen.gather(ids)
+    log_probs, lse = (input.new_empty(call.input.size(0), dtype=dtype) for _ in range(2))
+    needs = Needs(input=True)
     word = alignment.word(call.input.size(0), call.linear_weight)
     grad_input = torch.empty_like(call.input, memory_format=torch.contiguous_format)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)
@@ -278,20 +276,20 @@ def backward(
 ) -> Gradients:
     """Gradients in the operands' dtypes. kept: the logits of all rows, which are not made again."""
     dtype = row_dtype(input.dtype)
-    ids, options = _flat_ids(ids, linear_weight, options)
+    ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
+    if kept is not None:
+        call = call._replace(options=options._replace(memory_budget=None))
+    chosen = None if kept is not None else chosen_rows(call, ids)
+    operand: Tensor | ValidRows = call.input if chosen is None else chosen
+    plan, chunks = chunks_of(call, operand, needs.linear_weight, False, kept)
     grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
     grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
     grad_lse = None if grad_lse is None else grad_lse.reshape(-1)
-    if kept is not None:
-        call = call._replace(options=options._replace(memory_budget=None))
-    chosen = None if kept is not None else chosen_rows(call, ids)
-    operand: Tensor | ValidRows = call.input
     if chosen is not None:
-        operand, ids = chosen, chosen.gather(ids)
+        ids = chosen.gather(ids)
         grad_ids, grad_entropy, grad_lse = (chosen.gather(grad) for grad in (grad_ids, grad_entropy, grad_lse))
-    plan, chunks = chunks_of(call, operand, needs.linear_weight, False, kept)
     grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
     word = alignment.word(call.input.size(0), call.linear_weight)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, input.dtype, word)

@@ -109,7 +109,7 @@ def rows_of_heads(
     where = places.pop() if len(places) == 1 else None
     chosen = None
     if where == "host" or (where == "device" and may_count_on_device):
-        chosen = valid_rows(both[0].input, target, options.ignore_index, where)
+        chosen = valid_rows(both[0].input, target, options.ignore_index, where, may_count_on_device)
     if chosen is not None:
         both[0].leave_out(chosen)
         both[1].leave_out(chosen.of(both[1].input))
@@ -132,11 +132,13 @@ def run(
     """
     student, teacher, valid = rows_of_heads(operands, target, options, True)
     heads_rows = (student, teacher)
+    plans = plans_of(heads_rows, needs, options.memory_budget, student.linear_weight.size(0))
+    make = [
+        Logits(plan, of.operand, of.linear_weight, of.word).begin() for plan, of in zip(plans, heads_rows, strict=True)
+    ]
     grad = student.input.new_ones(1, dtype=student.dtype) if grad is None else grad.reshape(-1).to(student.dtype)
     if student.chosen is not None:
         grad = student.chosen.gather(grad) if grad.numel() > 1 else grad
-    plans = plans_of(heads_rows, needs, options.memory_budget, student.linear_weight.size(0))
-    make = [Logits(plan, of.operand, of.linear_weight, of.word) for plan, of in zip(plans, heads_rows, strict=True)]
     gradients = [
         ExactGradients(
             plan, of.operand, of.linear_weight, of.input.new_empty(of.input.shape if need.input else (0, 0)), need,
@@ -144,15 +146,10 @@ def run(
         )
         for plan, of, need in zip(plans, heads_rows, needs, strict=True)
     ]  # fmt: skip
-    lead, count, kernel = (
-        student.head.input.shape[:-1],
-        student.operand.size(0),
-        launchers_for(grad, "linear_cross_entropy.kl_div"),
-    )
+    lead, kernel = student.head.input.shape[:-1], launchers_for(grad, "linear_cross_entropy.kl_div")
     rows = student.input.new_empty(lead.numel(), dtype=student.dtype)
-    for start in range(0, count, plans[0].rows):
-        part = slice(start, min(start + plans[0].rows, count))
-        both = [one(part) for one in make]
+    for part, logits in make[0].chunks():
+        both = [logits, make[1](part)]
         # Both heads' linear_weights seldom have gradients: the kernel writes the student's where its sum wants it.
         places = gradients[0].places(both[0], part, can_write=kernel is not None)
         of_student, of_teacher = student.rows(both[0], needs[0], places), teacher.rows(both[1], needs[1])
@@ -164,7 +161,7 @@ def run(
         for index, need in enumerate(needs):
             if any(need):
                 gradients[index].add(both[index], part, rows[part])
-        del both, of_student, of_teacher, call
+        del logits, both, of_student, of_teacher, call
     del make  # its memory is room for the sums' last steps
     if student.chosen is not None:
         student.chosen.restore_(rows)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs
-from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
+from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment, ids
 from .gradients import ExactGradients, Gradients
 from .ids import IGNORED, Call, IdUpstream
@@ -95,21 +95,20 @@ def forward(
     """target (...), or (..., K)."""
     needs, total, dtype = wanted.needs, input.shape[:-1].numel(), row_dtype(input.dtype)
     is_single = target.dim() < input.dim()
-    target = target.reshape(total, 1 if is_single else target.size(-1))
-    check_target_range(target, options.ignore_index, linear_weight.size(0))
-    target = torch.where(target == options.ignore_index, IGNORED, target)
-    valid = (target != IGNORED).any(1)
-    divisor = valid.sum().to(dtype) if wanted.is_mean else torch.ones((), dtype=dtype, device=input.device)
-    call = ids.make_call(input, linear_weight, linear_bias, options._replace(ignore_index=IGNORED))
+    target, options = ids.flat_ids(target.unsqueeze(-1) if is_single else target, linear_weight, options)
+    call = ids.make_call(input, linear_weight, linear_bias, options)
     chosen = ids.chosen_rows(call, target)
     operand: Tensor | ValidRows = call.input if chosen is None else chosen
+    chunks = ids.chunks_of(call, operand, needs.linear_weight, not any(needs))
+    valid = target.squeeze(1) != IGNORED if target.size(1) == 1 else (target != IGNORED).any(1)
+    divisor = valid.sum().to(dtype) if wanted.is_mean else torch.ones((), dtype=dtype, device=input.device)
     if chosen is not None:
         target, valid, of = chosen.gather(target), chosen.gather(valid), of._replace(args=of.select(chosen.gather))
     weights = torch.where(valid, divisor.reciprocal(), 0)
     problem = _Problem(call, of, target, valid, operand, weights, is_single, wanted)
-    found = _run(problem, total)
+    found = _run(problem, total, *chunks)
     if found is None:
-        found = _run(problem, total)
+        found = _run(problem, total, *ids.chunks_of(call, operand, needs.linear_weight, not any(needs)))
     assert found is not None
     rows, gradients = found
     rows.restore(chosen)
@@ -118,10 +117,11 @@ def forward(
     return Results(loss, rows.log_probs, rows.entropy, of_operands, rows.args, bool(rows.is_constant))
 
 
-def _run(problem: _Problem, total: int) -> tuple[_Rows, Gradients] | None:
+def _run(
+    problem: _Problem, total: int, plan: Plan, chunks: Iterator[tuple[slice, Tensor]]
+) -> tuple[_Rows, Gradients] | None:
     """The results of every row of `total`, those that were run first. None: the loss is none that scales rows."""
     call, operand, needs = problem.call, problem.operand, problem.wanted.needs
-    plan, chunks = ids.chunks_of(call, operand, needs.linear_weight, not any(needs))
     grad_input = call.input.new_empty(call.input.shape if needs.input else (0, 0))
     word = alignment.word(call.input.size(0), call.linear_weight)
     gradients = ExactGradients(plan, operand, call.linear_weight, grad_input, needs, call.input.dtype, word)
@@ -174,9 +174,9 @@ def _run_scaled(
     problem: _Problem, chunks: Iterator[tuple[slice, Tensor]], gradients: ExactGradients, rows: _Rows
 ) -> bool:
     """The loss for all rows, behind the gradients of their log-probabilities; False if there is more in its own."""
-    call, of, wanted, count = problem.call, problem.of, problem.wanted, problem.operand.size(0)
-    log_probs = problem.weights.new_empty((count, 1))
-    entropy = problem.weights.new_empty(count) if wanted.entropy else None
+    call, of, wanted, total = problem.call, problem.of, problem.wanted, problem.operand.size(0)
+    log_probs = problem.weights.new_empty((total, 1))
+    entropy = problem.weights.new_empty(total) if wanted.entropy else None
     of_loss = problem.weights.new_full((1,), -1)
     for part, logits in chunks:
         places = gradients.places(logits, part)
@@ -188,18 +188,21 @@ def _run_scaled(
             entropy[part] = of_rows[3]
         gradients.add(logits, part, of_rows[1])
         del logits
+    count = problem.operand.size(0)  # known by now
     if count == 0:
         return True
-    statistics, every = problem.statistics(log_probs, entropy), slice(0, count)
-    check_rows_do_not_mix(of, statistics, of.args)
+    every = slice(0, count)
+    log_probs, entropy = log_probs[every], None if entropy is None else entropy[every]
+    statistics = problem.statistics(log_probs, entropy)
+    check_rows_do_not_mix(of, statistics, of.part(every))
     found = problem.gradients_of(statistics, every)
     if found.entropy is not None:
         note_use_of_entropy(of.loss_fn, True)
         return False
     rows.put(every, log_probs, entropy, found)
-    factors = torch.zeros_like(problem.weights)
+    factors = torch.zeros_like(problem.weights[every])
     if found.log_probs is not None:
-        factors = where_rows(problem.valid, found.log_probs.reshape(count))
+        factors = where_rows(problem.valid[every], found.log_probs.reshape(count))
     gradients.scale_rows(factors)
     return True
 

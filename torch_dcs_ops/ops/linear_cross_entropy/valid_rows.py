@@ -1,11 +1,18 @@
 """Rows whose target is `ignore_index` are left out: chunks are taken of the others, which are brought together.
 
 They keep their order, and come before the ignored ones. On a CPU their number is read, and nothing is run for the rest.
-On CUDA nothing may wait for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
+On CUDA it is read too, behind the launch of a first product, of a quarter of the rows at most, which a plain GEMM makes
+of whatever is there: the number is copied before that product, and so is there before it ends. Everything else is run
+for as many rows as there are, as on a CPU, and where none is ignored nothing is copied or put back. The CPU waits for
+what was queued before the call, and is ahead of the GPU by that product then, and by the whole call at its end.
+
+While a CUDA graph is captured, and where `torch.cuda.set_sync_debug_mode` asks for no synchronization, nothing may wait
+for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
 from it how many rows of a chunk it multiplies, but in the first chunks, up to a quarter of the rows, which a plain GEMM
 takes. What grouped_mm leaves out is not initialized, and nothing of it is kept. That
 costs copies whether or not any row is ignored: of input's rows, as they are multiplied, and of its gradient.
 linear_weight's gradient is summed over all rows: grouped_mm takes a tenth longer than a GEMM to sum over the rows.
+Filtered gradients, whose groups of rows want all of them, are run that way always.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ _ALIGNMENT = 16  # bytes, of the rows that it reads
 _GROUPED_TILE = (128, 256)
 _LEAST_FILLING = 0.85
 _PLAIN_PART = 0.25  # of the rows, the first ones
+_TILE_ROWS = 128
 
 
 def compacts(
@@ -66,19 +74,23 @@ def compacts(
 class ValidRows:
     """The rows of input (N, D) as they are run; slices of it are copies, the last of which is kept.
 
-    count: how many of all are valid, int32 (1,) on the device; None where there are no others.
+    count: how many of all are valid, int32 (1,) on the device; None where a CPU knows it, or is to know it.
     """
 
-    def __init__(self, input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"]) -> None:
-        """target is (N,)."""
+    def __init__(
+        self, input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"], waits: bool = False
+    ) -> None:
+        """target is (N,). waits: the number is read from the device by `settle`; all rows are there until then."""
         self.input, self.dtype = input, input.dtype
         self.count: Tensor | None = None
+        self.number: _Number | None = None
         # A chunk is wanted by two or three products.
         self.last_rows: tuple[slice, Tensor] | None = None
         self.counts: tuple[int, int, Tensor] | None = None
         mover = _mover(input) if where == "device" else None
         if mover is not None:
             self.index, self.rank, self.valid, self.count = mover.order_rows(target, ignore_index)
+            self._expect(waits)
             return
         self.valid = target != ignore_index
         through = self.valid.cumsum(0)
@@ -90,6 +102,29 @@ class ValidRows:
         every = torch.arange(self.valid.numel(), device=input.device)
         place = torch.where(self.valid, self.rank, through[-1:] + every - self.rank)
         self.index = torch.empty_like(every).scatter_(0, place, every)
+        self._expect(waits)
+
+    def _expect(self, waits: bool) -> None:
+        if waits:
+            assert self.count is not None
+            self.number, self.count = _Number(self.count), None
+
+    def rows_before_number(self, most: int) -> int:
+        """How many rows, of `most`, the first product takes: all of them where no number is waited for."""
+        if self.number is None or self.number.rows is not None:
+            return most
+        quarter = int(_PLAIN_PART * self.size(0))
+        return min(most, max(quarter // _TILE_ROWS * _TILE_ROWS or quarter, 1))
+
+    def settle(self, least: int) -> None:
+        """Waits for the number of valid rows, if that is wanted: so many are there from now on, `least` at least."""
+        if self.number is not None:
+            self.number.read(least, self.index.numel())
+
+    @property
+    def is_every_row(self) -> bool:
+        """Whether it is known that none is ignored."""
+        return self.number is not None and self.number.is_total
 
     def of(self, input: Tensor) -> ValidRows:
         """The same rows of another input (N, D)."""
@@ -111,15 +146,21 @@ class ValidRows:
         return counts[place : place + 1]
 
     def size(self, dim: int) -> int:
-        return self.index.numel() if dim == 0 else self.input.size(dim)
+        if dim != 0:
+            return self.input.size(dim)
+        known = None if self.number is None else self.number.rows
+        return self.index.numel() if known is None else known
 
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Tensor:
         return self.input.new_empty(*size, dtype=dtype)
 
     def __getitem__(self, part: slice | Tensor) -> Tensor:
         """Rows by their place, or by a (n,) index of places."""
+        if self.is_every_row and isinstance(part, slice):
+            self.last_rows = None
+            return self.input[part]
         if isinstance(part, Tensor) or part.stop is None:
-            return self.input.index_select(0, self.index[part])
+            return self.input.index_select(0, self.index[: self.size(0)][part])
         if self.last_rows is None or self.last_rows[0] != part:
             self.last_rows = None  # before there is another
             self.last_rows = part, self.input.index_select(0, self.index[part])
@@ -140,6 +181,8 @@ class ValidRows:
 
         From the last block to the first: rows come from before their places, so none that is yet to be read is lost.
         """
+        if self.is_every_row:
+            return
         rows = values.size(0)
         step = max(_BLOCK_BYTES // max(values[:1].nbytes, 1), 1)
         mover = _mover(values)
@@ -152,6 +195,38 @@ class ValidRows:
             part = slice(max(stop - step, 0), stop)
             valid = self.valid[part].view(-1, *(1,) * (values.dim() - 1))
             torch.where(valid, _take(values, self.rank[part]), zero, out=values[part])
+
+
+class _Number:
+    """How many rows are valid, on its way from the device.
+
+    rows: how many are run, once it is known; is_total: whether it is known to be that of all rows.
+    """
+
+    def __init__(self, count: Tensor) -> None:
+        self.rows: int | None = None
+        self.is_total = False
+        self.count = count
+        self.arrival: torch.cuda.Event | None = None
+        if count.is_cuda:
+            self.count = torch.empty_like(count, device="cpu", pin_memory=True).copy_(count, non_blocking=True)
+            self.arrival = torch.cuda.current_stream(count.device).record_event()
+
+    def read(self, least: int, total: int) -> None:
+        """`least` rows of `total` are run in any case."""
+        if self.rows is None:
+            if self.arrival is not None:
+                self.arrival.synchronize()
+            count = int(self.count)
+            self.rows, self.is_total = max(count, least), count == total
+
+
+def may_wait(device: torch.device) -> bool:
+    """Whether the CPU may wait for a number of the device's."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
 
 
 def _mover(tensor: Tensor) -> ModuleType | None:
@@ -194,8 +269,13 @@ def grouped_product_fills(rows: int, features: int, device: torch.device) -> boo
     return tiles >= _LEAST_FILLING * places * -(-tiles // places)
 
 
-def valid_rows(input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"]) -> ValidRows | None:
-    """The rows of input (N, D) with another target (N,) than `ignore_index`; None if that is known to be all."""
+def valid_rows(
+    input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"], settles: bool = False
+) -> ValidRows | None:
+    """The rows of input (N, D) with another target (N,) than `ignore_index`; None if that is known to be all.
+
+    settles: whether the caller can go on with fewer rows than there were, once their number is known (`settle`).
+    """
     if target.numel() == 0 or (where == "host" and bool((target != ignore_index).all())):
         return None
-    return ValidRows(input, target, ignore_index, where)
+    return ValidRows(input, target, ignore_index, where, settles and where == "device" and may_wait(input.device))

@@ -196,7 +196,7 @@ class _Shared(WeightGradient):
                 )
             )
             done += rows * stride
-        self.width, self.memory, self.is_written = width, (room, beside), False
+        self.width, self.memory, self.is_written, self.rows = width, (room, beside), False, rows
         self.factors: Tensor | None = None
 
     def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
@@ -207,7 +207,7 @@ class _Shared(WeightGradient):
         if not can_write:
             return ()
         inner, last_inner = (piece.middle - piece.first for piece in (self.slices[0], self.slices[-1]))
-        return room, beside, part.start, self.input.size(0), self.width, inner, last_inner
+        return room, beside, part.start, self.rows, self.width, inner, last_inner
 
     def _add(self, logits_gradient: Tensor, part: slice) -> None:
         if self.is_written:
@@ -223,14 +223,15 @@ class _Shared(WeightGradient):
         slices, self.slices = self.slices, []
         del self.memory
         input = self.input[:]
+        rows = slice(input.size(0))  # of which there were more before it was known how many are valid
         if self.factors is not None:
             input = torch.mul(input, self.factors.unsqueeze(1), out=torch.empty_like(input))
         most = max(piece.middle - piece.first for piece in slices)
         spare = self.total.new_empty(most, self.total.size(1))
         for piece in slices:
             first_rows = spare[: piece.middle - piece.first]
-            _product(first_rows, piece.within, input)
-            _product(self.total[piece.middle : piece.last], piece.beside, input)
+            _product(first_rows, piece.within[rows], input)
+            _product(self.total[piece.middle : piece.last], piece.beside[rows], input)
             self.total[piece.first : piece.middle].copy_(first_rows)
 
 
