@@ -125,13 +125,10 @@ def liger_cross_entropy() -> Loss:
 
 
 def liger_cross_entropy_sm90() -> Loss:
-    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    # Beside it, fused_linear_cross_entropy has the kernels of capability 10.0 alone.
+    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
-    def loss(of: Operands) -> Tensor:
-        found = LigerFusedLinearCrossEntropyFunction.apply(of.x, of.w, of.ids)
-        return found[0] if isinstance(found, tuple) else found
-
-    return loss
+    return lambda of: liger_fused_linear_cross_entropy_sm90(of.x, of.w, of.ids)
 
 
 def quack_cross_entropy() -> Loss:

@@ -8,20 +8,23 @@ the compiled function returns the loss alone, so that the logits need not leave 
 fused AdamW. The head's share is what linear_cross_entropy takes alone.
 
 Every number of tokens and way to compile is a process: they compile at the same time, half a minute or more each, and
-then have the GPU one after another. Beside each step's time stands that of a bare product in the same process, as a
-GPU's clock may drift from one to the next. What does not fit into memory is a line that says so.
+then have the GPU one after another; those that wait hold no weights there. Beside each step's time stands that of a
+bare product in the same process, as a GPU's clock may drift from one to the next. What does not fit into memory, and
+what is not reached before `--limit` or a SIGTERM, is a line that says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import queue
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +73,34 @@ def milliseconds(function: Callable[[], object], count: int, seconds: float) -> 
     return found
 
 
-class Turn:
-    """A process's right to the GPU: when all smaller batches are done, one at a time."""
+@contextlib.contextmanager
+def on_the_host(model: Any) -> Iterator[None]:
+    """Its weights, whose memory on the GPU is for others meanwhile; the tensors stay the same."""
+    held = [(p.data, p.data.to("cpu", copy=True)) for p in model.parameters()]
+    sizes = [data.untyped_storage().nbytes() for data, _ in held]
+    for data, _ in held:
+        data.untyped_storage().resize_(0)
+    torch.cuda.empty_cache()
+    yield
+    for (data, values), size in zip(held, sizes, strict=True):
+        data.untyped_storage().resize_(size)
+        data.copy_(values)
 
-    def __init__(self, gate: Any, lock: Any) -> None:
-        self.gate, self.lock, self.is_taken = gate, lock, False
+
+class Turn:
+    """A process's right to the GPU: when all smaller batches are done, one at a time.
+
+    The one that started the processes gives it back, when its holder is gone and its memory with it.
+    """
+
+    def __init__(self, gate: Any, lock: Any, holder: Any) -> None:
+        self.gate, self.lock, self.holder = gate, lock, holder
 
     def take(self) -> None:
-        if not self.is_taken:
+        if self.holder.value != os.getpid():
             self.gate.wait()
             self.lock.acquire()
-            self.is_taken = True
+            self.holder.value = os.getpid()
 
 
 def measure(name: str, batch: int, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
@@ -98,7 +118,8 @@ def measure(name: str, batch: int, options: argparse.Namespace, turn: Turn) -> d
 
     def compile_and_wait(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         compiled = compile_graph(graph, inputs)
-        turn.take()
+        with on_the_host(model):
+            turn.take()
         return compiled
 
     loss = torch.compile(loss_of(model), backend=compile_and_wait, fullgraph=True, dynamic=False)
@@ -146,12 +167,14 @@ def measure(name: str, batch: int, options: argparse.Namespace, turn: Turn) -> d
 
 
 def work(name: str, batch: int, options: argparse.Namespace, turn: Turn, results: Any) -> None:
-    """What a process does. The one that started it gives its turn back, when it is gone and its memory with it."""
+    """What a process does."""
     try:
         found = measure(name, batch, options, turn)
-    except Exception as error:  # above all what does not fit into the memory
+    except torch.OutOfMemoryError as error:
+        found = {"does not fit": reason_of(error)}
+    except Exception as error:
         found = {"failed": reason_of(error)}
-    results.put((name, batch, found, turn.is_taken))
+    results.put((name, batch, found))
 
 
 def ratios(records: dict[str, Any]) -> dict[str, float]:
@@ -169,16 +192,30 @@ def ratios(records: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+Waiting = dict[tuple[str, int], Any]
+
+
+def next_found(waiting: Waiting, results: Any) -> tuple[str, int, dict[str, Any]] | None:
+    """What a process has found, or that it is gone without a word; None: nothing yet."""
+    with contextlib.suppress(queue.Empty):
+        found: tuple[str, int, dict[str, Any]] = results.get(timeout=1)
+        return found
+    for (name, batch), process in waiting.items():
+        if process.exitcode is not None and results.empty():
+            return name, batch, {"failed": f"the process ended with {process.exitcode}"}
+    return None
+
+
 def run(options: argparse.Namespace) -> None:
     context = multiprocessing.get_context("spawn")
-    lock, results = context.Semaphore(1), context.Queue()
+    lock, results, holder = context.Semaphore(1), context.Queue(), context.Value("i", 0)
     gates = {batch: context.Event() for batch in options.batches}
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    waiting = {}
+    waiting: Waiting = {}
     for batch, gate in gates.items():
         for name in STEPS:
-            arguments = name, batch, options, Turn(gate, lock), results
+            arguments = name, batch, options, Turn(gate, lock, holder), results
             waiting[name, batch] = context.Process(target=work, args=arguments, daemon=True)
     for process in waiting.values():
         process.start()
@@ -188,14 +225,18 @@ def run(options: argparse.Namespace) -> None:
         "batches": {str(batch): {"steps": {}} for batch in options.batches},
     }
     end = time.monotonic() + options.limit
-    while waiting and time.monotonic() < end:
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    while waiting and time.monotonic() < end and not stopped:
         gates[min(batch for _, batch in waiting)].set()
-        try:
-            name, batch, found, was_taken = results.get(timeout=1)
-        except queue.Empty:
+        one = next_found(waiting, results)
+        if one is None:
             continue
-        waiting.pop((name, batch)).join()
-        if was_taken:
+        name, batch, found = one
+        process = waiting.pop((name, batch))
+        process.join()
+        if holder.value == process.pid:
+            holder.value = 0
             lock.release()
         of_batch = result["batches"][str(batch)]
         of_batch["steps"][name] = found
