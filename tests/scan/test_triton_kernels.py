@@ -50,9 +50,9 @@ TILINGS = {
     "vectors": ((3, 144), 1, {}),
     "elements": ((3, 130), 1, {}),
     "rows of strided steps": ((5, 7, 3), 1, {}),
-    "columns": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
-    "few columns": ((2, 19, 3), 1, {"LEAST_COLUMN_TILE": 1}),
+    "columns": ((2, 19, 3), 1, {"LEAST_COLUMN_TILE": 1}),
     "walk": ((2, 19, 9), 1, {"WALKING_COLUMNS": 1}),
+    "groups that walk": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
 }
 
 

@@ -19,8 +19,8 @@ from ..common.layout import HALF_DTYPES, Gates, Operand
 from . import half_precision
 from .columns import scan_columns
 from .lookback import look_back_words, scan_lookback
-from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
-from .tiles import chain_chunks, scan_tiles
+from .problem import LONGEST_TILE, SECTOR, WALKING_COLUMNS, ScanProblem, Tile
+from .tiles import scan_tiles
 from .window import scan_window
 
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 # Programs that keep an H200 (132 SMs) busy: a smaller grid is cut in time as well.
 BUSY_PROGRAMS = 264
+# From so many programs on one that takes tile after tile leaves nothing idle.
+ENOUGH_PROGRAMS = 528
 # Tiles of one look-back group: a tile reads half of them on average (1 KB from L2, against a tile of 32 KB), and the
 # serial chain is one link (about 1.5 us) a group: 48 links for 1e8 steps.
 LOOKBACK_GROUP = 256
+# Words of a look-back group of several rows, and the smaller group where tiles are few.
+MOST_WORDS, FEW_TILES = 2048, 16
 # Rows up to this length look back by half tiles.
 LONGEST_SMALL_TILES = 1 << 22
 # Columns of at least so many steps are held by programs; of longer ones so many at a time, at least and at most.
@@ -142,6 +146,8 @@ class _Problem(ScanProblem):
         length, itemsize = self.layout.length, self.y.tensor.element_size()
         gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
         if self.tiling == "walk":
+            if self.layout.rows < WALKING_COLUMNS:
+                return self._tile_of_groups(itemsize, gated)
             steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
             columns = min(128, triton.next_power_of_2(self.inner))
             return Tile(columns, 1, 1, steps, max(1, columns // 32))
@@ -166,6 +172,29 @@ class _Problem(ScanProblem):
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
         return Tile(count, segments, lanes, vector, warps)
 
+    def _tile_of_groups(self, itemsize: int, gated: bool) -> Tile:
+        """Neighbouring columns, V successive steps of one a thread: all of the steps, where few programs can hold them.
+
+        Else as many as 256 threads take, fewer where that gives no program to every half of a multiprocessor.
+        """
+        length, steps = self.layout.length, triton.next_power_of_2(self.layout.length)
+        most = (32 if itemsize <= 4 else 16) // (2 if gated else 1)
+        columns = self._columns_of_tile(SECTOR * 4)
+        whole = columns
+        while whole > SECTOR and (whole * steps > 512 * most or self._blocks(whole) < BUSY_PROGRAMS // 2):
+            whole //= 2
+        if whole * steps <= 512 * most and self._blocks(whole) >= BUSY_PROGRAMS // 8:
+            columns, group = whole, min(most, max(4, whole * steps // 512), steps)
+            lanes = steps // group
+        else:
+            group, lanes = most, 256 // columns
+            while group > 8 and self._blocks(columns) * triton.cdiv(length, group * lanes) < BUSY_PROGRAMS:
+                group //= 2
+        return Tile(columns, 1, lanes, group, max(1, columns * lanes // 32))
+
+    def _blocks(self, columns: int) -> int:
+        return self.outer * int(triton.cdiv(self.inner, columns))
+
     def _columns_of_tile(self, most: int) -> int:
         """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
         inner = self.inner
@@ -176,53 +205,33 @@ class _Problem(ScanProblem):
 
     def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.tile()
-        layout = self.layout
-        blocks = self.outer * triton.cdiv(self.inner, tile.R)
+        x, y, gamma, initial, reset, layout = self.x, self.y, self.gamma, self.initial, self.reset, self.layout
+        assert x.tensor is not None
+        assert y.tensor is not None
+        blocks = self._blocks(tile.R)
         tiles = triton.cdiv(layout.length, tile.steps)
-        # Fewer than 4 tiles a chunk would read as much for the totals as they save in waiting.
-        chunks = 1
-        if blocks < BUSY_PROGRAMS and tiles >= 8:
-            chunks = min(triton.cdiv(tiles, 4), triton.cdiv(2 * BUSY_PROGRAMS, blocks), 1024)
-        chunk_tiles = triton.cdiv(tiles, chunks)
-        chunks = triton.cdiv(tiles, chunk_tiles)
-        partials = self.new((layout.rows, chunks if gradient == "sum" else 1), self.accumulate_dtype)
+        looks_back = tiles > 1 and blocks < ENOUGH_PROGRAMS
+        group, words, options = 0, None, {}
+        if looks_back:
+            group = min(LOOKBACK_GROUP, MOST_WORDS // tile.R) if tiles > FEW_TILES else FEW_TILES
+            slot = (1 if y.tensor.element_size() <= 4 else 2) + (2 if self.gates.kind == "step" else 0)
+            words, options = look_back_words(x.tensor, blocks * tile.R, tiles * slot)
+        partials = self.new((layout.rows, tiles if looks_back and gradient == "sum" else 1), self.accumulate_dtype)
         if gradient == "sum":
             grad = replace(grad, tensor=partials)
-        if chunks == 1:
-            self._launch_tiles(blocks, 1, chunk_tiles, tile, output, grad, gradient, (None,) * 4, "whole")
-            return partials
-        carry_dtype = torch.int64 if self.accumulate is tl.int64 else torch.float64
-        totals = self.new((layout.rows, chunks), carry_dtype)
-        products = self.new((layout.rows, chunks), torch.float64)
-        cuts = self.new((layout.rows, chunks), torch.int32)
-        carries = self.new((layout.rows, chunks), carry_dtype)
-        state = (totals, products, cuts, carries)
-        self._launch_tiles(blocks, chunks, chunk_tiles, tile, Operand(None), Operand(None), "none", state, "totals",
-                           adjoint=gradient != "none")  # fmt: skip
-        is_sum = self.gates.kind == "sum" and self.reset.tensor is None
-        chain_chunks[(layout.rows,)](*state, chunks, is_sum, triton.next_power_of_2(chunks), num_warps=4)
-        self._launch_tiles(blocks, chunks, chunk_tiles, tile, output, grad, gradient, state, "apply")
-        return partials
-
-    def _launch_tiles(
-        self, blocks: int, chunks: int, chunk_tiles: int, tile: Tile, output: Operand, grad: Operand, gradient: str,
-        state: tuple[Tensor | None, ...], stage: str, adjoint: bool = False,
-    ) -> None:  # fmt: skip
-        x, y, gamma, initial, reset = self.x, self.y, self.gamma, self.initial, self.reset
-        assert x.tensor is not None
-        # The totals of an adjoint start from nothing: its `initial` is only multiplied, in the pass that applies them.
-        start = None if adjoint else initial.tensor
-        scan_tiles[(blocks, chunks)](
-            x.tensor, y.tensor, gamma.tensor, start, reset.tensor, output.tensor, grad.tensor, *state,
-            self.gates.bits, self.layout.length, self.inner, chunk_tiles, chunks,
+        scan_tiles[(blocks * (tiles if looks_back else 1),)](
+            x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, output.tensor, grad.tensor, words,
+            self.gates.bits, layout.length, self.inner, blocks, tiles,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
             tile.R, tile.Q, tile.J, tile.V,
             self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
-            self.reverse, self.shifted, start is not None, reset.tensor is not None, gradient, stage, self.tiling,
-            num_warps=tile.num_warps, maxnreg=self.registers(gradient),
+            self.reverse, self.shifted, initial.tensor is not None, reset.tensor is not None, gradient,
+            group, max(group.bit_length() - 1, 0), bool(options), self.tiling,
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
+        return partials
 
     def run_lookback(self, output: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.lookback_tile()
@@ -262,7 +271,7 @@ class _Problem(ScanProblem):
         columns = min(wide, max(16, 32 * most // steps), triton.next_power_of_2(self.layout.inner))
         while columns > 16 and rows < columns * (2 * BUSY_PROGRAMS // 5):
             columns //= 2
-        if length > steps and rows < columns * BUSY_PROGRAMS // 4:
+        if rows < columns * (BUSY_PROGRAMS // (4 if length > steps and columns > 16 else 3)):
             return None
         brief = steps <= middle
         values = 64 if brief and not half else 128

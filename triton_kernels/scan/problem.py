@@ -65,10 +65,11 @@ class ScanProblem:
     def _tiling(self) -> str:
         """How tiles lie in memory, the LAYOUT of tile.py."""
         inner, length = self.layout.inner, self.layout.length
-        if inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS:
-            return "walk"
         # A program that takes few steps of few columns has too little to do: these are rows then, of strided steps.
-        if inner > 1 and length * inner >= LEAST_COLUMN_TILE:
+        large = length * inner >= LEAST_COLUMN_TILE
+        if inner >= SECTOR and (large or self.layout.rows >= WALKING_COLUMNS):
+            return "walk"
+        if inner > 1 and large:
             return "columns"
         steps = (self.x, self.y, *((self.gamma,) if self.gates.kind == "step" else ()))
         return "vectors" if length % 16 == 0 and all(map(_is_aligned, steps)) else "elements"

@@ -75,6 +75,19 @@ def in_groups(tile, pin):
 
 
 @triton.jit
+def as_loaded(tile, pin):
+    """A tile (P, J) laid out as the steps of columns are loaded, by a load that never happens, as in `in_groups`.
+
+    The compiler leaves a carry as the scan over groups has it otherwise, and takes every step to it through shared
+    memory, and back.
+    """
+    P: tl.constexpr = tile.shape[0]
+    J: tl.constexpr = tile.shape[1]
+    place = tl.arange(0, P)[:, None] + P * tl.arange(0, J)[None, :]
+    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + place, mask=pin[1], other=tile)
+
+
+@triton.jit
 def load_steps(
     row, position, valid, stride_time, other, pin, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
@@ -312,3 +325,12 @@ def last_lane(tile, P: tl.constexpr, J: tl.constexpr):
         return tile
     else:
         return tl.gather(tile, tl.full((P, 1), J - 1, tl.int32), 1)
+
+
+@triton.jit
+def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr):
+    """``total + weight * carry``, or total where a reset lies between."""
+    joined = weighted(total, weight, carry, GATES, WIDE)
+    if RESET:
+        joined = tl.where(cut != 0, total, joined)
+    return joined

@@ -1,18 +1,19 @@
 """The scan kernel for rows and for columns: a program takes R rows and walks over time, a tile at a time.
 
 R * Q segments of J groups of V steps make a tile, see tile.py: J <= 32 lanes make a segment, a row has Q segments in
-the tile. A thread that walks along its column: Q = J = 1. Few long rows or columns are cut into chunks, in three
-launches (Blelloch, "Prefix sums and their applications", 1990, section 1.3): "totals" of every chunk, `chain_chunks`,
-then "apply" from the chunk's carry.
+the tile. A thread that walks along its column: Q = J = 1. Of few long rows or columns a program takes one tile, and the
+carry into it from the words of the tiles before (tile_words.py).
 """
 
 import triton
 import triton.language as tl
 
-from .gamma import bounded_product, integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
+from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma
 from .tile import (
+    as_loaded,
     gate_gradients,
     group_totals,
+    join_carry,
     last_lane,
     load_steps,
     positions,
@@ -25,15 +26,7 @@ from .tile import (
     widened,
     within,
 )
-
-
-@triton.jit
-def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr):
-    """``total + weight * carry``, or total where a reset lies between."""
-    joined = weighted(total, weight, carry, GATES, WIDE)
-    if RESET:
-        joined = tl.where(cut != 0, total, joined)
-    return joined
+from .tile_words import WRITTEN, carry_into_tile, publish_number, publish_slot, slot_words, total_words
 
 
 @triton.jit
@@ -137,23 +130,6 @@ def carry_groups(
 
 
 @triton.jit
-def start_of_rows(
-    carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R: tl.constexpr, CARRY: tl.constexpr,
-    STARTED: tl.constexpr, STAGE: tl.constexpr,
-):  # fmt: skip
-    """The carry (R, 1) into the chunk's first step."""
-    if STAGE == "apply":
-        carry = tl.load(carry_ptr + row_id * chunks + chunk, mask=rows_in, other=0)
-    elif STARTED:
-        carry = tl.load(initial_row, mask=rows_in & (chunk == 0), other=0).to(CARRY)
-    else:
-        carry = tl.zeros((R, 1), CARRY)
-    if STAGE == "totals":
-        tl.store(carry_ptr + row_id * chunks, carry, mask=rows_in & (chunk == 0))
-    return carry
-
-
-@triton.jit
 def gradients_of_tile(
     results, values, output_row, reset_row, row_start, position, valid, index, begin, group, output_time, reset_time, T,
     pin,
@@ -196,51 +172,65 @@ def load_gates(
 
 
 @triton.jit
-def join_chunk(
-    chunk_product, chunk_cut, products, cuts, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr,
-    RESET: tl.constexpr,
-):  # fmt: skip
-    """The product of a chunk's gates and whether it has a reset, with one more tile's segments (R, Q)."""
+def tile_result(products, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr):
+    """What the segments (R, Q) of a tile multiply in all, (R, 1) or a number."""
     if GATES == "step" or GATES == "row":
-        chunk_product = bounded_product(chunk_product, last_lane(products, R, Q))
-    elif GATES == "scalar":
-        chunk_product = bounded_product(chunk_product, products)
-    if RESET:
-        chunk_cut = chunk_cut | last_lane(cuts, R, Q)
-    return chunk_product, chunk_cut
+        return last_lane(products, R, Q)
+    else:
+        return products
 
 
 @triton.jit
-def store_totals(total_ptr, product_ptr, cut_ptr, entry, inside, total, product, cut):
-    tl.store(total_ptr + entry, total, mask=inside)
-    tl.store(product_ptr + entry, product, mask=inside)
-    tl.store(cut_ptr + entry, cut, mask=inside)
+def look_back(
+    words_ptr, block, tile, tiles, total, product, cut, start, inside, R: tl.constexpr, Q: tl.constexpr,
+    J: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr, ACC: tl.constexpr,
+    GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """`carry_segments` for a tile whose carry comes from the tiles before; hands on what those behind wait for."""
+    TOTALS: tl.constexpr = total_words(ACC, NARROW)
+    SLOT: tl.constexpr = slot_words(GATES, TOTALS)
+    words = words_ptr + block * tiles * (SLOT * R) + tl.arange(0, R)[:, None]
+    own = words + tile.to(tl.int64) * (SLOT * R)
+    _, own_total, products, cuts = carry_segments(
+        total, product, cut, tl.zeros((R, 1), start.dtype), R, Q, J, GATES, RESET, WIDE
+    )
+    own_product = tile_result(products, R, Q, GATES)
+    own_cut = last_lane(cuts, R, Q) if RESET else cuts
+    is_last = tile % GROUP == GROUP - 1
+    if not is_last:
+        publish_slot(own, own_total, own_product, own_cut, inside, TOTALS, GATES, RESET, R)
+    carry = carry_into_tile(words, tile, own_product, start, inside, R, GROUP, BITS, TOTALS, GATES, RESET, WIDE)
+    segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)
+    if is_last:
+        publish_number(own, carry, inside, WRITTEN, TOTALS, R)
+    return segment_carry, carry
 
 
-@triton.jit(do_not_specialize=["gamma_bits", "chunk_tiles", "chunks"])
+@triton.jit(do_not_specialize=["gamma_bits", "tiles"])
 def scan_tiles(
-    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr,
-    total_ptr, product_ptr, cut_ptr, carry_ptr,
-    gamma_bits: tl.int64, T, inner, chunk_tiles, chunks,
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, words_ptr,
+    gamma_bits: tl.int64, T, inner, blocks, tiles,
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
     initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
     output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
     R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
-    STAGE: tl.constexpr, LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """One program: R rows (program 0 axis), one chunk of time (axis 1). GRADIENT: "none", "step" or "sum"; see `scan`.
+    """One program: all tiles of R rows, or one of them, then `words_ptr` has zeroed words for groups of GROUP tiles.
 
-    x, y, output: rows addressed by (outer, time, inner) strides in elements; the chunk arrays are (rows, chunks).
+    GROUP = 2 ** BITS, or 0. EARLY: see `look_back_words`. GRADIENT: "none", "step" or "sum"; see `scan`.
+    x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed: (rows, tiles or 1).
     """
     P: tl.constexpr = R * Q
     CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
     TILE: tl.constexpr = Q * J * V
     # The adjoint that makes a gradient starts from nothing: `initial` is the forward scan's, and only multiplied.
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
-    block = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
+    # The first tiles of all rows start before any second one.
+    block = (tl.program_id(0) % blocks).to(tl.int64)
+    own_tile = tl.program_id(0) // blocks
     outer_index, start, place, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
         block, inner, R, Q, INDEX, LAYOUT
     )
@@ -262,12 +252,11 @@ def scan_tiles(
     reset_row = x_row
     if RESET:
         reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
-    initial_row = initial_ptr
+    carry = tl.zeros((R, 1), CARRY)
     if STARTED:
         own = tl.arange(0, R)[:, None].to(INDEX)
         initial_row = rows_at(initial_ptr, outer_index, start, own, initial_outer, initial_inner)
-    carry = start_of_rows(carry_ptr, initial_row, row_id, rows_in, chunk, chunks, R, CARRY, STARTED, STAGE)
-    chunk_product, chunk_cut = tl.full((R, 1), 1.0, tl.float64), tl.zeros((R, 1), tl.int32)
+        carry = tl.load(initial_row, mask=rows_in, other=0).to(CARRY)
     if GRADIENT != "none":
         output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
         gradient_sum, row_start = tl.zeros((P, 1), ACC), tl.zeros((P, 1), ACC)
@@ -275,9 +264,9 @@ def scan_tiles(
             row_initial = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
             row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
 
-    first_tile = chunk * chunk_tiles
-    for tile in range(tl.minimum(chunk_tiles, (T + TILE - 1) // TILE - first_tile)):
-        begin = (first_tile + tile).to(INDEX) * TILE
+    for further in range(1 if GROUP else tiles):
+        tile = own_tile + further
+        begin = tile.to(INDEX) * TILE
         position, valid, index = positions(begin, segment, across_valid, T, Q, J, V, REVERSE, LAYOUT)
         values = load_steps(x_row, position, valid, x_time, 0, pin, P, J, V, REVERSE, LAYOUT)
         gates, resets = load_gates(
@@ -288,60 +277,37 @@ def scan_tiles(
         if GATES != "step":
             product = weight
         total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
-        segment_carry, carry, end_products, end_cuts = carry_segments(
-            total, product, cut, carry, R, Q, J, GATES, RESET, WIDE
-        )
-        if STAGE == "totals":
-            chunk_product, chunk_cut = join_chunk(chunk_product, chunk_cut, end_products, end_cuts, R, Q, GATES, RESET)
+        if GROUP:
+            if EARLY:
+                tl.extra.cuda.gdc_wait()
+            NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth <= 32
+            segment_carry, carry = look_back(
+                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, BITS, NARROW, ACC,
+                GATES, RESET, WIDE,
+            )  # fmt: skip
         else:
-            group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
-            SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
-            first = begin + group == 0
-            results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
-            if LAYOUT == "walk":
-                carry = results[V - 1].to(CARRY)
-            store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, LAYOUT)
-            if GRADIENT != "none":
-                products = gradients_of_tile(
-                    results, values, output_row, reset_row, row_start, position, valid, index, begin, group,
-                    output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
-                )  # fmt: skip
-                if GRADIENT == "step":
-                    grad_row = rows_at(gamma_grad_ptr, outer_index, start, across, grad_outer, grad_inner)
-                    store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
-                else:
-                    gradient_sum += summed(products, P, V)
+            segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)
+        group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
+        if LAYOUT == "walk" and J > 1:
+            group_carry = as_loaded(group_carry, pin)
+        SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
+        first = begin + group == 0
+        results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
+        if LAYOUT == "walk" and J == 1:
+            carry = results[V - 1].to(CARRY)
+        store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, LAYOUT)
+        if GRADIENT != "none":
+            products = gradients_of_tile(
+                results, values, output_row, reset_row, row_start, position, valid, index, begin, group,
+                output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
+            )  # fmt: skip
+            if GRADIENT == "step":
+                grad_row = rows_at(gamma_grad_ptr, outer_index, start, across, grad_outer, grad_inner)
+                store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
+            else:
+                gradient_sum += summed(products, P, V)
 
-    chunk_entry = row_id * chunks + chunk
-    if STAGE == "totals":
-        store_totals(total_ptr, product_ptr, cut_ptr, chunk_entry, rows_in, carry, chunk_product, chunk_cut)
-    elif GRADIENT == "sum":
+    if GRADIENT == "sum":
         row_sum = tl.reshape(tl.sum(tl.reshape(gradient_sum, (R, Q)), axis=1), (R, 1))
-        tl.store(gamma_grad_ptr + chunk_entry, row_sum, mask=rows_in)
-
-
-@triton.jit
-def _add(total_0, total_1):
-    return total_0 + total_1
-
-
-@triton.jit
-def _join_chunks(total_0, product_0, cut_0, total_1, product_1, cut_1):
-    joined = total_1 + product_1 * total_0
-    return tl.where(cut_1 != 0, total_1, joined), bounded_product(product_0, product_1), cut_0 | cut_1
-
-
-@triton.jit
-def chain_chunks(total_ptr, product_ptr, cut_ptr, carry_ptr, chunks, SUM: tl.constexpr, C: tl.constexpr):
-    """The carry into every chunk of a row, from the totals; entry 0 is there already. A program a row, C >= chunks."""
-    chunk = tl.arange(0, C)
-    entry = tl.program_id(0).to(tl.int64) * chunks + chunk
-    inside = chunk < chunks
-    total = tl.load(total_ptr + entry, mask=inside, other=0)
-    if SUM:
-        total = tl.associative_scan(total, 0, _add)
-    else:
-        product = tl.load(product_ptr + entry, mask=inside, other=0)
-        cut = tl.load(cut_ptr + entry, mask=inside, other=0)
-        total, _, _ = tl.associative_scan((total, product, cut), 0, _join_chunks)
-    tl.store(carry_ptr + entry + 1, total, mask=chunk + 1 < chunks)
+        entry = row_id * tiles + own_tile if GROUP else row_id
+        tl.store(gamma_grad_ptr + entry, row_sum, mask=rows_in)
