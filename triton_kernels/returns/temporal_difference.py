@@ -24,7 +24,6 @@ from ..scan.tile import (
     positions,
     previous_lane,
     scan_lanes,
-    shifted,
     store_steps,
     within,
 )
@@ -170,7 +169,6 @@ def scan_differences(
     """One program: R rows. Operands are addressed by (outer, time, inner) strides in elements; GAMMA, TRACE: tile.py's
     gates. VALUES: every step's own are read; AHEAD: those of the next states alone."""
     TILE: tl.constexpr = J * V
-    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
     # Not from float64 to bfloat16 in one: the interpreter does not know how.
     RESULT: tl.constexpr = tl.float32 if reward_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.float64
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
@@ -210,8 +208,8 @@ def scan_differences(
         if NEXT:
             following = load_steps(next_row, position, valid, next_time, 0, None, R, J, V, True, LAYOUT)
         elif VALUES or AHEAD:
-            there = shifted(position, 1, ACCESSES)
-            exists = within(valid, index, 1, T, ACCESSES)
+            there = (position[0] + 1,)
+            exists = within(valid, index, 1, T, LAYOUT)
             following = load_steps(value_row, there, exists, value_time, 0, None, R, J, V, True, LAYOUT)
         terminates = rewards
         truncates = rewards

@@ -19,7 +19,7 @@ from ..common.layout import HALF_DTYPES, Gates, Operand
 from . import half_precision
 from .columns import scan_columns
 from .lookback import look_back_words, scan_lookback
-from .problem import LONGEST_TILE, SECTOR, WALKING_COLUMNS, ScanProblem, Tile
+from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
 from .tiles import scan_tiles
 from .window import scan_window
 
@@ -33,6 +33,8 @@ ENOUGH_PROGRAMS = 528
 # Tiles of one look-back group: a tile reads half of them on average (1 KB from L2, against a tile of 32 KB), and the
 # serial chain is one link (about 1.5 us) a group: 48 links for 1e8 steps.
 LOOKBACK_GROUP = 256
+# So many warps leave most of the device idle: programs of more warps then, with fewer values a thread, down to 8.
+FEW_WARPS = 2112
 # Words of a look-back group of several rows, and the smaller group where tiles are few.
 MOST_WORDS, FEW_TILES = 2048, 16
 # Rows up to this length look back by half tiles.
@@ -118,6 +120,8 @@ class _Problem(ScanProblem):
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
         narrow = self.accumulate is tl.float32 and not self.gates.wide
+        if self.tiling == "walk" and not self.walks_alone and self.gates.kind != "step":
+            return 80
         return 64 if plain and narrow and self.tiling == "vectors" else None
 
     def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
@@ -145,9 +149,9 @@ class _Problem(ScanProblem):
         assert self.y.tensor is not None
         length, itemsize = self.layout.length, self.y.tensor.element_size()
         gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
+        if self.tiling == "walk" and not self.walks_alone:
+            return self._tile_of_groups(itemsize, gated)
         if self.tiling == "walk":
-            if self.layout.rows < WALKING_COLUMNS:
-                return self._tile_of_groups(itemsize, gated)
             steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
             columns = min(128, triton.next_power_of_2(self.inner))
             return Tile(columns, 1, 1, steps, max(1, columns // 32))
@@ -170,6 +174,9 @@ class _Problem(ScanProblem):
         while count > 1 and self.layout.rows < count * BUSY_PROGRAMS and count * steps > 512:
             count //= 2
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
+        programs = self._blocks(count) * triton.cdiv(length, steps)
+        while warps < 16 and programs * warps < FEW_WARPS and count * steps >= 512 * warps:
+            warps *= 2
         return Tile(count, segments, lanes, vector, warps)
 
     def _tile_of_groups(self, itemsize: int, gated: bool) -> Tile:
@@ -184,7 +191,8 @@ class _Problem(ScanProblem):
         while whole > SECTOR and (whole * steps > 512 * most or self._blocks(whole) < BUSY_PROGRAMS // 2):
             whole //= 2
         if whole * steps <= 512 * most and self._blocks(whole) >= BUSY_PROGRAMS // 8:
-            columns, group = whole, min(most, max(4, whole * steps // 512), steps)
+            threads = 512 if self._blocks(whole) < BUSY_PROGRAMS else 256
+            columns, group = whole, min(most, max(4, whole * steps // threads), steps)
             lanes = steps // group
         else:
             group, lanes = most, 256 // columns
@@ -211,9 +219,10 @@ class _Problem(ScanProblem):
         blocks = self._blocks(tile.R)
         tiles = triton.cdiv(layout.length, tile.steps)
         looks_back = tiles > 1 and blocks < ENOUGH_PROGRAMS
-        group, words, options = 0, None, {}
+        group, each, words, options = 0, 1, None, {}
         if looks_back:
             group = min(LOOKBACK_GROUP, MOST_WORDS // tile.R) if tiles > FEW_TILES else FEW_TILES
+            each = max(1, group * tile.R // (32 * tile.num_warps))
             slot = (1 if y.tensor.element_size() <= 4 else 2) + (2 if self.gates.kind == "step" else 0)
             words, options = look_back_words(x.tensor, blocks * tile.R, tiles * slot)
         partials = self.new((layout.rows, tiles if looks_back and gradient == "sum" else 1), self.accumulate_dtype)
@@ -228,7 +237,7 @@ class _Problem(ScanProblem):
             tile.R, tile.Q, tile.J, tile.V,
             self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
             self.reverse, self.shifted, initial.tensor is not None, reset.tensor is not None, gradient,
-            group, max(group.bit_length() - 1, 0), bool(options), self.tiling,
+            group, each, bool(options), x.tensor.is_cuda and torch.version.hip is None, self.tiling,
             num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
         return partials
@@ -292,12 +301,15 @@ class _Problem(ScanProblem):
         )  # fmt: skip
 
     def lookback_tile(self) -> Tile:
-        """Tiles of 4096 steps; twice that where rows are very long."""
+        """Tiles of 4096 steps; twice that where rows are very long, half where all of them are few."""
         assert self.x.tensor is not None
         vector = 16 // self.x.tensor.element_size()
         large = self.layout.length > LONGEST_SMALL_TILES
         steps = LONGEST_TILE if large else LONGEST_TILE // 2
-        return Tile(1, max(1, steps // (32 * vector)), 32, vector, 8 if large else 4)
+        warps = 8 if large else 4
+        if self.layout.rows * triton.cdiv(self.layout.length, steps) * warps < FEW_WARPS // 2:
+            steps, warps = steps // 2, 8
+        return Tile(1, max(1, steps // (32 * vector)), 32, vector, warps)
 
     def run_window(self, window: int) -> None:
         x, y, gamma, initial, reset, layout = self.x, self.y, self.gamma, self.initial, self.reset, self.layout

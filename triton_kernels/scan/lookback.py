@@ -26,7 +26,6 @@ from .tile import (
     previous_lane,
     replay,
     scan_lanes,
-    shifted,
     store_steps,
     summed,
     widened,
@@ -156,8 +155,8 @@ def scan_lookback(
     store_steps(y_row, position, valid, y_time, results, Q, J, V, REVERSE, LAYOUT)
     if GRADIENT == "sum":
         output_row = output_ptr + outer_index * output_outer + inner_index * output_inner
-        next_valid = within(valid, index, 0, T - 1, 1)
-        next_position = shifted(position, -1 if REVERSE else 1, 1)
+        next_valid = within(valid, index, 0, T - 1, LAYOUT)
+        next_position = (position[0] - 1 if REVERSE else position[0] + 1,)
         previous = load_steps(output_row, next_position, next_valid, output_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
         previous = widened(previous, tl.float32, V)
         products = gate_gradients(results, previous, row_start, values, first, T, V, HAS_INITIAL, False)

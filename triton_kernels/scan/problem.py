@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ..common.launch import WORD
 from ..common.layout import HALF_DTYPES, Layout, Operand, read_gates
 
 if TYPE_CHECKING:
@@ -67,12 +68,19 @@ class ScanProblem:
         inner, length = self.layout.inner, self.layout.length
         # A program that takes few steps of few columns has too little to do: these are rows then, of strided steps.
         large = length * inner >= LEAST_COLUMN_TILE
-        if inner >= SECTOR and (large or self.layout.rows >= WALKING_COLUMNS):
+        assert self.y.tensor is not None
+        wide = inner * self.y.tensor.element_size() >= WORD
+        if (large and wide) or (inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS):
             return "walk"
         if inner > 1 and large:
             return "columns"
         steps = (self.x, self.y, *((self.gamma,) if self.gates.kind == "step" else ()))
         return "vectors" if length % 16 == 0 and all(map(_is_aligned, steps)) else "elements"
+
+    @property
+    def walks_alone(self) -> bool:
+        """Whether a thread takes all steps of its column."""
+        return self.tiling == "walk" and self.layout.inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS
 
     @property
     def in_rows(self) -> bool:

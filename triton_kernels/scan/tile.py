@@ -88,6 +88,21 @@ def as_loaded(tile, pin):
 
 
 @triton.jit
+def opaque(tile):
+    """What is computed from it is computed anew, not kept."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=False, pack=1)
+
+
+@triton.jit
+def opaque_steps(steps, N: tl.constexpr):
+    """Steps that their conversions to float64 would hold twice the registers for."""
+    anew = ()
+    for i in tl.static_range(N):
+        anew = anew + (opaque(steps[i]) if steps[i].dtype.primitive_bitwidth == 32 else steps[i],)
+    return anew
+
+
+@triton.jit
 def load_steps(
     row, position, valid, stride_time, other, pin, P: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
@@ -97,9 +112,11 @@ def load_steps(
     `pin`: see `in_groups`.
     """
     if LAYOUT == "walk":
+        step = row + position[0] * stride_time
         steps = ()
         for i in tl.static_range(V):
-            steps = steps + (tl.load(row + position[i] * stride_time, mask=valid[i], other=other),)
+            steps = steps + (tl.load(step, mask=is_step(valid, i), other=other),)
+            step += -stride_time if REVERSE else stride_time
         return steps
     else:
         tile = tl.load(row + position[0] * stride_time, mask=valid[0], other=other)
@@ -121,8 +138,10 @@ def store_steps(
 ):  # fmt: skip
     """The inverse of `load_steps`."""
     if LAYOUT == "walk":
+        step = row + position[0] * stride_time
         for i in tl.static_range(V):
-            tl.store(row + position[i] * stride_time, steps[i].to(row.dtype.element_ty), mask=valid[i])
+            tl.store(step, steps[i].to(row.dtype.element_ty), mask=is_step(valid, i))
+            step += -stride_time if REVERSE else stride_time
     else:
         if REVERSE:
             steps = backwards(steps, V)
@@ -143,25 +162,18 @@ def positions(
     """Where the steps of a tile lie: (positions in time, whether they exist, indices in scan order), a tuple each.
 
     `begin`: the tile's first step in scan order; `segment` (P, 1): the part of the tile, J * V steps, that a row of the
-    tile holds, of Q. "walk": one (P, J) entry for each of the V steps. "columns": one (Q * J * V, 1) entry, `row_valid`
-    (1, R). Else one (P, J * V) entry. The latter two are in the order of memory; in a reversed scan the groups are
-    mirrored and a group's steps are not, so that a thread's load stays one vector.
+    tile holds, of Q. "walk": of each group (P, J) the first step; which of its steps exist, from one of the first two
+    on and how many (`is_step`). "columns": one (Q * J * V, 1) entry, `row_valid` (1, R). Else one (P, J * V) entry. The
+    latter two are in the order of memory; in a reversed scan the groups are mirrored and a group's steps are not, so
+    that a thread's load stays one vector.
     """
     if LAYOUT == "walk":
         first = begin + (segment * J + tl.arange(0, J)[None, :]) * V
-        position = ()
-        valid = ()
-        index = ()
-        for i in tl.static_range(V):
-            scan_index = first + i
-            if REVERSE:
-                time = T - 1 - scan_index
-            else:
-                time = scan_index
-            position = position + (time,)
-            valid = valid + ((scan_index < T) & row_valid,)
-            index = index + (scan_index,)
-        return position, valid, index
+        left = tl.where(row_valid, tl.minimum(T - first, V), 0).to(tl.int32)
+        if REVERSE:
+            return (T - 1 - first,), (tl.zeros(left.shape, tl.int32), left), (first,)
+        else:
+            return (first,), (tl.zeros(left.shape, tl.int32), left), (first,)
     else:
         if LAYOUT == "columns":
             n = tl.arange(0, Q * J * V)[:, None]
@@ -178,21 +190,21 @@ def positions(
 
 
 @triton.jit
-def shifted(entries, by, N: tl.constexpr):
-    """Every entry of a tuple plus `by`."""
-    moved = ()
-    for i in tl.static_range(N):
-        moved = moved + (entries[i] + by,)
-    return moved
+def is_step(valid, i: tl.constexpr):
+    """Whether the step `i` of each group exists, for "walk"."""
+    return (valid[1] > i) & (valid[0] == 0) if i == 0 else valid[1] > i
 
 
 @triton.jit
-def within(valid, index, lowest, highest, N: tl.constexpr):
-    """`valid`, where also ``lowest <= index < highest``."""
-    inner = ()
-    for i in tl.static_range(N):
-        inner = inner + (valid[i] & (index[i] >= lowest) & (index[i] < highest),)
-    return inner
+def within(valid, index, LOWEST: tl.constexpr, highest, LAYOUT: tl.constexpr):
+    """`valid`, where also ``LOWEST <= index < highest``; LOWEST is 0 or 1."""
+    if LAYOUT == "walk":
+        low = valid[0]
+        if LOWEST:
+            low = (index[0] == 0).to(tl.int32)
+        return low, tl.minimum(valid[1], highest - index[0]).to(tl.int32)
+    else:
+        return (valid[0] & (index[0] >= LOWEST) & (index[0] < highest),)
 
 
 @triton.jit
@@ -210,6 +222,7 @@ def group_totals(
     """The scan over the V steps of each group: (sum, product of the gates in float64, whether there is a reset)."""
     total = values[0].to(ACC)
     product = total
+    eight = total
     cut = total
     if GATES == "step":
         product = gates[0].to(tl.float64)
@@ -217,17 +230,21 @@ def group_totals(
         cut = resets[0].to(tl.int32)
     for i in tl.static_range(1, V):
         value = values[i].to(ACC)
-        joined = discounted(value, total, gates[i if GATES == "step" else 0], gate_rest, GATES)
+        joined = discounted(value, total, gates[i if GATES == "step" else 0].to(ACC), gate_rest, GATES)
         if RESET:
             joined = tl.where(resets[i] != 0, value, joined)
             cut = cut | resets[i].to(tl.int32)
         total = joined
         if GATES == "step":
-            if ACC == tl.float32 and V <= 8:  # noqa: SIM300
-                # Eight float32 numbers below 2^128 have a product below 2^1024.
-                product *= gates[i].to(tl.float64)
-            else:
-                product = bounded_product(product, gates[i].to(tl.float64))
+            gate = gates[i].to(tl.float64)
+            # Eight float32 numbers below 2^128 have a product below 2^1024.
+            eight = gate if i % 8 == 0 else eight * gate
+            if gates[i].dtype == tl.float64:
+                product = bounded_product(product, gate)
+            elif i < 8:
+                product *= gate
+            elif i % 8 == 7 or i == V - 1:
+                product = bounded_product(product, eight)
     return total, product, cut
 
 
@@ -240,7 +257,7 @@ def replay(
     results = ()
     for i in tl.static_range(V):
         value = values[i].to(ACC)
-        result = discounted(value, carry, gates[i if GATES == "step" else 0], gate_rest, GATES)
+        result = discounted(value, carry, gates[i if GATES == "step" else 0].to(ACC), gate_rest, GATES)
         if RESET:
             result = tl.where(resets[i] != 0, value, result)
         if SELECT_FIRST and i == 0:

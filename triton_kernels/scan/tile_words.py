@@ -10,7 +10,7 @@ in one fixed tree.
 import triton
 import triton.language as tl
 
-from .gamma import bounded_product, integer_power
+from .gamma import bounded_product
 
 WRITTEN = tl.constexpr(1 << 32)
 CUT = tl.constexpr(1 << 33)
@@ -53,65 +53,112 @@ def publish_slot(
 
 
 @triton.jit
-def await_words(word, wanted):
-    words = tl.load(word, mask=wanted, other=WRITTEN, volatile=True)
-    while tl.min((words >> 32).to(tl.int32)) == 0:
-        words = tl.load(word, mask=wanted, other=WRITTEN, volatile=True)
+def load_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
+    """N words (R, W), APART of them from one to the next; those wanted are from `low`, 0 or 1, to `high`."""
+    words = ()
+    for i in tl.static_range(N):
+        wanted = (low == 0) & (high > 0) if i == 0 else high > i
+        words = words + (tl.load(word + i * APART, mask=wanted, other=WRITTEN, volatile=True),)
     return words
 
 
 @triton.jit
-def await_number(word, wanted, DTYPE: tl.constexpr, WORDS: tl.constexpr, R: tl.constexpr):
-    """A number of DTYPE at each word, 0 where none is wanted; the first words, which have the flags."""
-    words = await_words(word, wanted)
-    if WORDS == 1:
-        number = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True).to(DTYPE)
-    else:
-        low = await_words(word + R, wanted)
-        number = ((words << 32) | (low & 0xFFFFFFFF)).to(DTYPE, bitcast=True)
-    return tl.where(wanted, number, 0), words
+def await_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
+    words = load_words(word, low, high, N, APART)
+    while tl.min(flags_of(words, N)) == 0:
+        words = load_words(word, low, high, N, APART)
+    return words
 
 
 @triton.jit
-def join_slots(total_0, product_0, cut_0, total_1, product_1, cut_1):
-    joined = total_1 + product_1 * total_0
-    return tl.where(cut_1 != 0, total_1, joined), bounded_product(product_0, product_1), cut_0 | cut_1
+def flags_of(words, N: tl.constexpr):
+    """The flags that all have."""
+    flags = words[0]
+    for i in tl.static_range(1, N):
+        flags = flags & words[i]
+    return (flags >> 32).to(tl.int32)
+
+
+@triton.jit
+def numbers_of(words, lows, DTYPE: tl.constexpr, WORDS: tl.constexpr, N: tl.constexpr):
+    numbers = ()
+    for i in tl.static_range(N):
+        if WORDS == 1:
+            number = (words[i] & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True).to(DTYPE)
+        else:
+            number = ((words[i] << 32) | (lows[i] & 0xFFFFFFFF)).to(DTYPE, bitcast=True)
+        numbers = numbers + (number,)
+    return numbers
+
+
+@triton.jit
+def join_slots(
+    total_0, product_0, cut_0, total_1, product_1, cut_1, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr
+):
+    if GATES == "sum":
+        total = total_1 + total_0
+        product = product_0
+    else:
+        total = total_1 + product_1 * total_0
+        product = bounded_product(product_0, product_1) if WIDE else product_0 * product_1
+    if RESET:
+        return tl.where(cut_1 != 0, total_1, total), product, cut_0 | cut_1
+    else:
+        return total, product, cut_0
+
+
+@triton.jit
+def join_any(total_0, product_0, cut_0, total_1, product_1, cut_1):
+    return join_slots(total_0, product_0, cut_0, total_1, product_1, cut_1, "step", True, True)
 
 
 @triton.jit
 def carry_into_tile(
-    words, tile, weight, start, inside, R: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
+    words, tile, weight, start, inside, R: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr,
     TOTALS: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The carry (R, 1) into `tile`; `start`: that into the first one. `words`: those of the rows' first slot (R, 1).
 
-    `weight`: of a whole tile where a row has one gate. GROUP is 2 ** BITS.
+    `weight`: of a whole tile where a row has one gate. A thread has N successive slots of a group.
     """
-    SLOT: tl.constexpr = slot_words(GATES, TOTALS)
-    place = tl.arange(0, GROUP)[None, :]
+    APART: tl.constexpr = slot_words(GATES, TOTALS) * R
     slot = tile % GROUP
     # The place 0 is the prefix that ends the group before, or the start.
-    before = tile - slot - 1 + place
-    is_start = (place == 0) & (tile < GROUP)
-    wanted = inside & (place <= slot) & (before >= 0)
-    word = words + before.to(tl.int64) * (SLOT * R)
-    total, flags = await_number(word, wanted, start.dtype, TOTALS, R)
-    total = tl.where(is_start, start, total)
-    if GATES == "sum" and not RESET:
-        return tl.sum(total, axis=1, keep_dims=True)
-    elif GATES == "scalar" and not RESET:
-        total = total * integer_power(weight, tl.maximum(slot - place, 0), BITS, WIDE)
-        return tl.sum(tl.where(place <= slot, total, 0), axis=1, keep_dims=True)
-    else:
-        is_slot = (place > 0) & (place <= slot)
-        product = tl.zeros((R, GROUP), tl.float64) + 1.0
-        if GATES == "step":
-            of_slot, _ = await_number(word + TOTALS * R, wanted & is_slot, tl.float64, 2, R)
-            product = tl.where(is_slot, of_slot, product)
-        elif GATES != "sum":
-            product = tl.where(is_slot, weight, product)
-        cut = tl.zeros((R, GROUP), tl.int32)
+    place = tl.arange(0, GROUP // N)[None, :] * N
+    low = tl.where((place == 0) & (tile < GROUP), 1, 0)
+    high = tl.where(inside, slot + 1 - place, 0)
+    word = words + (tile - slot - 1 + place).to(tl.int64) * APART
+    loaded = await_words(word, low, high, N, APART)
+    lows = loaded
+    if TOTALS == 2:
+        lows = await_words(word + R, low, high, N, APART)
+    totals = numbers_of(loaded, lows, start.dtype, TOTALS, N)
+    products = totals
+    if GATES == "step":
+        low = tl.where(place == 0, 1, 0)
+        most = await_words(word + TOTALS * R, low, high, N, APART)
+        least = await_words(word + (TOTALS + 1) * R, low, high, N, APART)
+        products = numbers_of(most, least, tl.float64, 2, N)
+    total = tl.where(high > 0, totals[0], 0)
+    total = tl.where((place == 0) & (tile < GROUP), start, total)
+    product = tl.zeros(total.shape, tl.float64) + 1.0
+    cut = tl.zeros(total.shape, tl.int32)
+    for i in tl.static_range(N):
+        is_slot = (high > 0) & (place > 0) if i == 0 else high > i
+        own_product = tl.full((), 1.0, tl.float64)
+        if GATES != "sum":
+            own_product = tl.where(is_slot, products[i] if GATES == "step" else weight, 1.0)
+        own_cut = cut
         if RESET:
-            cut = tl.where(is_slot & ((flags & CUT) != 0), 1, cut)
-        total, _, _ = tl.associative_scan((total, product, cut), 1, join_slots)
-        return tl.sum(tl.where(place == GROUP - 1, total, 0), axis=1, keep_dims=True)
+            own_cut = tl.where(is_slot & ((loaded[i] & CUT) != 0), 1, 0)
+        if i == 0:
+            product, cut = product * own_product, own_cut
+        else:
+            own_total = tl.where(is_slot, totals[i], 0)
+            total, product, cut = join_slots(total, product, cut, own_total, own_product, own_cut, GATES, RESET, WIDE)
+    if GROUP > N:
+        if GATES == "sum" and not RESET:
+            return tl.sum(total, axis=1, keep_dims=True)
+        total, _, _ = tl.associative_scan((total, product, cut), 1, join_any)
+    is_last = tl.arange(0, GROUP // N)[None, :] == GROUP // N - 1
+    return tl.sum(tl.where(is_last, total, 0), axis=1, keep_dims=True)

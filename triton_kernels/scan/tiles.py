@@ -16,11 +16,12 @@ from .tile import (
     join_carry,
     last_lane,
     load_steps,
+    opaque,
+    opaque_steps,
     positions,
     previous_lane,
     replay,
     scan_lanes,
-    shifted,
     store_steps,
     summed,
     widened,
@@ -137,9 +138,8 @@ def gradients_of_tile(
     HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """`gate_gradients` of a tile's steps."""
-    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
-    next_position = shifted(position, -1 if REVERSE else 1, ACCESSES)
-    next_valid = within(valid, index, 0, T - 1, ACCESSES)
+    next_position = (position[0] - 1 if REVERSE else position[0] + 1,)
+    next_valid = within(valid, index, 0, T - 1, LAYOUT)
     previous = load_steps(output_row, next_position, next_valid, output_time, 0, pin, P, J, V, REVERSE, LAYOUT)
     previous = widened(previous, ACC, V)
     own_resets = values
@@ -155,16 +155,14 @@ def load_gates(
     REVERSE: tl.constexpr, SHIFTED: tl.constexpr, STARTED: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The gates of a tile's V steps, `row_gates` where the rows have one, and the resets with RESET."""
-    ACCESSES: tl.constexpr = V if LAYOUT == "walk" else 1
     # A gate that nothing can pass through is not read: shifted, there is none before the first step.
     LOWEST: tl.constexpr = 1 if SHIFTED or not STARTED else 0
-    gate_valid = within(valid, index, LOWEST, T, ACCESSES)
+    gate_valid = within(valid, index, LOWEST, T, LAYOUT)
     if SHIFTED:
-        position = shifted(position, 1 if REVERSE else -1, ACCESSES)
+        position = (position[0] + 1 if REVERSE else position[0] - 1,)
     gates = row_gates
     if GATES == "step":
         gates = load_steps(gamma_row, position, gate_valid, gamma_time, 0, pin, P, J, V, REVERSE, LAYOUT)
-        gates = widened(gates, ACC, V)
     resets = values
     if RESET:
         resets = load_steps(reset_row, position, gate_valid, reset_time, 0, pin, P, J, V, REVERSE, LAYOUT)
@@ -183,7 +181,7 @@ def tile_result(products, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr)
 @triton.jit
 def look_back(
     words_ptr, block, tile, tiles, total, product, cut, start, inside, R: tl.constexpr, Q: tl.constexpr,
-    J: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr, ACC: tl.constexpr,
+    J: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, ACC: tl.constexpr,
     GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """`carry_segments` for a tile whose carry comes from the tiles before; hands on what those behind wait for."""
@@ -199,7 +197,7 @@ def look_back(
     is_last = tile % GROUP == GROUP - 1
     if not is_last:
         publish_slot(own, own_total, own_product, own_cut, inside, TOTALS, GATES, RESET, R)
-    carry = carry_into_tile(words, tile, own_product, start, inside, R, GROUP, BITS, TOTALS, GATES, RESET, WIDE)
+    carry = carry_into_tile(words, tile, own_product, start, inside, R, GROUP, N, TOTALS, GATES, RESET, WIDE)
     segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)
     if is_last:
         publish_number(own, carry, inside, WRITTEN, TOTALS, R)
@@ -216,11 +214,11 @@ def scan_tiles(
     R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr, OPAQUE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: all tiles of R rows, or one of them, then `words_ptr` has zeroed words for groups of GROUP tiles.
 
-    GROUP = 2 ** BITS, or 0. EARLY: see `look_back_words`. GRADIENT: "none", "step" or "sum"; see `scan`.
+    GROUP is 0 for all. A thread reads N of a group's slots. EARLY: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step" or "sum"; see `scan`.
     x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed: (rows, tiles or 1).
     """
     P: tl.constexpr = R * Q
@@ -282,7 +280,7 @@ def scan_tiles(
                 tl.extra.cuda.gdc_wait()
             NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth <= 32
             segment_carry, carry = look_back(
-                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, BITS, NARROW, ACC,
+                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, N, NARROW, ACC,
                 GATES, RESET, WIDE,
             )  # fmt: skip
         else:
@@ -290,6 +288,11 @@ def scan_tiles(
         group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
         if LAYOUT == "walk" and J > 1:
             group_carry = as_loaded(group_carry, pin)
+            if OPAQUE:
+                valid = (valid[0], opaque(valid[1]))
+                values = opaque_steps(values, V)
+                if GATES == "step":
+                    gates = opaque_steps(gates, V)
         SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
         first = begin + group == 0
         results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
