@@ -103,6 +103,7 @@ def long(request: pytest.FixtureRequest, launchers: ModuleType, monkeypatch: pyt
     if request.param == "small tiles":
         monkeypatch.setattr(launchers, "LONGEST_TILE", 256)
         monkeypatch.setattr(launchers, "LOOKBACK_GROUP", 4)
+        monkeypatch.setattr(launchers, "FEW_TILES", 2)
         monkeypatch.setattr(launchers, "BUSY_PROGRAMS", 16)
         return 1100
     return 20000

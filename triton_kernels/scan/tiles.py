@@ -216,10 +216,11 @@ def scan_tiles(
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
     GROUP: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr, OPAQUE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """One program: all tiles of R rows, or one of them, then `words_ptr` has zeroed words for groups of GROUP tiles.
+    """One program: all tiles of R rows; with GROUP one of them, by `words_ptr`, zeroed words for groups of GROUP tiles.
 
-    GROUP is 0 for all. A thread reads N of a group's slots. EARLY: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step" or "sum"; see `scan`.
-    x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed: (rows, tiles or 1).
+    A thread reads N words of a group. EARLY: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step" or
+    "sum"; see `scan`. x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed:
+    (rows, tiles or 1).
     """
     P: tl.constexpr = R * Q
     CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
