@@ -50,7 +50,7 @@ TILINGS = {
     "vectors": ((3, 144), 1, {}),
     "elements": ((3, 130), 1, {}),
     "rows of strided steps": ((5, 7, 3), 1, {}),
-    "columns": ((2, 19, 3), 1, {"LEAST_COLUMN_TILE": 1}),
+    "columns": ((2, 19, 2), 1, {"LEAST_COLUMN_TILE": 1}),
     "walk": ((2, 19, 9), 1, {"WALKING_COLUMNS": 1}),
     "groups that walk": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
 }
@@ -103,7 +103,7 @@ def long(request: pytest.FixtureRequest, launchers: ModuleType, monkeypatch: pyt
     if request.param == "small tiles":
         monkeypatch.setattr(launchers, "LONGEST_TILE", 256)
         monkeypatch.setattr(launchers, "LOOKBACK_GROUP", 4)
-        monkeypatch.setattr(launchers, "FEW_TILES", 2)
+        monkeypatch.setattr(launchers, "GROUP_TILES", (2, 4, 4))
         monkeypatch.setattr(launchers, "BUSY_PROGRAMS", 16)
         return 1100
     return 20000
@@ -125,7 +125,7 @@ def test_long_rows(launchers: ModuleType, long: int, dim: int, started: bool, re
 @kernel_test
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", [-0.7, *(pytest.param(value, marks=pytest.mark.slow) for value in (0.999, 0.0, 1.0))])
-@pytest.mark.parametrize("shape", [(2, 70, 9), (257, 16), pytest.param((300, 70), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 70, 9), (257, 16), pytest.param((300, 80), marks=pytest.mark.slow)])
 def test_whole_columns(
     launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], value: float, dtype: torch.dtype
 ) -> None:

@@ -35,8 +35,9 @@ ENOUGH_PROGRAMS = 528
 LOOKBACK_GROUP = 256
 # So many warps leave most of the device idle: programs of more warps then, with fewer values a thread, down to 8.
 FEW_WARPS = 2112
-# Words of a look-back group of several rows, and the smaller group where tiles are few.
-MOST_WORDS, FEW_TILES = 2048, 16
+# Look-back groups of `scan_tiles`: at most so many words for a total of each row, so many groups a row where that
+# allows them: a link of the chain takes longer there, a word costs as much as a few elements.
+MOST_WORDS, GROUPS, GROUP_TILES = 2048, 6, (16, 32, 1024)
 # Rows up to this length look back by half tiles.
 LONGEST_SMALL_TILES = 1 << 22
 # Columns of at least so many steps are held by programs; of longer ones so many at a time, at least and at most.
@@ -174,8 +175,8 @@ class _Problem(ScanProblem):
         while count > 1 and self.layout.rows < count * BUSY_PROGRAMS and count * steps > 512:
             count //= 2
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
-        programs = self._blocks(count) * triton.cdiv(length, steps)
-        while warps < 16 and programs * warps < FEW_WARPS and count * steps >= 512 * warps:
+        tiles = triton.cdiv(length, steps)
+        while tiles > 1 and warps < 16 and self._blocks(count) * tiles * warps < FEW_WARPS and steps >= 512 * warps:
             warps *= 2
         return Tile(count, segments, lanes, vector, warps)
 
@@ -221,7 +222,7 @@ class _Problem(ScanProblem):
         looks_back = tiles > 1 and blocks < ENOUGH_PROGRAMS
         group, each, words, options = 0, 1, None, {}
         if looks_back:
-            group = min(LOOKBACK_GROUP, MOST_WORDS // tile.R) if tiles > FEW_TILES else FEW_TILES
+            group = _group_tiles(tiles, tile.R)
             each = max(1, group * tile.R // (32 * tile.num_warps))
             slot = (1 if y.tensor.element_size() <= 4 else 2) + (2 if self.gates.kind == "step" else 0)
             words, options = look_back_words(x.tensor, blocks * tile.R, tiles * slot)
@@ -282,6 +283,9 @@ class _Problem(ScanProblem):
             columns //= 2
         if rows < columns * (BUSY_PROGRAMS // (4 if length > steps and columns > 16 else 3)):
             return None
+        # Halves that are loaded one by one, the next part's beside a part's: a third of a copy's speed.
+        if half and length > steps and not self.columns_aligned:
+            return None
         brief = steps <= middle
         values = 64 if brief and not half else 128
         group = 16 if brief or half else 32
@@ -325,6 +329,15 @@ class _Problem(ScanProblem):
             initial.tensor is not None, reset.tensor is not None,
             num_warps=max(1, columns * steps // 128),
         )  # fmt: skip
+
+
+def _group_tiles(tiles: int, rows: int) -> int:
+    """Tiles of a look-back group of `scan_tiles`, a power of two, for a tile of `rows`."""
+    few, least, most = GROUP_TILES
+    if tiles <= few:
+        return few
+    wanted = max(1, tiles // GROUPS)
+    return min(max(least, 1 << (wanted.bit_length() - 1)), most, MOST_WORDS // rows)
 
 
 __all__ = ["Gates", "Tile", "scan", "scan_gradients"]

@@ -9,7 +9,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import WORD
 from ..common.layout import HALF_DTYPES, Layout, Operand, read_gates
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ LONGEST_TILE = 8192
 WALKING_COLUMNS = 65536
 SECTOR = 8
 LEAST_COLUMN_TILE = 1024
+# Bytes of a step of columns that tiles are transposed for: a load of columns fetches few elements of them then.
+NARROW_COLUMNS = 8
 # Of a program.
 MOST_ROWS = 2048
 
@@ -69,7 +70,7 @@ class ScanProblem:
         # A program that takes few steps of few columns has too little to do: these are rows then, of strided steps.
         large = length * inner >= LEAST_COLUMN_TILE
         assert self.y.tensor is not None
-        wide = inner * self.y.tensor.element_size() >= WORD
+        wide = inner * self.y.tensor.element_size() > NARROW_COLUMNS
         if (large and wide) or (inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS):
             return "walk"
         if inner > 1 and large:
@@ -81,6 +82,12 @@ class ScanProblem:
     def walks_alone(self) -> bool:
         """Whether a thread takes all steps of its column."""
         return self.tiling == "walk" and self.layout.inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS
+
+    @property
+    def columns_aligned(self) -> bool:
+        """Whether Triton sees that neighbours of a step of x and y are whole vectors."""
+        turned = (replace(operand, time=operand.inner, inner=operand.time) for operand in (self.x, self.y))
+        return all(map(_is_aligned, turned))
 
     @property
     def in_rows(self) -> bool:

@@ -181,10 +181,12 @@ def tile_result(products, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr)
 @triton.jit
 def look_back(
     words_ptr, block, tile, tiles, total, product, cut, start, inside, R: tl.constexpr, Q: tl.constexpr,
-    J: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, ACC: tl.constexpr,
-    GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
+    J: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """`carry_segments` for a tile whose carry comes from the tiles before; hands on what those behind wait for."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     TOTALS: tl.constexpr = total_words(ACC, NARROW)
     SLOT: tl.constexpr = slot_words(GATES, TOTALS)
     words = words_ptr + block * tiles * (SLOT * R) + tl.arange(0, R)[:, None]
@@ -202,6 +204,34 @@ def look_back(
     if is_last:
         publish_number(own, carry, inside, WRITTEN, TOTALS, R)
     return segment_carry, carry
+
+
+@triton.jit
+def first_carry(
+    initial_ptr, outer_index, start, place, inside, initial_outer, initial_inner, DTYPE: tl.constexpr,
+    STARTED: tl.constexpr,
+):  # fmt: skip
+    """The carry into the first step of the rows at `place` behind `start`, as rows_at has them."""
+    carry = tl.zeros(place.shape, DTYPE)
+    if STARTED:
+        initial_row = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
+        carry = tl.load(initial_row, mask=inside, other=0).to(DTYPE)
+    return carry
+
+
+@triton.jit
+def loaded_anew(valid, values, gates, V: tl.constexpr, GATES: tl.constexpr):
+    """What a tile that walks has loaded, `opaque`."""
+    if GATES == "step":
+        gates = opaque_steps(gates, V)
+    return (valid[0], opaque(valid[1])), opaque_steps(values, V), gates
+
+
+@triton.jit
+def store_row_sums(entry, sums, inside, R: tl.constexpr, Q: tl.constexpr):
+    """What the R * Q parts (R * Q, 1) of R rows add to a row, at `entry` (R, 1)."""
+    row_sum = tl.reshape(tl.sum(tl.reshape(sums, (R, Q)), axis=1), (R, 1))
+    tl.store(entry, row_sum, mask=inside)
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "tiles"])
@@ -251,17 +281,14 @@ def scan_tiles(
     reset_row = x_row
     if RESET:
         reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
-    carry = tl.zeros((R, 1), CARRY)
-    if STARTED:
-        own = tl.arange(0, R)[:, None].to(INDEX)
-        initial_row = rows_at(initial_ptr, outer_index, start, own, initial_outer, initial_inner)
-        carry = tl.load(initial_row, mask=rows_in, other=0).to(CARRY)
+    own = tl.arange(0, R)[:, None].to(INDEX)
+    carry = first_carry(initial_ptr, outer_index, start, own, rows_in, initial_outer, initial_inner, CARRY, STARTED)
     if GRADIENT != "none":
         output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
-        gradient_sum, row_start = tl.zeros((P, 1), ACC), tl.zeros((P, 1), ACC)
-        if HAS_INITIAL:
-            row_initial = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
-            row_start = tl.load(row_initial, mask=row_valid, other=0).to(ACC)
+        gradient_sum = tl.zeros((P, 1), ACC)
+        row_start = first_carry(
+            initial_ptr, outer_index, start, place, row_valid, initial_outer, initial_inner, ACC, HAS_INITIAL
+        )
 
     for further in range(1 if GROUP else tiles):
         tile = own_tile + further
@@ -277,12 +304,10 @@ def scan_tiles(
             product = weight
         total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
         if GROUP:
-            if EARLY:
-                tl.extra.cuda.gdc_wait()
             NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth <= 32
             segment_carry, carry = look_back(
-                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, N, NARROW, ACC,
-                GATES, RESET, WIDE,
+                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, N, NARROW, EARLY,
+                ACC, GATES, RESET, WIDE,
             )  # fmt: skip
         else:
             segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)
@@ -290,10 +315,7 @@ def scan_tiles(
         if LAYOUT == "walk" and J > 1:
             group_carry = as_loaded(group_carry, pin)
             if OPAQUE:
-                valid = (valid[0], opaque(valid[1]))
-                values = opaque_steps(values, V)
-                if GATES == "step":
-                    gates = opaque_steps(gates, V)
+                valid, values, gates = loaded_anew(valid, values, gates, V, GATES)
         SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
         first = begin + group == 0
         results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
@@ -312,6 +334,4 @@ def scan_tiles(
                 gradient_sum += summed(products, P, V)
 
     if GRADIENT == "sum":
-        row_sum = tl.reshape(tl.sum(tl.reshape(gradient_sum, (R, Q)), axis=1), (R, 1))
-        entry = row_id * tiles + own_tile if GROUP else row_id
-        tl.store(gamma_grad_ptr + entry, row_sum, mask=rows_in)
+        store_row_sums(gamma_grad_ptr + (row_id * tiles + own_tile if GROUP else row_id), gradient_sum, rows_in, R, Q)
