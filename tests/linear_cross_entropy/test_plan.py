@@ -74,6 +74,21 @@ def test_large_chunks_without_sums() -> None:
     assert plan(8192, 1024, 1 << 20, need_weight_grad=False).rows == 1024
 
 
+def test_fast_chunks() -> None:
+    """Of log-probabilities, policies and divergences on a GPU: of 2048 rows, summed as without."""
+    for rows, features, classes, accumulation in ((4096, 4096, 131072, "shared"), (8192, 4096, 151936, "shared")):
+        slow, fast = (plan(rows, features, classes, is_fast=is_fast) for is_fast in (False, True))
+        assert slow == (1024, classes, accumulation)
+        assert fast == (2048, classes, accumulation)
+        budget = 1024 * 2 * classes
+        assert plan(rows, features, classes, is_fast=True, memory_budget=budget).rows == 1024
+        assert plan(rows, features, classes, is_fast=True, logits_dtype=F32).rows == 1024
+        assert plan(rows, features, classes, is_fast=True, device_type="cpu").rows <= 128
+    # What has larger chunks already keeps them, and two thousand rows are one.
+    assert plan(8192, 2304, 256000, is_fast=True) == plan(8192, 2304, 256000)
+    assert plan(1500, 512, 128256, is_fast=True) == (1500, 128256, "direct")
+
+
 @pytest.mark.parametrize(
     ("rows", "gibibytes"), [(1024, 1.3), (2048, 1.6), (4096, 1.3), (8192, 2.4), (9088, 2.5), (16384, 2.5), (65536, 2.9)]
 )

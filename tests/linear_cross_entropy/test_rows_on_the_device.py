@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
-from torch_dcs_ops import linear_kl_div, linear_log_probs
+from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs
+from torch_dcs_ops.ops.linear_cross_entropy import chunks as loss_driver
 from torch_dcs_ops.ops.linear_cross_entropy import gradients as gradients_module
 from torch_dcs_ops.ops.linear_cross_entropy import ids as driver
 from torch_dcs_ops.ops.linear_cross_entropy import kl_chunks, valid_rows
@@ -133,6 +135,55 @@ def test_one_head_that_cannot_be_compacted(products: Products, monkeypatch: pyte
     wanted = expected_divergence(*student[:2], *teacher[:2], None, None, target, "forward", "mean")
     torch.testing.assert_close(got, wanted)
     assert not products
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", ["entropy", "two ids", "loss"])
+def test_a_backward_takes_what_its_forward_knows(kind: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are not ordered again, however often it runs; they are where nothing may wait, as under capture."""
+    problem = make((ROWS,), FEATURES, CLASSES, torch.float32, ignored=0.0)
+    target, waits = masked(problem.target, mask), [True]
+    target = (
+        torch.stack((target, target.roll(1)), 1).where(target.unsqueeze(1) >= 0, -100) if kind == "two ids" else target
+    )
+    orders: list[bool] = []
+
+    class Counted(valid_rows.ValidRows):
+        def __init__(self, *args: Any) -> None:
+            orders.append(args[-1])
+            super().__init__(*args)
+
+    monkeypatch.setattr(valid_rows, "ValidRows", Counted)
+    monkeypatch.setattr(valid_rows, "may_wait", lambda *_: waits[0])
+    monkeypatch.setattr(functional, "grouped_mm", grouped_mm_with_nan)
+    monkeypatch.setattr(gradients_module, "grouped_product_fills", lambda *_: True)
+    for module in (driver, loss_driver):
+        monkeypatch.setattr(module, "compacts", lambda *_: "device")
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        if kind == "loss":
+            return linear_cross_entropy(x, w, target, reduction="none", memory_budget=CHUNKS).square().sum()
+        found = linear_log_probs(x, w, target, need_entropy=kind == "entropy", memory_budget=CHUNKS)
+        results = found if isinstance(found, tuple) else (found,)
+        return torch.cat([values.square().flatten() for values in results]).sum()
+
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    value = loss(*leaves)
+    grads = [torch.autograd.grad(value, leaves, retain_graph=True) for _ in range(2)]
+    assert orders == [True]
+    waits[0] = False
+    grads.append(torch.autograd.grad(value, leaves, retain_graph=True))
+    assert orders == [True, False]
+    waits[0] = True
+    grads.append(torch.autograd.grad(value, leaves, retain_graph=True, create_graph=True))
+    with FlopCounterMode(display=False):  # sees the ops, which are called by the dispatcher
+        grads.append(torch.autograd.grad(value, leaves, retain_graph=True))
+    batched = torch.autograd.grad(value, leaves, torch.ones(2, dtype=value.dtype), is_grads_batched=True)
+    for module in (driver, loss_driver):
+        monkeypatch.setattr(module, "compacts", lambda *_: None)
+    plain = torch.autograd.grad(loss(*leaves), leaves)
+    for found in (*grads, *([g[i] for g in batched] for i in range(2))):
+        torch.testing.assert_close(tuple(found), plain)
 
 
 @pytest.mark.skipif(

@@ -7,6 +7,8 @@ called once a level, as aten's own are, so a `Node` below it only ever serves a 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +23,14 @@ _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
 _unpack_dual = torch._VF._unpack_dual
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+_dispatch_keys = torch._C._dispatch_keys
+_PLAIN_KEYS = functools.reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+        for name in ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView")
+    ),
+)
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 
 
@@ -56,6 +66,14 @@ def is_plain_call(*values: Any) -> bool:
         return False
     tensors = [value for value in values if isinstance(value, Tensor)]
     return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta" for t in tensors)
+
+
+def is_direct_call(*values: Any) -> bool:
+    """Whether nobody would see that an op's kernel is called in Python, and not by the dispatcher."""
+    if torch._C._len_torch_dispatch_stack() or not is_plain_call(*values):
+        return False
+    # Others are not what their memory says: those of `is_grads_batched` are many, and others have a sign beside it.
+    return not any(isinstance(value, Tensor) and _dispatch_keys(value).raw_repr() & ~_PLAIN_KEYS for value in values)
 
 
 def tracked(*values: Any) -> bool:

@@ -22,10 +22,23 @@ from ... import _registry
 from ...reference.linear_cross_entropy import loss as reference
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
-from .._common.autograd import Node, any_requires_grad, apply, below, in_forward_mode, pull_back, run_below, tracked
+from .._common.autograd import (
+    Node,
+    any_requires_grad,
+    apply,
+    below,
+    in_forward_mode,
+    is_direct_call,
+    pull_back,
+    run_below,
+    tracked,
+)
+from . import chunks as driver
 from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
+from .gradients import Upstream
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
+from .valid_rows import Learned
 from .validate import check_call
 
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -74,12 +87,23 @@ class LossFunction(Node):
         needs = Needs(*ctx.needs_input_grad[1:4])
         fused = options.reduction != "none" and not _functorch_active()
         saved = fused and saves_logits_gradient(input, linear_weight, options, needs)
-        op = _registry.linear_cross_entropy_logits if saved else _registry.linear_cross_entropy_forward
-        wanted = () if saved else needs if fused else Needs()
-        loss, lse, predictions, entropy, *gradients = run_below(
-            op, keyset, input, linear_weight, target, linear_bias, weight, *options, *wanted, need_predictions,
-            need_entropy,
-        )  # fmt: skip
+        tensors = input, linear_weight, target, linear_bias, weight
+        ctx.learned, gradients = None, ()
+        if not saved and is_direct_call(*tensors):
+            # The arguments have been checked: the GPU waits for the first product.
+            ctx.learned = Learned()
+            with torch._C._AutoDispatchBelowAutograd():
+                rows, found, scale = driver.forward(
+                    *tensors, options, needs if fused else Needs(), need_predictions, need_entropy, ctx.learned
+                )
+            loss, lse, predictions, entropy = rows
+            gradients = (*found, scale)
+        else:
+            op = _registry.linear_cross_entropy_logits if saved else _registry.linear_cross_entropy_forward
+            wanted = () if saved else needs if fused else Needs()
+            loss, lse, predictions, entropy, *gradients = run_below(
+                op, keyset, *tensors, *options, *wanted, need_predictions, need_entropy
+            )
         ctx.set_materialize_grads(False)
         ctx.options, ctx.needs, ctx.fused, ctx.is_saved = options, needs, fused, saved
         ctx.private = buffers_may_be_private()
@@ -112,10 +136,13 @@ class LossFunction(Node):
                     for gradient, dtype, need in zip(gradients, dtypes, needs, strict=True)
                 ]
         else:
-            computed = _registry.linear_cross_entropy_backward(
-                grad_loss, grad_lse, grad_entropy, input, linear_weight, target, linear_bias, weight, *ctx.options,
-                *needs,
-            )  # fmt: skip
+            upstream = Upstream(grad_loss, grad_lse, grad_entropy)
+            tensors = input, linear_weight, target, linear_bias, weight
+            if ctx.learned is not None and not torch.is_grad_enabled() and is_direct_call(*upstream, *tensors):
+                with torch._C._AutoDispatchBelowAutograd():
+                    computed = driver.backward(upstream, *tensors, ctx.options, needs, ctx.learned)
+            else:
+                computed = _registry.linear_cross_entropy_backward(*upstream, *tensors, *ctx.options, *needs)
             found = [gradient if need else None for gradient, need in zip(computed, needs, strict=True)]
         return (None, *found, None, None, None, None, None)
 

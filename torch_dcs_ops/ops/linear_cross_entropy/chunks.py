@@ -21,7 +21,7 @@ from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
 from .half_range import half_boost
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
-from .valid_rows import ValidRows, compacts, row_count, valid_rows
+from .valid_rows import Learned, ValidRows, compacts, row_count, valid_rows
 
 
 class Rows(NamedTuple):
@@ -43,6 +43,7 @@ def forward(
     needs: Needs | None,
     need_predictions: bool,
     need_entropy: bool,
+    learned: Learned | None = None,
 ) -> tuple[Rows, Gradients | Tensor, Tensor]:
     """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
 
@@ -67,7 +68,7 @@ def forward(
             grad_loss, grad_scale = torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs,
-        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype,
+        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype, learned,
     )  # fmt: skip
     wanted = (True, True, need_predictions, need_entropy)
     lead = input.shape[:-1]
@@ -94,8 +95,9 @@ def backward(
     weight: Tensor | None,
     options: Options,
     needs: Needs,
+    learned: Learned | None = None,
 ) -> Gradients:
-    """Gradients in the operands' dtypes; `upstream.loss` has the shape of the loss."""
+    """Gradients in the operands' dtypes; `upstream.loss` has the shape of the loss. learned: by the forward."""
     _check_targets(target, options, linear_weight.size(0))
     dtype = row_dtype(input.dtype)
     loss, lse, entropy = (None if grad is None else grad.reshape(-1).to(dtype) for grad in upstream)
@@ -106,7 +108,7 @@ def backward(
         loss = loss if divisor is None else loss / divisor
     _, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,
-        input.dtype,
+        input.dtype, learned,
     )  # fmt: skip
     assert isinstance(gradients, Gradients)
     if linear_bias is not None:
@@ -132,6 +134,7 @@ def _run(
     need_predictions: bool,
     need_entropy: bool,
     gradient_dtype: torch.dtype,
+    learned: Learned | None,
 ) -> tuple[Rows, Gradients | Tensor]:
     """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias.
 
@@ -141,7 +144,7 @@ def _run(
     input, linear_weight = alignment.operands(input.reshape(shape[:-1].numel(), features), linear_weight)
     rows, found = _run_rows(
         input, linear_weight, target, linear_bias, weight, options, needs, upstream, need_predictions, need_entropy,
-        gradient_dtype,
+        gradient_dtype, learned,
     )  # fmt: skip
     del input, linear_weight
     if isinstance(found, Gradients) and needs is not None:
@@ -164,6 +167,7 @@ def _run_rows(
     need_predictions: bool,
     need_entropy: bool,
     gradient_dtype: torch.dtype,
+    learned: Learned | None,
 ) -> tuple[Rows, Gradients | Tensor]:
     """`_run` for input (N, D), of which gradients have the shape."""
     (total, features), classes = input.shape, linear_weight.size(0)
@@ -175,7 +179,10 @@ def _run_rows(
     keeps, needs = needs is None, needs or Needs()
     steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
     where = None if keeps else compacts(input, linear_weight, target, need_predictions, options.logits_dtype)
-    chosen = None if where is None else valid_rows(input, target, options.ignore_index, where, steps is None)
+    settles = steps is None
+    chosen = None
+    if where is not None:
+        chosen = valid_rows(input, target, options.ignore_index, where, settles, learned if settles else None)
     operand: Tensor | ValidRows = input if chosen is None else chosen
     count = operand.size(0)
     limits = options.memory_budget, options.accumulate_dtype
@@ -186,7 +193,7 @@ def _run_rows(
     elif steps is None:
         plan = make_plan(
             count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits,
-            is_forward=not any(needs), logits_dtype=options.logits_dtype,
+            is_forward=not any(needs), logits_dtype=options.logits_dtype, is_fast=upstream.entropy is not None,
         )  # fmt: skip
     else:
         plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)

@@ -14,7 +14,7 @@ from ...reference.linear_cross_entropy.log_probs import HeadOptions
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from .._common import autocast, flops
-from .._common.autograd import Node, apply, below, in_forward_mode, pull_back, run_below, tracked
+from .._common.autograd import Node, apply, below, in_forward_mode, is_direct_call, pull_back, run_below, tracked
 from .._common.validate import fail, known
 from . import ids as driver
 from .compiled import keeps_logits, tied_to_operand
@@ -22,6 +22,7 @@ from .ids import IdUpstream
 from .kernel_ops import gemm_flops
 from .loss import autocast_operands
 from .scale import may_form_gradients, scaled_rows
+from .valid_rows import Learned
 from .validate import check_head, check_ids, check_options, check_upstream, normal_ignore_index
 
 OP = "linear_log_probs"
@@ -74,10 +75,24 @@ def _full(
 ) -> Results:
     options = checked(OP, input, linear_weight, linear_bias, **keywords)
     check_ids(OP, target, input)
+    return _run_full(input, linear_weight, target, linear_bias, options, need_entropy, need_predictions)
+
+
+def _run_full(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    options: HeadOptions,
+    need_entropy: bool,
+    need_predictions: bool,
+    learned: Learned | None = None,
+) -> Results:
+    """`_full` with checked arguments."""
     ids, is_single = with_ids(input, target)
     with torch._C._AutoDispatchBelowAutograd():
         log_probs, *rest = driver.forward(
-            input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions
+            input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions, learned=learned
         )
     return (log_probs.view(target.shape) if is_single else log_probs, *rest)
 
@@ -166,22 +181,28 @@ class IdsFunction(Node):
     ) -> Results:
         ctx.needs, unit = Needs(*ctx.needs_input_grad[1:4]), None
         ids, _ = with_ids(input, target)
-        logits = None
+        logits, ctx.learned = None, None
+        tensors = input, linear_weight, target, linear_bias
+        # The arguments have been checked: the GPU waits for the first product.
+        is_direct = is_direct_call(*tensors)
         if ctx.needs == Needs(input=True) and not any(needs.values()) and known(ids.size(-1) == 1) and (
             may_form_gradients(input, linear_weight, linear_bias, target)
         ):  # fmt: skip
             with torch._C._AutoDispatchBelowAutograd():
-                log_probs, lse, unit = _registry.linear_log_probs_forward(
-                    input, linear_weight, target, linear_bias, *options
-                )
+                if is_direct:
+                    log_probs, lse, unit = driver.forward_with_gradient(input, linear_weight, ids, linear_bias, options)
+                    log_probs = log_probs.view(target.shape)
+                else:
+                    log_probs, lse, unit = _registry.linear_log_probs_forward(*tensors, *options)
             none = [lse.new_empty(0) for _ in range(3)]
             results: Results = (log_probs, none[0], lse, none[1].long(), none[2])
         elif keeps_logits(input, linear_weight, target, options):
             with torch._C._AutoDispatchBelowAutograd():
-                *found, logits = _registry.linear_log_probs_logits(
-                    input, linear_weight, target, linear_bias, *options, *needs.values()
-                )
+                *found, logits = _registry.linear_log_probs_logits(*tensors, *options, *needs.values())
             results = tuple(found)
+        elif is_direct:
+            ctx.learned = Learned()
+            results = _run_full(*tensors, options, needs["need_entropy"], needs["need_predictions"], ctx.learned)
         else:
             results = run_below(
                 _registry.linear_log_probs_full, keyset, input, linear_weight, target, linear_bias=linear_bias,
@@ -220,7 +241,10 @@ class IdsFunction(Node):
             ids = torch.cat((ids, best), -1)
             grad_log_probs = torch.cat((grad_log_probs, grad_best.unsqueeze(-1)), -1)
         upstream, rest = (grad_log_probs, grad_entropy, grad_lse), (input, linear_weight, ids, linear_bias)
-        if logits is None or torch.is_grad_enabled():
+        if ctx.learned is not None and not torch.is_grad_enabled() and is_direct_call(*upstream, *rest):
+            with torch._C._AutoDispatchBelowAutograd():
+                computed = driver.backward(IdUpstream(*upstream), *rest, ctx.options, ctx.needs, learned=ctx.learned)
+        elif logits is None or torch.is_grad_enabled():
             computed = _registry.linear_log_probs_backward(*upstream, *rest, *ctx.options, *ctx.needs)
         else:
             computed = _registry.linear_log_probs_of_logits(*upstream, logits, *rest, *ctx.options, *ctx.needs)

@@ -25,7 +25,7 @@ from . import alignment
 from .chunks import Logits
 from .gradients import ExactGradients, Gradients
 from .plan import Plan, make_plan, single_chunk, with_padding
-from .valid_rows import ValidRows, compacts, valid_rows
+from .valid_rows import Learned, ValidRows, compacts, valid_rows
 
 IGNORED = -100  # a target of the row op
 _PAIRS = 1 << 22  # of ids at a time
@@ -122,9 +122,8 @@ def chunks_of(
     count, budget = operand.size(0), call.options.memory_budget
     plan = make_plan(
         count, features, classes, dtype, dtype, call.input.device.type, needs_weight, budget, is_forward=is_forward,
-        logits_dtype=call.options.logits_dtype,
+        logits_dtype=call.options.logits_dtype, is_fast=True,
     )  # fmt: skip
-
     if kept is not None:
         return plan, _copies(plan, kept)
     word = alignment.word(call.input.size(0), call.linear_weight)
@@ -160,13 +159,13 @@ def flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[
     return ids, options._replace(ignore_index=IGNORED)
 
 
-def chosen_rows(call: Call, ids: Tensor) -> ValidRows | None:
-    """Where rows of ignored ids (N, K) are left out; the others first."""
+def chosen_rows(call: Call, ids: Tensor, learned: Learned | None = None) -> ValidRows | None:
+    """Where rows of ignored ids (N, K) are left out; the others first. learned: by the forward of the same call."""
     where = compacts(call.input, call.linear_weight, ids[:, 0], False, call.options.logits_dtype)
     if where is None:
         return None
     marked = ids[:, 0] if ids.size(1) == 1 else torch.where((ids != IGNORED).any(1), IGNORED + 1, IGNORED)
-    return valid_rows(call.input, marked, IGNORED, where, settles=True)
+    return valid_rows(call.input, marked, IGNORED, where, settles=True, learned=learned)
 
 
 def forward(
@@ -178,12 +177,13 @@ def forward(
     need_entropy: bool,
     need_predictions: bool,
     kept: list[Tensor] | None = None,
+    learned: Learned | None = None,
 ) -> IdResults:
     """With input's leading shape; no elements where a result is not needed. kept: takes the logits of all rows."""
     lead, count = input.shape[:-1], ids.size(-1)
     ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    chosen = None if need_predictions or kept is not None else chosen_rows(call, ids)
+    chosen = None if need_predictions or kept is not None else chosen_rows(call, ids, learned)
     operand = call.input if chosen is None else chosen
     chunks = chunks_of(call, operand, False, True)[1] if kept is None else _all_rows(call, kept)
     ids = ids if chosen is None else chosen.gather(ids)
@@ -273,14 +273,15 @@ def backward(
     options: HeadOptions,
     needs: Needs,
     kept: Tensor | None = None,
+    learned: Learned | None = None,
 ) -> Gradients:
-    """Gradients in the operands' dtypes. kept: the logits of all rows, which are not made again."""
+    """Gradients in the operands' dtypes. kept: the logits of all rows, not made again. learned: by the forward."""
     dtype = row_dtype(input.dtype)
     ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
     if kept is not None:
         call = call._replace(options=options._replace(memory_budget=None))
-    chosen = None if kept is not None else chosen_rows(call, ids)
+    chosen = None if kept is not None else chosen_rows(call, ids, learned)
     operand: Tensor | ValidRows = call.input if chosen is None else chosen
     plan, chunks = chunks_of(call, operand, needs.linear_weight, False, kept)
     grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)

@@ -69,7 +69,7 @@ class RowsOfHead:
         features, dtype = self.linear_weight.size(1), self.input.dtype
         return make_plan(
             self.operand.size(0), features, classes, dtype, dtype, self.input.device.type, needs_weight, memory_budget,
-            is_forward=is_forward,
+            is_forward=is_forward, is_fast=True,
         )  # fmt: skip
 
     def rows(self, logits: Tensor, need: Needs, places: tuple[Any, ...] = ()) -> HeadRows:

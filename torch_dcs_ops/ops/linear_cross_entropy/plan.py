@@ -6,11 +6,12 @@ bytes; as many rows as fit into it are taken at a time, one at least. The defaul
 those take more; 32 MiB and 64 rows on a CPU. A GEMM over fewer rows runs below a GPU's speed. The compact sum, which
 needs nothing beside the result and reads and writes it with every chunk, has twice that, and on a GPU 2048 rows if D is
 as much, so that the logits take no more than the result. So many rows has a forward without gradients on a GPU, which
-holds nothing else. The float32 sum does so in
-four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to 2·D rows,
-but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and three
-quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 0.13 GiB
-less, for 1 to 3 % of the GEMMs' time.
+holds nothing else, and so have log-probabilities, policies and divergences, for the sake of time: 2 to 5 % of a call
+that finds the GPU idle (V = 131072, D = 4096, an H200); each of a divergence's two heads has its own. The float32 sum
+does so in four bytes an element, which with 1024 rows is a quarter of all GEMMs' time. On a GPU its chunks have up to
+2·D rows, but no more than, with the half of the sum beside the result (as much as D rows of logits), make 6144; and
+three quarters of that where there are more than four of them, as input's gradient is large then too: for D = 4096 0.13
+GiB less, for 1 to 3 % of the GEMMs' time.
 
 How linear_weight's gradient (V·D elements) is summed, where it is needed:
 
@@ -106,11 +107,13 @@ def make_plan(
     accumulate_dtype: torch.dtype | None = None,
     is_forward: bool = False,
     logits_dtype: torch.dtype | None = None,
+    is_fast: bool = False,
 ) -> Plan:
     """The plan for (rows, features) input and (classes, features) linear_weight, both of `dtype`.
 
     `gradient_dtype` is float32 where a float16 gradient is wanted before it is normalized, else `dtype`;
-    `is_forward`: no gradient is wanted; `logits_dtype`: None is `dtype`.
+    `is_forward`: no gradient is wanted; `logits_dtype`: None is `dtype`; `is_fast`: a GPU's chunks are as a forward's
+    in any case, how they are summed is as without.
     """
     stride = _stride(classes, dtype)
     times_bytes = _bytes_of_logits(dtype, logits_dtype, is_forward) // dtype.itemsize
@@ -142,6 +145,11 @@ def make_plan(
             if rows <= fitting:
                 return Plan(rows, stride, single)
             chunk = _even_chunks(rows, fitting)
+    if is_fast and memory_budget is None and device_type != "cpu" and fitting < _LARGE_ROWS // times_bytes:
+        fitting = _LARGE_ROWS // times_bytes
+        if rows <= fitting:
+            return Plan(rows, stride, single)
+        chunk = _even_chunks(rows, fitting)
     return Plan(chunk, stride, accumulation)
 
 

@@ -5,6 +5,7 @@ On CUDA it is read too, behind the launch of a first product, of a quarter of th
 of whatever is there: the number is copied before that product, and so is there before it ends. Everything else is run
 for as many rows as there are, as on a CPU, and where none is ignored nothing is copied or put back. The CPU waits for
 what was queued before the call, and is ahead of the GPU by that product then, and by the whole call at its end.
+A backward that makes the logits again takes what its forward has found out (`Learned`), and waits for nothing.
 
 While a CUDA graph is captured, and where `torch.cuda.set_sync_debug_mode` asks for no synchronization, nothing may wait
 for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
@@ -209,7 +210,7 @@ class _Number:
         self.count = count
         self.arrival: torch.cuda.Event | None = None
         if count.is_cuda:
-            self.count = torch.empty_like(count, device="cpu", pin_memory=True).copy_(count, non_blocking=True)
+            self.count = count.to("cpu", non_blocking=True)  # in pinned memory
             self.arrival = torch.cuda.current_stream(count.device).record_event()
 
     def read(self, least: int, total: int) -> None:
@@ -219,6 +220,34 @@ class _Number:
                 self.arrival.synchronize()
             count = int(self.count)
             self.rows, self.is_total = max(count, least), count == total
+
+
+class Learned:
+    """Which rows an eager forward has run, and how many, for its backward of the same target.
+
+    Not for one that is captured in a CUDA graph, which may be replayed for other targets.
+    """
+
+    def __init__(self) -> None:
+        self._rows: ValidRows | None = None
+        self._is_noted = False
+
+    def note(self, rows: ValidRows | None) -> None:
+        """rows: of a call whose number is read while it runs; None where none is ignored."""
+        # Without the input, which would be kept alive.
+        self._rows, self._is_noted = None if rows is None else rows.of(rows.input.new_empty((0, 0))), True
+
+    def is_of_use(self, device: torch.device) -> bool:
+        rows = self._rows
+        if rows is None:
+            return self._is_noted
+        if rows.number is None:
+            return rows.count is None  # a CPU's
+        return rows.number.rows is not None and may_wait(device)
+
+    def rows_of(self, input: Tensor) -> ValidRows | None:
+        """Of the forward's input, as `valid_rows` has them."""
+        return None if self._rows is None or self._rows.is_every_row else self._rows.of(input)
 
 
 def may_wait(device: torch.device) -> bool:
@@ -270,12 +299,19 @@ def grouped_product_fills(rows: int, features: int, device: torch.device) -> boo
 
 
 def valid_rows(
-    input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"], settles: bool = False
-) -> ValidRows | None:
+    input: Tensor, target: Tensor, ignore_index: int, where: Literal["host", "device"], settles: bool = False,
+    learned: Learned | None = None,
+) -> ValidRows | None:  # fmt: skip
     """The rows of input (N, D) with another target (N,) than `ignore_index`; None if that is known to be all.
 
     settles: whether the caller can go on with fewer rows than there were, once their number is known (`settle`).
+    learned: by the forward of the same call, else by this one.
     """
-    if target.numel() == 0 or (where == "host" and bool((target != ignore_index).all())):
-        return None
-    return ValidRows(input, target, ignore_index, where, settles and where == "device" and may_wait(input.device))
+    if learned is not None and learned.is_of_use(input.device):
+        return learned.rows_of(input)
+    rows = None
+    if target.numel() > 0 and (where == "device" or not bool((target != ignore_index).all())):
+        rows = ValidRows(input, target, ignore_index, where, settles and where == "device" and may_wait(input.device))
+    if learned is not None:
+        learned.note(rows)
+    return rows
