@@ -63,7 +63,7 @@ def linear_kl_div(
         linear_bias, teacher_bias: (V,), in the dtypes of input and teacher_input.
         softcap, logit_scale, teacher_softcap, teacher_logit_scale: of each head, as of :func:`linear_cross_entropy`.
         zero_if_empty: a mean over no row is 0 instead of nan.
-        memory_budget: bytes of both heads' logits to hold at a time. None: for each as in linear_cross_entropy.
+        memory_budget: bytes of both heads' logits to hold at a time. None: for each as in linear_log_probs.
 
     Returns:
         float32 for a half-precision student, else of input's dtype; 0-D, or input's leading shape for "none".

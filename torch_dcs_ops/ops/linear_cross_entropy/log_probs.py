@@ -96,8 +96,9 @@ def linear_log_probs(
             differentiable.
         ignore_index: a target that is this has the log-probability 0 and no gradient; in a row of no other targets so
             have all results but predictions. None is -100.
-        memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`. A compiled graph keeps all
-            logits for its backward, and makes them once, where they have room in it.
+        memory_budget: bytes of logits to hold at a time; see :func:`linear_cross_entropy`. None: also 2048 rows at
+            least on a GPU. A compiled graph keeps all logits for its backward, and makes them once, where they have
+            room in it.
         logits_dtype: torch.float32 for half-precision input: logits that are not rounded to input's dtype. Importance
             ratios are exp of a difference, and bfloat16 rounds a logit of 4 to 8 by up to 0.016.
         need_entropy: whether the entropy is made and returned.

@@ -233,7 +233,7 @@ class Learned:
         self._is_noted = False
 
     def note(self, rows: ValidRows | None) -> None:
-        """rows: of a call whose number is read while it runs; None where none is ignored."""
+        """rows: those whose number is known, or read while the call runs; None where none is ignored."""
         # Without the input, which would be kept alive.
         self._rows, self._is_noted = None if rows is None else rows.of(rows.input.new_empty((0, 0))), True
 
@@ -241,9 +241,8 @@ class Learned:
         rows = self._rows
         if rows is None:
             return self._is_noted
-        if rows.number is None:
-            return rows.count is None  # a CPU's
-        return rows.number.rows is not None and may_wait(device)
+        # Without a number it is a CPU's, which counts them at once.
+        return rows.number is None or (rows.number.rows is not None and may_wait(device))
 
     def rows_of(self, input: Tensor) -> ValidRows | None:
         """Of the forward's input, as `valid_rows` has them."""
@@ -312,6 +311,6 @@ def valid_rows(
     rows = None
     if target.numel() > 0 and (where == "device" or not bool((target != ignore_index).all())):
         rows = ValidRows(input, target, ignore_index, where, settles and where == "device" and may_wait(input.device))
-    if learned is not None:
+    if learned is not None and (rows is None or rows.count is None):
         learned.note(rows)
     return rows
