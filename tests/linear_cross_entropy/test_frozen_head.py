@@ -140,9 +140,9 @@ class Products:
             monkeypatch.setattr(driver, name, self.counting(getattr(driver, name)))
 
     def counting(self, run: Any) -> Any:
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **keywords: Any) -> Any:
             with FlopCounterMode(display=False) as counter:
-                found = run(*args)
+                found = run(*args, **keywords)
             self.flops += counter.get_total_flops()
             return found
 
