@@ -70,7 +70,7 @@ def is_plain_call(*values: Any) -> bool:
 
 def is_direct_call(*values: Any) -> bool:
     """Whether nobody would see that an op's kernel is called in Python, and not by the dispatcher."""
-    if torch._C._len_torch_dispatch_stack() or not is_plain_call(*values):
+    if not is_plain_call(*values) or torch._C._len_torch_dispatch_stack():
         return False
     # Others are not what their memory says: those of `is_grads_batched` are many, and others have a sign beside it.
     return not any(isinstance(value, Tensor) and _dispatch_keys(value).raw_repr() & ~_PLAIN_KEYS for value in values)
