@@ -5,18 +5,33 @@
 
 #include <cstdint>
 
+#include "scan/carry/word.cuh"
+
 namespace dcs {
 
 // Another number for every call, none of which memory is likely to hold.
 uint64_t new_tag();
 
+// A counter of launches that no other has, of the current device; null if there is none left.
+uint32_t* new_launch_counter();
+
+inline bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
 // The tag of a call's pieces in `workspace`. A graph's replays all bring the same one: there the pieces are cleared
 // before each launch, which takes a launch of its own.
 inline uint64_t call_tag(void* workspace, int64_t bytes, cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone)
-    cudaMemsetAsync(workspace, 0, static_cast<size_t>(bytes), stream);
+  if (is_captured(stream)) cudaMemsetAsync(workspace, 0, static_cast<size_t>(bytes), stream);
   return (new_tag() | 2) & ~uint64_t{1};
+}
+
+// The same for a kernel that counts its launches (`tag_of_launch`), of so many blocks: nothing is cleared.
+inline CallTag counted_tag(void* workspace, int64_t bytes, int64_t blocks, cudaStream_t stream) {
+  uint32_t* const counter =
+      is_captured(stream) && blocks < int64_t{1} << kMostCountedBits ? new_launch_counter() : nullptr;
+  return {counter ? (new_tag() | 2) & ~uint64_t{1} : call_tag(workspace, bytes, stream), counter};
 }
 
 }  // namespace dcs

@@ -1,6 +1,8 @@
 // What blocks leave each other in global memory while they run: words of 16 bytes.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace dcs {
@@ -10,6 +12,24 @@ struct alignas(16) Word {
   uint64_t value;
   uint64_t state;
 };
+
+// What tells the words of one call from whatever memory held before: an even number, of which the two lowest bits say
+// more, and where the replays of a graph are counted, which all bring the same number (launch_counters.h).
+struct CallTag {
+  uint64_t tag;
+  uint32_t* launches;  // null: the tag says it all
+};
+constexpr int kMostCountedBits = 20;  // of a launch's number of blocks
+
+// A launch's own tag, for which each of its blocks asks once. All of them together add the same number to the count,
+// the last block what the others leave of it.
+__device__ __forceinline__ uint64_t tag_of_launch(const CallTag& call) {
+  if (!call.launches) return call.tag;
+  constexpr int kBits = kMostCountedBits;
+  const uint32_t others = gridDim.x - 1;
+  const uint32_t launch = atomicAdd(call.launches, blockIdx.x == others ? (1u << kBits) - others : 1) >> kBits;
+  return call.tag + 4 * uint64_t{launch};
+}
 
 __device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) {
   asm volatile("{\n .reg .b128 word;\n mov.b128 word, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),

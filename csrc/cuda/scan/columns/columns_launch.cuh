@@ -52,19 +52,15 @@ auto held_kernel_of(const HeldColumnsPlan& plan) {
 template <typename T>
 cudaError_t launch_held_columns(
     const ScanProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  HeldColumnsParams params{problem, plan, workspace, 0};
-  if (plan.workspace_bytes > 0) params.tag = call_tag(workspace, plan.workspace_bytes, stream);
+  const int64_t blocks = plan.walks * plan.tiles;
+  CallTag tag{};
+  if (plan.workspace_bytes > 0) tag = counted_tag(workspace, plan.workspace_bytes, blocks, stream);
+  const HeldColumnsParams params{problem, plan, workspace, tag};
   const auto kernel =
       by_form<T>(problem, [&](auto step, auto backward) { return held_kernel_of<T, step(), backward()>(plan); });
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  int count = 0;
-  if (plan.dependent) attributes[count++] = programmatic_serialization();
-  if (plan.cluster) attributes[count++] = in_clusters_of(plan.tiles);
-  const cudaLaunchConfig_t config =
-      launch_config(plan.walks * plan.tiles, kColumnThreads, plan.shared_bytes, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream, params);
 }
 
 }  // namespace dcs

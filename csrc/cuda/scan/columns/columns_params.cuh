@@ -3,6 +3,7 @@
 
 #include "common/divisor.cuh"
 #include "common/element_types.cuh"
+#include "scan/carry/word.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/pieces.h"
 
@@ -12,15 +13,15 @@ struct HeldColumnsParams {
   ScanProblem problem;
   HeldColumnsPlan plan;
   void* workspace;  // words that blocks leave each other (carry/piece_words.cuh)
-  uint64_t tag;
-  Divisor blocks, spans;  // block / blocks: the tile, in clusters the walk; walk / spans: the outer row
+  CallTag tag;
+  Divisor walks, spans;  // block / walks: the tile; walk / spans: the outer row
 
-  HeldColumnsParams(const ScanProblem& of, const HeldColumnsPlan& by, void* words, uint64_t call)
+  HeldColumnsParams(const ScanProblem& of, const HeldColumnsPlan& by, void* words, const CallTag& call)
       : problem(of),
         plan(by),
         workspace(words),
         tag(call),
-        blocks(static_cast<uint32_t>(by.cluster ? by.tiles : by.walks)),
+        walks(static_cast<uint32_t>(by.walks)),
         spans(static_cast<uint32_t>(by.spans)) {}
 };
 

@@ -69,9 +69,14 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     return __all_sync(0xffffffffu, full);
   }
 
+  // In memory, from the part's first step on.
+  struct Sources {
+    CellSteps<const char> input, gates, saved;
+  };
   template <bool kFull>
-  __device__ __forceinline__ void load_held(const TileMemory& memory) {
-    const auto bring = [&](auto from, int later, auto& to) {
+  __device__ __forceinline__ void load_held(const TileMemory& memory, const Sources& from) {
+    const auto bring = [&](const auto& part, int later, auto& to) {
+      auto from = part.after(early_steps());
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
 #pragma unroll
@@ -87,31 +92,27 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
         for (int i = k; i < k + kLoads; ++i) to.set(i, loaded[i - k]);
       }
     };
-    const auto bring_from_memory = [&](const void* pointer, const Strides& strides, int later, auto& to) {
-      bring(in_memory(static_cast<const char*>(pointer), strides, first_step + later), later, to);
-    };
-    if constexpr (kFlat) bring(in_tile(memory.tile_of(0)).after(early_steps()), 0, x);
-    else bring_from_memory(p.input, p.input_strides, 0, x);
+    if constexpr (kFlat) bring(in_tile(memory.tile_of(0)), 0, x);
+    else bring(from.input, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(in_tile(memory.tile_of(1)).after(early_steps()), 0, gates);
-      else bring_from_memory(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, gates);
+      if (kFlat && !p.shifted) bring(in_tile(memory.tile_of(1)), 0, gates);
+      else bring(from.gates, p.shifted ? -1 : 0, gates);
     }
-    if constexpr (kBackward) bring_from_memory(p.saved, p.saved_strides, 1, saved);
+    if constexpr (kBackward) bring(from.saved, 1, saved);
   }
   // The same of the early steps, where they are not in a tile.
   template <bool kFull>
-  __device__ __forceinline__ void load_early(const TileMemory& memory) const {
+  __device__ __forceinline__ void load_early(const TileMemory& memory, const Sources& from) const {
     if constexpr (kEarly && !kFlat) {
       if (t.early_steps == 0) return;
-      const auto bring = [&](const void* pointer, const Strides& strides, int later, Operand operand) {
+      const auto bring = [&](const CellSteps<const char>& part, int later, Operand operand) {
         const int64_t first = early_step() + later;
         const int least = first < 0 ? 1 : 0, most = static_cast<int>(min(int64_t{kMostEarlySteps}, p.length - first));
-        const auto from = in_memory(static_cast<const char*>(pointer), strides, first);
-        early_cells(memory, operand).template bring<kFull>(from, t.early_steps, least, most);
+        early_cells(memory, operand).template bring<kFull>(part, t.early_steps, least, most);
       };
-      bring(p.input, p.input_strides, 0, kInput);
-      if constexpr (kStep) bring(p.gamma, p.gamma_strides, p.shifted ? -1 : 0, kGates);
-      if constexpr (kBackward) bring(p.saved, p.saved_strides, 1, kSaved);
+      bring(from.input, 0, kInput);
+      if constexpr (kStep) bring(from.gates, p.shifted ? -1 : 0, kGates);
+      if constexpr (kBackward) bring(from.saved, 1, kSaved);
       commit_copies();
     }
   }
@@ -119,8 +120,15 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   // All that the thread reads.
   template <bool kFull>
   __device__ __forceinline__ void load(const TileMemory& memory) {
-    load_early<kFull>(memory);
-    load_held<kFull>(memory);
+    Sources from;
+    const auto find = [&](const void* pointer, const Strides& strides, int later) {
+      return in_memory(static_cast<const char*>(pointer), strides, early_step() + later);
+    };
+    if constexpr (!kFlat) from.input = find(p.input, p.input_strides, 0);
+    if constexpr (kStep) from.gates = find(p.gamma, p.gamma_strides, p.shifted ? -1 : 0);
+    if constexpr (kBackward) from.saved = find(p.saved, p.saved_strides, 1);
+    load_early<kFull>(memory, from);
+    load_held<kFull>(memory, from);
     read_flags<kFull>(memory);
   }
 
@@ -163,7 +171,8 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     Cell input, gates, saved;
     uint32_t cut, cut_after;
   };
-  // Visits the part's steps in the order of the scan, with their numbers in it: the early ones, then those held.
+  // Visits the part's steps in the order of the scan, with their numbers in it, in a batch, and whether it is the first
+  // one, which the compiler knows of most that are not: the early ones, then those held.
   template <bool kFull, bool kCuts, typename Visit>
   __device__ __forceinline__ void each_step(const TileMemory& memory, const Visit& visit) const {
     if constexpr (kEarly) {
@@ -182,7 +191,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
           if constexpr (kStep) step.gates = gate_cells.get(i);
           if constexpr (kBackward) step.saved = saved_cells.get(i);
           set_cuts<kCuts>(step, bits, i);
-          visit(step, k + i, i % kBatch);
+          visit(step, k + i, i % kBatch, i == 0 && k == 0);
         }
         inputs.move(kEarlyBatch), gate_cells.move(kEarlyBatch), saved_cells.move(kEarlyBatch);
       }
@@ -192,7 +201,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
       if constexpr (kStep) step.gates = gates.get(i);
       if constexpr (kBackward) step.saved = saved.get(i);
       set_cuts<kCuts>(step, cuts, i);
-      visit(step, i + early_steps(), i % kBatch);
+      visit(step, i + early_steps(), i % kBatch, i == 0 && early_steps() == 0);
     });
   }
   template <bool kCuts, typename OfColumns>
@@ -236,11 +245,11 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
       y[u] = cast<Sum>(0.0);
       product[u] = some[u] = cast<Wide>(1.0);
     }
-    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int in_batch) {
+    each_step<kFull, kCuts>(memory, [&](const Step& step, int, int in_batch, bool is_first) {
       Sum values[kUnit], factors[kUnit] = {};
       values_of(step.input, values);
       factors_of(step, factors);
-      advance(number == 0 ? ~0u : step.cut, values, factors, y);
+      advance(is_first ? ~0u : step.cut, values, factors, y);
       closed |= step.cut;
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
@@ -269,7 +278,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     CellSteps<char> gates_to{};
     if constexpr (kBackward && kStep)
       gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, early_step());
-    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int) {
+    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int, bool) {
       Sum values[kUnit], factors[kUnit] = {};
       values_of(step.input, values);
       factors_of(step, factors);
@@ -303,10 +312,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
       if (works) carries.put(part, cell * kUnit + u, pieces[u]);
     carries.exchange(block_place());
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      const int column = cell * kUnit + u;
-      y[u] = cast<Sum>(after(carries.get(part, column), carries.shared.carries[column]));
-    }
+    for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
   }
   __device__ __forceinline__ void add_sums(const Carries& carries, const Wide (&sums)[kUnit]) const {
     __syncthreads();  // others may still read what is before a part
@@ -336,6 +342,7 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   if (full) held.template load<true>(memory);
   else held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
+  if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
   const bool cuts = held.has_flags();
   if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
@@ -355,7 +362,6 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   }
   if constexpr (kFlat) copy().put();
   if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
-  carries.leave();
 }
 
 }  // namespace dcs

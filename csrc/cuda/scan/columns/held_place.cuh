@@ -23,13 +23,13 @@ struct HeldPlace {
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
+  int missing;         // steps of a first part before the scan's first one (`lead_of`)
   int early, count;    // steps in shared memory and, after them, in registers
   int64_t first_step;  // of the latter, in the order of the scan
 
   __device__ __forceinline__ explicit HeldPlace(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
-    const uint32_t major = params.blocks.of(blockIdx.x), minor = blockIdx.x - major * params.blocks.divisor;
-    tile = t.cluster ? minor : major;
-    walk = t.cluster ? major : minor;
+    tile = params.walks.of(blockIdx.x);
+    walk = blockIdx.x - tile * params.walks.divisor;
     outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
     first_column = kFlat ? 0 : (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
     find_steps();
@@ -46,7 +46,13 @@ struct HeldPlace {
     part = min(own_part, t.parts - 1);
     cell = min(own_cell, width - 1);
     first_step = (int64_t{tile} * t.parts + part) * t.part_steps;
-    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps}, p.length - first_step)));
+    missing = 0;
+    if constexpr (kFlat) {
+      first_step -= lead_of(p, t, outer);
+      missing = static_cast<int>(max(int64_t{0}, -first_step));
+      first_step += missing;
+    }
+    count = static_cast<int>(max(int64_t{0}, min(int64_t{t.part_steps - missing}, p.length - first_step)));
     early = min(count, early_steps());
     count -= early;
     first_step += early_steps();
@@ -74,8 +80,8 @@ struct HeldPlace {
   template <typename Byte>
   __device__ __forceinline__ CellSteps<Byte> in_tile(Byte* tile_memory) const {
     const int row_bytes = t.span * kCellBytes, from_part = p.reverse ? t.parts - 1 - part : part;
-    return {tile_memory + from_part * t.part_pitch * 16 + (p.reverse ? t.part_steps - 1 : 0) * row_bytes +
-            cell * kCellBytes,
+    return {tile_memory + from_part * t.part_pitch * 16 +
+            (p.reverse ? t.part_steps - 1 - missing : missing) * row_bytes + cell * kCellBytes,
         p.reverse ? -row_bytes : row_bytes};
   }
   // The thread's early cells of the input, the gates, the saved output.

@@ -1,13 +1,12 @@
 // What enters each part of a tile of columns: from the totals of the parts before it, by way of shared memory, and of
 // the tiles before, by way of global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
-// scan with decoupled look-back", NVIDIA NVR-2016-002). Tiles are in groups of `fan`, and these in groups of `fan`
-// again. `fan` lanes take a cell: one has some of its parts, the word of a tile before in the group, and that of a
-// group before, or what entered the group of groups. They fold by shuffles, always in the same tree. Blocks begin in
-// the order of their tiles, and a tile's total needs its own elements only, so every total that is waited for will
-// come. Where the tiles of a walk are one cluster of blocks they read each other's totals in shared memory instead.
+// scan with decoupled look-back", NVIDIA NVR-2016-002). Some lanes fold a column, always in the same tree: each has
+// some of its parts, and the words of some tiles before. All tiles are one group where they are few; else these lanes'
+// words are a group's, others read as many groups' at the same time, and a group of groups waits for the one before.
+// Blocks begin in the order of their tiles, and a tile's total needs its own elements only, so every total that is
+// waited for will come.
 #pragma once
 
-#include "common/ptx/cluster.cuh"
 #include "scan/carry/piece_words.cuh"
 #include "scan/columns/column_values.cuh"
 #include "scan/columns/columns_params.cuh"
@@ -22,10 +21,11 @@ struct CarryExchange {
   // start, and with a number `before` are those.
   Wide totals[kItems], gates[kItems];
   bool closed[kItems];
-  Wide carries[kColumns];  // into the tile
-  Piece<Wide> tiles[kColumns];
-  Wide powers[kHeldPowers * kPowers + 1];  // a column's, or the first one's for all
+  Piece<Wide> tiles[kColumns], near[kColumns];  // this one, those before in the group
+  Wide carries[kColumns];                       // into the group
+  Wide powers[kHeldPowers * kPowers + 1];       // a column's, or the first one's for all
   Wide before[kStep ? 1 : kColumnThreads];
+  uint64_t tag;  // of this launch's words
 };
 
 // A thread's part in it. Its own part and cell in the tile may be others than those it folds for.
@@ -36,6 +36,8 @@ struct TileCarries {
   // Columns that lanes fold together, whose totals go in one word where they are two.
   static constexpr int kTogether = kStep ? 1 : kUnit;
   using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
+
+  static constexpr int kReads = sizeof(Words) > 16 ? 2 : 4;  // words of a lane on their way
 
   enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
 
@@ -54,10 +56,11 @@ struct TileCarries {
     pitch = t.span * kUnit | 1;
     fan = 1 << t.fan_bits;
     lane = static_cast<int>(threadIdx.x) & (fan - 1);
-    before = static_cast<int>(tile) & (fan - 1);
-    groups_before = static_cast<int>(tile >> t.fan_bits) & (fan - 1);
+    before = static_cast<int>(tile) & ((fan << t.read_bits) - 1);
+    groups_before = static_cast<int>(group()) & ((fan << t.read_bits) - 1);
   }
 
+  __device__ __forceinline__ uint32_t group() const { return tile >> (t.fan_bits + t.read_bits); }
   __device__ __forceinline__ bool has_number() const {
     return !kStep && params.problem.gamma_kind == GammaKind::kNumber;
   }
@@ -72,7 +75,7 @@ struct TileCarries {
       }
       if (!works) return;
       // One tile has no others to fold. A thread has all powers of a level: each is the square of the one before.
-      const int levels = t.tiles > 1 ? 3 : 1;
+      const int levels = t.tiles == 1 ? 1 : t.groups == 1 ? 2 : 3;
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
         shared.gates[part * pitch + cell * kUnit + u] =
@@ -84,8 +87,9 @@ struct TileCarries {
                       : level == 1 ? kTiles
                                    : kGroups);
           Wide power = whole_power(gammas[u],
-              static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1) << (level == 2 ? t.fan_bits : 0));
-          const int count = level == 0 ? t.fan_bits + t.lane_bits : t.fan_bits;
+              static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
+                  << (level == 2 ? t.fan_bits + t.read_bits : 0));
+          const int count = t.fan_bits + (level == 0 ? t.lane_bits : t.read_bits);
 #pragma unroll 1
           for (int i = 0; i < count; ++i, power = power_mul(power, power)) powers[i] = power;
         }
@@ -99,24 +103,35 @@ struct TileCarries {
     if constexpr (kStep) shared.gates[item] = piece.gates;
     shared.closed[item] = piece.closed;
   }
-  __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
-    const int item = part * pitch + column;
-    return {shared.totals[item], has_number() ? shared.before[part] : shared.gates[item], shared.closed[item]};
-  }
 
-  // From the parts' pieces (`put`) what enters each (`get`) and the tile (`shared.carries`), by all threads.
+  // What enters a part, after `exchange`.
+  __device__ __forceinline__ Wide entering(int part, int column) const {
+    Wide carry = shared.carries[column];
+    if (t.tiles > 1) carry = after(shared.near[column], carry);
+    return after(get(part, column), carry);
+  }
+  // From the parts' pieces (`put`) what enters each, by all threads.
   __device__ __forceinline__ void exchange(const ColumnPlace& block) const {
     __syncthreads();
-    const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether, columns = width * kUnit;
-    if (__any_sync(0xffffffffu, column < columns))
-      fold_columns(min(column, columns - kTogether), column < columns, block);
-    else if (t.cluster) meet_cluster();
-    if (t.cluster) arrive_in_cluster_relaxed();  // nothing is read from here on (`leave`)
+    const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
+    const bool folds_groups = thread >= folding;
+    const int lanes_column = ((folds_groups ? thread - folding : thread) >> t.fan_bits) * kTogether,
+              columns = width * kUnit, column = min(lanes_column, columns - kTogether);
+    const bool is_last = lanes_column < columns && lane + 1 == fan;
+    if (__any_sync(0xffffffffu, lanes_column < columns)) {
+      if (folds_groups) fold_groups(column, is_last, block);
+      else fold_tiles(column, lanes_column < columns, is_last, block);
+    }
     __syncthreads();
-  }
-  // A block of a cluster stays until the others have read what it leaves them.
-  __device__ __forceinline__ void leave() const {
-    if (t.cluster) wait_for_cluster();
+    if (ends_above() && is_last && !folds_groups && tile + 1 < t.tiles) {
+      Piece<Wide> pieces[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const Wide carry = after(shared.near[column + u], shared.carries[column + u]);
+        pieces[u] = {after(shared.tiles[column + u], carry), cast<Wide>(1.0), true};
+      }
+      words()[index_of(2, group() >> (t.fan_bits + t.read_bits), column)].publish(pieces, shared.tag);
+    }
   }
 
   // The parts' sums (`put`): `take` gets that of a column.
@@ -135,7 +150,14 @@ struct TileCarries {
     }
   }
 
+  __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
+    const int item = part * pitch + column;
+    return {shared.totals[item], has_number() ? shared.before[part] : shared.gates[item], shared.closed[item]};
+  }
+
  private:
+  __device__ __forceinline__ bool ends_group() const { return before + 1 == fan << t.read_bits; }
+  __device__ __forceinline__ bool ends_above() const { return ends_group() && groups_before + 1 == fan << t.read_bits; }
   __device__ __forceinline__ const Wide* powers_of(int column) const {
     if constexpr (kStep) return nullptr;
     else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kHeldPowers);
@@ -178,132 +200,152 @@ struct TileCarries {
     piece.closed = closed != 0;
   }
 
-  // The pieces of the parts up to a lane's last one; before each part is left what is before it in the tile.
-  __device__ __forceinline__ Piece<Wide> fold_parts(int column, bool exists) const {
-    const Wide* const powers = powers_of(column);
+  // Visits the lane's parts of a column.
+  template <typename Visit>
+  __device__ __forceinline__ void each_part(int column, const Visit& visit) const {
     const int many = 1 << t.lane_bits, first = ((lane - fan) << t.lane_bits) + t.parts;
     Wide over_part = cast<Wide>(1.0);
-    if constexpr (!kStep) over_part = powers[kParts];
-    const auto piece_of = [&](int part) {
-      Piece<Wide> piece = get(part, column);
-      if constexpr (!kStep) piece.gates = over_part;
-      return piece;
-    };
-    Piece<Wide> own = identity<Wide>();
-#pragma unroll 1
-    for (int part = max(first, 0); part < first + many; ++part) own = joined(own, piece_of(part));
-    fold_lanes(own, powers + kParts + t.lane_bits);
-    Piece<Wide> running{shuffle_up(own.total, 1, fan), cast<Wide>(1.0), false};
-    if constexpr (kStep) running.gates = shuffle_up(own.gates, 1, fan);
-    running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(own.closed), 1, fan) != 0;
-    if (lane == 0) running = identity<Wide>();
+    if constexpr (!kStep) over_part = powers_of(column)[kParts];
 #pragma unroll 1
     for (int part = max(first, 0); part < first + many; ++part) {
-      const Piece<Wide> piece = piece_of(part);
       const int item = part * pitch + column;
+      visit(item, Piece<Wide>{shared.totals[item], kStep ? shared.gates[item] : over_part, shared.closed[item]});
+    }
+  }
+  // The pieces of the parts up to a lane's last one.
+  __device__ __forceinline__ Piece<Wide> fold_parts(int column) const {
+    Piece<Wide> own = identity<Wide>();
+    each_part(column, [&](int, const Piece<Wide>& piece) { own = joined(own, piece); });
+    fold_lanes(own, powers_of(column) + kParts + t.lane_bits);
+    return own;
+  }
+  // Leaves before each of a lane's parts what is before it in the tile; `folded` is what fold_parts gave.
+  __device__ __forceinline__ void put_before(int column, bool exists, const Piece<Wide>& folded) const {
+    Piece<Wide> running{shuffle_up(folded.total, 1, fan), cast<Wide>(1.0), false};
+    if constexpr (kStep) running.gates = shuffle_up(folded.gates, 1, fan);
+    running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(folded.closed), 1, fan) != 0;
+    if (lane == 0) running = identity<Wide>();
+    each_part(column, [&](int item, const Piece<Wide>& piece) {
       if (exists) {
         shared.totals[item] = running.total;
         shared.closed[item] = running.closed;
         if constexpr (kStep) shared.gates[item] = running.gates;
       }
       running = joined(running, piece);
-    }
-    return own;
+    });
   }
 
-  // The lanes' words of one level, asked for before: those that are not there yet are asked for again.
-  __device__ __forceinline__ void wait_for(
-      bool wanted, Words& lanes, uint32_t from, Piece<Wide> (&pieces)[kTogether]) const {
-    while (!lanes.get(pieces, params.tag) && wanted) lanes.load_if(true, words()[from]);
+  // The lanes' words of one level, `count` of them up to `end`, folded in the last lane: a lane has 2^read_bits of
+  // them, of which the first ones may not exist. What takes time is done `meanwhile`.
+  template <typename Meanwhile>
+  __device__ __forceinline__ void fold_words(int column, int level, uint32_t end, int count, Level powers,
+      Piece<Wide> (&folded)[kTogether], const Meanwhile& meanwhile) const {
+    const int first = count + ((lane - fan) << t.read_bits);
+    const uint32_t apart = words_apart();
+    // Of the lane's next word, which may not exist; words from `least` on do, and there are so many to come.
+    uint32_t index = index_of(level, end, column) + static_cast<uint32_t>(first - count) * apart;
+    int least = -first, left = 1 << t.read_bits;
+    Words asked[kReads]{};
+    const auto ask = [&](int i) {  // without a branch, at whose end it would be waited for
+      asked[i].load_if(i >= least && i < left, words()[index + static_cast<uint32_t>(i) * apart]);
+    };
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u)
-      if (!wanted) pieces[u] = identity<Wide>();
-  }
-
-  static __device__ __forceinline__ void meet_cluster() {
-    arrive_in_cluster();
-    wait_for_cluster();
-  }
-
-  // The share of some neighboring columns in the exchange. The last lane folds all of it.
-  __device__ __forceinline__ void fold_columns(int column, bool exists, const ColumnPlace& block) const {
-    const int back = fan - lane;
-    const uint32_t group = tile >> t.fan_bits, above = group >> t.fan_bits;
-    const bool is_last = back == 1 && exists, publishes = is_last && tile + 1 < t.tiles && !t.cluster;
-    const bool ends_group = before + 1 == fan, ends_above = ends_group && groups_before + 1 == fan;
-    // What entered the group of groups is the first of its groups' pieces.
-    const bool wants_tile = back <= before, wants_above = above > 0 && back == groups_before + 1,
-               wants_group = back <= groups_before || wants_above;
-    const uint32_t of_tile = index_of(0, tile - (wants_tile ? back : 0), column);
-    const uint32_t of_group =
-        wants_above ? index_of(2, above - 1, column) : index_of(1, group - (wants_group ? back : 0), column);
-    Words of_lane_tile{}, of_lane_group{};
-    Piece<Wide> near[kTogether], far[kTogether];
+    for (int i = 0; i < kReads; ++i) ask(i);
+    meanwhile();
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) folded[u] = identity<Wide>();
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) {
+        if (i >= left) break;
+        Piece<Wide> pieces[kTogether];
+        while (!asked[i].get(pieces, shared.tag) && i >= least) ask(i);
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) {
+          if (i < least) pieces[u] = identity<Wide>();
+          if constexpr (!kStep) pieces[u].gates = powers_of(column + u)[powers];
+          folded[u] = joined(folded[u], pieces[u]);
+        }
+      }
+      if ((left -= kReads) <= 0) break;
+      least -= kReads;
+      index += kReads * apart;
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) ask(i);
+    }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      far[u] = fold_parts(column + u, exists);
-      if constexpr (!kStep) far[u].gates = powers_of(column + u)[kTiles];
-      if (is_last) shared.tiles[column + u] = far[u];
+      if (count > 0) fold_lanes(folded[u], powers_of(column + u) + powers + t.read_bits);
     }
-    if (t.tiles == 1) {
+  }
+
+  // Of some neighboring columns: the tile's total, what is before each part in it, and the tiles before in the group.
+  __device__ __forceinline__ void fold_tiles(int column, bool exists, bool is_last, const ColumnPlace& block) const {
+    Piece<Wide> own[kTogether], near[kTogether];
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u)
-        if (is_last) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
-      return;
-    }
-    if (publishes && !ends_group) words()[index_of(0, tile, column)].publish(far, params.tag);
-    if (t.cluster) meet_cluster();
-    // Without a branch, at whose end they would be waited for.
-    of_lane_tile.load_if(wants_tile && !t.cluster, words()[of_tile]);
-    of_lane_group.load_if(wants_group && !t.cluster, words()[of_group]);
-    // Until the carry is known its place has the power over the tiles before in the group.
-    if constexpr (!kStep) {
+    for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
+    const bool publishes = is_last && tile + 1 < t.tiles;
+    if (publishes && !ends_group()) words()[index_of(0, tile, column)].publish(own, shared.tag);
+    const auto put_parts = [&] {
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
-        const Wide over_near = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
-        if (is_last) shared.carries[column + u] = over_near;
+        put_before(column + u, exists, own[u]);
+        if (!is_last) continue;
+        if constexpr (!kStep) {
+          own[u].gates = powers_of(column + u)[kTiles];
+          shared.near[column + u].gates = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
+        }
+        shared.tiles[column + u] = own[u];
+        if (t.groups == 1) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
       }
+    };
+    if (t.tiles == 1) {
+      put_parts();
+      return;
     }
-    if (t.cluster) {
+    fold_words(column, 0, tile, before, kTiles, near, put_parts);
+    if (!is_last) return;
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u)
-        near[u] = wants_tile ? in_cluster(shared.tiles[column + u], before - back) : identity<Wide>();
-    } else {
-      wait_for(wants_tile, of_lane_tile, of_tile, near);
+    for (int u = 0; u < kTogether; ++u) {
+      shared.near[column + u].total = near[u].total;
+      shared.near[column + u].closed = near[u].closed;
+      if constexpr (kStep) shared.near[column + u].gates = near[u].gates;
+      near[u] = joined(near[u], shared.tiles[column + u]);
+    }
+    if (publishes && ends_group() && !ends_above()) words()[index_of(1, group(), column)].publish(near, shared.tag);
+  }
+  // What enters their group.
+  __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnPlace& block) const {
+    const uint32_t above = group() >> (t.fan_bits + t.read_bits);
+    const auto nothing = [] {};
+    Piece<Wide> groups[kTogether], carries[kTogether];
+    fold_words(column, 1, group(), groups_before, kGroups, groups, nothing);
+    if (!is_last) return;
+    if (above > 0) {
+      Words word{};
+      do word.load_if(true, words()[index_of(2, above - 1, column)]);
+      while (!word.get(carries, shared.tag));
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      if (before > 0) fold_lanes(near[u], powers_of(column + u) + kTiles);
-      far[u] = joined(near[u], shared.tiles[column + u]);
+      if (above == 0) carries[u].total = initial_of({block.outer, block.column + column}, u);
+      if constexpr (!kStep) groups[u].gates = power_over<kMostFanBits>(powers_of(column + u) + kGroups, groups_before);
+      shared.carries[column + u] = after(groups[u], carries[u].total);
     }
-    if (publishes && ends_group && !ends_above) words()[index_of(1, group, column)].publish(far, params.tag);
-    if (t.cluster) {
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) far[u] = identity<Wide>();
-    } else {
-      wait_for(wants_group, of_lane_group, of_group, far);
-    }
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      if (above == 0 && back == groups_before + 1)
-        far[u] = {initial_of({block.outer, block.column + column}, u), cast<Wide>(1.0), true};
-      if (groups_before > 0) fold_lanes(far[u], powers_of(column + u) + kGroups);
-      if constexpr (!kStep) near[u].gates = shared.carries[column + u];
-      far[u].total = after(near[u], far[u].total);
-      if (is_last) shared.carries[column + u] = far[u].total;
-      far[u] = {after(shared.tiles[column + u], far[u].total), cast<Wide>(1.0), true};
-    }
-    if (publishes && ends_above) words()[index_of(2, above, column)].publish(far, params.tag);
   }
   __device__ __forceinline__ Wide initial_of(const ColumnPlace& at, int u) const {
     return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, u);
   }
   // Of tiles, of groups, of groups of groups.
   __device__ __forceinline__ Words* words() const { return static_cast<Words*>(params.workspace); }
+  __device__ __forceinline__ uint32_t words_apart() const {  // from a tile to the next
+    return static_cast<uint32_t>(t.walks) * static_cast<uint32_t>(t.span * kUnit / kTogether);
+  }
   __device__ __forceinline__ uint32_t index_of(int level, uint32_t number, int column) const {
-    const uint32_t tiles = static_cast<uint32_t>(t.tiles), groups = static_cast<uint32_t>(t.groups);
-    const uint32_t at = number + (level > 0 ? tiles : 0) + (level > 1 ? groups : 0);
-    return (at * static_cast<uint32_t>(t.walks) + walk) * static_cast<uint32_t>(t.span * kUnit / kTogether) +
+    const uint32_t at =
+        number + (level > 0 ? static_cast<uint32_t>(t.tiles) : 0) + (level > 1 ? static_cast<uint32_t>(t.groups) : 0);
+    return at * words_apart() + walk * static_cast<uint32_t>(t.span * kUnit / kTogether) +
         static_cast<uint32_t>(column / kTogether);
   }
 };

@@ -19,22 +19,29 @@ struct TileMemory {
   }
 };
 
+// Steps that tiles have before a row's first one, so that they begin, or end where time runs backwards, at an aligned
+// address.
+__device__ __forceinline__ int lead_of(const ScanProblem& p, const HeldColumnsPlan& t, int outer) {
+  const uint32_t rows = static_cast<uint32_t>(outer + (p.reverse ? 1 : 0)) * static_cast<uint32_t>(p.length);
+  return static_cast<int>((p.reverse ? 0u - rows : rows) & t.lead_mask);
+}
+
 struct TileCopy {
   const HeldColumnsParams& params;
   const TileMemory& memory;
-  int64_t first;  // byte of the tile's memory
-  int bytes;
-  int missing;  // vectors before them in shared memory: a last tile's rows lie at its end where time runs backwards
+  int64_t first;   // byte of memory where the tile begins, of which what is before a row's first or after its last one
+                   // does not exist
+  int begin, end;  // bytes that do, from there
 
   __device__ __forceinline__ TileCopy(
-      const HeldColumnsParams& given, const TileMemory& tiles, int64_t tile, int64_t outer, int row_bytes)
+      const HeldColumnsParams& given, const TileMemory& tiles, int64_t tile, int outer, int row_bytes)
       : params(given), memory(tiles) {
     const ScanProblem& p = given.problem;
-    const int64_t rows = int64_t{given.plan.parts} * given.plan.part_steps, begin = tile * rows,
-                  end = min(begin + rows, p.length);
-    first = (outer * p.length + (p.reverse ? p.length - end : begin)) * row_bytes;
-    bytes = static_cast<int>(end - begin) * row_bytes;
-    missing = p.reverse ? static_cast<int>(rows - (end - begin)) * row_bytes / 16 : 0;
+    const int rows = given.plan.parts * given.plan.part_steps;
+    const int64_t step = tile * rows - lead_of(p, given.plan, outer), row = p.reverse ? p.length - step - rows : step;
+    first = (outer * p.length + row) * row_bytes;
+    begin = static_cast<int>(max(int64_t{0}, min(-row, int64_t{rows}))) * row_bytes;
+    end = static_cast<int>(max(int64_t{0}, min(p.length - row, int64_t{rows}))) * row_bytes;
   }
 
   template <bool kStep>
@@ -77,13 +84,16 @@ struct TileCopy {
   template <typename Visit>
   __device__ __forceinline__ void each_vector(const Visit& visit) const {
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < bytes / 16; i += kColumnThreads) visit(i, place_of(i + missing));
+    for (int i = (begin + 15) / 16 + static_cast<int>(threadIdx.x); i < end / 16; i += kColumnThreads)
+      visit(i, place_of(i));
   }
-  // What is no whole vector, by twos of bytes, of which every element has some.
+  // What is no whole vector, at both ends, by twos of bytes, of which every element has some.
   template <typename Visit>
   __device__ __forceinline__ void rest(const Visit& visit) const {
-    const int byte = bytes / 16 * 16 + 2 * static_cast<int>(threadIdx.x);
-    if (byte < bytes) visit(byte, place_of(bytes / 16 + missing) + byte % 16);
+    const int thread = static_cast<int>(threadIdx.x), vector = (thread < 8 ? begin : end) / 16,
+              byte = vector * 16 + thread % 8 * 2;
+    const bool is_edge = thread < 8 ? begin % 16 != 0 : thread < 16;
+    if (is_edge && byte >= begin && byte < end) visit(byte, place_of(vector) + byte % 16);
   }
 };
 

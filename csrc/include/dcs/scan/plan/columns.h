@@ -60,14 +60,15 @@ inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, co
   return plan_any_columns(p, device);
 }
 
-// All that goes through shared memory is one piece from an aligned address on.
+// All that goes through shared memory is one piece from an aligned address on. Tiles begin at others: there may be
+// steps before the first one, over which no initial value is carried.
 inline bool columns_lie_flat(const ScanProblem& p) {
-  const bool whole = p.inner * p.length * bytes_of(p.dtype) % 16 == 0;
+  const bool whole = p.inner * p.length * bytes_of(p.dtype) % 16 == 0, carries_in = p.initial && !p.backward;
   const auto lies = [&](const void* pointer, const Strides& s) {
     return s.inner == 1 && s.time == p.inner && (p.outer == 1 || s.outer == p.inner * p.length) &&
         reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
   };
-  return (whole || (p.outer == 1 && !p.reverse)) && lies(p.input, p.input_strides) &&
+  return (whole || (p.outer == 1 && !p.reverse) || !carries_in) && lies(p.input, p.input_strides) &&
       lies(p.output, p.output_strides) &&
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
 }
@@ -87,7 +88,7 @@ inline void fill_held_powers(HeldColumnsPlan& plan, double gamma) {
   double *const tiles = plan.powers + kPartPowers, *const groups = tiles + kTilePowers;
   fill(plan.powers, kPartPowers, bounded_power(gamma, plan.part_steps));
   fill(tiles, kTilePowers, bounded_power(plan.powers[0], plan.parts));
-  fill(groups, kTilePowers, bounded_power(tiles[plan.fan_bits - 1], 2));
+  fill(groups, kMostFanBits, bounded_power(tiles[plan.fan_bits + plan.read_bits - 1], 2));
 }
 
 // Vectors from a part of a tile that is one piece of memory to the next: parts begin in other banks than those before.
@@ -134,6 +135,25 @@ inline void lay_out_shared(HeldColumnsPlan& plan, const ScanProblem& p, int64_t 
       plan.cuts_at + (p.reset ? plan.early_steps / kEarlyBatch * columns * kColumnThreads * kCutBytes : 0);
 }
 
+// Lanes that fold each of a span's columns, at most so many of a block.
+inline int fan_bits_of(int64_t columns, int64_t threads) {
+  int bits = 1;
+  while (bits < kMostFanBits && columns << (bits + 1) <= threads) ++bits;
+  return bits;
+}
+// Who reads the words of tiles before. Where all blocks are there at once most threads do, for the shortest wait; else
+// few, as then instructions count.
+inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room) {
+  const int64_t group = int64_t{1} << plan.fan_bits;
+  if (plan.walks * plan.tiles > room) plan.fan_bits = fan_bits_of(folded, kGroupThreads);
+  const int64_t most = int64_t{1} << (plan.fan_bits + kMostReadBits);
+  if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, kGroupThreads);
+  const int64_t tiles = plan.tiles > most ? group : plan.tiles;
+  while (tiles > int64_t{1} << (plan.fan_bits + plan.read_bits)) ++plan.read_bits;
+  while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
+  plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + plan.read_bits));
+}
+
 inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
@@ -150,10 +170,8 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
   plan.walks = p.outer * plan.spans;
   plan.parts = kColumnThreads / plan.span;
-  plan.fan_bits = 3;
-  while (plan.fan_bits < kTilePowers && plan.span * (folded / cells) << (plan.fan_bits + 1) <= kColumnThreads)
-    ++plan.fan_bits;
-  while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
+  const int64_t folded_span = plan.span * (folded / cells);
+  plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
   plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
   // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
   // for all multiprocessors.
@@ -161,36 +179,34 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   int64_t unit = batch;
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
   if (unit > steps) plan.flat = false, unit = batch;
+  while (plan.flat && (int64_t{plan.lead_mask} + 1) * row_bytes % 16) plan.lead_mask = 2 * plan.lead_mask + 1;
+  // With the steps that tiles may have before the first one.
+  const int64_t length = p.length + plan.lead_mask;
   // Single halves in memory are loaded one by one: more of them a thread take longer than more threads.
   const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kHeldWords);
   const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
   // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
   // comes once a block is then a smaller part of its work.
   const int64_t room = int64_t{held_blocks(bytes)} * device.multiprocessors;
-  const bool in_rounds = plan.walks * ceil_div(p.length, plan.parts * most) > room;
+  const bool in_rounds = plan.walks * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
-  const int64_t whole = ceil_div(p.length, plan.parts * (most + early));
-  // As many blocks for every multiprocessor, as else some would work twice as long as others. A second tile waits for
-  // the first: only where many multiprocessors would have none.
+  const int64_t whole = ceil_div(length, plan.parts * (most + early));
+  // As many blocks for every multiprocessor, as else some would work twice as long as others; but a second tile waits
+  // for the first, and lanes read some tiles at most at once.
   const int64_t even = early > 0 ? room : device.multiprocessors;
-  const int64_t spread = ceil_div(plan.walks * whole, even) * even / plan.walks;
-  int64_t tiles = whole == 1 && spread < kFewestSpreadTiles ? 1 : std::max(whole, spread);
-  // Blocks of a cluster neither wait by way of global memory nor need words there, which a graph's replays would have
-  // to clear; but they begin together, which costs time where they are more than the device holds at once.
-  const int64_t most_clustered = std::min<int64_t>({device.cluster, kMostTileCluster, int64_t{1} << plan.fan_bits});
-  const bool can_cluster = tiles > 1 && whole <= most_clustered;
-  if (can_cluster) tiles = std::min(tiles, most_clustered);
-  plan.part_steps = static_cast<int>(std::max(least, ceil_div(p.length, tiles * plan.parts * unit) * unit));
+  const int64_t at_once_read = int64_t{1} << (plan.fan_bits + kMostReadBits);
+  const int64_t spread = whole == 1 ? 1 : ceil_div(plan.walks * whole, even) * even / plan.walks;
+  const int64_t tiles = std::max(whole, whole <= at_once_read ? std::min(spread, at_once_read) : spread);
+  plan.part_steps = static_cast<int>(std::max(least, ceil_div(length, tiles * plan.parts * unit) * unit));
   plan.early_steps =
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
-  plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
-  plan.cluster = can_cluster && plan.tiles > 1 && plan.walks * plan.tiles <= room;
-  plan.groups = ceil_div(plan.tiles, int64_t{1} << plan.fan_bits);
+  plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
+  share_words(plan, folded_span, room);
   plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
   if (!step) fill_held_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
-  if (plan.tiles > 1 && !plan.cluster)
+  if (plan.tiles > 1)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
         (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.

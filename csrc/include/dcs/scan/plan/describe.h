@@ -87,10 +87,7 @@ inline void describe_pieces(const HeldColumnsPlan& plan, JsonObject& pieces) {
       .add("span", plan.span)
       .add("spans", plan.spans)
       .add("parts", plan.parts);
-  pieces.add("part_steps", plan.part_steps)
-      .add("early_steps", plan.early_steps)
-      .add("tiles", plan.tiles)
-      .add("cluster", plan.cluster);
+  pieces.add("part_steps", plan.part_steps).add("early_steps", plan.early_steps).add("tiles", plan.tiles);
   pieces.add("groups", plan.groups);
   pieces.add("shared_bytes", plan.shared_bytes);
 }

@@ -70,7 +70,6 @@ inline int64_t zeroed_bytes(const KernelPlan& plan) {
 inline bool runs_together(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_room();
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
-  if (const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan)) return columns->cluster;
   return std::holds_alternative<LongRowsPlan>(plan);
 }
 

@@ -89,21 +89,22 @@ struct WalkColumnsPlan {
 };
 // A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
 struct HeldColumnsPlan {
-  bool flat;         // a tile is one piece of memory
-  bool pairs;        // a cell is two columns of halves, not one
-  int span, spans;   // cells of a block, of which there are so many side by side
-  int64_t walks;     // outer * spans
-  int parts;         // threads of a cell in a block
-  int part_steps;    // of a thread
-  int early_steps;   // the first of them, which are in shared memory: the others are in registers
-  int fan_bits;      // 2^these tiles make a group, as many of these a group of groups, as many lanes fold a cell
-  int lane_bits;     // 2^these parts are a lane's
-  int64_t tiles;     // of a walk
-  bool cluster;      // these tiles are a cluster of blocks
-  bool dependent;    // may begin as the launch before it ends
-  int64_t groups;    // of tiles
-  int part_vectors;  // of 16 bytes in shared memory, where a tile is one piece
-  int part_pitch;    // the same with what keeps parts in different banks
+  bool flat;           // a tile is one piece of memory
+  bool pairs;          // a cell is two columns of halves, not one
+  int span, spans;     // cells of a block, of which there are so many side by side
+  int64_t walks;       // outer * spans
+  int parts;           // threads of a cell in a block
+  int part_steps;      // of a thread
+  int early_steps;     // the first of them, which are in shared memory: the others are in registers
+  int fan_bits;        // 2^these lanes fold a cell
+  int read_bits;       // each reads 2^these tiles before, which make a group; as many of these are a group of groups
+  int lane_bits;       // 2^these parts are a lane's
+  int64_t tiles;       // of a walk
+  bool dependent;      // may begin as the launch before it ends
+  int64_t groups;      // of tiles
+  int part_vectors;    // of 16 bytes in shared memory, where a tile is one piece
+  int part_pitch;      // the same with what keeps parts in different banks
+  uint32_t lead_mask;  // one less than steps that are whole vectors: less are before a row's first one (tile_copy.cuh)
   uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up
   int64_t flat_bytes;                      // of a tile in shared memory
   int64_t cuts_at;                         // in shared memory, of the early steps' flags

@@ -124,11 +124,13 @@ constexpr int kEarlyBatch = 8;   // of those steps at once
 constexpr int kFlagBatch = 4 * kEarlyBatch;
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // of halves
 constexpr int kSpan = 32;                         // cells of a block that holds its tile, at most
-constexpr int kFewestHeldSteps = 8;               // of a thread, so that blocks have work beside their exchange
-constexpr int64_t kFewestSpreadTiles = 4;         // that steps which fit one tile are spread over
-constexpr int64_t kMostTileCluster = 8;  // tiles of a cluster; more of them need leave, and room in one part of the GPU
+constexpr int kFewestHeldSteps = 16;              // of a thread, so that blocks have work beside their exchange
+// Of lanes that fold a cell, at most; of tiles before that each reads at most, if they are one group. Threads that do
+// both where tiles are in groups, as more of them take longer than their latency.
+constexpr int kMostFanBits = 5, kMostReadBits = 3, kGroupThreads = 64;
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
-constexpr int kPartPowers = 8, kTilePowers = 5, kHeldPowers = kPartPowers + 2 * kTilePowers;
+constexpr int kPartPowers = 8, kTilePowers = kMostFanBits + kMostReadBits,
+              kHeldPowers = kPartPowers + kTilePowers + kMostFanBits;
 
 // Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most;
 // what blocks share that are a multiprocessor's usual number.
@@ -144,7 +146,7 @@ constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 
 // Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most.
 constexpr int held_exchange_bytes(int64_t wide_bytes, int unit, bool step) {
   const int wide = static_cast<int>(wide_bytes);
-  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + kSpan * wide * (4 + (step ? 0 : kHeldPowers))) +
+  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + kSpan * wide * (7 + (step ? 0 : kHeldPowers))) +
       (step ? 0 : kColumnThreads * wide) + 64;
 }
 

@@ -1,0 +1,39 @@
+#include "scan/carry/call_tag.h"
+
+#include <atomic>
+#include <random>
+
+namespace dcs {
+
+// A counter from a random start, mixed (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+// OOPSLA 2014).
+uint64_t new_tag() {
+  static std::atomic<uint64_t> calls{(uint64_t{std::random_device()()} << 32) ^ std::random_device()()};
+  uint64_t tag = calls.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
+  tag = (tag ^ tag >> 30) * 0xbf58476d1ce4e5b9u;
+  tag = (tag ^ tag >> 27) * 0x94d049bb133111ebu;
+  return tag ^ tag >> 31;
+}
+
+namespace {
+constexpr unsigned kCounters = 1u << 16;  // captured launches of a process; those after them clear their words
+constexpr int kMostDevices = 64;
+__device__ uint32_t launch_counters[kCounters];
+}  // namespace
+
+uint32_t* new_launch_counter() {
+  static std::atomic<unsigned> taken[kMostDevices];
+  int device = 0;
+  void* counters = nullptr;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices ||
+      cudaGetSymbolAddress(&counters, launch_counters) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  unsigned index = taken[device].load(std::memory_order_relaxed);
+  while (index < kCounters && !taken[device].compare_exchange_weak(index, index + 1, std::memory_order_relaxed)) {
+  }
+  return index < kCounters ? static_cast<uint32_t*>(counters) + index : nullptr;
+}
+
+}  // namespace dcs
