@@ -16,24 +16,36 @@ uint64_t new_tag() {
 }
 
 namespace {
+
 constexpr unsigned kCounters = 1u << 16;  // captured launches of a process; those after them clear their words
 constexpr int kMostDevices = 64;
 __device__ uint32_t launch_counters[kCounters];
+
+// The current device's, which the first call that is not captured finds: that may load code.
+uint32_t* counters_of(int device, bool captured) {
+  static std::atomic<uint32_t*> found[kMostDevices];
+  uint32_t* counters = found[device].load(std::memory_order_relaxed);
+  void* address = nullptr;
+  if (!counters && !captured) {
+    if (cudaGetSymbolAddress(&address, launch_counters) == cudaSuccess) counters = static_cast<uint32_t*>(address);
+    else cudaGetLastError();
+    found[device].store(counters, std::memory_order_relaxed);
+  }
+  return counters;
+}
+
 }  // namespace
 
-uint32_t* new_launch_counter() {
+uint32_t* new_launch_counter(bool captured) {
   static std::atomic<unsigned> taken[kMostDevices];
   int device = 0;
-  void* counters = nullptr;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices ||
-      cudaGetSymbolAddress(&counters, launch_counters) != cudaSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return nullptr;
+  uint32_t* const counters = counters_of(device, captured);
+  if (!counters || !captured) return nullptr;
   unsigned index = taken[device].load(std::memory_order_relaxed);
   while (index < kCounters && !taken[device].compare_exchange_weak(index, index + 1, std::memory_order_relaxed)) {
   }
-  return index < kCounters ? static_cast<uint32_t*>(counters) + index : nullptr;
+  return index < kCounters ? counters + index : nullptr;
 }
 
 }  // namespace dcs

@@ -12,8 +12,9 @@ namespace dcs {
 // Another number for every call, none of which memory is likely to hold.
 uint64_t new_tag();
 
-// A counter of launches that no other has, of the current device; null if there is none left.
-uint32_t* new_launch_counter();
+// For a captured launch a counter of its replays that no other has, of the current device; else, or if there is none
+// left, null.
+uint32_t* new_launch_counter(bool captured);
 
 inline bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -29,8 +30,7 @@ inline uint64_t call_tag(void* workspace, int64_t bytes, cudaStream_t stream) {
 
 // The same for a kernel that counts its launches (`tag_of_launch`), of so many blocks: nothing is cleared.
 inline CallTag counted_tag(void* workspace, int64_t bytes, int64_t blocks, cudaStream_t stream) {
-  uint32_t* const counter =
-      is_captured(stream) && blocks < int64_t{1} << kMostCountedBits ? new_launch_counter() : nullptr;
+  uint32_t* const counter = blocks < int64_t{1} << kMostCountedBits ? new_launch_counter(is_captured(stream)) : nullptr;
   return {counter ? (new_tag() | 2) & ~uint64_t{1} : call_tag(workspace, bytes, stream), counter};
 }
 

@@ -64,8 +64,9 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   }
   // Whether the warp's threads have all of their steps, and neighbors in time on both sides where they ask for them.
   __device__ __forceinline__ bool is_full() const {
+    const bool asks_before = p.shifted && (kStep || p.reset);
     const bool full =
-        count == late_steps() && (!p.shifted || early_step() > 0) && (!kBackward || first_step + count < p.length);
+        count == late_steps() && !(asks_before && early_step() == 0) && (!kBackward || first_step + count < p.length);
     return __all_sync(0xffffffffu, full);
   }
 

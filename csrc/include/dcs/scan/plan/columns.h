@@ -104,7 +104,7 @@ inline void lay_out_flat(HeldColumnsPlan& plan, int64_t row_bytes) {
   plan.flat_bytes = int64_t{16} * plan.parts * plan.part_pitch;
 }
 
-constexpr int64_t kLeastEarlyRow = 64;  // bytes of a step
+constexpr int64_t kLeastEarlyRow = 32;  // bytes of a step
 
 // Steps of a part that can be in shared memory, beside `held` ones in registers, so that it has room for the usual
 // number of blocks.
