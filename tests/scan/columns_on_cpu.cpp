@@ -289,7 +289,7 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
-  c.multiprocessors = static_cast<int>(form == 5 ? 132 : up_to(6));
+  c.multiprocessors = static_cast<int>(form == 5 ? 132 : one_in(8) ? 40 : up_to(6));
   c.cluster = one_in(2) ? 16 : 0;
   c.seed = random();
   return c;
