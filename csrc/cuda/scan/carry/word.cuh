@@ -14,7 +14,7 @@ struct alignas(16) Word {
 };
 
 // What tells the words of one call from whatever memory held before: an even number, of which the two lowest bits say
-// more, and where the replays of a graph are counted, which all bring the same number (launch_counters.h).
+// more, and where the replays of a graph are counted, which all bring the same number (call_tag.h).
 struct CallTag {
   uint64_t tag;
   uint32_t* launches;  // null: the tag says it all

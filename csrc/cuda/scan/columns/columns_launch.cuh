@@ -54,7 +54,10 @@ cudaError_t launch_held_columns(
     const ScanProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const int64_t blocks = plan.walks * plan.tiles;
   CallTag tag{};
-  if (plan.workspace_bytes > 0) tag = counted_tag(workspace, plan.workspace_bytes, blocks, stream);
+  // Many blocks take longer to count than their words to clear.
+  if (plan.workspace_bytes > 0)
+    tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
+                         : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
   const HeldColumnsParams params{problem, plan, workspace, tag};
   const auto kernel =
       by_form<T>(problem, [&](auto step, auto backward) { return held_kernel_of<T, step(), backward()>(plan); });

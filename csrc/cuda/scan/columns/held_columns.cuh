@@ -19,13 +19,14 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   using Place::block_place, Place::early_cells, Place::early_cuts, Place::early_step, Place::early_steps;
   using Place::cell, Place::count, Place::early, Place::first_step, Place::p, Place::part, Place::t, Place::tile;
   using Place::in_memory, Place::in_tile, Place::late_steps, Place::place, Place::starts, Place::works;
-  using Place::kBatch, Place::kCellBytes, Place::kEarly, Place::kGates, Place::kInput, Place::kSaved, Place::kSteps;
+  using Place::kBatch, Place::kCellBytes, Place::kCommon, Place::kEarly, Place::kGates, Place::kInput, Place::kSaved,
+      Place::kSteps;
   using typename Place::Cell, typename Place::Operand;
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
   using Values = ColumnValues<T, kStep>;
-  using Carries = TileCarries<T, kStep, kUnit>;
+  using Carries = TileCarries<T, kStep, kUnit, kFlat || kBackward || kCellBytes != 4 ? 2 : 4>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
   // Cells on their way before the first use: packing waits for them.
   static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
@@ -338,18 +339,23 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   const auto copy = [&] {
     return TileCopy(params, memory, held.tile, held.outer, params.plan.span * Held::kCellBytes);
   };
-  if constexpr (kFlat) copy().template bring<kStep>();
+  const auto put_tag = [&] {
+    if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
+  };
+  if constexpr (kFlat) copy().template bring<kStep>(put_tag);
   const bool full = held.is_full();
   if (full) held.template load<true>(memory);
   else held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
-  if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
+  if constexpr (!kFlat) put_tag();
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
   const bool cuts = held.has_flags();
   if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
   Piece<Wide> pieces[kUnit];
-  if (!full) held.template add_up<false, true>(memory, pieces);
-  else if (cuts) held.template add_up<true, true>(memory, pieces);
+  // Passes without questions: for rare elements only where there are no resets.
+  const bool plain = full && (Held::kCommon || !cuts);
+  if (!plain) held.template add_up<false, true>(memory, pieces);
+  else if (Held::kCommon && cuts) held.template add_up<true, true>(memory, pieces);
   else held.template add_up<true, false>(memory, pieces);
   typename Held::Sum y[kUnit];
   held.enter(carries, pieces, y);
@@ -357,8 +363,8 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   Wide sums[kUnit] = {};
   // A thread without cells of its own would read, as input, results that another thread has put there.
   if (!kFlat || held.works) {
-    if (!full) held.template finish<false, true>(memory, y, sums);
-    else if (cuts) held.template finish<true, true>(memory, y, sums);
+    if (!plain) held.template finish<false, true>(memory, y, sums);
+    else if (Held::kCommon && cuts) held.template finish<true, true>(memory, y, sums);
     else held.template finish<true, false>(memory, y, sums);
   }
   if constexpr (kFlat) copy().put();

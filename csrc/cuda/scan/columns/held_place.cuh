@@ -14,8 +14,9 @@ struct HeldPlace {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
+  static constexpr bool kCommon = kSize == 2 || std::is_floating_point_v<T>;  // what others are not worth is left out
   // Whether some steps can be in shared memory (plan_held_columns): of a tile that is one piece, only what is in it.
-  static constexpr bool kEarly = kSteps >= kEarlyBatch && !(kFlat && kBackward);
+  static constexpr bool kEarly = kCommon && kSteps >= kEarlyBatch && !(kFlat && kBackward);
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;

@@ -28,8 +28,9 @@ struct CarryExchange {
   uint64_t tag;  // of this launch's words
 };
 
-// A thread's part in it. Its own part and cell in the tile may be others than those it folds for.
-template <typename T, bool kStep, int kUnit>
+// A thread's part in it, which has registers for so many words on their way. Its own part and cell in the tile may be
+// others than those it folds for.
+template <typename T, bool kStep, int kUnit, int kMostReads>
 struct TileCarries {
   using Wide = typename Types<T>::Wide;
   using Values = ColumnValues<T, kStep>;
@@ -37,7 +38,7 @@ struct TileCarries {
   static constexpr int kTogether = kStep ? 1 : kUnit;
   using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
 
-  static constexpr int kReads = sizeof(Words) > 16 ? 2 : 4;  // words of a lane on their way
+  static constexpr int kReads = sizeof(Words) > 16 ? 1 : kMostReads;  // words of a lane on their way
 
   enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
 
@@ -236,31 +237,47 @@ struct TileCarries {
   }
 
   // The lanes' words of one level, `count` of them up to `end`, folded in the last lane: a lane has 2^read_bits of
-  // them, of which the first ones may not exist. What takes time is done `meanwhile`.
-  template <typename Meanwhile>
-  __device__ __forceinline__ void fold_words(int column, int level, uint32_t end, int count, Level powers,
-      Piece<Wide> (&folded)[kTogether], const Meanwhile& meanwhile) const {
+  // them, of which the first ones may not exist. All that are missing are asked for at once, as each would take a trip
+  // to memory.
+  __device__ __forceinline__ void fold_words(
+      int column, int level, uint32_t end, int count, Level powers, Piece<Wide> (&folded)[kTogether]) const {
     const int first = count + ((lane - fan) << t.read_bits);
     const uint32_t apart = words_apart();
     // Of the lane's next word, which may not exist; words from `least` on do, and there are so many to come.
     uint32_t index = index_of(level, end, column) + static_cast<uint32_t>(first - count) * apart;
     int least = -first, left = 1 << t.read_bits;
     Words asked[kReads]{};
-    const auto ask = [&](int i) {  // without a branch, at whose end it would be waited for
-      asked[i].load_if(i >= least && i < left, words()[index + static_cast<uint32_t>(i) * apart]);
-    };
+    bool missing[kReads];
+    const auto ask = [&] {  // without a branch, at whose end they would be waited for
 #pragma unroll
-    for (int i = 0; i < kReads; ++i) ask(i);
-    meanwhile();
+      for (int i = 0; i < kReads; ++i) asked[i].load_if(missing[i], words()[index + static_cast<uint32_t>(i) * apart]);
+    };
+    const auto ask_first = [&] {
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) missing[i] = i >= least && i < left;
+      ask();
+    };
+    ask_first();
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) folded[u] = identity<Wide>();
 #pragma unroll 1
     while (true) {
+      Piece<Wide> pieces[kTogether];
+#pragma unroll 1
+      while (true) {
+        bool is_complete = true;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+          missing[i] = missing[i] && !asked[i].get(pieces, shared.tag);
+          is_complete = is_complete && !missing[i];
+        }
+        if (is_complete) break;
+        ask();
+      }
 #pragma unroll
       for (int i = 0; i < kReads; ++i) {
         if (i >= left) break;
-        Piece<Wide> pieces[kTogether];
-        while (!asked[i].get(pieces, shared.tag) && i >= least) ask(i);
+        asked[i].get(pieces, shared.tag);
 #pragma unroll
         for (int u = 0; u < kTogether; ++u) {
           if (i < least) pieces[u] = identity<Wide>();
@@ -268,11 +285,10 @@ struct TileCarries {
           folded[u] = joined(folded[u], pieces[u]);
         }
       }
-      if ((left -= kReads) <= 0) break;
+      if (kReads >= 1 << most_read_bits(kStep) || (left -= kReads) <= 0) break;
       least -= kReads;
       index += kReads * apart;
-#pragma unroll
-      for (int i = 0; i < kReads; ++i) ask(i);
+      ask_first();
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
@@ -287,24 +303,20 @@ struct TileCarries {
     for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
     const bool publishes = is_last && tile + 1 < t.tiles;
     if (publishes && !ends_group()) words()[index_of(0, tile, column)].publish(own, shared.tag);
-    const auto put_parts = [&] {
+    // Before the words, most of which come later: what is not there takes another trip.
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        put_before(column + u, exists, own[u]);
-        if (!is_last) continue;
-        if constexpr (!kStep) {
-          own[u].gates = powers_of(column + u)[kTiles];
-          shared.near[column + u].gates = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
-        }
-        shared.tiles[column + u] = own[u];
-        if (t.groups == 1) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
+    for (int u = 0; u < kTogether; ++u) {
+      put_before(column + u, exists, own[u]);
+      if (!is_last) continue;
+      if constexpr (!kStep) {
+        own[u].gates = powers_of(column + u)[kTiles];
+        shared.near[column + u].gates = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
       }
-    };
-    if (t.tiles == 1) {
-      put_parts();
-      return;
+      shared.tiles[column + u] = own[u];
+      if (t.groups == 1) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
     }
-    fold_words(column, 0, tile, before, kTiles, near, put_parts);
+    if (t.tiles == 1) return;
+    fold_words(column, 0, tile, before, kTiles, near);
     if (!is_last) return;
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
@@ -318,9 +330,8 @@ struct TileCarries {
   // What enters their group.
   __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnPlace& block) const {
     const uint32_t above = group() >> (t.fan_bits + t.read_bits);
-    const auto nothing = [] {};
     Piece<Wide> groups[kTogether], carries[kTogether];
-    fold_words(column, 1, group(), groups_before, kGroups, groups, nothing);
+    fold_words(column, 1, group(), groups_before, kGroups, groups);
     if (!is_last) return;
     if (above > 0) {
       Words word{};

@@ -44,14 +44,15 @@ struct TileCopy {
     end = static_cast<int>(max(int64_t{0}, min(p.length - row, int64_t{rows}))) * row_bytes;
   }
 
-  template <bool kStep>
-  __device__ __forceinline__ void bring() const {
+  template <bool kStep, typename Meanwhile>
+  __device__ __forceinline__ void bring(const Meanwhile& meanwhile) const {
     const ScanProblem& p = params.problem;
     bring_one(0, static_cast<const char*>(p.input));
     if constexpr (kStep) {
       if (!p.shifted) bring_one(1, static_cast<const char*>(p.gamma));
     }
     commit_copies();
+    meanwhile();
     wait_for_copies<0>();
     __syncthreads();
   }

@@ -111,7 +111,7 @@ constexpr int64_t kLeastEarlyRow = 32;  // bytes of a step
 inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& plan, int64_t held, int64_t unit) {
   const bool step = p.gamma_kind == GammaKind::kStep;
   const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  if (held_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
+  if (!is_floating(p.dtype) || held_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
   if (plan.flat && (p.backward || (step && p.shifted))) return 0;  // not all of them are in a tile
   // What a warp reads beside a step that is no sector or two is left in L1, which shared memory would take room from.
   if (!plan.flat && plan.span * columns * bytes < kLeastEarlyRow) return 0;
@@ -141,13 +141,12 @@ inline int fan_bits_of(int64_t columns, int64_t threads) {
   while (bits < kMostFanBits && columns << (bits + 1) <= threads) ++bits;
   return bits;
 }
-// Who reads the words of tiles before. Where all blocks are there at once most threads do, for the shortest wait; else
-// few, as then instructions count.
-inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room) {
-  const int64_t group = int64_t{1} << plan.fan_bits;
-  if (plan.walks * plan.tiles > room) plan.fan_bits = fan_bits_of(folded, kGroupThreads);
-  const int64_t most = int64_t{1} << (plan.fan_bits + kMostReadBits);
-  if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, kGroupThreads);
+// Who reads the words of tiles before. Where these are one group all threads do, for the shortest wait; else half of
+// them where all blocks are there at once, and few where they are not, as then instructions count.
+inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room, bool step) {
+  const bool at_once = plan.walks * plan.tiles <= room;
+  const int64_t group = int64_t{1} << plan.fan_bits, most = group << (at_once ? most_read_bits(step) : 1);
+  if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, at_once || step ? kColumnThreads / 2 : kGroupThreads);
   const int64_t tiles = plan.tiles > most ? group : plan.tiles;
   while (tiles > int64_t{1} << (plan.fan_bits + plan.read_bits)) ++plan.read_bits;
   while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
@@ -194,14 +193,16 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   // As many blocks for every multiprocessor, as else some would work twice as long as others; but a second tile waits
   // for the first, and lanes read some tiles at most at once.
   const int64_t even = early > 0 ? room : device.multiprocessors;
-  const int64_t at_once_read = int64_t{1} << (plan.fan_bits + kMostReadBits);
+  const int64_t at_once_read = int64_t{1} << (plan.fan_bits + most_read_bits(step));
   const int64_t spread = whole == 1 ? 1 : ceil_div(plan.walks * whole, even) * even / plan.walks;
   const int64_t tiles = std::max(whole, whole <= at_once_read ? std::min(spread, at_once_read) : spread);
-  plan.part_steps = static_cast<int>(std::max(least, ceil_div(length, tiles * plan.parts * unit) * unit));
+  const auto even_steps = [&](int64_t of) { return ceil_div(length, of * plan.parts * unit) * unit; };
+  plan.tiles = ceil_div(length, std::max(least, even_steps(tiles)) * plan.parts);
+  plan.part_steps = static_cast<int>(even_steps(plan.tiles));
   plan.early_steps =
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
-  share_words(plan, folded_span, room);
+  share_words(plan, folded_span, room, step);
   plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
   if (!step) fill_held_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);

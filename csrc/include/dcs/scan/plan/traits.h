@@ -24,6 +24,8 @@ inline int64_t wide_bytes_of(ElementType dtype) {
   return dtype == ElementType::ComplexFloat || dtype == ElementType::ComplexDouble ? 16 : 8;
 }
 
+inline bool is_floating(ElementType dtype) { return bytes_of(dtype) <= 4 || dtype == ElementType::Double; }
+
 struct DeviceLimits {
   int multiprocessors;
   int shared_bytes;  // that one block can have
