@@ -97,10 +97,10 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
 
 
 def test_held_columns_have_the_shared_memory_of_a_block() -> None:
-    columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.complex128, "cluster": 0}
+    columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.float64, "cluster": 0}
     fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
     assert fits["kernel"] == "held_columns"
-    assert fits["pieces"]["shared_bytes"] > 64 << 10
+    assert fits["pieces"]["shared_bytes"] > 48 << 10  # what needs no leave
     assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "walk_columns"
 
 
