@@ -20,7 +20,8 @@ struct Case {
   GammaKind kind;
   double gamma;
   bool reset, initial, reverse, shifted, backward;
-  Lie lies[5];  // of the input, the output, the gates, the saved output, the resets
+  bool tiny_rows;  // time is contiguous
+  Lie lies[5];     // of the input, the output, the gates, the saved output, the resets
   int multiprocessors, cluster;
   unsigned seed;
 };
@@ -32,10 +33,13 @@ class Operand {
   Operand(const Case& c, Lie lie, std::mt19937& random) {
     const int64_t more = lie == Lie::kPadded ? 1 + static_cast<int64_t>(random() % 5) : 0,
                   apart = lie == Lie::kSpread ? 2 : 1;
-    const int64_t pitch = apart * c.inner + more, offset = lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 : 0;
-    bytes_.assign(static_cast<size_t>(c.outer * c.length * pitch + 64) * sizeof(T) + 64, kUntouched);
+    const int64_t pitch = apart * (c.tiny_rows ? c.length : c.inner) + more,
+                  offset = lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 : 0;
+    bytes_.assign(
+        static_cast<size_t>(c.outer * (c.tiny_rows ? c.inner : c.length) * pitch + 64) * sizeof(T) + 64, kUntouched);
     data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 31) / 16 * 16) + offset;
     strides = {c.length * pitch, pitch, apart};
+    if (c.tiny_rows) strides = {c.inner * pitch, apart, pitch};
     if (lie == Lie::kOneOuter) strides.outer = 0;
     if (lie == Lie::kOneStep) strides.outer = strides.time = 0;
   }
@@ -269,6 +273,7 @@ Case draw(std::mt19937& random) {
                        : up_to(3000);
   const bool few_steps = form == 0 && one_in(2);  // of columns of which a thread takes several
   if (few_steps) c.length = up_to(kFewSteps);
+  c.tiny_rows = few_steps && one_in(3);
   c.inner = 1 +
       (few_steps          ? up_to(3000)
               : form == 0 ? up_to(40)

@@ -40,6 +40,10 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("held_columns", [1000000, 7], {"dim": 0}),
         ("walk_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
+        ("flat_rows", [1000000, 3], {}),
+        ("few_steps", [1000000, 3], {"gamma": "row"}),
+        ("few_steps", [1000000, 7], {"initial": True, "dtype": torch.bfloat16}),
+        ("flat_rows", [1000000, 7], {"initial": True}),
         ("direct_window", [4096, 4096], {"window": 64}),
         ("composed_window", [4096, 4096], {"window": 65}),
         ("aligned", [4096, 4096], {"window": 4096}),  # reaches beyond no row's first step

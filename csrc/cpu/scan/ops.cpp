@@ -162,6 +162,7 @@ struct Cpu {
   // One sum a row: rows are summed up whole.
   static int64_t partials(const ScanProblem&, const Tensor&) { return 1; }
   static Tensor sum(const Tensor& values) { return sum_of_all(values); }
+  static Tensor row_sums(const Tensor& values) { return sum_of_rows(values); }
 };
 
 }  // namespace dcs

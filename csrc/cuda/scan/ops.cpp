@@ -80,10 +80,12 @@ struct Cuda {
     check(error, "launching the kernel");
   }
 
-  static Tensor sum(const Tensor& values) {
+  static bool is_real(const Tensor& values) {
     const ScalarType dtype = values.scalar_type();
-    return dtype == ScalarType::Float || dtype == ScalarType::Double ? total(values) : sum_of_all(values);
+    return dtype == ScalarType::Float || dtype == ScalarType::Double;
   }
+  static Tensor sum(const Tensor& values) { return is_real(values) ? total(values) : sum_of_all(values); }
+  static Tensor row_sums(const Tensor& values) { return is_real(values) ? row_totals(values) : sum_of_rows(values); }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The first step of the sum of a tensor.
+// The sums of slices of a tensor.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,10 +8,10 @@
 
 namespace dcs {
 
-constexpr int kTotalSlice = 8192;
+constexpr int64_t kTotalSlice = 8192;  // that a block sums at once
 
-// The sums of all slices of so many floats or doubles, or of fewer at the end.
-cudaError_t launch_totals(
-    ElementType dtype, const void* values, int64_t count, void* totals, const Device& device, cudaStream_t stream);
+// Of all slices of so many floats or doubles, or of fewer at the end.
+cudaError_t launch_totals(ElementType dtype, const void* values, int64_t count, int64_t slice, void* totals,
+    const Device& device, cudaStream_t stream);
 
 }  // namespace dcs

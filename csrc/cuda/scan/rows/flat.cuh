@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/element_types.cuh"
-#include "common/row_offset.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/tuning.h"
 
@@ -19,7 +18,8 @@ struct FlatParams {
   int64_t phase;
   int64_t tile;  // places from tile to tile
   int64_t tiles;
-  uint64_t inverse;       // 2^64 / length
+  uint64_t inverse;  // 2^64 / length
+  uint64_t inner_inverse;
   uint64_t starts;        // bits at the multiples of length
   int64_t lift;           // rows before the first one: of kFlatGrain elements at least
   int vectors;            // of a lane; odd, so that the lanes' lie in different banks
@@ -70,12 +70,27 @@ __device__ __forceinline__ int64_t memory_row(const FlatParams& p, int64_t row) 
   return max(int64_t{0}, min(p.rows - 1, kReverse ? p.rows - 1 - row : row));
 }
 
+// Where one begins: a 64-bit division is a call of 100 instructions.
+struct RowIndex {
+  int64_t outer, inner;
+  __device__ __forceinline__ RowIndex(const FlatParams& p, int64_t row) : outer(row), inner(0) {
+    const int64_t size = p.problem.inner;
+    if (size == 1) return;
+    outer = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(row), p.inner_inverse));
+    inner = row - outer * size;
+    if (inner >= size) inner -= size, ++outer;
+  }
+  __device__ __forceinline__ int64_t offset(const Strides& strides) const {
+    return outer * strides.outer + inner * strides.inner;
+  }
+};
+
 template <bool kReverse, typename Wide>
 __device__ __forceinline__ Wide gamma_of(const FlatParams& p, int64_t row) {
   const ScanProblem& problem = p.problem;
   if (problem.gamma_kind == GammaKind::kNumber) return cast<Wide>(problem.gamma_value);
   return load_gamma<Wide>(problem.gamma, problem.gamma_dtype,
-      row_offset(memory_row<kReverse>(p, row), problem.inner, problem.gamma_strides), problem.conjugate_gamma);
+      RowIndex(p, memory_row<kReverse>(p, row)).offset(problem.gamma_strides), problem.conjugate_gamma);
 }
 
 }  // namespace dcs

@@ -34,6 +34,7 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
   params.tile = plan.tile;
   params.tiles = plan.tiles;
   params.inverse = ~uint64_t{0} / static_cast<uint64_t>(problem.length);
+  params.inner_inverse = ~uint64_t{0} / static_cast<uint64_t>(problem.inner);
   for (int64_t i = 0; i < 64; i += problem.length) params.starts |= uint64_t{1} << i;
   params.lift = ceil_div(kFlatGrain, problem.length);
   params.vectors = plan.vectors;

@@ -23,8 +23,9 @@ struct RowSums {
     if (row < first_row || row >= end_row) return;
     const ScanProblem& problem = passes.p.problem;
     Stored* const to = static_cast<Stored*>(problem.grad_gamma) +
-        row_offset(memory_row<Passes::kBackwards>(passes.p, row), problem.inner, problem.grad_gamma_strides);
+        RowIndex(passes.p, memory_row<Passes::kBackwards>(passes.p, row)).offset(problem.grad_gamma_strides);
     to[0] = cast<Stored>(sum);
+#pragma unroll 1
     for (int64_t j = 1; j < problem.partials; ++j) to[j] = cast<Stored>(cast<Wide>(0.0));
   }
 };
@@ -33,13 +34,14 @@ struct RowSums {
 struct FlatTile {
   int64_t low, high;
   int rank = 0;  // in its cluster
+  int row = 0;   // the cluster's
 
   __device__ __forceinline__ explicit FlatTile(const FlatParams& p) {
     if (p.cluster == 1) {
       low = blockIdx.x * p.tile + p.phase;
       high = min(low + p.tile, p.count + p.phase);
     } else {
-      const int row = static_cast<int>(blockIdx.x) / p.cluster;
+      row = static_cast<int>(blockIdx.x) / p.cluster;
       rank = static_cast<int>(blockIdx.x) - row * p.cluster;
       const int64_t start = row * p.problem.length + p.phase, first = start / kFlatGrain * kFlatGrain + rank * p.tile;
       low = max(first, start);
@@ -73,6 +75,22 @@ struct ClusterCarry {
     return carry;
   }
   static __device__ __forceinline__ void leave() { wait_for_cluster(); }
+
+  // After `leave`: the sum over the blocks of what their warps have, for the first block's first thread.
+  __device__ __forceinline__ Wide sum_of_blocks(const Wide (&sums)[kFlatWarps], int blocks) {
+    const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
+    if (thread == 0) {
+      own.total = sums[0];
+      for (int w = 1; w < warps; ++w) own.total = own.total + sums[w];
+    }
+    arrive_in_cluster();
+    wait_for_cluster();
+    Wide sum = own.total;
+    if (thread == 0)
+      for (int r = 1; r < blocks; ++r) sum = sum + in_cluster(own.total, static_cast<uint32_t>(r));
+    arrive_in_cluster_relaxed();
+    return sum;
+  }
 };
 
 template <typename T, bool kStep, bool kBackward, bool kReverse>
@@ -102,28 +120,42 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
   const FlatPlace place = locate(p, work.first + lane * passes.own);
   const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, place.row);
+  RowNumbers<T> numbers{};
+  if (passes.rows_differ()) numbers = passes.ask_rows(place.row - (place.done == 0 ? 1 : 0));
   mbarrier_wait(&full[warp], 0);
   const LaneCuts cuts = passes.find_cuts(place, edges.reset_before);
   typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts), gamma);
-  const Piece<Wide> piece = passes.total(at, cuts, [&] { return passes.powers_of(gamma); });
+  const Piece<Wide> piece = passes.total(at, cuts, numbers, [&] { return passes.powers_of(gamma); });
   if (lane == 31) pieces[warp] = piece;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);
-  if constexpr (!kSums) {
-    __shared__ ClusterCarry<Wide> cluster;
-    if (p.cluster > 1) carry = cluster.enter(pieces, tile.rank);
-  }
+  __shared__ ClusterCarry<Wide> cluster;
+  if (p.cluster > 1) carry = cluster.enter(pieces, tile.rank);
   for (int w = 0; w < warp; ++w) carry = after(pieces[w], carry);
 
   RowSums<Passes> rows{passes, 0, 0};
-  if constexpr (kSums) {
+  if (kSums && p.cluster == 1) {
     rows.first_row = (tile.low - p.phase) / p.problem.length;
     rows.end_row = (tile.high - p.phase) / p.problem.length;
   }
   const LaneSums<Acc> sums =
-      passes.finish(at, cuts, carry, [&](int64_t row, Acc sum) { rows.write(row, cast<Wide>(sum)); });
+      passes.finish(at, cuts, numbers, carry, [&](int64_t row, Acc sum) { rows.write(row, cast<Wide>(sum)); });
   work.store();
-  if constexpr (kSums) {
+  if (kSums && p.cluster > 1) {
+    // The row's part of the lane: rows are longer than lanes, where one starts at most.
+    const bool starts = (cuts.starts & ((uint64_t{1} << passes.own) - 1)) != 0;
+    const Wide head = cast<Wide>(starts ? sums.head : sums.tail), tail = cast<Wide>(starts ? sums.tail : sums.head);
+    Wide sum = cuts.row == tile.row ? head : cuts.row + 1 == tile.row ? tail : cast<Wide>(0.0);
+    sum = warp_sum(sum);
+    __shared__ Wide sums_of_warps[kFlatWarps];
+    if (lane == 0) sums_of_warps[warp] = sum;
+    __syncthreads();
+    ClusterCarry<Wide>::leave();
+    sum = cluster.sum_of_blocks(sums_of_warps, p.cluster);
+    rows.first_row = tile.row;
+    rows.end_row = tile.row + 1;
+    if (tile.rank == 0 && threadIdx.x == 0) rows.write(tile.row, sum);
+  } else if constexpr (kSums) {
     // The lanes' sums up to their own, as far back as the nearest start of a row.
     __shared__ Wide warp_sums[kFlatWarps];
     __shared__ bool warp_starts[kFlatWarps];
@@ -142,13 +174,14 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     if (lane == 0) before = cast<Wide>(0.0);
     if ((all & ((1u << lane) - 1)) == 0) {
       Wide into = cast<Wide>(0.0);
+#pragma unroll 1
       for (int w = 0; w < warp; ++w) into = warp_starts[w] ? warp_sums[w] : into + warp_sums[w];
       before = into + before;
     }
     if (starts) rows.write(cuts.row, before + cast<Wide>(sums.head));
   }
   if (lane == 0) wait_for_stores_to_read();
-  if (!kSums && p.cluster > 1) ClusterCarry<Wide>::leave();
+  if (p.cluster > 1) ClusterCarry<Wide>::leave();
 }
 
 }  // namespace dcs

@@ -55,19 +55,20 @@ struct LanePasses {
       visit(k, here);
     }
   }
-  // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0.
+  // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0. Code is
+  // what a launch waits for first: what is rare is made once.
   template <typename Visit>
   __device__ __forceinline__ auto choose(Pass pass, const Visit& visit) const {
     using Loop = std::integral_constant<int, 0>;
     using Unrolled = std::integral_constant<int, Work::kUnrolled>;
-    using Plain = std::integral_constant<Pass, Pass::kPlain>;
-    using Cut = std::integral_constant<Pass, Pass::kCut>;
     if (pass == Pass::kGeneral) return visit(std::integral_constant<Pass, Pass::kGeneral>{}, Loop{});
     if constexpr (Work::kUnrolled > 0) {
-      if (p.vectors == Work::kUnrolled)
-        return pass == Pass::kPlain ? visit(Plain{}, Unrolled{}) : visit(Cut{}, Unrolled{});
+      const bool usual = p.vectors == Work::kUnrolled;
+      if (usual && pass == Pass::kPlain) return visit(std::integral_constant<Pass, Pass::kPlain>{}, Unrolled{});
+      if constexpr (!kBackward)
+        if (usual) return visit(std::integral_constant<Pass, Pass::kCut>{}, Unrolled{});
     }
-    return pass == Pass::kPlain ? visit(Plain{}, Loop{}) : visit(Cut{}, Loop{});
+    return visit(std::integral_constant<Pass, Pass::kCut>{}, Loop{});
   }
   // The element so many of the scan's after the lane's first one, in the slice.
   __device__ __forceinline__ T element(int tensor, int offset) const {
@@ -146,10 +147,19 @@ struct LanePasses {
 
   __device__ __forceinline__ Pass pass_of(const LaneCuts& at) const {
     const uint64_t own_and_next = (uint64_t{2} << own) - 1;
-    const bool cut = at.cuts != 0 || (kBackward && (at.resets != 0 || (at.starts & own_and_next) != 0));
-    if (!__any_sync(0xffffffffu, cut)) return Pass::kPlain;
-    const bool rows_differ = (!kStep && !p.one_gamma) || (!kBackward && p.problem.initial);
-    return rows_differ ? Pass::kGeneral : Pass::kCut;
+    const bool starts = (at.starts & own_and_next) != 0;
+    if (!__any_sync(0xffffffffu, starts || at.cuts != 0 || at.resets != 0)) return Pass::kPlain;
+    return rows_differ() && __any_sync(0xffffffffu, starts) ? Pass::kGeneral : Pass::kCut;
+  }
+
+  // Whether rows have numbers of their own: then, as where their sums are wanted, none is shorter than a vector.
+  __device__ __forceinline__ bool rows_differ() const { return (!kStep && !p.one_gamma) || p.problem.initial; }
+  // Asked for ahead of the lane's walk, whose first element follows one of `row`.
+  __device__ __forceinline__ RowNumbers<T> ask_rows(int64_t row) const {
+    RowNumbers<T> of{};
+    if (!kStep && !p.one_gamma) of.next_gamma = gamma_of<kReverse, Wide>(p, row + 1);
+    if (p.problem.initial) of.initial = initial_of(row), of.next_initial = initial_of(row + 1);
+    return of;
   }
 
   __device__ __forceinline__ State prepare(const Edges& edges, Pass pass, Wide gamma) const {
@@ -162,53 +172,69 @@ struct LanePasses {
     return at;
   }
 
-  __device__ __forceinline__ Acc initial_of(int64_t row) const {
-    return cast<Acc>(static_cast<const T*>(
-        p.problem.initial)[row_offset(memory_row<kReverse>(p, row), p.problem.inner, p.problem.initial_strides)]);
+  __device__ __forceinline__ T initial_of(int64_t row) const {
+    return static_cast<const T*>(
+        p.problem.initial)[RowIndex(p, memory_row<kReverse>(p, row)).offset(p.problem.initial_strides)];
   }
 
-  // The recurrence's walk over the lane: `row` and `gamma` are those of the element at hand.
+  // The recurrence's walk over the lane: `row`, its gamma and initial value are those of the element at hand.
   template <Pass kPass>
   struct Walk {
+    static constexpr bool kRowGammas = kPass == Pass::kGeneral && !kStep;
     const LanePasses& passes;
     const LaneCuts& at;
     int64_t row;
-    Acc gamma;
-    __device__ __forceinline__ Walk(const LanePasses& of, const LaneCuts& places, Wide first_gamma)
-        : passes(of), at(places), row(places.row), gamma(make(first_gamma)) {}
+    Acc gamma, next_gamma, initial, next_initial;
+    __device__ __forceinline__ Walk(
+        const LanePasses& of, const LaneCuts& places, Wide first_gamma, const RowNumbers<T>& rows)
+        : passes(of),
+          at(places),
+          row(places.row),
+          gamma(make(first_gamma)),
+          next_gamma(of.p.one_gamma ? gamma : make(rows.next_gamma)),
+          initial(cast<Acc>(rows.initial)),
+          next_initial(cast<Acc>(rows.next_initial)) {}
     static __device__ __forceinline__ Acc make(Wide gamma) {
       if constexpr (std::is_same_v<Acc, float>) return make_gate<float, true>(gamma).value;
       else return cast<Acc>(gamma);
     }
-    // A vector's bits.
-    uint32_t starts, cuts, resets;
+    // A vector's bits: of `alone`, nothing is carried to it.
+    uint32_t starts, alone, resets;
     __device__ __forceinline__ void set_vector(int k) {
       if constexpr (kPass == Pass::kPlain) return;
+      const bool enters = kPass == Pass::kGeneral && !kBackward && passes.p.problem.initial;
       starts = static_cast<uint32_t>(at.starts >> (k * kVec));
-      cuts = static_cast<uint32_t>(at.cuts >> (k * kVec));
+      alone = static_cast<uint32_t>((enters ? at.resets : at.cuts) >> (k * kVec));
       resets = static_cast<uint32_t>(at.resets >> (k * kVec));
     }
+    __device__ __forceinline__ bool has_start() const { return (starts & ((1u << kVec) - 1)) != 0; }
     __device__ __forceinline__ Acc step(int i, Acc value, Acc factor, Acc y) {
-      if constexpr (kPass == Pass::kPlain) {
-        return fold(value, kStep ? factor : gamma, y);
-      } else if constexpr (kPass == Pass::kCut) {
-        const Acc next = fold(value, kStep ? factor : gamma, y);
-        return cuts >> i & 1 ? value : next;
-      } else {
-        if (!(cuts >> i & 1)) return fold(value, kStep ? factor : gamma, y);
-        if (!(starts >> i & 1)) return value;
-        ++row;
-        if (!kStep && !passes.p.one_gamma) gamma = make(gamma_of<kReverse, Wide>(passes.p, row));
-        if (kBackward || !passes.p.problem.initial || (resets >> i & 1)) return value;
-        return fold(value, kStep ? factor : gamma, passes.initial_of(row));
+      if constexpr (kPass == Pass::kGeneral) {
+        if (starts >> i & 1) {
+          if constexpr (kRowGammas) gamma = next_gamma;
+          if constexpr (!kBackward) y = next_initial;
+          initial = next_initial;
+        }
+      }
+      const Acc next = fold(value, kStep ? factor : gamma, y);
+      return kPass != Pass::kPlain && (alone >> i & 1) ? value : next;
+    }
+    // Behind a vector in which a row starts; there is one at most where rows have numbers of their own.
+    __device__ __forceinline__ void next_row() {
+      ++row;
+      if constexpr (kPass == Pass::kGeneral) {
+        const RowNumbers<T> rows = passes.ask_rows(row);
+        if (kRowGammas && !passes.p.one_gamma) next_gamma = make(rows.next_gamma);
+        next_initial = cast<Acc>(rows.next_initial);
       }
     }
   };
 
   // The lane's piece from nothing; of its gates the product where there is one a step.
   template <Pass kPass, int kVectors>
-  __device__ __forceinline__ Piece<Wide> total_in(const State& at, const LaneCuts& places) const {
-    Walk<kPass> walk(*this, places, at.gamma);
+  __device__ __forceinline__ Piece<Wide> total_in(
+      const State& at, const LaneCuts& places, const RowNumbers<T>& rows) const {
+    Walk<kPass> walk(*this, places, at.gamma, rows);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
     constexpr int kCount = kStep ? 2 : 1;
@@ -220,10 +246,12 @@ struct LanePasses {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         const Acc value = values[i], factor = factors[i], next = walk.step(i, value, factor, y);
-        y = kPass == Pass::kPlain && i == 0 && k == 0 ? value : next;
+        y = kPass != Pass::kGeneral && i == 0 && k == 0 ? value : next;
         if constexpr (kStep)
           product = kComplex ? clamped_mul(product, cast<Wide>(factor)) : product * cast<Wide>(factor);
       }
+      if constexpr (kPass == Pass::kGeneral)
+        if (walk.has_start()) walk.next_row();
     });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
@@ -270,9 +298,11 @@ struct LanePasses {
   // The lane's piece, and from those of the lanes before what a carry into the warp becomes; the warp's piece in lane
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
   template <typename MakePowers>
-  __device__ __forceinline__ Piece<Wide> total(State& at, const LaneCuts& places, const MakePowers& make_powers) const {
-    Piece<Wide> piece = choose(at.pass,
-        [&](auto pass, auto vectors) { return total_in<decltype(pass)::value, decltype(vectors)::value>(at, places); });
+  __device__ __forceinline__ Piece<Wide> total(
+      State& at, const LaneCuts& places, const RowNumbers<T>& rows, const MakePowers& make_powers) const {
+    Piece<Wide> piece = choose(at.pass, [&](auto pass, auto vectors) {
+      return total_in<decltype(pass)::value, decltype(vectors)::value>(at, places, rows);
+    });
     const int lane = work.lane;
     const Powers of = make_powers();
     const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
@@ -304,62 +334,71 @@ struct LanePasses {
   // them, or its sums of rows. `end_row` is called with every row that starts and ends in the lane, and its sum.
   template <typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish(
-      const State& at, const LaneCuts& places, Wide carry, const EndRow& end_row) const {
+      const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Wide carry, const EndRow& end_row) const {
     const Acc y = cast<Acc>(at.enters ? fold(at.before, at.weight, carry) : at.before);
     return choose(at.pass, [&](auto pass, auto vectors) {
-      return finish_in<decltype(pass)::value, decltype(vectors)::value>(at, places, y, end_row);
+      return finish_in<decltype(pass)::value, decltype(vectors)::value>(at, places, rows, y, end_row);
     });
   }
 
   template <Pass kPass, int kVectors, typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish_in(
-      const State& at, const LaneCuts& places, Acc y, const EndRow& end_row) const {
-    Walk<kPass> walk(*this, places, at.gamma);
+      const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Acc y, const EndRow& end_row) const {
+    Walk<kPass> walk(*this, places, at.gamma, rows);
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
-    int64_t row = places.row;
     each_vector<Work::kTensors, kVectors>([&](int k, const Chunks<Work::kTensors>& raw) {
       Acc values[kVec], factors[kVec] = {};
       unpack_in_order<kReverse>(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       walk.set_vector(k);
+      Acc saved[kVec], following = cast<Acc>(0.0), ended = cast<Acc>(0.0);
+      if constexpr (kBackward) {
+        unpack_in_order<kReverse>(raw.of[Work::kSavedAt], saved);
+        const bool at_end = k + 1 == p.vectors && work.lane == 31;
+        following = cast<Acc>(at_end ? at.edges.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
+      }
+      [[maybe_unused]] Acc others[kVec];
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         const Acc value = values[i], factor = factors[i];
         y = walk.step(i, value, factor, y);
         values[i] = y;
+        if constexpr (kBackward) {
+          // After a row's last step comes `initial`.
+          others[i] = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
+          if (kPass != Pass::kPlain && (walk.starts >> (i + 1) & 1))
+            others[i] = kPass == Pass::kGeneral ? walk.initial : cast<Acc>(0.0);
+        }
       }
       const Chunk result = pack_in_order<kReverse, T>(values);
       chunk(0, k) = result;
       if constexpr (kBackward) {
-        // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after a row's last step comes `initial`.
-        Acc rounded[kVec], saved[kVec], terms[kVec];
+        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+        Acc rounded[kVec], terms[kVec];
         unpack_in_order<kReverse>(result, rounded);
-        unpack_in_order<kReverse>(raw.of[Work::kSavedAt], saved);
-        const bool at_end = k + 1 == p.vectors && work.lane == 31;
-        const Acc following = cast<Acc>(at_end ? at.edges.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
-          Acc other = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
-          if constexpr (kPass != Pass::kPlain) {
-            if (walk.starts >> i & 1) {
-              if (!kStep) {
-                if (started) end_row(row, sums.tail);
-                else sums.head = sums.tail;
-                sums.tail = cast<Acc>(0.0);
-              }
-              started = true;
-              ++row;
-            }
-            if (walk.starts >> (i + 1) & 1) other = p.problem.initial ? initial_of(row) : cast<Acc>(0.0);
+          if (!kStep && kPass != Pass::kPlain && (walk.starts >> i & 1)) {
+            ended = sums.tail;
+            sums.tail = cast<Acc>(0.0);
           }
-          Acc term = fold(cast<Acc>(0.0), conj_if(true, other), rounded[i]);
-          if (kPass != Pass::kPlain && (walk.resets >> i & 1)) term = cast<Acc>(0.0);
-          terms[i] = term;
-          sums.tail = sums.tail + term;
+          terms[i] = fold(cast<Acc>(0.0), conj_if(true, others[i]), rounded[i]);
+          if (kPass != Pass::kPlain && (walk.resets >> i & 1)) terms[i] = cast<Acc>(0.0);
+          sums.tail = sums.tail + terms[i];
         }
         if constexpr (kStep) chunk(Work::kGatesAt, k) = pack_in_order<kReverse, T>(terms);
+      }
+      if constexpr (kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward && !kStep)) {
+        if (walk.has_start()) {
+          if constexpr (kBackward && !kStep) {
+            if (started) end_row(walk.row, ended);
+            else sums.head = ended;
+            started = true;
+          }
+          walk.next_row();
+        }
       }
     });
     return sums;

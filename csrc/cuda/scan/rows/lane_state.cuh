@@ -20,6 +20,13 @@ struct LaneEdges {
   bool reset_before;
 };
 
+// What rows have of their own: the next one's gamma, the initial values of the one at hand and of the next one.
+template <typename T>
+struct RowNumbers {
+  typename Types<T>::Wide next_gamma;
+  T initial, next_initial;
+};
+
 // Where the recurrence starts anew in a lane.
 struct LaneCuts {
   int64_t row;      // of the element before the first one

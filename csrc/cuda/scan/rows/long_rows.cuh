@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_slice_sums(
   const auto store = [&](int64_t of_row, Wide sum, bool is_last) {
     if (of_row < 0 || of_row >= p.rows) return;
     Stored* const to = static_cast<Stored*>(problem.grad_gamma) +
-        row_offset(memory_row<Passes::kBackwards>(p, of_row), problem.inner, problem.grad_gamma_strides);
+        RowIndex(p, memory_row<Passes::kBackwards>(p, of_row)).offset(problem.grad_gamma_strides);
     const int64_t number = slice - (of_row * problem.length + p.phase) / elements;
     if (lane == 0) to[number] = cast<Stored>(sum);
     if (is_last)
@@ -295,7 +295,8 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   };
   for (int i = 0; i < p.stages - kLongAhead - 1; ++i) request();
   const auto gamma_at = [&](int64_t row) { return kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, row); };
-  Wide gamma = gamma_at(0);
+  int64_t gamma_row = p.one_gamma ? -1 : now.place.row;  // that the warp's lanes have the gamma of
+  Wide gamma = gamma_at(gamma_row);
   typename Passes::Powers powers = Passes{work_of(now)}.powers_of(gamma);
   typename Passes::State states[kLongAhead + 1];
 #pragma unroll 1
@@ -305,9 +306,10 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       const Passes passes{work};
       const FlatPlace lane_place = moved(p, now.place, lane * passes.own);
       const typename Passes::Edges edges = passes.ask(moved(p, now.place, -1), moved(p, now.place, work.elements()));
-      if (!kStep && !p.one_gamma) {
+      if (!kStep && !p.one_gamma && __any_sync(0xffffffffu, lane_place.row != gamma_row)) {
         gamma = gamma_at(lane_place.row);
         powers = passes.powers_of(gamma);
+        gamma_row = lane_place.row;
       }
       mbarrier_wait(&shared.full[now.stage][warp], now.parity);
       LaneCuts cuts{now.place.row, 0, 0, 0};
@@ -317,7 +319,9 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
         pass = passes.pass_of(cuts);
       }
       states[kLongAhead] = passes.prepare(edges, pass, gamma);
-      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, [&] { return powers; });
+      RowNumbers<T> numbers{};
+      if (pass == Pass::kGeneral) numbers = passes.ask_rows(cuts.row);
+      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, numbers, [&] { return powers; });
       if (lane == 31) {
         shared.totals[round % kLongTurns][warp] = piece;
         mbarrier_arrive(&shared.totals_ready[round % kLongTurns]);
@@ -335,8 +339,10 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       LaneCuts cuts{old.place.row, 0, 0, 0};
       if (at.pass != Pass::kPlain)
         cuts = passes.find_cuts(moved(p, old.place, lane * passes.own), at.edges.reset_before);
+      RowNumbers<T> numbers{};
+      if (at.pass == Pass::kGeneral) numbers = passes.ask_rows(cuts.row);
       mbarrier_wait(&shared.carries_ready[turn], (round - kLongAhead) / kLongTurns & 1);
-      const LaneSums<Acc> sums = passes.finish(at, cuts, shared.carries[turn][warp], [](int64_t, Acc) {});
+      const LaneSums<Acc> sums = passes.finish(at, cuts, numbers, shared.carries[turn][warp], [](int64_t, Acc) {});
       work.store();
       if constexpr (kBackward && !kStep) store_slice_sums(passes, cuts, sums);
       old.advance(p, apart, rows_apart);

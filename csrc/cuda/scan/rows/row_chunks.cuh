@@ -37,12 +37,13 @@ class RowChunks {
     const int64_t inner = p.problem.inner;
     length_ = shortened(p.problem.length);
     until_ = shortened(p.problem.length - place.done);
-    row_ = pointer + row_offset(place.row, inner, strides);
+    const RowIndex index(p, place.row);
+    row_ = pointer + index.offset(strides);
     done_ = place.done;
     row_step_ = inner == 1 ? strides.outer : strides.inner;
     turn_step_ = strides.outer - inner * strides.inner;
     inner_ = static_cast<unsigned>(shortened(inner));
-    until_turn_ = inner == 1 ? kMany : shortened(inner - place.row % inner);
+    until_turn_ = inner == 1 ? kMany : shortened(inner - index.inner);
     chunks_ = chunks_of(min(length_, count));
     skipped_ = chunks_ - chunks_of(min(until_, count));
     const unsigned of_row = static_cast<unsigned>(chunks_), first = skipped_ + threadIdx.x % 32;
@@ -224,18 +225,18 @@ struct PlaceWalk {
         strides(by),
         place(whole_rows(p, begin + at)),
         rows_apart(whole_rows(p, 32)),
-        row_begin(row_offset(place.row, p.problem.inner, strides)) {}
+        row_begin(RowIndex(p, place.row).offset(strides)) {}
   __device__ __forceinline__ int64_t offset() const { return row_begin + place.done * strides.time; }
   __device__ __forceinline__ void next() {
     at += 32;
     const int64_t row = place.row;
     place = moved(p, place, rows_apart.done, rows_apart.row);
-    if (place.row != row) row_begin = row_offset(place.row, p.problem.inner, strides);
+    if (place.row != row) row_begin = RowIndex(p, place.row).offset(strides);
   }
 };
 template <typename E>
 __device__ __forceinline__ void load_elements(E* to, const E* from, PlaceWalk walk, int count) {
-  constexpr int kTogether = 8;
+  constexpr int kTogether = 4;
   while (walk.at < count) {
     const int at = walk.at;
     E values[kTogether];

@@ -134,11 +134,21 @@ struct Slice {
 #if DCS_HAS_BULK_COPIES
     if (lane == 0) mbarrier_arrive_expect_tx(barrier, bytes);
 #endif
-    load_operand(tensor(0), problem.input, problem.input_strides, p.flat.input, range, barrier);
-    if constexpr (kStep)
-      load_operand(tensor(kGatesAt), problem.gamma, problem.gamma_strides, p.flat.gates, range, barrier);
-    if constexpr (kBackward)
-      load_operand(tensor(kSavedAt), problem.saved, problem.saved_strides, p.flat.saved, range, barrier);
+#pragma unroll 1
+    for (int i = 0; i < kTensors; ++i) {
+      const bool is_gates = kStep && i == kGatesAt, is_saved = kBackward && i == kSavedAt;
+      load_operand(tensor(i),
+          is_gates       ? problem.gamma
+              : is_saved ? problem.saved
+                         : problem.input,
+          is_gates       ? problem.gamma_strides
+              : is_saved ? problem.saved_strides
+                         : problem.input_strides,
+          is_gates       ? p.flat.gates
+              : is_saved ? p.flat.saved
+                         : p.flat.input,
+          range, barrier);
+    }
     if (problem.reset) load_operand(flags(), problem.reset, problem.reset_strides, p.flat.reset, range, barrier);
     if (!DCS_HAS_BULK_COPIES || !p.all_flat) mbarrier_arrive_after_copies(barrier);
     __syncwarp();  // what was copied element by element is there for all lanes
@@ -192,9 +202,10 @@ struct Slice {
     const Range range = owned();
     if (range.begin >= range.end) return;
     const ScanProblem& problem = p.problem;
-    store_operand(tensor(0), problem.output, problem.output_strides, p.flat.output, range);
-    if constexpr (kStep && kBackward)
-      store_operand(tensor(kGatesAt), problem.grad_gamma, problem.grad_gamma_strides, p.flat.gradient, range);
+#pragma unroll 1
+    for (int i = 0; i < (kStep && kBackward ? 2 : 1); ++i)
+      store_operand(tensor(i), i ? problem.grad_gamma : problem.output,
+          i ? problem.grad_gamma_strides : problem.output_strides, i ? p.flat.gradient : p.flat.output, range);
     if (lane == 0) commit_stores();
   }
 
@@ -204,7 +215,7 @@ struct Slice {
     if (at.row < 0 || at.row >= p.rows) return E{};
     const int64_t step = kReverse ? p.problem.length - 1 - at.done : at.done;
     return static_cast<const E*>(
-        pointer)[row_offset(memory_row<kReverse>(p, at.row), p.problem.inner, strides) + step * strides.time];
+        pointer)[RowIndex(p, memory_row<kReverse>(p, at.row)).offset(strides) + step * strides.time];
   }
 };
 

@@ -1,7 +1,9 @@
 // The five scan ops over a backend: checks, operands (dcs/layout.h), outputs. A backend gives
 //   static void run(const ScanProblem&, const Tensor& input)   input: for the stream, the device and workspaces
 //   static int64_t partials(const ScanProblem&, const Tensor& input)  partial sums of gamma's gradient it will write
-//   for each row (grad_gamma not yet set) static Tensor sum(const Tensor& values)  of all elements
+//   for each row (grad_gamma not yet set)
+//   static Tensor sum(const Tensor& values)  of all elements
+//   static Tensor row_sums(const Tensor& values)  over the last dimension of a contiguous tensor
 #pragma once
 
 #include <array>
@@ -35,6 +37,11 @@ inline Tensor sum_of_all(const Tensor& values) {
   for (size_t d = 0; d < dims.size(); ++d) dims[d] = static_cast<int64_t>(d);
   const torch::headeronly::IntHeaderOnlyArrayRef all(dims.data(), dims.size());
   return torch::stable::to(torch::stable::sum(torch::stable::to(values, wide), all), dtype);
+}
+
+inline Tensor sum_of_rows(const Tensor& values) {
+  const std::array<int64_t, 1> last{values.dim() - 1};
+  return torch::stable::sum(values, torch::headeronly::IntHeaderOnlyArrayRef(last.data(), 1));
 }
 
 // Everything a call of the family says.
@@ -241,9 +248,7 @@ std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
   layout.for_each_problem(problem, [&](ScanProblem& each) { Backend::run(each, call.input); });
   if (is_number && grad_gamma.dim() > 0) return {grad_input, Backend::sum(grad_gamma)};
   if (problem.partials == 1) return {grad_input, grad_gamma};
-  const int64_t last = static_cast<int64_t>(row_sizes.size());
-  const std::array<int64_t, 1> dims{last};
-  return {grad_input, torch::stable::sum(grad_gamma, torch::headeronly::IntHeaderOnlyArrayRef(dims.data(), 1))};
+  return {grad_input, Backend::row_sums(grad_gamma)};
 }
 
 template <typename Backend>

@@ -17,10 +17,12 @@ inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 &&
 
 constexpr int kResidentThreads = 2048;  // of a multiprocessor
 
-// So few steps that a thread holds those of its columns: any strides and gammas, but neighbors in memory are columns.
+// So few steps that a thread holds those of its columns: any strides and gammas, but neighbors in memory are columns,
+// or rows so short that their threads read the same vectors.
 template <int kMostSteps>
 std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLimits& device) {
-  if (is_windowed(p) || p.length > kMostSteps || p.inner < 2 || p.output_strides.inner != 1) return std::nullopt;
+  const bool neighbors = p.inner >= 2 && p.output_strides.inner == 1;
+  if (is_windowed(p) || p.length > kMostSteps || !(neighbors || has_tiny_rows(p))) return std::nullopt;
   const bool pairs = halves_pair(p);
   const int64_t columns = p.rows() / (pairs ? 2 : 1),
                 most = p.reset ? 1 : few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward);

@@ -31,11 +31,10 @@ class RowSizes {
 };
 
 // Rows of which one fits into a cluster of blocks, where they are few: each lane has as few elements as gives a row no
-// more blocks than every device puts into a cluster, or as many as it can have. Nothing adds up gamma's gradient there.
+// more blocks than every device puts into a cluster, or as many as it can have.
 inline std::optional<FlatRowsPlan> plan_clustered_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  const bool sums = p.backward && p.gamma_kind != GammaKind::kStep;
-  if (!sizes.takes() || sums || device.cluster == 0) return std::nullopt;
+  if (!sizes.takes() || device.cluster == 0) return std::nullopt;
   FlatRowsPlan plan{};
   plan.warps = kFlatWarps;
   for (const int vectors : {1, 3, 5, 7}) {
@@ -58,7 +57,7 @@ inline std::optional<FlatRowsPlan> plan_clustered_rows(const ScanProblem& p, con
 inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   const int64_t room = kFlatGrain;  // before a tile's first row; one element behind its last
-  if (!sizes.takes()) return std::nullopt;
+  if (!sizes.takes() || has_tiny_rows(p)) return std::nullopt;
   if (p.length + room > kFlatWarps * sizes.slice(kFlatVectors)) return plan_clustered_rows(p, device);
   const int64_t most = std::max<int64_t>((kFlatTileWarps * sizes.slice(kFlatTileVectors) - room) / p.length, 1);
   const int64_t rows = std::clamp<int64_t>(p.rows() / (kFlatBlocks * device.multiprocessors), 1, most);

@@ -46,6 +46,13 @@ inline bool has_one_gamma(const ScanProblem& problem) {
       (problem.gamma_strides.outer == 0 && problem.gamma_strides.inner == 0);
 }
 
+// Rows of less than 16 bytes that have gammas, initial values or sums of gamma's gradient of their own: in a vector of
+// contiguous time more than one of them could start.
+inline bool has_tiny_rows(const ScanProblem& p) {
+  const bool sums = p.backward && p.gamma_kind != GammaKind::kStep;
+  return (!has_one_gamma(p) || p.initial || sums) && p.length * bytes_of(p.dtype) < 16;
+}
+
 // Whether pieces can be folded by powers of gamma: those of larger numbers could leave float64 where their sums cancel.
 inline bool powers_fold(const ScanProblem& problem) {
   return problem.gamma_kind != GammaKind::kNumber || std::abs(problem.gamma_value) <= kMostFoldedGamma;
