@@ -30,7 +30,7 @@ struct RingLayout {
 // kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShared<kStep, Shape>& shared,
-    Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now, int stage) {
+    Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now, double gamma, int stage) {
   using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
@@ -45,6 +45,7 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
   const int64_t start = static_cast<int64_t>(now.tile) * kTileVectors;
   const int64_t first = kReverse ? params.padded / kVec - start - kTileVectors : start;
   info.row = now.row;
+  if constexpr (!kStep) info.gamma = gamma;
   info.output = row_offset(now.row, p.inner, p.output_strides) + first * kVec;
   if constexpr (kBackward && kStep) info.grad = row_offset(now.row, p.inner, p.grad_gamma_strides) + first * kVec;
   info.low = static_cast<int>(max(int64_t{0}, -first)) * kVec;
@@ -100,10 +101,17 @@ __device__ __forceinline__ void bring_tiles(
   using Shared = RingShared<kStep, Shape>;
   int stage = 0;
   bool filling = true, more = true;
+  double gamma = 1.0;
   for (TileWalk now(params); more; now.move_on()) {
     if (!filling) wait_at(Shared::kLeft + stage, Shared::kArrivals);
     more = now.inside();
-    if (threadIdx.x % 32 == 0) bring_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring, now, stage);
+    if (threadIdx.x % 32 == 0)
+      bring_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring, now, gamma, stage);
+    if (!kStep && !params.one_gamma) {
+      TileWalk next = now;
+      next.move_on();
+      if (next.inside()) gamma = gamma_of_row(params.problem, next.row);
+    }
     if (++stage == Shape::kStages) stage = 0, filling = false;
     // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come
     // late, and all wait for its total.
@@ -156,13 +164,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   const int own = slice + (kReverse ? kSlice - 1 - lane * kVectors : lane * kVectors);
   const auto at_k = [&](int k) { return kReverse ? own - k : own + k; };
 
-  Gate<float, kShort> gate{};
+  using RowGate = Gate<float, kShort>;
+  RowGate gate{};  // of the tile prepared last
   double lane_powers[5], lane_power = 1.0;
-  uint32_t gamma_row = TileInfo::kNoRow;
-  const auto set_row = [&](uint32_t row) {
-    if (kStep || gamma_row == row || (gamma_row != TileInfo::kNoRow && params.one_gamma)) return;
-    gamma_row = row;
-    const double gamma = gamma_of_row(p, row);
+  uint32_t gamma_row = TileWalk(params).row;
+  const auto set_gamma = [&](double gamma) {
     gate = make_gate<float, kShort>(gamma);
     double power = whole_power(gamma, kVec * kVectors);
     lane_power = 1.0;
@@ -173,8 +179,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       power = power_mul(power, power);
     }
   };
-  const auto advance = [&](float value, float factor, float y) {
-    return kStep ? plain_step(value, factor, y) : gate.step(value, y);
+  if constexpr (!kStep) set_gamma(gamma_of_row(p, gamma_row));
+  const auto advance = [](const RowGate& of_row, float value, float factor, float y) {
+    return kStep ? plain_step(value, factor, y) : of_row.step(value, y);
   };
   // Where a row's first step is in this thread's first vector: no carry enters it.
   const int pad = kReverse ? static_cast<int>(params.padded - p.length) : 0;
@@ -221,10 +228,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   struct State {
     double entering, gates;  // the lanes before: their total, the product of their gates
     float gate_before;       // of the step before: once finished, the neighbour's gates are gone
+    RowGate gate;
   };
   const auto prepare = [&](const TileInfo& info, const Chunk* here, int turn) {
     const int first = first_step(info);
-    set_row(info.row);
+    if (!kStep && !params.one_gamma && info.row != gamma_row) {
+      gamma_row = info.row;
+      set_gamma(info.gamma);
+    }
     const float gate_before = kStep && kShifted ? gate_before_own(here) : 0.f;
     float y = 0.f, before = gate_before;
     constexpr int kGroup = kVec * kVectors <= 40 ? kVectors : (kVectors + 1) / 2;  // vectors of a product in float
@@ -241,7 +252,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       }
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        y = k == 0 && (i == 0 || i == first) ? values[i] : advance(values[i], factors[i], y);
+        y = k == 0 && (i == 0 || i == first) ? values[i] : advance(gate, values[i], factors[i], y);
         if constexpr (kStep) products[k >= kGroup] *= (k == 0 && i <= first) ? 1.f : factors[i];
       }
     }
@@ -276,14 +287,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     if (kStep && kBackward && lane == 0) mbarrier_arrive(&shared.carries_ready[turn]);
     if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
     arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
-    State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : 1.0, gate_before};
+    State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : lane_power, gate_before, gate};
     if (lane == 0) state.entering = 0.0, state.gates = 1.0;
     return state;
   };
 
   const auto finish = [&](const State& state, const TileInfo& info, Chunk* here, int turn, uint32_t phase) {
     const int first = first_step(info);
-    set_row(info.row);
     float before = state.gate_before;
     float saved_after = 0.f;
     if constexpr (kBackward) {
@@ -294,7 +304,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     const bool whole = info.flags & TileInfo::kWhole, masked = !whole || info.flags & TileInfo::kEnds;
     const int last = info.flags & TileInfo::kEnds ? kReverse ? info.low : info.high - 1 : -1;  // the row's last step
     mbarrier_wait(&shared.carries_ready[turn], phase);
-    float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, shared.carries[turn][warp]));
+    float y = static_cast<float>(fold(state.entering, state.gates, shared.carries[turn][warp]));
     float sum = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -303,7 +313,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       if constexpr (kStep) read_gates(here, k, before, factors);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        y = (k == 0 && i == first) ? values[i] : advance(values[i], factors[i], y);
+        y = (k == 0 && i == first) ? values[i] : advance(state.gate, values[i], factors[i], y);
         values[i] = y;
       }
       const Chunk result = pack_in_order<kReverse, T>(values);

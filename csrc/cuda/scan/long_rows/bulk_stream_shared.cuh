@@ -29,6 +29,7 @@ struct RingShape {
 // gradient on. Its elements low .. high - 1 are the row's.
 struct TileInfo {
   int64_t output, grad;
+  double gamma;  // where rows have one each, but for a block's first tile
   int low, high;
   uint32_t row;  // kNoRow: no tile follows
   uint32_t flags;
