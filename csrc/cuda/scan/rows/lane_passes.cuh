@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/vector.cuh"
-#include "scan/rows/lane_state.cuh"
+#include "scan/rows/lane_walk.cuh"
 #include "scan/rows/slice.cuh"
 
 namespace dcs {
@@ -18,7 +18,7 @@ struct LanePasses {
   using Edges = LaneEdges<T>;
   using Powers = LanePowers<Wide>;
   using Element = T;
-  static constexpr bool kBackwards = kReverse;
+  static constexpr bool kBackwards = kReverse, kHasGates = kStep, kHasGradients = kBackward;
   using Chunk = Vector<T, Work::kVec>;
   static constexpr int kVec = Work::kVec;
   static constexpr bool kComplex = kIsComplex<T>;
@@ -177,64 +177,11 @@ struct LanePasses {
         p.problem.initial)[RowIndex(p, memory_row<kReverse>(p, row)).offset(p.problem.initial_strides)];
   }
 
-  // The recurrence's walk over the lane: `row`, its gamma and initial value are those of the element at hand.
-  template <Pass kPass>
-  struct Walk {
-    static constexpr bool kRowGammas = kPass == Pass::kGeneral && !kStep;
-    const LanePasses& passes;
-    const LaneCuts& at;
-    int64_t row;
-    Acc gamma, next_gamma, initial, next_initial;
-    __device__ __forceinline__ Walk(
-        const LanePasses& of, const LaneCuts& places, Wide first_gamma, const RowNumbers<T>& rows)
-        : passes(of),
-          at(places),
-          row(places.row),
-          gamma(make(first_gamma)),
-          next_gamma(of.p.one_gamma ? gamma : make(rows.next_gamma)),
-          initial(cast<Acc>(rows.initial)),
-          next_initial(cast<Acc>(rows.next_initial)) {}
-    static __device__ __forceinline__ Acc make(Wide gamma) {
-      if constexpr (std::is_same_v<Acc, float>) return make_gate<float, true>(gamma).value;
-      else return cast<Acc>(gamma);
-    }
-    // A vector's bits: of `alone`, nothing is carried to it.
-    uint32_t starts, alone, resets;
-    __device__ __forceinline__ void set_vector(int k) {
-      if constexpr (kPass == Pass::kPlain) return;
-      const bool enters = kPass == Pass::kGeneral && !kBackward && passes.p.problem.initial;
-      starts = static_cast<uint32_t>(at.starts >> (k * kVec));
-      alone = static_cast<uint32_t>((enters ? at.resets : at.cuts) >> (k * kVec));
-      resets = static_cast<uint32_t>(at.resets >> (k * kVec));
-    }
-    __device__ __forceinline__ bool has_start() const { return (starts & ((1u << kVec) - 1)) != 0; }
-    __device__ __forceinline__ Acc step(int i, Acc value, Acc factor, Acc y) {
-      if constexpr (kPass == Pass::kGeneral) {
-        if (starts >> i & 1) {
-          if constexpr (kRowGammas) gamma = next_gamma;
-          if constexpr (!kBackward) y = next_initial;
-          initial = next_initial;
-        }
-      }
-      const Acc next = fold(value, kStep ? factor : gamma, y);
-      return kPass != Pass::kPlain && (alone >> i & 1) ? value : next;
-    }
-    // Behind a vector in which a row starts; there is one at most where rows have numbers of their own.
-    __device__ __forceinline__ void next_row() {
-      ++row;
-      if constexpr (kPass == Pass::kGeneral) {
-        const RowNumbers<T> rows = passes.ask_rows(row);
-        if (kRowGammas && !passes.p.one_gamma) next_gamma = make(rows.next_gamma);
-        next_initial = cast<Acc>(rows.next_initial);
-      }
-    }
-  };
-
   // The lane's piece from nothing; of its gates the product where there is one a step.
   template <Pass kPass, int kVectors>
   __device__ __forceinline__ Piece<Wide> total_in(
       const State& at, const LaneCuts& places, const RowNumbers<T>& rows) const {
-    Walk<kPass> walk(*this, places, at.gamma, rows);
+    LaneWalk<LanePasses, kPass> walk(*this, places, at.gamma, rows);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
     constexpr int kCount = kStep ? 2 : 1;
@@ -344,7 +291,7 @@ struct LanePasses {
   template <Pass kPass, int kVectors, typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish_in(
       const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Acc y, const EndRow& end_row) const {
-    Walk<kPass> walk(*this, places, at.gamma, rows);
+    LaneWalk<LanePasses, kPass> walk(*this, places, at.gamma, rows);
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
