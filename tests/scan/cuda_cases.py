@@ -107,6 +107,8 @@ def _rows() -> list[Problem]:
             ]
         problems += [
             Problem("flat_rows_kernel", (3, 30_001), dtype, reset=True, initial=True),
+            Problem("flat_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("few_steps_kernel", (3001, 3), dtype, "row", reset=True, initial=True, backward=True),
             Problem("flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
             Problem("flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
