@@ -44,6 +44,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("few_steps", [1000000, 3], {"gamma": "row"}),
         ("few_steps", [1000000, 7], {"initial": True, "dtype": torch.bfloat16}),
         ("flat_rows", [1000000, 7], {"initial": True}),
+        ("flat_rows", [4096, 80], {"gamma": "row"}),
         ("direct_window", [4096, 4096], {"window": 64}),
         ("composed_window", [4096, 4096], {"window": 65}),
         ("aligned", [4096, 4096], {"window": 4096}),  # reaches beyond no row's first step
@@ -64,6 +65,8 @@ def test_kernel(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
     [
         ("thread_rows", [64, 8], {}),
         ("packed_rows", [4096, 64], {}),
+        ("packed_rows", [4096, 64], {"gamma": "row"}),
+        ("tile_rows", [4096, 80], {}),
         ("warp_rows", [4096, 256], {}),
         ("tile_rows", [4096, 4096], {}),
         ("few_rows", [1, 65536], {}),

@@ -28,7 +28,7 @@ void launch_blocks(const AlignedPlan& plan, Kernel kernel, int64_t blocks, int64
   launch_dependent(kernel, blocks <= plan.early_blocks, blocks, threads, shared, stream, arguments...);
 }
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts, bool kReverse>
+template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
 void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T);
   RowsParams params{};
@@ -47,8 +47,8 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
   const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
   const bool sums = kBackward && !kStep && plan.packed_rows;
   const size_t shared = sums ? plan.tile_elements / kVec * sizeof(float) : 0;
-  const auto kernel = rows_kernel<T, kStep, kBackward, kCuts, kReverse>;
-  if (kCuts == Cuts::kPlain && plan.cluster) {
+  const auto kernel = rows_kernel<T, kStep, kBackward, kPacked, kReverse>;
+  if (!kPacked && plan.cluster) {
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute cluster = in_clusters_of(plan.tiles);
@@ -60,10 +60,10 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
   launch_blocks(plan, kernel, blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, params);
 }
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts>
+template <typename T, bool kStep, bool kBackward, bool kPacked>
 void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kCuts, true>(problem, plan, stream);
-  else launch_rows_in<T, kStep, kBackward, kCuts, false>(problem, plan, stream);
+  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kPacked, true>(problem, plan, stream);
+  else launch_rows_in<T, kStep, kBackward, kPacked, false>(problem, plan, stream);
 }
 
 template <typename T, bool kBackward>
@@ -222,11 +222,9 @@ void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cud
 template <typename T, bool kStep, bool kBackward>
 void launch_tile_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   if constexpr (!kStep) {
-    if (plan.packed_rows && has_one_gamma(problem))
-      return launch_rows<T, kStep, kBackward, Cuts::kPacked>(problem, plan, stream);
-    if (plan.packed_rows) return launch_rows<T, kStep, kBackward, Cuts::kPackedEach>(problem, plan, stream);
+    if (plan.packed_rows) return launch_rows<T, kStep, kBackward, true>(problem, plan, stream);
   }
-  launch_rows<T, kStep, kBackward, Cuts::kPlain>(problem, plan, stream);
+  launch_rows<T, kStep, kBackward, false>(problem, plan, stream);
 }
 
 // The kernels that no plan has for all gates, or only forward, are compiled for those alone.

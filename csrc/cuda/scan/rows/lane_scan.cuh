@@ -6,47 +6,20 @@
 
 namespace dcs {
 
-// The gammas that are no tensor of steps: one, or one of each packed row.
+// The gamma of the tile's rows, where there is none a step.
 template <typename Kind>
 struct RowsGammas {
-  static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  static constexpr bool kShort = Kind::kShort, kPackedEach = Kind::kPackedEach;
+  static constexpr bool kShort = Kind::kShort;
   Gate<float, kShort> gate{};
   double gamma = 1.0;
-  // Each row's, and its power over a vector: vectors do not cross rows.
-  Gate<float, kShort> own_gate[kPackedEach ? kChunks : 1];
-  float vector_power[kPackedEach ? kChunks : 1];
 
   __device__ __forceinline__ explicit RowsGammas(const RowsTile<Kind>& at) {
-    if constexpr (kPackedEach) load_each(at);
-    else if constexpr (!Kind::kStep) load_one(at);
-  }
-
- private:
-  __device__ __forceinline__ void load_one(const RowsTile<Kind>& at) {
-    const ScanProblem& p = at.p;
-    gamma = p.gamma_kind == GammaKind::kNumber
-        ? p.gamma_value
-        : load_gamma<double>(p.gamma, p.gamma_dtype, at.row_offset(at.row_of(0), p.gamma_strides), false);
-    gate = make_gate<float, kShort>(gamma);
-  }
-
-  __device__ __forceinline__ void load_each(const RowsTile<Kind>& at) {
-    const ScanProblem& p = at.p;
-    const auto load = [&](const auto* gammas) {
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k) {
-        const int r = min(at.position(k) / at.time, at.rows_here - 1);
-        const double own = cast<double>(gammas[at.row_offset(at.packed_row(r), p.gamma_strides)]);
-        own_gate[k] = make_gate<float, kShort>(own);
-        vector_power[k] = static_cast<float>(power_of<kVec>(own));
-      }
-    };
-    switch (p.gamma_dtype) {
-      case ElementType::Half: load(static_cast<const __half*>(p.gamma)); break;
-      case ElementType::BFloat16: load(static_cast<const __nv_bfloat16*>(p.gamma)); break;
-      case ElementType::Float: load(static_cast<const float*>(p.gamma)); break;
-      default: load(static_cast<const double*>(p.gamma));
+    if constexpr (!Kind::kStep) {
+      const ScanProblem& p = at.p;
+      gamma = p.gamma_kind == GammaKind::kNumber
+          ? p.gamma_value
+          : load_gamma<double>(p.gamma, p.gamma_dtype, at.row_offset(at.row, p.gamma_strides), false);
+      gate = make_gate<float, kShort>(gamma);
     }
   }
 };
@@ -55,12 +28,12 @@ struct RowsGammas {
 template <typename Kind>
 struct LaneScan {
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  static constexpr bool kStep = Kind::kStep, kPackedEach = Kind::kPackedEach, kByChunk = Kind::kByChunk;
+  static constexpr bool kStep = Kind::kStep;
   float vector_total[kChunks];
   float carry_in[kChunks];  // from the lanes before in the chunk
   float chunk_total[kChunks];
-  double lane_gates[kByChunk ? kChunks : 1];  // products of the gates of the lanes before
-  double chunk_gates[kByChunk ? kChunks : 1];
+  double lane_gates[kStep ? kChunks : 1];  // products of the gates of the lanes before
+  double chunk_gates[kStep ? kChunks : 1];
   // In float where its range holds the products of a chunk's gates in full precision, else in double. `bounded`: no
   // product can overflow. Carries of the scan in double may lie beyond float's range, where only the recurrence comes
   // back from: they wait in local memory, which costs the float scan nothing.
@@ -74,7 +47,7 @@ struct LaneScan {
     return narrow ? static_cast<double>(carry_in[k]) : wide_carries[2 * k];
   }
   __device__ __forceinline__ Piece<double> chunk_piece(int k, uint32_t closed) const {
-    return {total_of(k), chunk_gates[kByChunk ? k : 0], (closed >> k & 1) != 0};
+    return {total_of(k), chunk_gates[kStep ? k : 0], (closed >> k & 1) != 0};
   }
 
   // `carry_gates(k, to)`: a vector's step gates as factors of the carry's products.
@@ -113,20 +86,7 @@ struct LaneScan {
       const auto fits = [](double size) {
         return size > (kVec == 8 ? 0.77 : 0.6) && size <= 1.0;
       };  // size^(32 * kVec) >= 1e-30
-      if constexpr (kPackedEach) {
-        const int span = at.span();
-        narrow = true;
-#pragma unroll
-        for (int k = 0; k < kChunks; ++k) {
-          float most = fabsf(gammas.vector_power[k]);
-          narrow = narrow && most <= 1.f;
-          for (int d = 1; d < 32 && d < span; d *= 2) most *= most;
-          narrow = narrow && most >= 1e-30f;
-        }
-        narrow = __all_sync(0xffffffffu, narrow);
-      } else {
-        narrow = fits(fabs(gammas.gamma));
-      }
+      narrow = fits(fabs(gammas.gamma));
       bounded = narrow;
     }
   }
@@ -137,7 +97,7 @@ struct LaneScan {
     constexpr bool kWide = std::is_same_v<V, double>;
     const int lane = at.lane;
     V total[kChunks];
-    V across[kByChunk ? kChunks : 1];
+    V across[kStep ? kChunks : 1];
     double squared = 1.0, lane_power = 1.0;   // of one gamma
     const auto power_to = [&](double base) {  // base^kVec
 #pragma unroll
@@ -150,7 +110,7 @@ struct LaneScan {
       }
       return a * b;
     };
-    if constexpr (!kByChunk) squared = power_to(gammas.gamma);
+    if constexpr (!kStep) squared = power_to(gammas.gamma);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       total[k] = static_cast<V>(vector_total[k]);
@@ -161,31 +121,24 @@ struct LaneScan {
 #pragma unroll
         for (int i = 1; i < kVec; ++i) product = times(product, static_cast<V>(factors[i]));
         across[k] = product;
-      } else if constexpr (kPackedEach) {
-        if constexpr (kWide) across[k] = power_to(whole_gamma(gammas.own_gate[k]));
-        else across[k] = gammas.vector_power[k];
-        lane_gates[k] = 1.0;
       }
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-      if (Kind::kPacked && d >= at.span()) break;  // no row reaches farther
+      if (Kind::kPacked && d >= at.time / kVec) break;  // no row reaches farther
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const V other = shuffle_up(total[k], d);
         V factor;
-        if constexpr (kByChunk) factor = across[k];
+        if constexpr (kStep) factor = across[k];
         else factor = static_cast<V>(squared);
         if (cuts.reach[k] >= d) total[k] = fold(total[k], factor, other);
         if constexpr (kStep) {
           const V other_gates = shuffle_up(across[k], d);
           if (lane >= d) across[k] = times(across[k], other_gates);
-        } else if constexpr (kPackedEach) {
-          if (lane & d) lane_gates[k] = clamped_mul(lane_gates[k], static_cast<double>(across[k]));
-          across[k] = times(across[k], across[k]);
         }
       }
-      if constexpr (!kByChunk) {
+      if constexpr (!kStep) {
         if (lane & d) lane_power = kWide ? power_mul(lane_power, squared) : lane_power * squared;
         squared = kWide ? power_mul(squared, squared) : squared * squared;
       }
@@ -206,12 +159,9 @@ struct LaneScan {
         const V previous_gates = shuffle_up(across[k], 1);
         lane_gates[k] = lane == 0 ? 1.0 : static_cast<double>(previous_gates);
         chunk_gates[k] = static_cast<double>(shuffle(across[k], 31));
-      } else if constexpr (kPackedEach) {
-        chunk_gates[k] =
-            static_cast<double>(across[k]);  // a chunk that the carry passes lies in one row: any lane has its gamma
       }
     }
-    if constexpr (!kByChunk) {
+    if constexpr (!kStep) {
       lane_gates[0] = lane_power;
       chunk_gates[0] = squared;
     }

@@ -21,21 +21,16 @@ struct RowsParams {
   uint32_t whole_end;
 };
 
-// Where the carry is cut.
-enum class Cuts {
-  kPlain,       // a row is one tile, or those of a cluster of blocks: its start
-  kPacked,      // whole short rows of whole vectors with one gamma: starts at vectors
-  kPackedEach,  // the same with a gamma for each row
-};
-
 // What the parts of a row kernel have in common. The direction is fixed, which saves a tenth of the instructions.
-template <typename T_, bool kStep_, Cuts kCuts, bool kReverse_>
+// kPacked: a tile is whole short rows of whole vectors with one gamma, and the carry is cut at vectors. Else it is a
+// row, or its part for a block of a cluster.
+template <typename T_, bool kStep_, bool kPacked_, bool kReverse_>
 struct RowsKind {
   using T = T_;
   static constexpr bool kStep = kStep_, kReverse = kReverse_, kShort = sizeof(T) == 2;
   static constexpr int kVec = 16 / sizeof(T), kChunks = kRowChunks;
-  static constexpr bool kPlain = kCuts == Cuts::kPlain, kPacked = !kPlain, kPackedEach = kCuts == Cuts::kPackedEach;
-  static constexpr bool kByChunk = kStep || kPackedEach;  // products of gates are not the same in all chunks
+  static constexpr bool kPacked = kPacked_;
+  static_assert(!(kStep && kPacked));
 };
 
 // A row, or the packed rows as one, is memory [0, length). Scan position s of this tile lies at memory position s, or
@@ -104,11 +99,6 @@ struct RowsTile {
     const int at = is_reverse() ? extent - 1 - s : s;
     return at >= low && at < high;
   }
-  __device__ __forceinline__ int64_t row_of(int s) const {
-    if (!kPacked) return row;
-    const int at = is_reverse() ? extent - 1 - s : s;
-    return row + (max(low, min(at, high - 1)) + static_cast<int>(base)) / time;
-  }
   // The r-th packed row that the scan meets.
   __device__ __forceinline__ int64_t packed_row(int r) const {
     return is_reverse() ? row + rows_here - 1 - r : row + r;
@@ -121,17 +111,6 @@ struct RowsTile {
     int64_t offset = outer * strides.outer + base;
     if (p.inner > 1) offset += inner * strides.inner;
     return pointer + offset;
-  }
-
-  // Packed rows of `span` vectors. Where step gammas' fill a warp's chunks evenly, none crosses into the next chunk;
-  // other rows of that kind have a kernel of their own (packed_rows.cuh).
-  __device__ __forceinline__ int span() const {
-    if constexpr (kPacked) return time / kVec;
-    else return 32;
-  }
-  __device__ __forceinline__ bool alone_in_chunks() const {
-    if constexpr (Kind::kStep && kPacked) return 32 % span() == 0;
-    else return false;
   }
 };
 
@@ -153,7 +132,7 @@ struct RowsCuts {
     const int lane = at.lane;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if constexpr (Kind::kPlain) {
+      if constexpr (!Kind::kPacked) {
         reach[k] = lane;
         open |= 1u << k;
       } else {

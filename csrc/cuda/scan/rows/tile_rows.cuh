@@ -11,15 +11,14 @@
 
 namespace dcs {
 
-template <typename T, bool kStep, bool kBackward, Cuts kCuts, bool kReverse>
-__global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBackward ? kMaxWarps : kTileWarps),
-    kStep&& kBackward                                      ? 2
-        : kStep || kBackward || kCuts == Cuts::kPackedEach ? 3
-        : kCuts == Cuts::kPlain                            ? 2
-                                                           : 4) rows_kernel(const __grid_constant__ RowsParams params) {
-  using Kind = RowsKind<T, kStep, kCuts, kReverse>;
+template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
+__global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxWarps : kTileWarps),
+    kStep&& kBackward        ? 2
+        : kStep || kBackward ? 3
+        : !kPacked           ? 2
+                             : 4) rows_kernel(const __grid_constant__ RowsParams params) {
+  using Kind = RowsKind<T, kStep, kPacked, kReverse>;
   constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
-  constexpr bool kPacked = Kind::kPacked, kPackedEach = Kind::kPackedEach, kByChunk = Kind::kByChunk;
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   overlap_launches();
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBac
   // A vector's values in scan order.
   const auto read = [&](int tensor, int k, float (&to)[kVec]) { unpack_in_order<kReverse>(word(tensor, k), to); };
 
-  RowsGammas<Kind> gammas(at);
+  const RowsGammas<Kind> gammas(at);
   const auto advance = [&](float value, float step_gate, float y) {
     if constexpr (kStep) return plain_step(value, step_gate, y);
     else return gammas.gate.step(value, y);
@@ -96,7 +95,6 @@ __global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBac
   LaneScan<Kind> lanes;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    if constexpr (kPackedEach) gammas.gate = gammas.own_gate[k];
     float values[kVec], factors[kVec];
     read(0, k, values);
     step_gates(k, factors);
@@ -128,9 +126,8 @@ __global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBac
   asm volatile("" : "+l"(lanes.wide_carries));  // keeps the array out of registers
   lanes.run(at, cuts, gammas, carry_gates);
 
-  const bool alone = at.alone_in_chunks();
   double carry = 0.0;
-  if (at.warps > 1 && !alone) carry = carry_across_warps(at, cuts, lanes);
+  if (at.warps > 1) carry = carry_across_warps(at, cuts, lanes);
 
   // The recurrence from each vector's carry.
   float* vector_sums = reinterpret_cast<float*>(dynamic_shared);  // packed backward: one a vector of the tile
@@ -139,16 +136,15 @@ __global__ void __launch_bounds__(32 * (kCuts == Cuts::kPlain && !kStep && !kBac
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     const int first = at.address(k);
-    if constexpr (kPackedEach) gammas.gate = gammas.own_gate[k];
     // Halves stay packed between the two readings: as floats they would take twice the registers.
     if constexpr (sizeof(T) == 2) {
       Word& here = word(0, k);
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
     const bool entered = cuts.open >> k & 1;
-    float y = entered ? cast<float>(fold(lanes.carry_into(k), lanes.lane_gates[kByChunk ? k : 0], carry))
+    float y = entered ? cast<float>(fold(lanes.carry_into(k), lanes.lane_gates[kStep ? k : 0], carry))
                       : cast<float>(lanes.carry_into(k));
-    if (!alone) carry = after(lanes.chunk_piece(k, cuts.closed), carry);
+    carry = after(lanes.chunk_piece(k, cuts.closed), carry);
     float values[kVec], factors[kVec];
     read(0, k, values);
     step_gates(k, factors);

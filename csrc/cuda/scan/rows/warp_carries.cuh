@@ -10,7 +10,7 @@ namespace dcs {
 template <typename Kind>
 __device__ __forceinline__ double carry_across_warps(
     const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts, const LaneScan<Kind>& lanes) {
-  constexpr bool kByChunk = Kind::kByChunk, kStep = Kind::kStep;
+  constexpr bool kStep = Kind::kStep;
   constexpr int kChunks = Kind::kChunks;
   const RowsParams& params = at.params;
   const int lane = at.lane, warp = at.warp, warps = at.warps;
@@ -19,14 +19,14 @@ __device__ __forceinline__ double carry_across_warps(
   __shared__ double warp_gates[kMaxWarps];
   __shared__ bool warp_closed[kMaxWarps];
   double carry = 0.0, warp_power = 1.0;
-  if constexpr (!kByChunk) {
+  if constexpr (!kStep) {
     warp_power = lanes.chunk_gates[0];
 #pragma unroll
     for (int e = 1; e < kChunks; e *= 2) warp_power = power_mul(warp_power, warp_power);
   }
   const auto warp_piece = [&](int w) {
     double factor;
-    if constexpr (kByChunk) factor = warp_gates[w];
+    if constexpr (kStep) factor = warp_gates[w];
     else factor = warp_power;
     bool stops = false;
     if constexpr (Kind::kPacked) stops = warp_closed[w];
@@ -37,16 +37,16 @@ __device__ __forceinline__ double carry_across_warps(
   for (int k = 1; k < kChunks; ++k) {
     const Piece<double> next = lanes.chunk_piece(k, cuts.closed);
     mine.total = after(next, mine.total);
-    if constexpr (kByChunk) mine.gates = clamped_mul(mine.gates, next.gates);
+    if constexpr (kStep) mine.gates = clamped_mul(mine.gates, next.gates);
     mine.closed = mine.closed || next.closed;
   }
   if (lane == 0) {
     warp_totals[warp] = mine.total;
-    if constexpr (kByChunk) warp_gates[warp] = mine.gates;
+    if constexpr (kStep) warp_gates[warp] = mine.gates;
     if constexpr (Kind::kPacked) warp_closed[warp] = mine.closed;
   }
   __syncthreads();
-  if constexpr (Kind::kPlain) {
+  if constexpr (!Kind::kPacked) {
     if (params.tiles > 1) {
       // Each block leaves its total with all blocks of its row.
       __shared__ double cluster_totals[kMaxCluster], cluster_gates[kMaxCluster];

@@ -70,7 +70,8 @@ class AlignedPlanner {
       plan.whole_chunks = whole_chunks(false);
       if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
       else if (span <= 32 && 32 / span * span >= 24) plan.kernel = AlignedKernel::kPackedRows;
-      return true;
+      // Other rows with gammas of their own are flat rows' (rows.h).
+      return plan.kernel != AlignedKernel::kTileRows || has_one_gamma(p_);
     }
     // A short strided row would leave most of its warp idle.
     if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
