@@ -15,7 +15,7 @@ struct Case {
   int64_t rows, length;
   GammaKind kind;
   double gamma;
-  bool reset, initial, reverse, backward, by_long_rows, two_levels;
+  bool reset, initial, reverse, shifted, backward, by_long_rows, by_small_rows, two_levels;
   Layout input, gates, reset_flags, saved, output, gate_gradient;
   int multiprocessors;
   unsigned seed;
@@ -71,7 +71,9 @@ class Trial {
   // False where something is wrong.
   bool run() {
     const DeviceLimits device{c.multiprocessors, 227 << 10, 16};
-    const auto plan = c.by_long_rows ? plan_by<plan_long_rows>(p, device) : plan_rows(device);
+    const auto plan = c.by_long_rows ? plan_by<plan_long_rows>(p, device)
+        : c.by_small_rows            ? plan_by<plan_small_rows>(p, device)
+                                     : plan_rows(device);
     if (!plan) return true;
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&*plan)) {
@@ -109,7 +111,8 @@ class Trial {
     p.length = c.length;
     p.inner = inner();
     p.reverse = c.reverse;
-    p.shifted = p.backward = c.backward;
+    p.shifted = c.shifted;
+    p.backward = c.backward;
     p.input = x.data;
     p.input_strides = x.strides;
     p.output = y.data;
@@ -140,8 +143,19 @@ class Trial {
     }
   }
 
+  bool launch_small(const SmallRowsPlan& plan) {
+    const SmallRowsParams params = small_params<T>(p, plan);
+    const auto kernel = [&] {
+      if (p.gamma_kind == GammaKind::kNumber) small_rows_kernel<T, false>(params);
+      else small_rows_kernel<T, true>(params);
+    };
+    const int threads = 32 * plan.warps;
+    return emulation::launch(plan.blocks, threads, 16 * threads, plan.cluster > 1, c.seed, kernel, plan.cluster);
+  }
   template <bool kStep, bool kBackward>
   bool launch(const KernelPlan& plan) {
+    if constexpr (sizeof(T) <= 4)
+      if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return launch_small(*rows);
     if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) {
       const FlatParams params = flat_params<T>(p, *rows);
       const auto kernel = [&] {
@@ -176,11 +190,11 @@ class Trial {
   bool complain(const char* what, int64_t row, int64_t step, double found, double wanted) const {
     printf(
         "%s[%ld, %ld] is %g for %g: %ld x %ld, %zu bytes, kind %d, gamma %g, reset %d, initial %d, layouts %d %d %d %d "
-        "%d %d, reverse %d, backward %d, long %d, levels %d, multiprocessors %d, seed %u\n",
+        "%d %d, reverse %d, shifted %d, backward %d, long %d, small %d, levels %d, multiprocessors %d, seed %u\n",
         what, row, step, found, wanted, c.rows, c.length, sizeof(T), static_cast<int>(c.kind), c.gamma, c.reset,
         c.initial, static_cast<int>(c.input), static_cast<int>(c.gates), static_cast<int>(c.reset_flags),
-        static_cast<int>(c.saved), static_cast<int>(c.output), static_cast<int>(c.gate_gradient), c.reverse, c.backward,
-        c.by_long_rows, c.two_levels, c.multiprocessors, c.seed);
+        static_cast<int>(c.saved), static_cast<int>(c.output), static_cast<int>(c.gate_gradient), c.reverse, c.shifted,
+        c.backward, c.by_long_rows, c.by_small_rows, c.two_levels, c.multiprocessors, c.seed);
     return false;
   }
 
@@ -195,9 +209,9 @@ class Trial {
         const int64_t step = c.reverse ? c.length - 1 - i : i, before = c.reverse ? step + 1 : step - 1,
                       after = c.reverse ? step - 1 : step + 1;
         // The adjoint takes the gate and the reset of the step before.
-        const bool cut = c.backward ? i == 0 || is_reset(row, before) : is_reset(row, step) || (i == 0 && !c.initial);
+        const bool cut = c.shifted ? i == 0 || is_reset(row, before) : is_reset(row, step) || (i == 0 && !c.initial);
         const double value = widened(x.at(row, step));
-        const double factor = cut ? 0.0 : gate(row, c.backward ? before : step);
+        const double factor = cut ? 0.0 : gate(row, c.shifted ? before : step);
         state = value + factor * state;
         size = std::abs(value) + std::abs(factor) * size;
         const double result = widened(y.at(row, step));
@@ -253,7 +267,8 @@ void draw_layouts(Case& c, std::mt19937& random) {
 Case draw(std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   Case c{};
-  c.by_long_rows = one_in(2);
+  c.by_long_rows = one_in(3);
+  c.by_small_rows = !c.by_long_rows && one_in(2);
   const int64_t elements = c.by_long_rows ? 2000 + random() % 12000 : 20 + random() % 6000;
   c.length = 1 + random() % (one_in(4) ? 40 : elements);
   if (c.by_long_rows && one_in(3)) c.length = elements;
@@ -267,7 +282,9 @@ Case draw(std::mt19937& random) {
   c.reset = one_in(3);
   c.initial = one_in(3);
   c.reverse = one_in(2);
-  c.backward = one_in(2);
+  c.backward = !c.by_small_rows && one_in(2);
+  c.shifted = c.backward || (c.by_small_rows && one_in(4));
+  if (c.by_small_rows && c.shifted) c.initial = false;
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   draw_layouts(c, random);
   c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;

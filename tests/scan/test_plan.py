@@ -32,6 +32,12 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("flat_rows", [4096, 4096], {"reset": True}),
         ("flat_rows", [4096, 4096], {"initial": True}),
         ("flat_rows", [4096, 1024], {"dtype": torch.float64}),
+        ("small_rows", [100, 1000], {"reset": True}),
+        ("small_rows", [30000, 13], {"gamma": "step"}),
+        ("flat_rows", [100000, 13], {"gamma": "step"}),  # more than threads are on the GPU at once
+        ("flat_rows", [100, 1000], {"dtype": torch.float64}),
+        ("small_rows", [7, 16384], {"initial": True}),  # clusters
+        ("flat_rows", [7, 5000], {"initial": True, "cluster": 0}),
         ("long_rows", [4096, 4096], {"dtype": torch.float64}),
         ("held_columns", [4096, 4096], {"dtype": torch.complex128}),
         ("flat_rows", [12345, 1234], {}),
@@ -93,6 +99,19 @@ def test_pieces_cover_the_scan() -> None:
     assert long["blocks"] == 132
     assert long["shared_bytes"] <= 227 << 10
     assert long["blocks_run_together"]
+
+
+def test_small_rows_are_all_on_the_gpu_at_once() -> None:
+    """A multiprocessor has room for 32 warps; clusters of at most 16 blocks have 7 groups of 16 multiprocessors."""
+    for rows in (10, 1000, 3000):
+        pieces = plan([rows, 170], gamma="step")["pieces"]
+        assert pieces["group_rows"] * (pieces["blocks"] - 1) < rows <= pieces["group_rows"] * pieces["blocks"]
+        assert pieces["blocks"] * pieces["warps"] <= 132 * 32
+    assert plan([14, 30_001], reset=True)["kernel"] == "small_rows"
+    pieces = plan([14, 30_001], reset=True)["pieces"]
+    assert (pieces["cluster"], pieces["warps"], pieces["blocks"]) == (15, 16, 14 * 15)
+    assert pieces["blocks_run_together"]
+    assert plan([15, 30_001], reset=True)["kernel"] == "flat_rows"
 
 
 def test_many_columns_tiles_hold_longer_parts() -> None:

@@ -21,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -74,17 +75,31 @@ struct Warp {
   uint32_t generation = 0;
 };
 
+// A word that another block of the cluster stores here: it comes some time later.
+struct Letter {
+  void* to;
+  uint64_t bits;
+  int bytes;
+  uint64_t* barrier;
+};
+struct Mailbox {
+  std::mutex mutex;
+  std::vector<Letter> letters;
+};
+
 // Blocks that run together, by rank; what `anchor` has in each tells where the others have their shared memory.
 struct Cluster {
   std::vector<std::atomic<char*>> anchors;
+  std::vector<Mailbox> mailboxes;
   std::atomic<unsigned> arrived{0}, generation{0};
-  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)) {}
+  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)), mailboxes(static_cast<size_t>(blocks)) {}
 };
 inline thread_local char anchor;
 
 struct Block {
   unsigned index, threads, blocks;
   Cluster* cluster;
+  Mailbox* mailbox;
   unsigned char* shared;
   ucontext_t scheduler;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -161,6 +176,22 @@ inline void run_some_loads() {
     ++progress;
   }
 }
+inline void run_some_letters() {
+  const std::lock_guard<std::mutex> guard(current().mailbox->mutex);
+  std::vector<Letter>& letters = current().mailbox->letters;
+  for (size_t i = 0; i < letters.size();) {
+    if (current().random() % 3) {
+      ++i;
+      continue;
+    }
+    const Letter letter = letters[i];
+    letters.erase(letters.begin() + static_cast<std::ptrdiff_t>(i));
+    memcpy(letter.to, &letter.bits, static_cast<size_t>(letter.bytes));
+    barrier_at(letter.barrier).bytes_and_phase -= 2 * letter.bytes;
+    settle(barrier_at(letter.barrier));
+    ++progress;
+  }
+}
 inline void run_stores(Fiber& fiber) {
   for (const Copy& copy : fiber.stores) memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
   fiber.stores.clear();
@@ -206,6 +237,7 @@ inline bool run_block(Block& of, double seconds) {
       swapcontext(&of.scheduler, &fiber->context);
     }
     run_some_loads();
+    run_some_letters();
     if (!alive) break;
     if (progress != last) {
       last = progress;
@@ -237,6 +269,7 @@ inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool toget
     mine.blocks = static_cast<unsigned>(blocks);
     mine.cluster = &clusters[index / static_cast<unsigned>(cluster)];
     mine.cluster->anchors[index % static_cast<unsigned>(cluster)] = &anchor;
+    mine.mailbox = &mine.cluster->mailboxes[index % static_cast<unsigned>(cluster)];
     mine.random.seed(seed * 7919 + index);
     std::vector<unsigned char> memory(static_cast<size_t>(shared_bytes) + 128, 0xff);
     mine.shared = memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128;

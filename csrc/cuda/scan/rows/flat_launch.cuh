@@ -15,6 +15,7 @@
 #include "scan/rows/flat_rows.cuh"
 #include "scan/rows/launch.h"
 #include "scan/rows/long_rows.cuh"
+#include "scan/rows/small_rows.cuh"
 
 namespace dcs {
 
@@ -57,6 +58,69 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
   of.gradient = flat(step && problem.backward, problem.grad_gamma, problem.grad_gamma_strides);
   params.all_flat = of.input && of.gates && of.saved && of.reset && of.output && of.gradient;
   return params;
+}
+
+template <typename T>
+SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& plan) {
+  constexpr int kVec = 16 / sizeof(T);
+  const bool reverse = problem.reverse;
+  // A reverse scan's first element is the last one in memory.
+  const auto moved_to_last = [&](const void* pointer, int64_t last, int64_t bytes) {
+    return pointer && reverse ? static_cast<const char*>(pointer) + last * bytes : pointer;
+  };
+  const int sign = reverse ? -1 : 1;
+  const auto operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
+    const int64_t pitch = problem.inner > 1 ? strides.inner : strides.outer;
+    const bool are_words = problem.length % kVec == 0 && pitch % kVec == 0 && strides.time == 1 &&
+        reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kVec * bytes) == 0;
+    const int64_t last = (problem.rows() - 1) * pitch + (problem.length - 1) * strides.time;
+    return SmallOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(pitch),
+        sign * static_cast<int>(strides.time), pointer && (are_words || is_flat(problem, pointer, strides))};
+  };
+  const auto row_operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
+    const int64_t last = (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner;
+    return SmallRowOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(strides.outer),
+        sign * static_cast<int>(strides.inner)};
+  };
+  SmallRowsParams params{};
+  params.by_step = problem.gamma_kind == GammaKind::kStep;
+  params.input = operand(problem.input, problem.input_strides, sizeof(T));
+  params.output = operand(problem.output, problem.output_strides, sizeof(T));
+  params.reset = operand(problem.reset, problem.reset_strides, 1);
+  params.initial = row_operand(problem.initial, problem.initial_strides, sizeof(T));
+  if (params.by_step) params.gates = operand(problem.gamma, problem.gamma_strides, sizeof(T));
+  else params.gamma = row_operand(problem.gamma, problem.gamma_strides, bytes_of(problem.gamma_dtype));
+  params.back = problem.shifted ? 1 : 0;
+  if (problem.shifted) params.gates.in_words = params.reset.in_words = false;
+  params.length = Divisor(static_cast<uint32_t>(problem.length));
+  params.inner = Divisor(static_cast<uint32_t>(problem.inner));
+  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
+  params.rows = static_cast<int>(problem.rows());
+  params.group_rows = static_cast<int>(plan.group_rows);
+  while (params.levels < 5 && int64_t{1} << params.levels <= (problem.length + kVec - 2) / kVec) ++params.levels;
+  params.reverse = reverse;
+  params.gamma_dtype = problem.gamma_dtype;
+  params.number = problem.gamma_value;
+  if (problem.gamma_kind == GammaKind::kNumber)
+    for (int j = 0; j < 6; ++j) params.powers[j] = bounded_power(problem.gamma_value, int64_t{kVec} << j);
+  return params;
+}
+
+template <typename T>
+cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
+  const auto kernel =
+      problem.gamma_kind == GammaKind::kNumber ? small_rows_kernel<T, false> : small_rows_kernel<T, true>;
+  const SmallRowsParams params = small_params<T>(problem, plan);
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (plan.dependent) attributes[count++] = programmatic_serialization();
+  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
+  // More than 8 blocks need leave, which belongs to the device.
+  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  const int threads = 32 * plan.warps;
+  const cudaLaunchConfig_t config =
+      launch_config(plan.blocks, threads, params.output.in_words ? 0 : threads * 16, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 template <typename Kernel>
@@ -112,8 +176,10 @@ cudaError_t launch_long_rows(
 
 template <typename T>
 constexpr RowsLaunchers rows_launchers() {
-  if constexpr (sizeof(T) <= kMostLongBytes) return {launch_flat_rows<T>, launch_long_rows<T>};
-  else return {launch_flat_rows<T>, nullptr};  // no plan is for their long rows
+  // No plan is for small problems of wide elements, nor for long rows of still wider ones.
+  if constexpr (sizeof(T) <= 4) return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
+  else if constexpr (sizeof(T) <= kMostLongBytes) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
+  else return {nullptr, launch_flat_rows<T>, nullptr};
 }
 
 }  // namespace dcs

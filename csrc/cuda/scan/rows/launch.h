@@ -1,5 +1,5 @@
-// The launchers of rows of any shape, two an element type; each type in a file of its own so that they compile side by
-// side.
+// The launchers of rows of any shape, three an element type; each type in a file of its own so that they compile side
+// by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,6 +10,7 @@
 namespace dcs {
 
 struct RowsLaunchers {
+  cudaError_t (*small)(const ScanProblem&, const SmallRowsPlan&, cudaStream_t);
   cudaError_t (*flat)(const ScanProblem&, const FlatRowsPlan&, cudaStream_t);
   cudaError_t (*together)(const ScanProblem&, const LongRowsPlan&, void* workspace, cudaStream_t);
 };

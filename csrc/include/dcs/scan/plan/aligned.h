@@ -104,9 +104,10 @@ class AlignedPlanner {
     const bool step = p_.gamma_kind == GammaKind::kStep;
     const int tensors = tensors_of(p_);
     const int64_t vec = 16 / bytes;
-    // Rows that a block holds wait for nobody there (rows/flat_rows.cuh).
+    // Rows that a block holds wait for nobody there (rows/flat_rows.cuh), those of small problems only for a cluster.
     const auto flat = plan_flat_rows(p_, device_);
     if (flat && flat->cluster == 1 && (has_one_gamma(p_) || !p_.backward)) return false;
+    if (p_.gamma_kind != GammaKind::kRow && plan_small_rows(p_, device_)) return false;
     if (kStreamBytes > device_.shared_bytes) return false;
     plan.kernel = AlignedKernel::kAsyncStream;
     plan.warps = kTileWarps;

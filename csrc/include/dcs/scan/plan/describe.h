@@ -67,6 +67,10 @@ inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
   pieces.add_set("in_turn", plan.in_turn).add_set("half_warps", plan.half_warps).add_set("reread", plan.reread);
   pieces.add_set("held", plan.held);
 }
+inline void describe_pieces(const SmallRowsPlan& plan, JsonObject& pieces) {
+  pieces.add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
+  pieces.add("group_rows", plan.group_rows).add("blocks", plan.blocks);
+}
 inline void describe_pieces(const FlatRowsPlan& plan, JsonObject& pieces) {
   pieces.add("vectors", plan.vectors).add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
   pieces.add("tile", plan.tile).add("tiles", plan.tiles).add("shared_bytes", plan.shared_bytes);

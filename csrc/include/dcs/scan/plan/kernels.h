@@ -14,8 +14,8 @@
 
 namespace dcs {
 
-using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, FlatRowsPlan, LongRowsPlan,
-    FewStepsPlan, WalkColumnsPlan, HeldColumnsPlan>;
+using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
+    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, HeldColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -39,6 +39,8 @@ constexpr Candidate kCandidates[] = {
         plan_by<plan_few_steps<kFewestSteps>>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
+    {"small_rows", "contiguous rows of few elements in all, that fit into a block or a cluster",
+        plan_by<plan_small_rows>},
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},
     {"long_rows", "longer contiguous rows, of at most eight bytes an element", plan_by<plan_long_rows>},
     {"few_steps", "the same of at most 8 steps", plan_by<plan_few_steps<kFewSteps>>},
@@ -70,6 +72,7 @@ inline int64_t zeroed_bytes(const KernelPlan& plan) {
 // Its blocks wait for each other.
 inline bool runs_together(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_room();
+  if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
   return std::holds_alternative<LongRowsPlan>(plan);
 }

@@ -58,6 +58,14 @@ struct AlignedPlan {
   }  // of a row's part of gamma's gradient
 };
 
+// A block takes whole rows, a vector a thread, or a cluster of blocks takes one (rows/small_rows.cuh).
+struct SmallRowsPlan {
+  int warps;           // of a block
+  int cluster;         // blocks of a row: 1 where a block takes whole rows
+  int64_t group_rows;  // of a block or cluster
+  int64_t blocks;
+  bool dependent;  // may begin as the launch before it ends
+};
 // A block takes whole rows, or a cluster of blocks takes one (rows/flat_rows.cuh).
 struct FlatRowsPlan {
   int vectors, warps;   // of a lane, of a block

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 
 #include "dcs/scan/plan/pieces.h"
@@ -29,6 +30,57 @@ class RowSizes {
   const ScanProblem& p_;
   const DeviceLimits& device_;
 };
+
+// So few elements that the GPU has room for all of their threads, a vector each, whatever their alignment; of rows that
+// fit into a block or a cluster. Nothing forms gradients of gamma there.
+inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
+  const RowSizes sizes(p, device);
+  if (!sizes.takes() || p.backward || bytes_of(p.dtype) > 4 || (p.shifted && p.initial)) return std::nullopt;
+  // Places in operands are numbers of 31 bits, and rows equally far apart.
+  const auto is_near = [&](const void* pointer, const Strides& s) {
+    const int64_t last =
+        (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
+    return !pointer || last < int64_t{1} << 30;
+  };
+  bool padded = false;
+  const bool all_near = is_near(p.initial, p.initial_strides) && is_near(p.gamma, p.gamma_strides) &&
+      all_operands(p, [&](const void* pointer, const Strides& s, int64_t) {
+        const bool has_pitch = p.inner == 1 || p.outer == 1 || s.outer == p.inner * s.inner;
+        padded = padded || (p.rows() > 1 && (p.inner > 1 ? s.inner : s.outer) != p.length);
+        return has_pitch && is_near(pointer, s);
+      });
+  if (!all_near) return std::nullopt;
+  const int64_t vec = 16 / bytes_of(p.dtype), spare = p.length % vec ? vec - 1 : 0;  // elements before the first row
+  const auto warps_of = [&](int64_t rows) { return ceil_div(rows * p.length + spare, 32 * vec); };
+  SmallRowsPlan plan{};
+  plan.cluster = 1;
+  plan.group_rows = 1;
+  if (warps_of(1) <= kSmallRowsWarps) {
+    const int64_t share = ceil_div(sizes.count(), 32 * vec * kSmallBlocks * device.multiprocessors),
+                  warps = std::clamp<int64_t>(share, kFewestSmallWarps, kMostSmallTileWarps);
+    plan.group_rows = std::clamp<int64_t>((warps * 32 * vec - spare) / p.length, 1, p.rows());
+    plan.warps = static_cast<int>(warps_of(plan.group_rows));
+  } else {
+    const int64_t most = std::min(device.cluster, kMostRowCluster);
+    plan.warps = kMostSmallTileWarps / 2;
+    while (plan.warps < kSmallRowsWarps && warps_of(1) > plan.warps * most) plan.warps *= 2;
+    if (warps_of(1) > plan.warps * most) return std::nullopt;
+    plan.cluster = static_cast<int>(ceil_div(warps_of(1), plan.warps));
+  }
+  plan.blocks = ceil_div(p.rows(), plan.group_rows) * plan.cluster;
+  plan.dependent = plan.blocks <= device.early_blocks(p);
+  // All at once. But padded rows, which the other kernels read element by element, and floats with a number gamma, for
+  // which threads have fewer registers, are as fast in half as many blocks again.
+  const int64_t room = kSmallRowsWarps / plan.warps;  // of a multiprocessor, for blocks
+  if (plan.cluster > 1) {
+    const int64_t places = device.multiprocessors / kClusterMultiprocessors;
+    if (p.rows() > places * (kMostRowCluster * room / plan.cluster)) return std::nullopt;
+  } else {
+    const bool more = room > 1 && (padded || (bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber));
+    if (2 * plan.blocks > (more ? 3 : 2) * room * device.multiprocessors) return std::nullopt;
+  }
+  return plan;
+}
 
 // Rows of which one fits into a cluster of blocks, where they are few: each lane has as few elements as gives a row no
 // more blocks than every device puts into a cluster, or as many as it can have.

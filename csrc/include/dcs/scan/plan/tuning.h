@@ -99,6 +99,12 @@ constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileW
 constexpr int kFlatBlocks = 4;
 constexpr int kMostRowCluster = 16;      // blocks of a row
 constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes have fewer than all vectors
+// Small problems (rows/small_rows.cuh): warps of a block, which are also all that a multiprocessor has registers for,
+// at most; of a block of several rows at least and at most, and how many of these a multiprocessor has if there are
+// enough.
+constexpr int kSmallRowsWarps = 32, kFewestSmallWarps = 4, kMostSmallTileWarps = 16, kSmallBlocks = 2;
+// Multiprocessors of which a cluster's blocks are on some, at most 16: an H200 has groups of 16 and of 18.
+constexpr int kClusterMultiprocessors = 18;
 // Of those that blocks share (rows/long_rows.cuh): warps of a block beside the one that passes carries on (twelve in
 // all leave a thread 168 registers), bytes that they leave each other; tiles whose totals a block knows before it
 // finishes one, tiles in its shared memory, words of other blocks that a lane reads.

@@ -1,7 +1,5 @@
-// csrc/cuda/common/ptx/cluster.cuh on a CPU. Stores that a barrier counts are not there: their kernels can be compiled.
+// csrc/cuda/common/ptx/cluster.cuh on a CPU.
 #pragma once
-
-#include <cstdlib>
 
 #include "common/ptx/mbarrier.cuh"
 
@@ -25,15 +23,27 @@ inline void wait_for_cluster() {
 }
 // Variables of threads lie as far from each other in all of them.
 template <typename T>
+T* place_in_cluster(T* local, uint32_t rank) {
+  const auto apart = reinterpret_cast<const char*>(local) - &emulation::anchor;
+  return reinterpret_cast<T*>(emulation::current().cluster->anchors[rank] + apart);
+}
+template <typename T>
 const T& in_cluster(const T& local, uint32_t rank) {
-  const auto apart = reinterpret_cast<const char*>(&local) - &emulation::anchor;
-  return *reinterpret_cast<const T*>(emulation::current().cluster->anchors[rank] + apart);
+  return *place_in_cluster(const_cast<T*>(&local), rank);
 }
 
-inline void init_transaction_barrier(uint64_t*, int) { std::abort(); }
+inline void init_transaction_barrier(uint64_t* barrier, int bytes) {
+  mbarrier_init(barrier, 1);
+  mbarrier_arrive_expect_tx(barrier, bytes);
+}
 template <typename Word>
-void store_async_in_cluster(const Word*, const uint64_t*, uint32_t, Word) {
-  std::abort();
+void store_async_in_cluster(const Word* local, const uint64_t* barrier, uint32_t rank, Word value) {
+  emulation::Letter letter{place_in_cluster(const_cast<Word*>(local), rank), 0, static_cast<int>(sizeof(Word)),
+      place_in_cluster(const_cast<uint64_t*>(barrier), rank)};
+  memcpy(&letter.bits, &value, sizeof(Word));
+  emulation::Mailbox& mailbox = emulation::current().cluster->mailboxes[rank];
+  const std::lock_guard<std::mutex> guard(mailbox.mutex);
+  mailbox.letters.push_back(letter);
 }
 
 }  // namespace dcs

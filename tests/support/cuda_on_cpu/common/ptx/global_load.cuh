@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 
 namespace dcs {
 
@@ -32,6 +33,13 @@ Word load_now(const Word* from) {
 template <typename Word>
 void load_where(bool wanted, const Word* from, Word& to) {
   if (wanted) to = load_now(from);
+}
+template <typename E>
+void load_words_where(bool wanted, const E* from, uint32_t* to) {
+  if (!wanted) return;
+  if (sizeof(E) == 16) check_load(from);
+  to[0] = 0;
+  memcpy(to, from, sizeof(E));
 }
 
 }  // namespace dcs
