@@ -50,7 +50,8 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("few_steps", [1000000, 3], {"gamma": "row"}),
         ("few_steps", [1000000, 7], {"initial": True, "dtype": torch.bfloat16}),
         ("flat_rows", [1000000, 7], {"initial": True}),
-        ("flat_rows", [4096, 80], {"gamma": "row"}),
+        ("small_rows", [4096, 80], {"gamma": "row"}),
+        ("flat_rows", [40960, 80], {"gamma": "row"}),
         ("direct_window", [4096, 4096], {"window": 64}),
         ("composed_window", [4096, 4096], {"window": 65}),
         ("aligned", [4096, 4096], {"window": 4096}),  # reaches beyond no row's first step
