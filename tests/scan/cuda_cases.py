@@ -110,7 +110,9 @@ def _rows() -> list[Problem]:
             Problem("small_rows_kernel", (3000, 13), dtype),
             Problem("small_rows_kernel", (3, 30_001), dtype, reset=True, initial=True),
             Problem("flat_rows_kernel", (40, 30_001), dtype, reset=True, initial=True),
-            Problem("small_rows_kernel flat_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True),
+            Problem(
+                "small_rows_kernel flat_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True
+            ),
             Problem("few_steps_kernel", (3001, 3), dtype, "row", reset=True, initial=True, backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),

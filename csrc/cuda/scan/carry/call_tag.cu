@@ -27,8 +27,12 @@ uint32_t* counters_of(int device, bool captured) {
   uint32_t* counters = found[device].load(std::memory_order_relaxed);
   void* address = nullptr;
   if (!counters && !captured) {
+    // Another thread may be capturing, in a mode that would take loading code for its mistake.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (cudaGetSymbolAddress(&address, launch_counters) == cudaSuccess) counters = static_cast<uint32_t*>(address);
     else cudaGetLastError();
+    cudaThreadExchangeStreamCaptureMode(&mode);
     found[device].store(counters, std::memory_order_relaxed);
   }
   return counters;

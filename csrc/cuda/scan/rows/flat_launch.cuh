@@ -70,12 +70,14 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   };
   const int sign = reverse ? -1 : 1;
   const auto operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
-    const int64_t pitch = problem.inner > 1 ? strides.inner : strides.outer;
-    const bool are_words = problem.length % kVec == 0 && pitch % kVec == 0 && strides.time == 1 &&
+    // A single step has no distance in time, but places of a word before the first row are counted in it.
+    const int64_t pitch = problem.inner > 1 ? strides.inner : strides.outer,
+                  time = problem.length == 1 ? 1 : strides.time;
+    const bool are_words = problem.length % kVec == 0 && pitch % kVec == 0 && time == 1 &&
         reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kVec * bytes) == 0;
-    const int64_t last = (problem.rows() - 1) * pitch + (problem.length - 1) * strides.time;
+    const int64_t last = (problem.rows() - 1) * pitch + (problem.length - 1) * time;
     return SmallOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(pitch),
-        sign * static_cast<int>(strides.time), pointer && (are_words || is_flat(problem, pointer, strides))};
+        sign * static_cast<int>(time), pointer && (are_words || is_flat(problem, pointer, strides))};
   };
   const auto row_operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
     const int64_t last = (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner;
