@@ -230,11 +230,10 @@ def kl_rows(
     within_ptr, beside_ptr, first_row, saved_rows, last, width, room, inner, last_inner, rest, last_rest,
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr, MASKED: tl.constexpr, DIRECTION: tl.constexpr, STUDENT: tl.constexpr,
-    TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+    TEACHER: tl.constexpr, KEPT: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     GRADIENT: tl.constexpr = STUDENT or TEACHER
     NEEDS_SUMS: tl.constexpr = (STUDENT and DIRECTION != 0) or (TEACHER and DIRECTION != 1)
-    KEPT: tl.constexpr = DIRECTION == 2 and STUDENT and not TEACHER
     index_of_row = tl.program_id(0).to(tl.int64)
     row = logits_ptr + index_of_row * stride
     teacher_row = teacher_ptr + index_of_row * teacher_stride
@@ -319,7 +318,7 @@ def kl_rows_(call: KlRows) -> Tensor:
     with on_device(rows):
         kl_rows[(count,)](
             student.logits, student.logits.stride(0), teacher.logits, teacher.logits.stride(0),
-            # float16 has more digits for logarithms than bfloat16.
+            # float16 has more digits for logarithms than a gradient in bfloat16.
             teacher.logits.view(torch.float16) if teacher.logits.itemsize == 2 else teacher.logits,
             # Where a flag says that there is none, any tensor stands for it.
             *(grad if head.linear_bias is None else head.linear_bias for head in (student, teacher)),
@@ -331,10 +330,17 @@ def kl_rows_(call: KlRows) -> Tensor:
             BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
             TEACHER_BIAS=teacher.linear_bias is not None, TEACHER_CAPPED=teacher.softcap is not None,
             MASKED=valid is not None, DIRECTION=DIRECTIONS[call.direction], STUDENT=student.gradient,
-            TEACHER=teacher.gradient, SAVED=is_saved, VECTOR=math.gcd(classes, VECTOR),
+            TEACHER=teacher.gradient, KEPT=_keeps(call), SAVED=is_saved, VECTOR=math.gcd(classes, VECTOR),
             num_warps=max(1, min(THREADS, block // 8) // 32),
         )  # fmt: skip
     return rows
+
+
+def _keeps(call: KlRows) -> bool:
+    """Whether the student's last pass finds logarithms in the teacher's logits, which have digits enough for them."""
+    student, teacher = call.student, call.teacher
+    has_digits = student.logits.dtype == torch.bfloat16 or teacher.logits.itemsize >= max(student.logits.itemsize, 4)
+    return call.direction == "jsd" and student.gradient and not teacher.gradient and has_digits
 
 
 def head_bits(head: HeadRows, temperature: float) -> tuple[int, int]:
