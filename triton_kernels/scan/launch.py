@@ -37,7 +37,7 @@ LOOKBACK_GROUP = 256
 FEW_WARPS = 2112
 # Look-back groups of `scan_tiles`: at most so many words for a total of each row, so many groups a row where that
 # allows them: a link of the chain takes longer there, a word costs as much as a few elements.
-MOST_WORDS, GROUPS, GROUP_TILES = 2048, 6, (16, 32, 1024)
+MOST_WORDS, GROUPS, GROUP_TILES = 2048, 6, (16, 32, 256)
 # Rows up to this length look back by half tiles.
 LONGEST_SMALL_TILES = 1 << 22
 # Columns of at least so many steps are held by programs; of longer ones so many at a time, at least and at most.
