@@ -161,36 +161,28 @@ inline void settle(Barrier& barrier) {
   ++progress;
 }
 
-inline void run_some_loads() {
-  std::vector<Copy>& loads = current().loads;
-  for (size_t i = 0; i < loads.size();) {
+// Lets some of what is on its way arrive, from where `from` says.
+template <typename Item, typename From>
+void run_some(std::vector<Item>& items, const From& from) {
+  for (size_t i = 0; i < items.size();) {
     if (current().random() % 3) {
       ++i;
       continue;
     }
-    const Copy copy = loads[i];
-    loads.erase(loads.begin() + static_cast<std::ptrdiff_t>(i));
-    memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    barrier_at(copy.barrier).bytes_and_phase -= 2 * copy.bytes;
-    settle(barrier_at(copy.barrier));
+    const Item item = items[i];
+    items.erase(items.begin() + static_cast<std::ptrdiff_t>(i));
+    memcpy(item.to, from(item), static_cast<size_t>(item.bytes));
+    barrier_at(item.barrier).bytes_and_phase -= 2 * item.bytes;
+    settle(barrier_at(item.barrier));
     ++progress;
   }
 }
+inline void run_some_loads() {
+  run_some(current().loads, [](const Copy& copy) { return copy.from; });
+}
 inline void run_some_letters() {
   const std::lock_guard<std::mutex> guard(current().mailbox->mutex);
-  std::vector<Letter>& letters = current().mailbox->letters;
-  for (size_t i = 0; i < letters.size();) {
-    if (current().random() % 3) {
-      ++i;
-      continue;
-    }
-    const Letter letter = letters[i];
-    letters.erase(letters.begin() + static_cast<std::ptrdiff_t>(i));
-    memcpy(letter.to, &letter.bits, static_cast<size_t>(letter.bytes));
-    barrier_at(letter.barrier).bytes_and_phase -= 2 * letter.bytes;
-    settle(barrier_at(letter.barrier));
-    ++progress;
-  }
+  run_some(current().mailbox->letters, [](const Letter& letter) { return &letter.bits; });
 }
 inline void run_stores(Fiber& fiber) {
   for (const Copy& copy : fiber.stores) memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));

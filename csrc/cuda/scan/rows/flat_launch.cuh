@@ -108,17 +108,24 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   return params;
 }
 
+// Of a launch that may begin early and whose blocks may be clusters: how many there are.
+template <typename Kernel, typename Plan>
+int find_attributes(Kernel kernel, const Plan& plan, cudaLaunchAttribute (&attributes)[2]) {
+  int count = 0;
+  if (plan.dependent) attributes[count++] = programmatic_serialization();
+  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
+  // More than 8 blocks need leave, which belongs to the device.
+  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  return count;
+}
+
 template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
   const auto kernel =
       problem.gamma_kind == GammaKind::kNumber ? small_rows_kernel<T, false> : small_rows_kernel<T, true>;
   const SmallRowsParams params = small_params<T>(problem, plan);
   cudaLaunchAttribute attributes[2];
-  int count = 0;
-  if (plan.dependent) attributes[count++] = programmatic_serialization();
-  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
-  // More than 8 blocks need leave, which belongs to the device.
-  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  const int count = find_attributes(kernel, plan, attributes);
   const int threads = 32 * plan.warps;
   const cudaLaunchConfig_t config =
       launch_config(plan.blocks, threads, params.output.in_words ? 0 : threads * 16, stream, attributes, count);
@@ -150,11 +157,7 @@ cudaError_t launch_flat_rows(const ScanProblem& problem, const FlatRowsPlan& pla
                                         : flat_rows_kernel<T, step(), backward(), false>;
     const FlatParams params = flat_params<T>(problem, plan);
     cudaLaunchAttribute attributes[2];
-    int count = 0;
-    if (plan.dependent) attributes[count++] = programmatic_serialization();
-    if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
-    // More than 8 blocks need leave, which belongs to the device.
-    if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    const int count = find_attributes(kernel, plan, attributes);
     return launch_flat_kernel(
         kernel, params, 32 * plan.warps, plan.tiles, plan.shared_bytes, attributes, count, stream);
   });
