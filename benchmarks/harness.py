@@ -172,6 +172,10 @@ class CudaTimer:
 
     GRAPH_CALLS = 20
 
+    # The GPU sleeps this many seconds before a call that is timed, or LEAD times what Python takes to queue it.
+    LEAST_SLEEP, LEAD = 0.5e-3, 2.0
+    CYCLES_A_SECOND = 2e9  # of a fast GPU: on others the sleep is longer
+
     def __init__(self, seconds: float = 0.15, slow_milliseconds: float = 20.0, replays: int = 50) -> None:
         self.seconds, self.slow_milliseconds, self.replays = seconds, slow_milliseconds, replays
         cache = torch.cuda.get_device_properties(0).L2_cache_size
@@ -179,16 +183,25 @@ class CudaTimer:
 
     def once(self, function: Function) -> float:
         """Milliseconds of one call after one to warm up (and compile)."""
+        return self._warm_up(function)[0]
+
+    def _warm_up(self, function: Function) -> tuple[float, float]:
+        """Milliseconds of a call, and the seconds that the GPU is to sleep before others."""
         function()
         torch.cuda.synchronize()
-        span = self._timed(function)
+        start = time.perf_counter()
+        function()
+        sleep = self.LEAD * (time.perf_counter() - start)
         torch.cuda.synchronize()
-        return span.milliseconds
+        span = self._timed(function, sleep)
+        torch.cuda.synchronize()
+        return span.milliseconds, sleep
 
-    def _timed(self, function: Function) -> _Span:
+    def _timed(self, function: Function, sleep: float) -> _Span:
         self.flush.zero_()
-        # The GPU is kept busy while Python queues the calls: what is timed is the GPU's work, not the launch latency.
-        torch.cuda._sleep(1_000_000)
+        # The GPU is kept busy while Python queues the calls: what is timed is the GPU's work, not the launch latency. A
+        # backward takes Python 0.6 ms and more on some machines.
+        torch.cuda._sleep(int(self.CYCLES_A_SECOND * max(self.LEAST_SLEEP, sleep)))
         span = _Span()
         span.start.record()
         function()
@@ -199,8 +212,9 @@ class CudaTimer:
         """Slow functions (a first time above `slow_milliseconds`) keep that one time."""
         result: dict[str, Timing] = {}
         fast: dict[str, Function] = {}
+        sleeps: dict[str, float] = {}
         for name, function in functions.items():
-            first = self.once(function)
+            first, sleeps[name] = self._warm_up(function)
             if first > self.slow_milliseconds:
                 result[name] = Timing(first, 1)
             else:
@@ -212,7 +226,7 @@ class CudaTimer:
         repetition = 0
         while repetition < 10 or (repetition < 100 and time.perf_counter() - rounds_start < self.seconds * len(fast)):
             for name, function in fast.items():
-                spans[name].append(self._timed(function))
+                spans[name].append(self._timed(function, sleeps[name]))
             torch.cuda.synchronize()
             repetition += 1
         for name in fast:
