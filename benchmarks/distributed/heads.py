@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from harness import Function, Row, Skipped, reason_of
-from linear_cross_entropy.functions import own, step
 from torch import Tensor, nn
 
 from torch_dcs_ops import linear_log_probs
@@ -23,10 +22,12 @@ from torch_dcs_ops.distributed import vocab_parallel_linear_cross_entropy, vocab
 
 from distributed.parts import Found
 from distributed.ranks import Here, own_slice, relative_error
+from linear_cross_entropy.functions import own, step
 
 DTYPE = torch.bfloat16
 LOSS_SPEED, LOG_PROBS_SPEED = 1.88, 1.85
-ONE_ULP = 2.0**-7  # bfloat16: between two gradients that are each rounded to it, of products of rounded logits' gradient
+# bfloat16: between two gradients that are each rounded to it, and made of the logits' gradient rounded to it.
+ONE_ULP = 2.0**-7
 
 
 @dataclass

@@ -76,9 +76,7 @@ class Here:
                 taken = self._milliseconds(function, tick, queued)
                 if turn >= 2:
                     times[name].append(taken)
-        return {
-            name: Timing(statistics.median(self.largest(of_rank)), len(of_rank)) for name, of_rank in times.items()
-        }
+        return {name: Timing(statistics.median(self.largest(of_rank)), len(of_rank)) for name, of_rank in times.items()}
 
     def _milliseconds(self, function: Function, tick: Tensor, queued: bool) -> float:
         if self.device != "cuda":

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_dcs_ops as dcs
 
-from distributed.team import sentence_of
+from distributed.team import device, on_device, sentence_of
 
 R = Replicate()
 Layouts = Sequence[Any]
@@ -23,11 +23,11 @@ _meshes: dict[tuple[int, ...], DeviceMesh] = {}
 
 
 def mesh_of(*shape: int) -> DeviceMesh:
-    return _meshes.setdefault(shape, init_device_mesh("cpu", shape))
+    return _meshes.setdefault(shape, init_device_mesh(device(), shape))
 
 
 def _weights(like: Tensor) -> Tensor:
-    return torch.linspace(0.5, 2, like.numel(), dtype=torch.float64).view(like.shape)
+    return torch.linspace(0.5, 2, like.numel(), dtype=torch.float64, device=like.device).view(like.shape)
 
 
 def compare(
@@ -75,10 +75,10 @@ def lines(compiler: str | None = None) -> list[str]:
     mesh, generator = mesh_of(dist.get_world_size()), torch.Generator().manual_seed(0)
 
     def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
+        return torch.rand(shape, generator=generator, dtype=torch.float64).to(device())
 
     x, g, u, reset = uniform(5, 7, 3) - 0.5, uniform(5, 7, 3), uniform(5, 3), uniform(5, 7, 3) < 0.2
-    cut, one = ~reset & (g < 0.1), torch.tensor(0.8, dtype=torch.float64)
+    cut, one = ~reset & (g < 0.1), torch.tensor(0.8, dtype=torch.float64, device=device())
     scan, returns = dcs.discounted_cumsum, dcs.returns
     found = []
 
@@ -118,6 +118,7 @@ def matrices() -> list[str]:
     mesh, generator = mesh_of(dist.get_world_size()), torch.Generator().manual_seed(0)
     a = torch.randn(5, 4, 3, generator=generator, dtype=torch.float64)
     b = torch.randn(5, 3, 6, generator=generator, dtype=torch.float64)
+    a, b = on_device((a, b))
     found = []
     S = Shard
     for pair in ((R, R), (S(0), S(0)), (S(0), R), (S(1), R), (R, S(2)), (S(2), S(1))):
@@ -132,7 +133,7 @@ def loss_operands() -> tuple[Tensor, ...]:
     h, w, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4, 6, 5), (11, 5), (11,)))
     target = torch.randint(11, (4, 6), generator=generator)
     target[0, :3] = -100
-    return h, w, b, target
+    return on_device((h, w, b, target))  # type: ignore[no-any-return]
 
 
 def losses(compiler: str | None = None) -> list[str]:
@@ -167,7 +168,7 @@ def losses(compiler: str | None = None) -> list[str]:
         for at, call in enumerate(calls):
             found.append(compare(f"loss {at}", call, (h, w, b, t), layout, mesh, compiler))
     # Class weights, as whole numbers: compare asks for the gradient of all others.
-    c = torch.arange(11) % 4
+    c = torch.arange(11, device=device()) % 4
     weighted = lambda h, w, t, c: dcs.linear_cross_entropy(h, w, t, weight=c.double())  # noqa: E731
     of_rows, of_classes = ([S(0)], [R], [S(0)], [R]), ([R], [S(0)], [R], [S(0)])
     found += [compare("weights", weighted, (h, w, t, c), layout, one) for layout in (of_rows, of_classes)]
@@ -206,7 +207,7 @@ def refusals() -> dict[str, str]:
     mesh = mesh_of(dist.get_world_size())
     h, w, _, t = loss_operands()
     x = distribute_tensor(h, mesh, [R])
-    other = DeviceMesh("cpu", list(range(dist.get_world_size()))[::-1])
+    other = DeviceMesh(device(), list(range(dist.get_world_size()))[::-1])
     calls: dict[str, Callable[[], Any]] = {
         "linear_cross_entropy: linear_weight must be a DTensor like the other operands, got a plain tensor": lambda: (
             dcs.linear_cross_entropy(x, w, t)

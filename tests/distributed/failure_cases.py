@@ -12,7 +12,10 @@ import torch.distributed as dist
 
 from torch_dcs_ops.distributed import sequence_parallel_discounted_cumsum, vocab_parallel_linear_cross_entropy
 
+from distributed.team import device, made_on_device
 
+
+@made_on_device
 def call(what: str) -> Any:
     input, weight = torch.ones(4, 5, requires_grad=True), torch.ones(3, 5)
     if what == "scan":
@@ -31,3 +34,5 @@ def without_one(what: str, happens: str) -> None:
     if dist.get_rank() == 1:
         time.sleep(12)
     call(what)
+    if device() == "cuda":
+        torch.cuda.synchronize()

@@ -12,7 +12,7 @@ from torch_dcs_ops import linear_kl_div
 from torch_dcs_ops.distributed import vocab_parallel_linear_kl_div
 
 from distributed.loss_cases import Case, bounds, scalar
-from distributed.team import sentence_of
+from distributed.team import made_on_device, on_device, sentence_of
 
 _OPERANDS = ("input", "linear_weight", "teacher_input", "teacher_weight", "linear_bias", "teacher_bias")
 _OF_ROWS = ("input", "teacher_input", "target")
@@ -44,7 +44,7 @@ def operands(case: Case) -> dict[str, Any]:
     if "masked" in case:
         for name in case["masked_heads"]:
             data[name][case["masked"]] = -torch.inf
-    return data
+    return on_device(data)  # type: ignore[no-any-return]
 
 
 def _leaves(case: Case, data: dict[str, Any]) -> dict[str, Tensor]:
@@ -92,6 +92,7 @@ def many(cases: list[Case]) -> list[tuple[Tensor, list[Tensor]]]:
     return [on_a_rank(case) for case in cases]
 
 
+@made_on_device
 def refusals() -> dict[str, tuple[str, str]]:
     x, w, group = torch.ones(4, 5, requires_grad=True), torch.ones(3, 5), dist.group.WORLD
     second = dist.get_rank() == 1

@@ -25,6 +25,7 @@ import torch_dcs_ops as dcs
 from torch_dcs_ops.distributed.dtensor import lines
 
 from distributed.dtensor_cases import compare, mesh_of
+from distributed.team import on_device
 
 
 class TimeIsShared(Exception):
@@ -147,7 +148,7 @@ def differences(seeds: range, shares: bool, ranks: int, mode: Callable[[], Any] 
         try:
             with mode():
                 said = f"{seed} {case.name}"
-                found.append(compare(said, case.function, case.tensors, case.layouts, mesh_of(*shape)))
+                found.append(compare(said, case.function, on_device(case.tensors), case.layouts, mesh_of(*shape)))
         except TimeIsShared:
             continue
         except Exception as error:

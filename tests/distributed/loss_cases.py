@@ -19,7 +19,7 @@ from torch_dcs_ops.distributed.linear_cross_entropy.input_sums import InputSum
 from torch_dcs_ops.ops.linear_cross_entropy import alignment
 from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import WeightGradient
 
-from distributed.team import sentence_of
+from distributed.team import device, made_on_device, on_device, sentence_of
 
 Case = dict[str, Any]
 _OF_CLASSES = ("linear_weight", "linear_bias", "weight")
@@ -44,7 +44,7 @@ def operands(case: Case) -> dict[str, Any]:
     ignored = case.get("options", {}).get("ignore_index", -100)
     if case.get("ignores", True):
         target[torch.rand(shape, generator=generator) < 0.3] = ignored
-    return {
+    data = {
         "input": normal(*lead, features),
         "linear_weight": normal(classes, features),
         "target": target,
@@ -52,6 +52,7 @@ def operands(case: Case) -> dict[str, Any]:
         "weight": torch.rand(classes, generator=generator, dtype=torch.float64) if case.get("weights") else None,
         "upstream": [torch.randn(64, generator=generator, dtype=torch.float64) for _ in range(3)],
     }
+    return on_device(data)  # type: ignore[no-any-return]
 
 
 def scalar(results: Any, upstream: list[Tensor], part: int = 0) -> Tensor:
@@ -61,7 +62,7 @@ def scalar(results: Any, upstream: list[Tensor], part: int = 0) -> Tensor:
     for values, factors in zip(results, upstream, strict=False):
         if values.requires_grad:
             first = part * values.numel() if values.dim() else 0
-            place = torch.arange(first, first + values.numel()) % factors.numel()
+            place = torch.arange(first, first + values.numel(), device=factors.device) % factors.numel()
             total = total + (values.double().reshape(-1) * factors[place]).sum()
     return total
 
@@ -195,7 +196,7 @@ def under_autocast() -> tuple[Tensor, ...]:
     found: list[Tensor] = []
     for enabled in (True, False):
         x = data["input"].clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        with torch.autocast(device(), torch.bfloat16, enabled=enabled):
             dtype = torch.float32 if enabled else torch.bfloat16
             loss = vocab_parallel_linear_cross_entropy(
                 x.to(dtype), weight.to(dtype), data["target"], group=dist.group.WORLD
@@ -205,6 +206,7 @@ def under_autocast() -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+@made_on_device
 def certain(rank_of_target: int, gap: float) -> tuple[Tensor, Tensor]:
     """float32: four classes, two a rank, of which the target's logit is `gap` above the others'."""
     rank, other = dist.get_rank(), 3 if rank_of_target == 0 else 0
@@ -243,6 +245,7 @@ def masked_slice() -> tuple[Tensor, ...]:
     return loss.detach(), both[0], expected.detach(), both[1]
 
 
+@made_on_device
 def differs(difference: str) -> None:
     """Rank 1 calls with something else."""
     second = dist.get_rank() == 1
@@ -273,6 +276,7 @@ def differs(difference: str) -> None:
     function(input, weight, target, group=dist.group.WORLD, **options)
 
 
+@made_on_device
 def refusals() -> dict[str, tuple[str, str]]:
     """Sentences that all ranks get for calls that are wrong alike."""
     input, weight, target = torch.ones(4, 5, requires_grad=True), torch.ones(3, 5), torch.zeros(4, dtype=torch.int64)

@@ -14,6 +14,7 @@ from torch_dcs_ops.distributed import sequence_parallel_discounted_cumsum, seque
 from torch_dcs_ops.distributed.scan import head
 
 from distributed.loss_cases import Case, bounds
+from distributed.team import made_on_device, on_device
 
 ROWS = 3
 
@@ -45,13 +46,14 @@ def operands(case: Case) -> dict[str, Any]:
         "step": lambda: normal(*shape, dtype=torch.promote_types(torch.float64, dtype)).abs().to(dtype).clamp(max=1),
         "complex": lambda: normal(*shape, dtype=torch.complex128) / 2,
     }
-    return {
+    data = {
         "input": normal(*shape),
         "gamma": kinds[case.get("gamma", "number")](),
         "initial": normal(ROWS) if case.get("initial") else None,
         "reset": torch.rand(shape, generator=generator) < 0.2 if case.get("reset") else None,
         "upstream": normal(*shape),
     }
+    return on_device(data)  # type: ignore[no-any-return]
 
 
 def in_one_process(case: Case) -> list[Tensor]:
@@ -67,7 +69,7 @@ def part(case: Case, tensor: Any) -> Any:
     """What a rank holds of an operand: its steps, if it has any."""
     if not isinstance(tensor, Tensor) or tensor.dim() < 2:
         return tensor
-    return tensor.index_select(case.get("dim", 0), steps_of(case, dist.get_rank()))
+    return tensor.index_select(case.get("dim", 0), steps_of(case, dist.get_rank()).to(tensor.device))
 
 
 def on_a_rank(case: Case) -> list[Tensor]:
@@ -143,13 +145,14 @@ def gae_operands(case: Case) -> dict[str, Any]:
     }
     name = "next_values" if case.get("next_values") else "bootstrap_value"
     data[name] = uniform(*(shape if case.get("next_values") else (ROWS,)))
-    return data
+    return on_device(data)  # type: ignore[no-any-return]
 
 
 def advantages(case: Case, is_whole: bool) -> list[Tensor]:
     """Advantages and returns, and the gradients of rewards, values and what comes behind them."""
     data = gae_operands(case)
-    weights = torch.linspace(0.5, 2, data["rewards"].numel(), dtype=torch.float64).view(data["rewards"].shape)
+    rewards = data["rewards"]
+    weights = torch.linspace(0.5, 2, rewards.numel(), dtype=torch.float64).view(rewards.shape).to(rewards.device)
     if not is_whole:
         data, weights = {name: part(case, value) for name, value in data.items()}, part(case, weights)
     names = [name for name in ("rewards", "values", "next_values", "bootstrap_value") if name in data]
@@ -174,6 +177,7 @@ def many_advantages(cases: list[Case]) -> list[list[Tensor]]:
     return [advantages(case, False) for case in cases]
 
 
+@made_on_device
 def differs(difference: str) -> None:
     second = dist.get_rank() == 1
     input, options = torch.ones(2, 3), {"dim": 0}

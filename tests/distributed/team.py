@@ -1,8 +1,9 @@
-"""A few processes of one gloo group that run the cases they are sent, one after the other.
+"""A few processes of one group that run the cases they are sent, one after the other.
 
 To start a process takes seconds, a case milliseconds: the processes stay for all tests of a session. Whatever does not
 answer in time is ended, and its test fails. A process that crashes is named with its exit code and its stack. Tensors
 travel as plain bytes: torch's own way shares their memory by a second connection, which can fail on its own.
+Of gloo's processes a case's tensors are on the CPU, of NCCL's on a GPU each; what they return is on the CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import functools
 import multiprocessing
+import os
 import pickle
 import tempfile
 import traceback
@@ -22,25 +25,48 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 STARTS_IN = 180.0
 ANSWERS_IN = 120.0
 COLLECTIVES_IN = 60.0
 
 
+def device() -> str:
+    """Where this process's tensors are."""
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+
+
+def on_device(tree: Any) -> Any:
+    """With all tensors in it there."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device()), tree)
+
+
+def made_on_device(case: Callable[..., Any]) -> Callable[..., Any]:
+    """A case whose new tensors are there, if it draws none by a generator."""
+
+    @functools.wraps(case)
+    def run(*args: Any) -> Any:
+        with torch.device(device()) if device() != "cpu" else contextlib.nullcontext():
+            return case(*args)
+
+    return run
+
+
 def _send(pipe: Connection, what: Any) -> None:
-    pipe.send_bytes(pickle.dumps(what))
+    pipe.send_bytes(pickle.dumps(pytree.tree_map_only(Tensor, Tensor.cpu, what)))
 
 
 def _received(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
 
 
-def _serve(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float) -> None:
+def _serve(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float, backend: str) -> None:
     with open(_crash_file(folder, rank), "w") as crashes:
         faulthandler.enable(crashes)
         try:
-            _serve_cases(rank, ranks, folder, commands, collectives_in)
+            _serve_cases(rank, ranks, folder, commands, collectives_in, backend)
         except BaseException:
             traceback.print_exc(file=crashes)
             raise
@@ -50,10 +76,13 @@ def _crash_file(folder: str, rank: int) -> Path:
     return Path(folder) / f"crash_of_rank_{rank}"
 
 
-def _serve_cases(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float) -> None:
+def _serve_cases(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float, backend: str) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink's multicast, which some containers do not have
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=ranks,
@@ -80,14 +109,15 @@ def sentence_of(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 class Team:
-    def __init__(self, ranks: int, collectives_in: float = COLLECTIVES_IN) -> None:
+    def __init__(self, ranks: int, collectives_in: float = COLLECTIVES_IN, backend: str = "gloo") -> None:
+        self.backend = backend
         context = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, self.processes = [], []
         for rank in range(ranks):
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, ranks, self.folder.name, theirs, collectives_in), daemon=True
+                target=_serve, args=(rank, ranks, self.folder.name, theirs, collectives_in, backend), daemon=True
             )
             process.start()
             theirs.close()
@@ -107,7 +137,13 @@ class Team:
             _send(pipe, (case, args))
         others = [pipe for rank, pipe in enumerate(self.pipes) if rank != lost]
         assert all(pipe.poll(seconds) for pipe in others), f"no answer within {seconds} s"
-        return [_received(pipe) for pipe in others]
+        return [self._answer(pipe) for pipe in others]
+
+    def _answer(self, pipe: Connection) -> Any:
+        try:
+            return _received(pipe)
+        except EOFError:
+            return False, ("ended", "the process has ended")
 
     def run(self, case: Callable[..., Any], *args: Any) -> list[Any]:
         """What the ranks return; `case` is a function of a module, and its tensors are plain."""

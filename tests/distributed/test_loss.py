@@ -254,9 +254,14 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
+OF_VALUES = ("range", "values", "ignored", "range of one")  # on a GPU device-side assertions, which end the process
+
+
 def test_a_difference_is_the_same_sentence_on_all_ranks(two: Team) -> None:
     """Nobody hangs: the group goes on to work."""
     for difference, sentence in DIFFERENCES.items():
+        if two.backend == "nccl" and difference in OF_VALUES:
+            continue
         for rank, (returned, answer) in enumerate(two.answers(loss_cases.differs, difference)):
             assert not returned, difference
             said = answer[1]

@@ -111,6 +111,8 @@ def test_heads_of_long_slices_are_mended(two: Team) -> None:
 
 
 def test_what_is_mended_ends_where_the_discount_has_decayed(two: Team) -> None:
+    if two.backend == "nccl":
+        pytest.skip("on a GPU the host says how far the head reaches, without a look at it")
     case: Case = {"sizes": [40000, 40000], "direction": "left", "grads": ()}
     steps = [two.run(scan_cases.mended_steps, {**case, **of}) for of in ({"value": 0.9}, {"gamma": "step"})]
     # 0.9**n leaves float64 after some 7000 steps; nothing is carried into rank 0, and a block of 1024 shows it.

@@ -17,7 +17,7 @@ from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.distributed import context_parallel_targets
 
 from distributed.dtensor_cases import mesh_of
-from distributed.team import sentence_of
+from distributed.team import device, on_device, sentence_of
 
 
 def of_context_parallel(shift: int) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[str, str], Tensor]:
@@ -26,8 +26,10 @@ def of_context_parallel(shift: int) -> tuple[Tensor, Tensor, Tensor, Tensor, tup
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(11, (2, 16), generator=generator)
     labels[0, 3:12] = -100
+    labels = labels.to(device())
     hidden, head = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in ((2, 16, 5), (11, 5))
+        on_device(torch.randn(shape, generator=generator, dtype=torch.float64)).requires_grad_()
+        for shape in ((2, 16, 5), (11, 5))
     )
     expected = linear_cross_entropy(hidden, head, labels, shift=shift)
     assert isinstance(expected, Tensor)
@@ -65,6 +67,7 @@ def of_compiled_logits(plain_target: bool) -> tuple[list[Tensor], list[Tensor], 
     x = torch.randn(4096, 8, dtype=torch.float64, generator=generator)
     target = torch.randint(1031, (4096,), generator=generator)
     target[:50] = -100
+    model, x, target = model.to(device()), x.to(device()), target.to(device())
     loss = F.cross_entropy(model(x), target)
     expected = [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
     parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
