@@ -110,7 +110,7 @@ def sentence_of(call: Callable[[], Any]) -> tuple[str, str]:
 
 class Team:
     def __init__(self, ranks: int, collectives_in: float = COLLECTIVES_IN, backend: str = "gloo") -> None:
-        self.backend = backend
+        self.backend, self.is_stopped = backend, False
         context = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, self.processes = [], []
@@ -149,6 +149,8 @@ class Team:
         """What the ranks return; `case` is a function of a module, and its tensors are plain."""
         answers = self.answers(case, *args)
         failed = "\n".join(f"rank {rank}: {what[2]}" for rank, (ok, what) in enumerate(answers) if not ok)
+        if failed and self.backend == "nccl":
+            self.stop()  # a GPU may be stuck in a collective, or its context lost
         assert not failed, failed
         return [what for _, what in answers]
 
@@ -173,6 +175,9 @@ class Team:
         return f"rank {rank} ended with exit code {process.exitcode}:\n{said}"
 
     def stop(self) -> None:
+        if self.is_stopped:
+            return
+        self.is_stopped = True
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
