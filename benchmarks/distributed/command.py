@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import tempfile
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def work(names: list[str], progress: str, here: Here) -> None:
             found = PARTS[name](here)
         except Exception as error:  # of one part; the others go on if the ranks still answer each other
             failure = reason_of(error)
+            traceback.print_exc()
         failures = [said for said in here.said(failure) if said]
         if failures:
             found.skipped.append(Skipped(name, "", name, failures[0]))
