@@ -43,6 +43,26 @@ def test_gates_of_every_kind(rows: int, dtype: torch.dtype, direction: str) -> N
 
 
 @DIRECTIONS
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4_000_000), (264, 30_304), (1, 100_000)], ids=str)
+def test_gates_that_take_each_other_back(shape: tuple[int, int], backward: bool, direction: str) -> None:
+    """Every other gate is one over the gate before it. A product of all in float would lose 1e-8 a step."""
+    even = torch.empty(shape[0], shape[1] // 2, device="cuda").uniform_(0.99, 1.01)
+    gates = torch.stack((even, 1 / even), -1).view(shape)
+    x = torch.randn(shape, device="cuda").requires_grad_(backward)
+
+    upstream = torch.randn(shape, device="cuda")
+
+    def result(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        y = discounted_cumsum(x, gates, direction=direction)
+        return torch.autograd.grad(y, x, upstream.to(y))[0] if backward else y
+
+    got = result(x, gates).double().cpu()
+    wide = x.detach().double().cpu().requires_grad_(backward)
+    check(got, result(wide, gates.double().cpu()).detach(), torch.float32)
+
+
+@DIRECTIONS
 @DTYPES
 @pytest.mark.parametrize("shape", [(264, 20_008), (264, 50_000), (500, 9_008)], ids=str)
 @pytest.mark.parametrize("kind", ["number", "row", "step"])

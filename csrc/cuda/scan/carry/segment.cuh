@@ -25,6 +25,22 @@ __device__ __forceinline__ Piece<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
+// A product of gates in float. Of floats it knows what rounding took of it: 1 is nearer to the number below than to the
+// one above, so that gates which take each other back would lose 1e-8 a step, all in the same direction.
+template <typename T>
+struct GateProduct {
+  float rounded = 1.f, rest = 0.f;
+
+  __device__ __forceinline__ void take(float gate) {
+    const float before = rounded;
+    rounded *= gate;
+    if constexpr (sizeof(T) > 2) rest = fmaf(rest, gate, fmaf(before, gate, -rounded));
+  }
+  __device__ __forceinline__ double whole() const {
+    return rounded + (sizeof(T) > 2 && is_finite(rest) ? static_cast<double>(rest) : 0.0);
+  }
+};
+
 // All lanes' totals and products of gates up to their own, of kLanes of them.
 template <int kLanes>
 __device__ __forceinline__ void fold_lanes(double& total, double& gates, int lane) {

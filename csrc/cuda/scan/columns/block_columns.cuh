@@ -166,15 +166,16 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
         }
         if constexpr (kStep) {
           // In float only where no product on the way leaves its range.
-          float in_float = 1.f, most = 0.f;
+          float most = 0.f;
+          GateProduct<T> in_float;
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
             const float factor = cast<float>(g[i].get(c));
-            in_float *= factor;
+            in_float.take(factor);
             most = fmaxf(most, fabsf(factor));
           }
-          const bool narrow = most <= 1.f && fabsf(in_float) >= 0x1p-100f;
-          double product = in_float;
+          const bool narrow = most <= 1.f && fabsf(in_float.rounded) >= 0x1p-100f;
+          double product = in_float.whole();
           if (!narrow) {
             product = 1.0;
 #pragma unroll

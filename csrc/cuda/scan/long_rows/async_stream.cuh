@@ -229,7 +229,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       }
     }
 
-    float y = 0.f, product = 1.f, most = 0.f, before = state.gate_before;
+    float y = 0.f, most = 0.f, before = state.gate_before;
+    GateProduct<T> product;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       float values[kVec], factors[kVec];
@@ -241,15 +242,15 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
         if constexpr (kStep) {
           const float factor = (k == 0 && i == first) ? 1.f : factors[i];
           most = fmaxf(most, fabsf(factor));
-          product *= factor;
+          product.take(factor);
         }
       }
     }
     Piece<double> piece{y, 1.0, false};
     if constexpr (kStep) {
-      piece.gates = product;
+      piece.gates = product.whole();
       // In float only where no product on the way left its range.
-      if (!(most <= 1.f && fabsf(product) >= 0x1p-100f)) {
+      if (!(most <= 1.f && fabsf(product.rounded) >= 0x1p-100f)) {
         piece.gates = 1.0;
         before = state.gate_before;
         for (int k = 0; k < kChunks; ++k) {

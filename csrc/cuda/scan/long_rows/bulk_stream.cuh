@@ -9,6 +9,7 @@
 #include "scan/long_rows/bulk_stream_carries.cuh"
 #include "scan/long_rows/bulk_stream_shared.cuh"
 #include "common/vector.cuh"
+#include "scan/carry/segment.cuh"
 
 namespace dcs {
 
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     float y = 0.f, before = gate_before;
     constexpr int kGroup = kVec * kVectors <= 40 ? kVectors : (kVectors + 1) / 2;  // vectors of a product in float
     static_assert(!kStep || kVec * kGroup <= 40);
-    float products[2] = {1.f, 1.f};
+    GateProduct<T> products[2];
     Largest<T, kVec> largest;  // of the gates, this lane's last among them even where that belongs to the next
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -253,17 +254,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         y = k == 0 && (i == 0 || i == first) ? values[i] : advance(gate, values[i], factors[i], y);
-        if constexpr (kStep) products[k >= kGroup] *= (k == 0 && i <= first) ? 1.f : factors[i];
+        if constexpr (kStep) products[k >= kGroup].take((k == 0 && i <= first) ? 1.f : factors[i]);
       }
     }
     double total = y, gates = 1.0;
     if constexpr (kStep) {
-      gates = products[0];
-      if constexpr (kGroup < kVectors) gates *= products[1];
+      gates = products[0].whole();
+      if constexpr (kGroup < kVectors) gates *= products[1].whole();
       // In float only where no product on the way left its range: what 40 gates can lift at most, they may have lifted.
       const float most = kShifted ? fmaxf(largest.magnitude(), fabsf(gate_before)) : largest.magnitude();
       const float least = 0x1p-126f * power_of_40(fmaxf(most, 1.f));
-      if (__builtin_expect(!(fabsf(products[0]) > least && fabsf(products[1]) > least), 0)) {
+      if (__builtin_expect(!(fabsf(products[0].rounded) > least && fabsf(products[1].rounded) > least), 0)) {
         // Nobody asks what lies behind a row's last step.
         const bool outside = kReverse ? (own + 1) * kVec <= info.low : own * kVec >= info.high;
         if (!outside) gates = multiply_gates(here, gate_before, first, gates == 0.0);
