@@ -342,7 +342,9 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       RowNumbers<T> numbers{};
       if (at.pass == Pass::kGeneral) numbers = passes.ask_rows(cuts.row);
       mbarrier_wait(&shared.carries_ready[turn], (round - kLongAhead) / kLongTurns & 1);
-      const LaneSums<Acc> sums = passes.finish(at, cuts, numbers, shared.carries[turn][warp], [](int64_t, Acc) {});
+      // Read by the lane that arrives with later totals, behind which the carry warp writes here again.
+      const Wide carry = shuffle(lane == 31 ? shared.carries[turn][warp] : cast<Wide>(0.0), 31);
+      const LaneSums<Acc> sums = passes.finish(at, cuts, numbers, carry, [](int64_t, Acc) {});
       work.store();
       if constexpr (kBackward && !kStep) store_slice_sums(passes, cuts, sums);
       old.advance(p, apart, rows_apart);
