@@ -124,7 +124,7 @@ _SCHEMAS = (
     "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "
     "float logit_scale, float z_loss, bool gradient, bool predictions, bool entropy, Tensor(b!)? within=None, "
-    "Tensor(c!)? beside=None, int first_row=0, int kept_rows=0, int width=0, int inner=0, int last_inner=0) "
+    "Tensor(c!)? beside=None, int first_row=0, int kept_rows=0, int width=0, int inner=0, int slices=0) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     # out[..., i, j] = logsumexp_k(a[..., i, k] + b[..., k, j]); batch dimensions and 1-D operands as in torch.matmul.
     "log_bmm(Tensor a, Tensor b) -> Tensor",

@@ -110,40 +110,40 @@ def log_ratios(log_p, log_q, beta, ACC: tl.constexpr, DIRECTION: tl.constexpr):
 
 @triton.jit
 def save(
-    g, start, lanes, row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest,
-    saved_rows, VECTOR: tl.constexpr,
+    g, start, lanes, row, V, within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest, saved_rows,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """A block of a row's gradient into the slices of linear_weight's, as SavedPlaces in csrc/cuda has them."""
     index = start + lanes
     # No block is wider than a slice.
     first = start // width
-    piece = first + tl.where(index >= (first + 1) * width, 1, 0)
+    piece = tl.minimum(first + tl.where(index >= (first + 1) * width, 1, 0), last)
     in_piece = index - piece * width
-    own = tl.where(piece == last, last_inner, inner)
-    stride = tl.where(piece == last, last_rest, rest)
+    own = tl.where(piece == last, 0, inner)
+    row_of_rest = tl.where(piece == last, last_rest, rest)
     is_within = tl.max_constancy(in_piece < own, VECTOR)
     inside = index < V
     piece = piece.to(tl.int64)
     # Whole vectors lie in one slice, and on one side of it.
-    at = tl.max_contiguous(tl.multiple_of(piece * width * room + row * own + in_piece, VECTOR), VECTOR)
+    at = tl.max_contiguous(tl.multiple_of(piece * apart + row * own + in_piece, VECTOR), VECTOR)
     tl.store(within_ptr + at, g, mask=inside & is_within)
-    at = piece * saved_rows * rest + row * stride + (in_piece - own)
+    at = piece * saved_rows * rest + row * row_of_rest + (in_piece - own)
     at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
     tl.store(beside_ptr + at, g, mask=inside & (is_within == 0))
 
 
 @triton.jit
 def write_row(
-    g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room, inner,
-    last_inner, rest, last_rest, saved_rows, SAVED: tl.constexpr, VECTOR: tl.constexpr,
+    g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, apart, inner,
+    rest, last_rest, saved_rows, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """A block of the student's gradient g, times what it is multiplied by, to its places."""
     g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
     tl.store(row + start + lanes, g, mask=start + lanes < V)
     if SAVED:
         save(
-            g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest,
-            last_rest, saved_rows, VECTOR,
+            g, start, lanes, saved_row, V, within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest,
+            saved_rows, VECTOR,
         )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def write_row(
 def compare(
     row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
     teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
-    teacher_grad, saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows,
+    teacher_grad, saved_row, within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest, saved_rows,
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr, DIRECTION: tl.constexpr, SUM: tl.constexpr, KEPT: tl.constexpr,
     STUDENT: tl.constexpr, TEACHER: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
@@ -187,8 +187,8 @@ def compare(
             if DIRECTION != 0:
                 g = p * (of_p - mean)
             write_row(
-                g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room,
-                inner, last_inner, rest, last_rest, saved_rows, SAVED, VECTOR,
+                g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, apart,
+                inner, rest, last_rest, saved_rows, SAVED, VECTOR,
             )  # fmt: skip
         if TEACHER:
             g = q - p
@@ -202,7 +202,7 @@ def compare(
 @triton.jit
 def weigh(
     row, kept_row, bias_ptr, lanes, valid, V, scale, softcap, largest, log_total, mean, grad, saved_row, within_ptr,
-    beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows, BLOCK: tl.constexpr,
+    beside_ptr, last, width, apart, inner, rest, last_rest, saved_rows, BLOCK: tl.constexpr,
     ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The student's gradient from the logarithms that `compare` has kept."""
@@ -212,22 +212,22 @@ def weigh(
         p = tl.exp2((z - largest) * LOG2_E - log_total)
         g = p * (tl.load(kept_row + index, mask=index < V, other=0).to(ACC) - mean)
         write_row(
-            g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, room, inner,
-            last_inner, rest, last_rest, saved_rows, SAVED, VECTOR,
+            g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, apart, inner,
+            rest, last_rest, saved_rows, SAVED, VECTOR,
         )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
         "valid_stride", "grad_stride", "scale_bits", "softcap_bits", "teacher_scale_bits", "teacher_softcap_bits",
-        "beta_bits", "first_row", "last", "last_inner", "last_rest",
+        "beta_bits", "first_row", "last", "last_rest",
     ]
 )  # fmt: skip
 def kl_rows(
     logits_ptr, stride, teacher_ptr, teacher_stride, kept_ptr, bias_ptr, teacher_bias_ptr, valid_ptr, valid_stride,
     grad_ptr, grad_stride, rows_ptr, V, scale_bits: tl.int64, softcap_bits: tl.int64, teacher_scale_bits: tl.int64,
     teacher_softcap_bits: tl.int64, beta_bits: tl.int64,
-    within_ptr, beside_ptr, first_row, saved_rows, last, width, room, inner, last_inner, rest, last_rest,
+    within_ptr, beside_ptr, first_row, saved_rows, last, width, apart, inner, rest, last_rest,
     BLOCK: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, TEACHER_BIAS: tl.constexpr,
     TEACHER_CAPPED: tl.constexpr, MASKED: tl.constexpr, DIRECTION: tl.constexpr, STUDENT: tl.constexpr,
     TEACHER: tl.constexpr, KEPT: tl.constexpr, SAVED: tl.constexpr, VECTOR: tl.constexpr,
@@ -259,7 +259,7 @@ def kl_rows(
         mean, teacher_mean = compare(
             row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap,
             teacher_scale, teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, zero, zero,
-            zero, zero, saved_row, within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest,
+            zero, zero, saved_row, within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest,
             saved_rows, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION, True, KEPT, False, False,
             False, VECTOR,
         )  # fmt: skip
@@ -277,16 +277,16 @@ def kl_rows(
         if KEPT:
             weigh(
                 row, kept_row, bias_ptr, lanes, valid, V, scale, softcap, largest, log_total, mean, grad, saved_row,
-                within_ptr, beside_ptr, last, width, room, inner, last_inner, rest, last_rest, saved_rows, BLOCK, ACC,
+                within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest, saved_rows, BLOCK, ACC,
                 BIAS, CAPPED, SAVED, VECTOR,
             )  # fmt: skip
         else:
             sums, teacher_sums = compare(
                 row, teacher_row, kept_row, bias_ptr, teacher_bias_ptr, lanes, V, valid, V, scale, softcap,
                 teacher_scale, teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean,
-                teacher_mean, grad, teacher_grad, saved_row, within_ptr, beside_ptr, last, width, room, inner,
-                last_inner, rest, last_rest, saved_rows, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED,
-                DIRECTION, not NEEDS_SUMS, False, STUDENT, TEACHER, SAVED, VECTOR,
+                teacher_mean, grad, teacher_grad, saved_row, within_ptr, beside_ptr, last, width, apart, inner,
+                rest, last_rest, saved_rows, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS, TEACHER_CAPPED, DIRECTION,
+                not NEEDS_SUMS, False, STUDENT, TEACHER, SAVED, VECTOR,
             )  # fmt: skip
             if not NEEDS_SUMS:
                 mean = sums
@@ -325,7 +325,7 @@ def kl_rows_(call: KlRows) -> Tensor:
             grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),
             grad, 0 if grad.numel() == 1 else grad.stride(0), rows, classes,
             *head_bits(student, call.temperature), *head_bits(teacher, call.temperature), float_bits(call.beta),
-            *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 9)),
+            *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 8)),
             BLOCK=block, ACC=tl.float64 if is_double else tl.float32,
             BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
             TEACHER_BIAS=teacher.linear_bias is not None, TEACHER_CAPPED=teacher.softcap is not None,
@@ -350,9 +350,9 @@ def head_bits(head: HeadRows, temperature: float) -> tuple[int, int]:
 
 def _saved(places: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
     """The kernel's arguments for the slices of linear_weight's gradient."""
-    within, beside, first_row, saved_rows, width, inner, last_inner = places
-    last = (classes - 1) // width
-    rest, last_rest = (-(-count // VECTOR) * VECTOR for count in (width - inner, classes - last * width - last_inner))
+    within, beside, first_row, saved_rows, width, inner, slices = places
+    last = slices - 1
+    rest, last_rest = (-(-count // VECTOR) * VECTOR for count in (width - inner, classes - last * width))
     return (
         within,
         beside,
@@ -360,9 +360,8 @@ def _saved(places: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
         saved_rows,
         last,
         width,
-        within.numel() // classes,
+        within.numel() // max(last, 1),
         inner,
-        last_inner,
         rest,
         last_rest,
     )

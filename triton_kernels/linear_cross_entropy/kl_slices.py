@@ -89,7 +89,7 @@ def kl_slices(
         sums, teacher_sums = compare(
             row, teacher_row, row, bias_ptr, teacher_bias_ptr, lanes, columns, valid, V, scale, softcap, teacher_scale,
             teacher_softcap, largest, log_total, teacher_largest, teacher_log_total, beta, mean, teacher_mean, grad,
-            teacher_grad, index_of_row, row, row, 0, 1, 0, 0, 0, 0, 0, 0, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS,
+            teacher_grad, index_of_row, row, row, 0, 1, 0, 0, 0, 0, 0, BLOCK, ACC, BIAS, CAPPED, TEACHER_BIAS,
             TEACHER_CAPPED, DIRECTION, SUM, False, STUDENT, TEACHER, False, 1,
         )  # fmt: skip
         if SUM:

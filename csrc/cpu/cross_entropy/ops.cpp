@@ -17,7 +17,7 @@ const CrossEntropyKernels& cross_entropy_kernels() {
 
 struct CpuRows {
   static void run(const RowsProblem& problem, const Tensor&) {
-    if (problem.saved.within) fail(kCrossEntropyRows, ": within and beside must be None on a CPU, got tensors");
+    if (problem.saved.beside) fail(kCrossEntropyRows, ": within and beside must be None on a CPU, got tensors");
     for (int64_t row = 0; problem.target != nullptr && row < problem.rows; ++row) {
       const int64_t target = problem.target[row * problem.target_stride];
       if (target != problem.ignore_index && (target < 0 || target >= problem.columns))

@@ -16,45 +16,40 @@ struct SavedPlaces {
   unsigned char *within = nullptr, *beside = nullptr;
   int64_t within_slice = 0, beside_slice = 0, first_row = 0;
   uint32_t magic = 0;  // 2^32 / width, rounded up; 0: not exact for these sizes
-  int width = 0, inner = 0, last_inner = 0, rest = 0, last_rest = 0, last = 0;
+  int width = 0, inner = 0, rest = 0, last_rest = 0, last = 0;
 
   template <typename Word>
   __device__ __forceinline__ Word* at(int64_t row, int word) const {
-    const int slice = magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(word), magic)) : word / width,
-              in_slice = word - slice * width;
+    const int whole = magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(word), magic)) : word / width,
+              slice = whole < last ? whole : last, in_slice = word - slice * width;
     const bool is_last = slice == last;
-    const int own = is_last ? last_inner : inner;
-    if (in_slice < own)
-      return reinterpret_cast<Word*>(within) + slice * within_slice + (first_row + row) * own + in_slice;
+    if (!is_last && in_slice < inner)
+      return reinterpret_cast<Word*>(within) + slice * within_slice + (first_row + row) * inner + in_slice;
     return reinterpret_cast<Word*>(beside) + slice * beside_slice + (first_row + row) * (is_last ? last_rest : rest) +
-        (in_slice - own);
+        (is_last ? in_slice : in_slice - inner);
   }
 };
 
 // In words of `elements`; nothing where they do not divide the slices.
 inline SavedPlaces saved_places(const RowsProblem& problem, int element_size, int64_t elements) {
   const SavedGradient& saved = problem.saved;
-  const int64_t padding = 16 / element_size, slices = ceil_div(problem.columns, saved.width),
-                last_width = problem.columns - (slices - 1) * saved.width;
+  const int64_t padding = 16 / element_size, last_width = problem.columns - (saved.slices - 1) * saved.width;
   const int64_t rest = ceil_div(saved.width - saved.inner, padding) * padding,
-                last_rest = ceil_div(last_width - saved.last_inner, padding) * padding;
+                last_rest = ceil_div(last_width, padding) * padding;
   const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
   SavedPlaces places;
-  if (!saved.within || saved.width % elements || saved.inner % elements || saved.last_inner % elements ||
-      saved.width * saved.room % elements)
-    return places;
+  if (!saved.beside || saved.width % elements || saved.inner % elements || saved.stride % elements) return places;
   if (elements > 1 && (!aligned(saved.within) || !aligned(saved.beside))) return places;
   const int64_t width = saved.width / elements;
   places.within = static_cast<unsigned char*>(saved.within), places.beside = static_cast<unsigned char*>(saved.beside);
-  places.within_slice = saved.width * saved.room / elements, places.beside_slice = saved.rows * rest / elements,
+  places.within_slice = saved.stride / elements, places.beside_slice = saved.rows * rest / elements,
   places.first_row = saved.first_row;
   const bool is_exact = width > 1 && ceil_div(problem.columns, elements) * width < int64_t{1} << 32;
   places.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
   places.width = static_cast<int>(width);
-  places.inner = static_cast<int>(saved.inner / elements),
-  places.last_inner = static_cast<int>(saved.last_inner / elements);
+  places.inner = static_cast<int>(saved.inner / elements);
   places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements),
-  places.last = static_cast<int>(slices - 1);
+  places.last = static_cast<int>(saved.slices - 1);
   return places;
 }
 

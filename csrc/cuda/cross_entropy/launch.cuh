@@ -110,7 +110,7 @@ SavedPlaces saved_in_vectors(const RowsProblem& problem) {
 // Whether the rows' kernel does, so that the caller need not.
 template <typename T>
 bool saves_gradient(const RowsProblem& problem) {
-  return is_long<T>(problem) && saved_in_vectors<T>(problem).within != nullptr;
+  return is_long<T>(problem) && saved_in_vectors<T>(problem).beside != nullptr;
 }
 
 template <typename T, bool kSoftcap, bool kEntropy>
@@ -208,10 +208,10 @@ __global__ void __launch_bounds__(256)
 template <typename T>
 cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& device, cudaStream_t stream) {
   const cudaError_t error = launch_rows_of<T>(problem, device, stream);
-  if (error != cudaSuccess || !problem.saved.within || saves_gradient<T>(problem)) return error;
+  if (error != cudaSuccess || !problem.saved.beside || saves_gradient<T>(problem)) return error;
   constexpr int64_t kMostRows = 65535;
   const SavedPlaces places = saved_places(problem, sizeof(T), 1);
-  if (!places.within) return cudaErrorInvalidValue;
+  if (!places.beside) return cudaErrorInvalidValue;
   for (int64_t row = 0; row < problem.rows; row += kMostRows) {
     SavedPlaces from_row = places;
     from_row.first_row += row;

@@ -262,11 +262,11 @@ struct LongBlock {
 
   __device__ __forceinline__ void store(const Turn& turn, int begin, int v, const Vec& gradient) const {
     turn.body[v] = gradient;
-    if (sizeof(T) == 2 && params.saved.within) *params.saved.at<Vec>(turn.row, begin + v) = gradient;
+    if (sizeof(T) == 2 && params.saved.beside) *params.saved.at<Vec>(turn.row, begin + v) = gradient;
   }
   __device__ __forceinline__ void store_element(int row, T* start, int position, float gradient) const {
     start[position] = cast<T>(gradient);
-    if (sizeof(T) == 2 && params.saved.within)
+    if (sizeof(T) == 2 && params.saved.beside)
       reinterpret_cast<T*>(params.saved.at<Vec>(row, position / kVec))[position % kVec] = cast<T>(gradient);
   }
   template <bool kIsFixed>

@@ -18,8 +18,9 @@ How linear_weight's gradient (V·D elements) is summed, where it is needed:
 ========  ====================================================================================  ======================
 direct    one GEMM (a single chunk), or GEMMs that add to the result (float32 and float64)      nothing
 shared    half: the gradient of all logits is kept by slices of the vocabulary, partly in the   2·V·max(N - D, 0)
-          result's own memory; one GEMM over all rows, a single rounding                        bytes, 64 MiB at most
-                                                                                                for a slice of results
+          result's own memory; one GEMM over all rows, a single rounding                        bytes, and a slice:
+                                                                                                64 MiB for N <= D, or
+                                                                                                up to 1 + N/D times it
 float32   half: GEMMs that add to a float32 sum, half of which is in the result's memory.       2·V·D bytes
           float16 because 1/N and sums over rows leave its range: in forward the result itself  (nothing)
           is float32, until the gradient of the loss is known
@@ -33,8 +34,8 @@ Where ignored rows are left out (valid_rows.py), the rows are the valid ones on 
 
 A budget of rows that covers all of them is a single chunk. Beyond it, what a half-precision gradient costs beside its
 GEMMs is traffic: "shared" copies the gradient of the logits once (4 bytes an element of N·V; 2 on a GPU, whose row
-kernel writes it twice) and, at N = 2·D, half of the result; "float32" reads and writes a float32 sum with every chunk
-(8 bytes an element of V·D), which for chunks of R rows is 2·D/R times as much. So "shared" is taken as long as it needs
+kernel writes it twice); "float32" reads and writes a float32 sum with every chunk (8 bytes an element of V·D), which
+for chunks of R rows at N = 2·D is 2·D/R times as much. So "shared" is taken as long as it needs
 at most a tenth more memory, which is up to about 2.2·D rows. Where no budget is given, a single chunk of up to a
 quarter more bytes than these saves that copy too.
 

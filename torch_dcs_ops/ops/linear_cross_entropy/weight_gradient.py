@@ -14,7 +14,7 @@ from .plan import Accumulation, with_padding
 from .valid_rows import ValidRows
 
 _WIDE_BYTES = 32 << 20  # of float32 copies, where a half-precision factor or result has to be converted
-_SLICE_BYTES = 64 << 20  # of results beside their place: GEMMs of several waves on a GPU
+_SLICE_BYTES = 64 << 20  # of what a GEMM makes at a time: several waves on a GPU
 _LEAST_SLICES = 8
 _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, and can be copied as words
 
@@ -137,7 +137,7 @@ class _Float32(WeightGradient):
 class _Slice(NamedTuple):
     """Classes [first, last) of the gradient of all logits.
 
-    Columns [first, middle) are held `within` the memory of the result's rows [first, last), the others `beside` it.
+    Columns [first, middle) are held `within` the memory of the result, the others `beside` it.
     """
 
     first: int
@@ -150,15 +150,16 @@ class _Slice(NamedTuple):
 class _Shared(WeightGradient):
     """One GEMM over all rows for every class, from the gradient of all logits, which the result's memory shares.
 
-    The memory of D rows of logits is that of the result. A slice of w classes has w·D elements of the result; there
-    the gradients of its first w·D/N classes fit, over all N rows, and the rest is beside it. With both there:
+    The memory of D rows of logits is that of the result. A slice of w classes has w·D elements of the result; in as
+    many fit the gradients of its first w·D/N classes, over all N rows, and the rest is beside it. They lie so many
+    classes behind the place of the slice's own result. With all rows there, for one slice after another:
 
-    1. the first classes' GEMM writes to `spare`; what was within the slice's result has been used now;
-    2. the other classes' GEMM writes to their place in the result, over nothing but that;
-    3. the first classes are copied from `spare` to their place.
+    1. the first classes' GEMM writes to their place in the result, which ends where their gradients begin;
+    2. the other classes' GEMM writes to theirs, over those gradients, which have been used; the next slice's begin
+       behind that.
 
-    No slice touches another one's memory, so that the order of the slices is free. Held at the most, in elements:
-    max(N, D)·V, and first one chunk of logits, then `spare`.
+    So nothing is copied. The last slice, of w·D/N classes at least, is beside the result altogether. Held at the most,
+    in elements: max(N, D)·V, D times that slice's classes, and one chunk of logits.
     """
 
     def __init__(self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype, word: int) -> None:
@@ -166,48 +167,38 @@ class _Shared(WeightGradient):
         rows, (classes, features) = input.size(0), linear_weight.shape
         # In elements of input's dtype, in which a float32 result has twice the room.
         row_room = features * dtype.itemsize // input.dtype.itemsize
-        room = self.total[:classes].view(-1).view(input.dtype)
         width = _slice_width(classes, _SLICE_BYTES * max(rows, row_room) // row_room // (features * dtype.itemsize))
+        inner = min(width, alignment.whole(width * row_room // max(rows, 1), _ALIGNMENT))
+        count = max(-(-classes // width), 1)
+        if count > 1 and classes - (count - 1) * width < inner:
+            count -= 1
+        most = count - 1  # slices that are within
+        start = inner * row_room
+        self.within = self.total.view(-1).view(input.dtype)[start : start + most * width * row_room]
         padding = 16 // input.dtype.itemsize
+        rest, last = alignment.padded(width - inner, padding), alignment.padded(classes - most * width, padding)
+        self.beside = input.new_empty(rows * (most * rest + last))
         self.slices = []
-        spans = []
-        for first in range(0, classes, width):
-            last = min(first + width, classes)
-            fitting = (last - first) * row_room // max(rows, 1)
-            # Rows of whole words; those of a few classes that make none are beside.
-            columns = (
-                alignment.whole(last - first, padding)
-                if fitting >= last - first
-                else (alignment.whole(fitting, _ALIGNMENT))
-            )
-            spans.append((first, first + columns, last, alignment.padded(last - first - columns, padding)))
-        beside = input.new_empty(rows * sum(stride for *_, stride in spans))
-        done = 0
-        for first, middle, last, stride in spans:
-            start, columns = first * row_room, middle - first
-            last = min(alignment.padded(last, word), self.total.size(0))
+        for index in range(count):
+            first, is_last = index * width, index == most
+            middle = first if is_last else first + inner
+            end = min(alignment.padded(classes, word), self.total.size(0)) if is_last else first + width
+            place, stride = rows * index * rest, last if is_last else rest
+            within = self.within[index * width * row_room :][: rows * (middle - first)]
+            beside = self.beside[place : place + rows * stride].view(rows, stride)
             self.slices.append(
-                _Slice(
-                    first,
-                    middle,
-                    last,
-                    room[start : start + rows * columns].view(rows, columns),
-                    with_padding(beside[done : done + rows * stride].view(rows, stride), last - middle),
-                )
+                _Slice(first, middle, end, within.view(rows, middle - first), with_padding(beside, end - middle))
             )
-            done += rows * stride
-        self.width, self.memory, self.is_written, self.rows = width, (room, beside), False, rows
+        self.width, self.inner, self.is_written, self.rows = width, inner, False, rows
         self.factors: Tensor | None = None
 
     def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
         # Beside writing the gradient, reading it again for a copy took 1 ms of 41 (8192 rows, 4096 features, 128256
         # classes on an H200).
-        room, beside = self.memory
         self.is_written = can_write
         if not can_write:
             return ()
-        inner, last_inner = (piece.middle - piece.first for piece in (self.slices[0], self.slices[-1]))
-        return room, beside, part.start, self.rows, self.width, inner, last_inner
+        return self.within, self.beside, part.start, self.rows, self.width, self.inner, len(self.slices)
 
     def _add(self, logits_gradient: Tensor, part: slice) -> None:
         if self.is_written:
@@ -221,18 +212,14 @@ class _Shared(WeightGradient):
 
     def _finish(self) -> None:
         slices, self.slices = self.slices, []
-        del self.memory
+        del self.within, self.beside
         input = self.input[:]
         rows = slice(input.size(0))  # of which there were more before it was known how many are valid
         if self.factors is not None:
             input = torch.mul(input, self.factors.unsqueeze(1), out=torch.empty_like(input))
-        most = max(piece.middle - piece.first for piece in slices)
-        spare = self.total.new_empty(most, self.total.size(1))
         for piece in slices:
-            first_rows = spare[: piece.middle - piece.first]
-            _product(first_rows, piece.within[rows], input)
+            _product(self.total[piece.first : piece.middle], piece.within[rows], input)
             _product(self.total[piece.middle : piece.last], piece.beside[rows], input)
-            self.total[piece.first : piece.middle].copy_(first_rows)
 
 
 def _product(out: Tensor, logits_gradient: Tensor, input: Tensor) -> None:

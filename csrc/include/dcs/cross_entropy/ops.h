@@ -92,24 +92,22 @@ inline RowScalar row_operand(const char* name, const std::optional<Tensor>& tens
 
 // The private ops' own arguments: what does not fit together is an error of theirs.
 inline SavedGradient saved_gradient(const RowsProblem& problem, const Tensor& logits, const Tensor& within,
-    const Tensor& beside, int64_t first_row, int64_t rows, int64_t width, int64_t inner, int64_t last_inner) {
+    const Tensor& beside, int64_t first_row, int64_t rows, int64_t width, int64_t inner, int64_t slices) {
   const int64_t padding = 16 / static_cast<int64_t>(logits.element_size()), columns = problem.columns;
   const auto padded = [&](int64_t size) { return (size + padding - 1) / padding * padding; };
-  const int64_t slices = width > 0 ? (columns + width - 1) / width : 0, room = within.numel() / columns,
-                last = columns - (slices - 1) * width;
-  const bool sizes = width > 0 && inner >= 0 && inner <= width && last_inner >= 0 && last_inner <= last &&
+  const bool sizes = width > 0 && inner >= 0 && inner <= width && slices > 0 && (slices - 1) * width < columns &&
       first_row >= 0 && first_row + problem.rows <= rows;
-  const bool fits = sizes && within.numel() == room * columns && rows * inner <= width * room &&
-      rows * last_inner <= last * room &&
-      beside.numel() >= rows * ((slices - 1) * padded(width - inner) + padded(last - last_inner));
+  const int64_t stride = sizes && slices > 1 ? within.numel() / (slices - 1) : 0;
+  const bool fits = sizes && within.numel() == (slices - 1) * stride && (slices == 1 || rows * inner <= stride) &&
+      beside.numel() >= rows * ((slices - 1) * padded(width - inner) + padded(columns - (slices - 1) * width));
   if (!problem.gradient || !fits || !within.is_contiguous() || !beside.is_contiguous() ||
       within.scalar_type() != logits.scalar_type() || beside.scalar_type() != logits.scalar_type() ||
       !same_device(within, logits) || !same_device(beside, logits))
     fail(kCrossEntropyRows,
         ": within and beside must be contiguous, of logits' dtype and device, and have room for slices of the gradient, got ",
         shape_text(sizes_of(within)), ", ", shape_text(sizes_of(beside)), " and the sizes ",
-        shape_text({first_row, rows, width, inner, last_inner}));
-  return {within.mutable_data_ptr(), beside.mutable_data_ptr(), room, rows, first_row, width, inner, last_inner};
+        shape_text({first_row, rows, width, inner, slices}));
+  return {within.mutable_data_ptr(), beside.mutable_data_ptr(), stride, rows, first_row, width, inner, slices};
 }
 
 template <typename Backend>
@@ -118,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(Tensor logits, Ten
     std::optional<Tensor> grad_lse, std::optional<Tensor> grad_entropy, int64_t ignore_index, double label_smoothing,
     double softcap, double logit_scale, double z_loss, bool gradient, bool predictions, bool entropy,
     std::optional<Tensor> within, std::optional<Tensor> beside, int64_t first_row, int64_t saved_rows, int64_t width,
-    int64_t inner, int64_t last_inner) {
+    int64_t inner, int64_t slices) {
   check_logits(logits);
   RowsProblem problem;
   problem.dtype = element_type(logits.scalar_type());
@@ -138,7 +136,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_rows(Tensor logits, Ten
   problem.z_loss = z_loss;
   problem.gradient = gradient;
   if (within && beside)
-    problem.saved = saved_gradient(problem, logits, *within, *beside, first_row, saved_rows, width, inner, last_inner);
+    problem.saved = saved_gradient(problem, logits, *within, *beside, first_row, saved_rows, width, inner, slices);
 
   const auto make = [&](bool wanted, ScalarType dtype) {
     const std::array<int64_t, 1> size{wanted ? problem.rows : 0};

@@ -31,14 +31,14 @@ struct RowScalar {
 };
 
 // Where the logits' gradient is written a second time, for one GEMM over the rows of several calls: by slices of
-// `width` classes, `inner` of a slice's columns in the memory of its part of the GEMM's result and the others beside it
-// (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
+// `width` classes, `inner` of a slice's columns in the memory of the GEMM's result and the others beside it; the last
+// slice has the remaining classes, all of them beside it (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
 struct SavedGradient {
-  void* within = nullptr;  // null: nowhere. Slices lie width * room elements apart, and are matrices of `rows` rows
-  void* beside = nullptr;  // one slice behind the other; rows padded to 16 bytes
-  int64_t room = 0;        // elements of the result a class
-  int64_t rows = 0, first_row = 0;               // the logits' first row is the slices' row first_row
-  int64_t width = 1, inner = 0, last_inner = 0;  // last_inner: of the last slice, which has the remaining classes
+  void* within = nullptr;           // slices lie `stride` elements apart, and are matrices of `rows` rows
+  void* beside = nullptr;           // one slice behind the other; rows padded to 16 bytes. Null: nowhere
+  int64_t stride = 0;
+  int64_t rows = 0, first_row = 0;  // the logits' first row is the slices' row first_row
+  int64_t width = 1, inner = 0, slices = 1;
 };
 
 // Numbers are float, for double logits double. Rows and columns are at least 1.
