@@ -364,7 +364,7 @@ def test_gpus_take_a_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(valid_rows, "LEAST_PRODUCT", 0)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(valid_rows, "_has_grouped_mm", lambda device: True)
     operands: Any = (OnCuda(), torch.zeros(16, 8, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64), False)
     assert compacts(*operands) == "device"
     assert compacts(*operands, torch.bfloat16) == "device"

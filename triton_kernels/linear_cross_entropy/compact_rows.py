@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import on_device
+from ..common.launch import WORD, Relaunched, on_device
 
 BLOCK = 2048  # elements of a program
 WARPS = 4
@@ -43,6 +43,9 @@ def order_targets(
     tl.store(count_ptr, count)
 
 
+_order_targets = Relaunched(order_targets)
+
+
 def order_rows(target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(index, rank, valid, count): index (n,) int64 has the rows with another target (n,), ascending, then the others.
 
@@ -51,9 +54,11 @@ def order_rows(target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tenso
     rows = target.numel()
     index, rank = (torch.empty(rows, dtype=torch.int64, device=target.device) for _ in range(2))
     valid, count = torch.empty_like(index, dtype=torch.bool), torch.empty(1, dtype=torch.int32, device=target.device)
+    stride = target.stride(0)
+    key = target.device, target.dtype, target.data_ptr() % WORD == 0, max(rows, stride) < 1 << 31
     with on_device(target):
-        order_targets[(1,)](
-            target, target.stride(0), ignore_index, index, rank, valid, count, rows, BLOCK=ORDER_BLOCK,
+        _order_targets(
+            key, (1, 1, 1), target, stride, ignore_index, index, rank, valid, count, rows, BLOCK=ORDER_BLOCK,
             num_warps=ORDER_WARPS,
         )  # fmt: skip
     return index, rank, valid, count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -208,9 +209,37 @@ def test_compacted_rows_restored(step: int, share: float) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_order_of_rows(rows: int, share: float) -> None:
     target = torch.where(torch.rand(rows) < share, torch.randint(1000, (rows,)), -7)
-    for place in (target, torch.stack((target, target), 1)[:, 0]):
+    # Twice, a step of 2, and another alignment: launched again, and compiled for themselves.
+    for place in (target, target, torch.stack((target, target), 1)[:, 0], torch.cat((target[:1], target))[1:]):
         index, rank, valid, count = (value.cpu() for value in load("compact_rows").order_rows(place.to(DEVICE), -7))
         assert torch.equal(valid, target != -7)
         assert count.tolist() == [int(valid.sum())]
         assert torch.equal(rank, valid.cumsum(0) - valid.long())
         assert torch.equal(index, torch.cat((valid.nonzero().squeeze(1), (~valid).nonzero().squeeze(1))))
+
+
+def test_launched_again() -> None:
+    """A kernel is looked for once for each key, and has its constants behind the other arguments."""
+    calls: list[tuple[str, Any, Any]] = []
+
+    class Kernel:
+        def __init__(self, name: str, compiles: bool) -> None:
+            self.name, self.compiles = name, compiles
+
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> Any:
+                calls.append((self.name, grid, (*arguments, *options.items())))
+                return Kernel("compiled", False) if self.compiles else None
+
+            return launch
+
+    launch = load("launch", "common").Relaunched(Kernel("kernel", True))
+    for key in "aab":
+        launch(key, (1, 1, 1), key, 5, num_warps=4, BLOCK=8)
+    first = ("kernel", (1, 1, 1), ("a", 5, ("BLOCK", 8), ("num_warps", 4)))
+    assert calls == [first, ("compiled", (1, 1, 1), ("a", 5, 8)), ("kernel", (1, 1, 1), ("b", *first[2][1:]))]
+    calls.clear()
+    launch = load("launch", "common").Relaunched(Kernel("interpreted", False))
+    for _ in range(2):
+        launch("a", (1, 1, 1), num_warps=4)
+    assert [name for name, *_ in calls] == ["interpreted"] * 2

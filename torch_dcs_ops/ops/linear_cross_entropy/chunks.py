@@ -6,7 +6,7 @@ one thing, the number of rows that are not ignored, behind the launch of a first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -53,22 +53,22 @@ def forward(
     Else it has no elements.
     """
     _check_targets(target, options, linear_weight.size(0))
-    divisor = _divisor(target, weight, options, input.dtype)
-    scale = None if divisor is None else divisor.reshape(1).reciprocal()
     is_half = input.dtype == torch.float16
     late = is_half and needs is not None and any(needs)
-    grad_loss, grad_scale = scale, input.new_empty(0, dtype=row_dtype(input.dtype))
-    if late:
-        grad_loss = boost = half_boost(linear_weight, target, weight, options)
-        if scale is None:
-            grad_scale = boost.reciprocal()
-        else:
-            # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
-            is_finite = scale.isfinite()
-            grad_loss, grad_scale = torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
+    divisor: Tensor | None = None
+    grad_scale = input.new_empty(0, dtype=row_dtype(input.dtype))
+
+    def upstream() -> Upstream:
+        nonlocal divisor, grad_scale
+        divisor = _divisor(target, weight, options, input.dtype)
+        grad_loss = None if divisor is None else divisor.reshape(1).reciprocal()
+        if late:
+            grad_loss, grad_scale = _boosted(grad_loss, half_boost(linear_weight, target, weight, options))
+        return Upstream(loss=grad_loss)
+
     rows, gradients = _run(
-        input, linear_weight, target, linear_bias, weight, options, needs,
-        Upstream(loss=grad_loss), need_predictions, need_entropy, torch.float32 if is_half else input.dtype, learned,
+        input, linear_weight, target, linear_bias, weight, options, needs, upstream, need_predictions, need_entropy,
+        torch.float32 if is_half else input.dtype, learned,
     )  # fmt: skip
     wanted = (True, True, need_predictions, need_entropy)
     lead = input.shape[:-1]
@@ -79,6 +79,15 @@ def forward(
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
     return rows, gradients, grad_scale
+
+
+def _boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
+    """What float16 rows are multiplied by in a gradient, and what it lacks then."""
+    if scale is None:
+        return boost, boost.reciprocal()
+    # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
+    is_finite = scale.isfinite()
+    return torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
 
 
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
@@ -130,7 +139,7 @@ def _run(
     weight: Tensor | None,
     options: Options,
     needs: Needs | None,
-    upstream: Upstream,
+    upstream: Upstream | Callable[[], Upstream],
     need_predictions: bool,
     need_entropy: bool,
     gradient_dtype: torch.dtype,
@@ -138,6 +147,7 @@ def _run(
 ) -> tuple[Rows, Gradients | Tensor]:
     """Every row's results, flat, and the gradients of input (in its shape), linear_weight and linear_bias.
 
+    upstream: of the loss alone where it is a function, which is called behind the launch of a first product.
     needs None: the gradient of the logits (N, V) instead, of all rows at a time.
     """
     shape, features = input.shape, linear_weight.size(1)
@@ -163,7 +173,7 @@ def _run_rows(
     weight: Tensor | None,
     options: Options,
     needs: Needs | None,
-    upstream: Upstream,
+    upstream: Upstream | Callable[[], Upstream],
     need_predictions: bool,
     need_entropy: bool,
     gradient_dtype: torch.dtype,
@@ -177,7 +187,8 @@ def _run_rows(
     linear_bias = None if linear_bias is None else linear_bias.to(dtype).contiguous()
     weight = None if weight is None else weight.to(dtype).contiguous()
     keeps, needs = needs is None, needs or Needs()
-    steps = None if keeps else filter_steps(input, classes, target, upstream, options, needs)
+    given = upstream if isinstance(upstream, Upstream) else Upstream()
+    steps = None if keeps else filter_steps(input, classes, target, given, options, needs)
     where = None if keeps else compacts(input, linear_weight, target, need_predictions, options.logits_dtype)
     settles = steps is None
     chosen = None
@@ -193,11 +204,12 @@ def _run_rows(
     elif steps is None:
         plan = make_plan(
             count, features, classes, input.dtype, gradient_dtype, input.device.type, needs.linear_weight, *limits,
-            is_forward=not any(needs), logits_dtype=options.logits_dtype, is_fast=upstream.entropy is not None,
+            is_forward=not any(needs), logits_dtype=options.logits_dtype, is_fast=given.entropy is not None,
         )  # fmt: skip
     else:
         plan = make_filtered_plan(count, classes, input.dtype, input.device.type, *limits)
     make_logits = Logits(plan, operand, linear_weight, word, options.logits_dtype).begin()
+    upstream = upstream if isinstance(upstream, Upstream) else upstream()
     if chosen is not None:
         target, upstream = chosen.gather(target), Upstream(*(chosen.gather(grad) for grad in upstream))
     grad_input = input.new_empty((total, features) if needs.input else 0, dtype=gradient_dtype)

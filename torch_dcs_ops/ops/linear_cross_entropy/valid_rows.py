@@ -19,6 +19,7 @@ Filtered gradients, whose groups of rows want all of them, are run that way alwa
 from __future__ import annotations
 
 import copy
+import functools
 from types import ModuleType
 from typing import Any, Literal, overload
 
@@ -64,12 +65,17 @@ def compacts(
         or logits_dtype not in (None, input.dtype)
         or target.numel() * classes * features < LEAST_PRODUCT
         or not hasattr(functional, "grouped_mm")
-        or torch.cuda.get_device_capability(input.device)[0] not in _GROUPED_CAPABILITIES
+        or not _has_grouped_mm(input.device)
     ):
         return None
     words = _ALIGNMENT // input.dtype.itemsize
     aligned = classes % words == features % words == linear_weight.data_ptr() % _ALIGNMENT == 0
     return "device" if aligned and linear_weight.is_contiguous() else None
+
+
+@functools.cache
+def _has_grouped_mm(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] in _GROUPED_CAPABILITIES
 
 
 class ValidRows:
@@ -253,8 +259,12 @@ def may_wait(device: torch.device) -> bool:
     """Whether the CPU may wait for a number of the device's."""
     if device.type != "cuda":
         return False
+    if torch.cuda.get_sync_debug_mode() != 0:
+        return False
+    if device.index == torch.cuda.current_device():
+        return not torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
-        return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
+        return not torch.cuda.is_current_stream_capturing()
 
 
 def _mover(tensor: Tensor) -> ModuleType | None:
