@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import _native, _registry, linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy.plan import Accumulation, make_plan
-from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import make_accumulator
+from torch_dcs_ops.ops.linear_cross_entropy.weight_gradient import in_whole_waves, make_accumulator
 
 from linear_cross_entropy.oracle import leaf, make, relative_error
 from linear_cross_entropy.test_memory import peak, peak_inside_gemms
@@ -95,6 +95,19 @@ def test_shared_is_one_gemm_bit_for_bit() -> None:
     assert plans == ["direct", "shared"]
     assert torch.equal(shared[1], single[1])
     assert relative_error(shared[0], single[0]) < torch.finfo(BF16).eps
+
+
+def test_slices_fill_the_gpu() -> None:
+    for features in (1024, 2048, 2304, 4096, 5120, 8192):
+        some = (64 << 20) // (2 * features)
+        classes = in_whole_waves(some, features, 132)
+        tiles = classes // 128 * -(-features // 256)
+        assert classes % 128 == 0
+        assert tiles >= 0.97 * 132 * -(-tiles // 132)
+        assert abs(classes - some) <= 0.07 * some
+    assert in_whole_waves(8192, 4096, 132) == 8448
+    assert in_whole_waves(1000, 512, 132) == 1000  # less than a wave
+    assert in_whole_waves(200, 132 * 256, 64) == 200  # a tile of classes is more than one
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])

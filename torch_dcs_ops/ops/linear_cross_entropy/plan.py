@@ -18,9 +18,9 @@ How linear_weight's gradient (V·D elements) is summed, where it is needed:
 ========  ====================================================================================  ======================
 direct    one GEMM (a single chunk), or GEMMs that add to the result (float32 and float64)      nothing
 shared    half: the gradient of all logits is kept by slices of the vocabulary, partly in the   2·V·max(N - D, 0)
-          result's own memory; one GEMM over all rows, a single rounding                        bytes, and a slice:
-                                                                                                64 MiB for N <= D, or
-                                                                                                up to 1 + N/D times it
+          result's own memory; one GEMM over all rows, a single rounding                        bytes, and for a slice
+                                                                                                64 MiB, or up to twice
+                                                                                                or 1 + N/D times that
 float32   half: GEMMs that add to a float32 sum, half of which is in the result's memory.       2·V·D bytes
           float16 because 1/N and sums over rows leave its range: in forward the result itself  (nothing)
           is float32, until the gradient of the loss is known

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from . import alignment
 from .plan import Accumulation, with_padding
-from .valid_rows import ValidRows
+from .valid_rows import ValidRows, multiprocessors
 
 _WIDE_BYTES = 32 << 20  # of float32 copies, where a half-precision factor or result has to be converted
 _SLICE_BYTES = 64 << 20  # of what a GEMM makes at a time: several waves on a GPU
 _LEAST_SLICES = 8
+_GEMM_TILE = (128, 256)  # of classes and features, on GPUs of compute capability 9 and 10
 _ALIGNMENT = 64  # columns; rows of a slice then start where cuBLAS wants them, and can be copied as words
 
 
@@ -167,20 +168,24 @@ class _Shared(WeightGradient):
         rows, (classes, features) = input.size(0), linear_weight.shape
         # In elements of input's dtype, in which a float32 result has twice the room.
         row_room = features * dtype.itemsize // input.dtype.itemsize
-        width = _slice_width(classes, _SLICE_BYTES * max(rows, row_room) // row_room // (features * dtype.itemsize))
+        most = max(rows, row_room)
+        # An eighth of the classes: small sums stay small as well.
+        at_a_time = min(_SLICE_BYTES // (features * dtype.itemsize), -(-classes // _LEAST_SLICES) * row_room // most)
+        if linear_weight.device.type == "cuda":
+            at_a_time = in_whole_waves(at_a_time, features, multiprocessors(linear_weight.device))
+        width = max(alignment.padded(at_a_time * most // row_room, _ALIGNMENT), _ALIGNMENT)
         inner = min(width, alignment.whole(width * row_room // max(rows, 1), _ALIGNMENT))
         count = max(-(-classes // width), 1)
         if count > 1 and classes - (count - 1) * width < inner:
             count -= 1
-        most = count - 1  # slices that are within
-        start = inner * row_room
-        self.within = self.total.view(-1).view(input.dtype)[start : start + most * width * row_room]
+        start, full = inner * row_room, count - 1
+        self.within = self.total.view(-1).view(input.dtype)[start : start + full * width * row_room]
         padding = 16 // input.dtype.itemsize
-        rest, last = alignment.padded(width - inner, padding), alignment.padded(classes - most * width, padding)
-        self.beside = input.new_empty(rows * (most * rest + last))
+        rest, last = alignment.padded(width - inner, padding), alignment.padded(classes - full * width, padding)
+        self.beside = input.new_empty(rows * (full * rest + last))
         self.slices = []
         for index in range(count):
-            first, is_last = index * width, index == most
+            first, is_last = index * width, index == full
             middle = first if is_last else first + inner
             end = min(alignment.padded(classes, word), self.total.size(0)) if is_last else first + width
             place, stride = rows * index * rest, last if is_last else rest
@@ -231,10 +236,15 @@ def _product(out: Tensor, logits_gradient: Tensor, input: Tensor) -> None:
         _float32_product(out, logits_gradient, input, accumulate=False)
 
 
-def _slice_width(classes: int, most: int) -> int:
-    """Of slices of at most `most` classes and of about V / 8, so that small sums stay small as well."""
-    width = min(most, -(-classes // _LEAST_SLICES))
-    return max(-(-width // _ALIGNMENT), 1) * _ALIGNMENT
+def in_whole_waves(classes: int, features: int, places: int) -> int:
+    """About so many classes, the tiles of whose GEMM fill a GPU's multiprocessors, where it has more tiles than these.
+
+    8192 classes of 4096 features are 7.76 waves of 132, 8448 are 8.
+    """
+    rows, columns = classes // _GEMM_TILE[0], -(-features // _GEMM_TILE[1])
+    if rows * columns < places:
+        return classes
+    return round(rows * columns / places) * places // columns * _GEMM_TILE[0] or classes
 
 
 def _copy_words(to: Tensor, source: Tensor) -> None:

@@ -34,8 +34,8 @@ struct RowScalar {
 // `width` classes, `inner` of a slice's columns in the memory of the GEMM's result and the others beside it; the last
 // slice has the remaining classes, all of them beside it (torch_dcs_ops/ops/linear_cross_entropy/weight_gradient.py).
 struct SavedGradient {
-  void* within = nullptr;           // slices lie `stride` elements apart, and are matrices of `rows` rows
-  void* beside = nullptr;           // one slice behind the other; rows padded to 16 bytes. Null: nowhere
+  void* within = nullptr;  // slices lie `stride` elements apart, and are matrices of `rows` rows
+  void* beside = nullptr;  // one slice behind the other; rows padded to 16 bytes. Null: nowhere
   int64_t stride = 0;
   int64_t rows = 0, first_row = 0;  // the logits' first row is the slices' row first_row
   int64_t width = 1, inner = 0, slices = 1;
