@@ -35,19 +35,19 @@ class Clock:
     def __init__(self, device: str) -> None:
         self.cuda = CudaTimer(seconds=0.01, slow_milliseconds=10.0, replays=20) if device == "cuda" else None
 
-    def medians(self, calls: Mapping[str, Function], is_small: bool) -> tuple[dict[str, Timing], str]:
-        """The times, and how they were taken."""
+    def medians(self, calls: Mapping[str, Function], is_small: bool) -> tuple[dict[str, Timing], set[str]]:
+        """The times, and which of them are of replays."""
         if self.cuda is None:
-            return CpuTimer(seconds=0.03, most=50).medians(calls), ""
+            return CpuTimer(seconds=0.03, most=50).medians(calls), set()
         if is_small:
             firsts = {name: self.cuda.once(call) for name, call in calls.items()}
             short = {name: calls[name] for name, first in firsts.items() if first <= GRAPH_MILLISECONDS}
             long = {name: calls[name] for name in calls if name not in short}
             # What cannot be captured is timed by single calls, as all of its problem is.
             with contextlib.suppress(RuntimeError):
-                return self.cuda.graph_medians(short) | self.cuda.medians(long), "CUDA graph"
+                return self.cuda.graph_medians(short) | self.cuda.medians(long), set(short)
             torch.cuda.synchronize()
-        return self.cuda.medians(calls), ""
+        return self.cuda.medians(calls), set()
 
 
 def ready(problem: Problem, settings: Settings, skipped: list[Skipped]) -> tuple[dict[str, Function], str, int] | None:
@@ -99,13 +99,14 @@ def measure(problem: Problem, settings: Settings, clock: Clock) -> tuple[list[Ro
     calls, floor_name, floor_calls = made
     is_small = problem.family != "lce" and problem.elements <= GRAPH_ELEMENTS
     try:
-        timings, note = clock.medians(calls, is_small)
+        timings, replayed = clock.medians(calls, is_small)
     except Exception as error:
         return [], [*skipped, Skipped(problem.name, problem.dtype, "all", reason_of(error))]
     floor = timings[floor_name].milliseconds * floor_calls
     rows = []
     for name, timing in timings.items():
-        row = Row(problem.name, problem.dtype, name, timing.milliseconds, timing.repetitions, note=note)
+        row = Row(problem.name, problem.dtype, name, timing.milliseconds, timing.repetitions)
+        row.note = "CUDA graph" if name in replayed else ""
         rows.append(row.compare(floor))
     return rows, skipped
 
