@@ -15,7 +15,9 @@ import functools
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -65,6 +67,7 @@ def _received(pipe: Connection) -> Any:
 def _serve(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float, backend: str) -> None:
     with open(_crash_file(folder, rank), "w") as crashes:
         faulthandler.enable(crashes)
+        faulthandler.register(signal.SIGUSR1, crashes)
         try:
             _serve_cases(rank, ranks, folder, commands, collectives_in, backend)
         except BaseException:
@@ -158,13 +161,23 @@ class Team:
         found = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(seconds):
+                said = self._whereabouts()
                 self.stop()
-                raise AssertionError(f"rank {rank} did not answer within {seconds} s")
+                raise AssertionError(f"rank {rank} did not answer within {seconds} s:\n{said}")
             try:
                 found.append(_received(pipe))
             except EOFError:
                 raise AssertionError(self._end_of(rank)) from None
         return found
+
+    def _whereabouts(self) -> str:
+        """The stacks of all processes that are alive."""
+        for process in self.processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        files = [_crash_file(self.folder.name, rank) for rank in range(len(self.processes))]
+        return "\n".join(f"rank {rank}:\n{file.read_text()}" for rank, file in enumerate(files) if file.exists())
 
     def _end_of(self, rank: int) -> str:
         """How a process that nobody asked to end has ended."""

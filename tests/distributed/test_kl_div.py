@@ -37,6 +37,9 @@ CASES: list[Case] = [
     {"sizes": [5, 3], "lead": (), "ignores": False},
 ]  # fmt: skip
 
+# Each kind of problem is a kernel that Triton compiles, on a GPU: 55 for all of these, 365 for the random ones.
+ON_GPUS = [CASES[at] for at in (0, 4, 8, 9, 11, 14)]
+
 
 def check(team: Team, cases: list[Case], budget: float = BUDGET) -> None:
     for case, *found in zip(cases, *team.run(kl_cases.many, cases), strict=True):
@@ -55,7 +58,7 @@ def check(team: Team, cases: list[Case], budget: float = BUDGET) -> None:
 
 
 def test_divergences_are_those_of_one_process(two: Team) -> None:
-    check(two, CASES)
+    check(two, CASES if two.backend == "gloo" else ON_GPUS)
 
 
 @pytest.mark.slow
@@ -63,7 +66,7 @@ def test_random_options_and_slices(two: Team, four: Team) -> None:
     draw = random.Random(0)
     for team, ranks in ((two, 2), (four, 4)):
         cases: list[Case] = []
-        for seed in range(100):
+        for seed in range(100 if team.backend == "gloo" else 5):
             sizes = [draw.randrange(7) for _ in range(ranks - 1)]
             options: dict[str, Any] = {
                 "direction": draw.choice(DIRECTIONS), "reduction": draw.choice(["none", "mean", "sum"]),
@@ -85,6 +88,8 @@ def test_half_precision(two: Team) -> None:
         cases: list[Case] = [
             {"sizes": [4, 7], "dtype": dtype, "bias": True, "options": {"reduction": kind}} for kind in ("mean", "none")
         ]
+        # Both inputs' gradients are summed in two steps; one rank has no classes, and begins them without a product.
+        cases.append({"sizes": [0, 7], "lead": (8,), "dtype": dtype, "bias": True})
         # Logits of up to 8, their gradient and the result are rounded.
         check(two, cases, 16 * unit)
     mixed: Case = {"sizes": [4, 7], "dtype": torch.float32, "teacher_dtype": torch.bfloat16}
@@ -103,14 +108,15 @@ def test_a_common_offset_of_all_logits_costs_no_digits(two: Team) -> None:
 
 def test_masked_slices(two: Team) -> None:
     """Biases of -inf in both heads mask a slice, or in one of them some classes."""
-    for direction, masked in itertools.product(DIRECTIONS, (slice(4, 11), slice(2, 6))):
+    masks = (slice(4, 11), slice(2, 6)) if two.backend == "gloo" else (slice(4, 11),)
+    for direction, masked in itertools.product(DIRECTIONS, masks):
         case: Case = {
             "sizes": [4, 7], "bias": True, "masked": masked, "masked_heads": ("linear_bias", "teacher_bias"),
             "options": {"direction": direction}, "grads": ("input", "linear_weight"),
         }  # fmt: skip
         check(two, [case])
     for direction, head in (("forward", "teacher_bias"), ("reverse", "linear_bias"), ("jsd", "teacher_bias")):
-        for masked in (slice(4, 11), slice(2, 6)):
+        for masked in masks:
             case = {
                 "sizes": [4, 7], "bias": True, "masked": masked, "masked_heads": (head,),
                 "options": {"direction": direction}, "grads": ("input", "linear_weight"),

@@ -23,11 +23,12 @@ class InputSum:
         self.pending: Callable[[], Tensor] | None = None
 
     def begin(self) -> None:
-        self.pending = _summing(self.part(), self.team, self.input_sum, self.dtype)
+        """Once: later calls change nothing."""
+        if self.pending is None:
+            self.pending = _summing(self.part(), self.team, self.input_sum, self.dtype)
 
     def result(self) -> Tensor:
-        if self.pending is None:
-            self.begin()
+        self.begin()
         assert self.pending is not None
         return self.pending()
 

@@ -168,6 +168,10 @@ def _run(call: _Call) -> tuple[Tensor, ...]:
         divergence, known = (_restored(chosen, values, total) for values in (divergence, known.t()))
         known = known.t().contiguous()
     heads = [_finished(of, found, need) for of, found, need in zip(chunks.heads, gradients, needs, strict=True)]
+    # All begin before one is waited for: a sum in two steps would else come between them on ranks without classes.
+    for input_sum in sums:
+        if input_sum is not None:
+            input_sum.begin()
     heads = [of if input_sum is None else of._replace(input=input_sum.result())
              for of, input_sum in zip(heads, sums, strict=True)]  # fmt: skip
     statistics = known if call.statistics is None else known.new_empty((reference.COLUMNS, 0))
