@@ -128,6 +128,7 @@ LONG_SPECIAL: list[Case] = [
 ] + [
     {"sizes": [9000, 4], "put": [(9001, torch.inf)], "gamma": "step"},
     {"sizes": [9000, 4], "put": [(9001, torch.nan)], "gamma": "number", "cut": 3},
+    {"sizes": [9000, 4], "put": [(9001, torch.inf)], "value": 0.5, "cut": 3},
     {"sizes": [4, 9000], "put": [(1, -torch.inf)], "direction": "left", "value": 0.5},
 ]
 
