@@ -45,7 +45,7 @@ def is_eager(*tensors: Tensor) -> bool:
     return are_plain and not is_compiling() and torch._C._len_torch_dispatch_stack() == 0
 
 
-def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> bool:
+def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None) -> bool:
     """Whether x is scanned from 0 first and then the head of that mended, and not scanned once all is known."""
     steps = x.size(call.dim)
     if not is_eager(x) or x.dtype not in _WHOLE or steps < _LEAST_STEPS:
@@ -57,6 +57,8 @@ def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> bool:
         return False
     if x.device.type == "cpu":
         return True
+    if reset is not None:
+        return False  # what is not finite would have to end at one, wherever that is
     # A scan lies as empty_like does.
     is_contiguous = torch.empty_like(x, device="meta").is_contiguous()
     return x.is_cuda and is_contiguous and launchers_for(x, "scan.slices") is not None

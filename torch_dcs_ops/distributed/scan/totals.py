@@ -40,7 +40,7 @@ def totals_of(
     With `shifted` a piece hands on its last y times its last gate.
     """
     wide, dim = torch.promote_types(x.dtype, torch.float64), call.dim
-    is_kept = keep and may_be_mended(x, gamma, call)
+    is_kept = keep and may_be_mended(x, gamma, call, reset)
     if gamma is None and reset is None and call.gamma_value == 1:
         # Nothing need be written.
         return Totals(x.sum(dim, dtype=wide), _products(x, gamma, call), None), None
