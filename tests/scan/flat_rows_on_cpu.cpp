@@ -164,8 +164,7 @@ class Trial {
     if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) {
       const FlatParams params = flat_params<T>(p, *rows);
       const auto kernel = [&] {
-        if (p.reverse) flat_rows_kernel<T, kStep, kBackward, true>(params);
-        else flat_rows_kernel<T, kStep, kBackward, false>(params);
+        in_direction<T>(p, [&](auto direction) { flat_rows_kernel<T, kStep, kBackward, direction()>(params); });
       };
       return emulation::launch(
           rows->tiles, 32 * rows->warps, rows->shared_bytes, rows->cluster > 1, c.seed, kernel, rows->cluster);
@@ -177,8 +176,7 @@ class Trial {
     params.pieces = pieces.data;
     params.tag = 0x123456789abcdef0;
     return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, true, c.seed, [&] {
-      if (p.reverse) long_rows_kernel<T, kStep, kBackward, true>(params);
-      else long_rows_kernel<T, kStep, kBackward, false>(params);
+      in_direction<T>(p, [&](auto direction) { long_rows_kernel<T, kStep, kBackward, direction()>(params); });
     });
   }
 

@@ -115,6 +115,21 @@ __device__ __forceinline__ Vector<T, kVec> pack_in_order(const Acc (&from)[kVec]
   for (int i = 0; i < kVec; ++i) values[i] = from[kReverse ? kVec - 1 - i : i];
   return pack<Acc, T, kVec>(values);
 }
+// The same where the direction is a value: an instruction an element.
+template <typename Acc, typename T, int kVec>
+__device__ __forceinline__ void unpack_in_order(const Vector<T, kVec>& from, Acc (&to)[kVec], bool reverse) {
+  Acc values[kVec];
+  unpack(from, values);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) to[i] = reverse ? values[kVec - 1 - i] : values[i];
+}
+template <typename T, typename Acc, int kVec>
+__device__ __forceinline__ Vector<T, kVec> pack_in_order(const Acc (&from)[kVec], bool reverse) {
+  Acc values[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = reverse ? from[kVec - 1 - i] : from[i];
+  return pack<Acc, T, kVec>(values);
+}
 
 // The kVec elements at memory positions first .. first + kVec - 1; positions outside [low, high) are 0.
 template <typename T, int kVec>

@@ -64,10 +64,24 @@ __device__ __forceinline__ FlatPlace moved(const FlatParams& p, FlatPlace at, in
   return at;
 }
 
+// A kernel's direction: one that it is compiled for, or the problem's, which is a value there.
+enum class Direction { kForward, kReverse, kEither };
+template <Direction kDirection>
+struct InDirection {
+  static constexpr bool reverse = kDirection == Direction::kReverse;
+  __device__ __forceinline__ explicit InDirection(const FlatParams&) {}
+};
+template <>
+struct InDirection<Direction::kEither> {
+  const bool reverse;
+  __device__ __forceinline__ explicit InDirection(const FlatParams& p) : reverse(p.problem.reverse) {}
+};
+
 // The number in memory of a row in the order of the scan; of rows that there are not, one that there is.
-template <bool kReverse>
+template <Direction kDirection>
 __device__ __forceinline__ int64_t memory_row(const FlatParams& p, int64_t row) {
-  return max(int64_t{0}, min(p.rows - 1, kReverse ? p.rows - 1 - row : row));
+  const bool reverse = kDirection == Direction::kEither ? p.problem.reverse : kDirection == Direction::kReverse;
+  return max(int64_t{0}, min(p.rows - 1, reverse ? p.rows - 1 - row : row));
 }
 
 // Where one begins: a 64-bit division is a call of 100 instructions.
@@ -85,12 +99,12 @@ struct RowIndex {
   }
 };
 
-template <bool kReverse, typename Wide>
+template <Direction kDirection, typename Wide>
 __device__ __forceinline__ Wide gamma_of(const FlatParams& p, int64_t row) {
   const ScanProblem& problem = p.problem;
   if (problem.gamma_kind == GammaKind::kNumber) return cast<Wide>(problem.gamma_value);
   return load_gamma<Wide>(problem.gamma, problem.gamma_dtype,
-      RowIndex(p, memory_row<kReverse>(p, row)).offset(problem.gamma_strides), problem.conjugate_gamma);
+      RowIndex(p, memory_row<kDirection>(p, row)).offset(problem.gamma_strides), problem.conjugate_gamma);
 }
 
 }  // namespace dcs

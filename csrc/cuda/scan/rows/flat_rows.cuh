@@ -23,7 +23,7 @@ struct RowSums {
     if (row < first_row || row >= end_row) return;
     const ScanProblem& problem = passes.p.problem;
     Stored* const to = static_cast<Stored*>(problem.grad_gamma) +
-        RowIndex(passes.p, memory_row<Passes::kBackwards>(passes.p, row)).offset(problem.grad_gamma_strides);
+        RowIndex(passes.p, memory_row<Passes::kIn>(passes.p, row)).offset(problem.grad_gamma_strides);
     to[0] = cast<Stored>(sum);
 #pragma unroll 1
     for (int64_t j = 1; j < problem.partials; ++j) to[j] = cast<Stored>(cast<Wide>(0.0));
@@ -93,11 +93,11 @@ struct ClusterCarry {
   }
 };
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+template <typename T, bool kStep, bool kBackward, Direction kDirection>
 __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
     flat_rows_kernel(const __grid_constant__ FlatParams p) {
-  using Work = Slice<T, kStep, kBackward, kReverse, false>;
-  using Passes = LanePasses<T, kStep, kBackward, kReverse, false>;
+  using Work = Slice<T, kStep, kBackward, kDirection, false>;
+  using Passes = LanePasses<T, kStep, kBackward, kDirection, false>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
   constexpr bool kSums = kBackward && !kStep;  // of gamma's gradient, a row
@@ -106,9 +106,10 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   __shared__ Piece<Wide> pieces[kFlatWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const FlatTile tile(p);
-  const Work work{p, tile.low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), tile.low,
-      tile.high, flat_shared + warp * Work::bytes_of(p)};
-  const Passes passes{work};
+  const Work work{InDirection<kDirection>(p), p,
+      tile.low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), tile.low, tile.high,
+      flat_shared + warp * Work::bytes_of(p)};
+  const Passes passes{InDirection<kDirection>(p), work};
   launch_dependents();
   if (lane == 0) {
     mbarrier_init(&full[warp], load_arrivals(p));
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   work.load(&full[warp]);
   const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
   const FlatPlace place = locate(p, work.first + lane * passes.own);
-  const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, place.row);
+  const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, place.row);
   RowNumbers<T> numbers{};
   if (passes.rows_differ()) numbers = passes.ask_rows(place.row - (place.done == 0 ? 1 : 0));
   mbarrier_wait(&full[warp], 0);

@@ -9,27 +9,29 @@
 
 namespace dcs {
 
-template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
-struct LanePasses {
-  using Work = Slice<T, kStep, kBackward, kReverse, kLong>;
+template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kLong>
+struct LanePasses : InDirection<kDirection> {
+  using Work = Slice<T, kStep, kBackward, kDirection, kLong>;
   using Acc = LaneAcc<T>;
   using Wide = typename Types<T>::Wide;
   using State = LaneState<T>;
   using Edges = LaneEdges<T>;
   using Powers = LanePowers<Wide>;
   using Element = T;
-  static constexpr bool kBackwards = kReverse, kHasGates = kStep, kHasGradients = kBackward;
+  static constexpr Direction kIn = kDirection;
+  static constexpr bool kHasGates = kStep, kHasGradients = kBackward;
   using Chunk = Vector<T, Work::kVec>;
   static constexpr int kVec = Work::kVec;
   static constexpr bool kComplex = kIsComplex<T>;
 
+  using InDirection<kDirection>::reverse;
   const Work& work;
   const FlatParams& p = work.p;
   const int own = kVec * p.vectors;
 
   __device__ __forceinline__ Chunk& chunk(int tensor, int k) const {
     const int at = work.lane * p.vectors + k;
-    return reinterpret_cast<Chunk*>(work.tensor(tensor))[kReverse ? 32 * p.vectors - 1 - at : at];
+    return reinterpret_cast<Chunk*>(work.tensor(tensor))[reverse ? 32 * p.vectors - 1 - at : at];
   }
   // Visits the lane's vectors of the first kCount tensors in the order of the scan, each of them read before the one
   // ahead of it is worked on: shared memory answers late.
@@ -70,15 +72,24 @@ struct LanePasses {
     }
     return visit(std::integral_constant<Pass, Pass::kCut>{}, Loop{});
   }
+  // A vector's elements in the order of the scan, and the vector of such.
+  __device__ __forceinline__ void in_order(const Chunk& raw, Acc (&to)[kVec]) const {
+    if constexpr (kDirection == Direction::kEither) unpack_in_order(raw, to, reverse);
+    else unpack_in_order<reverse>(raw, to);
+  }
+  __device__ __forceinline__ Chunk in_memory(const Acc (&from)[kVec]) const {
+    if constexpr (kDirection == Direction::kEither) return pack_in_order<T>(from, reverse);
+    else return pack_in_order<reverse, T>(from);
+  }
   // The element so many of the scan's after the lane's first one, in the slice.
   __device__ __forceinline__ T element(int tensor, int offset) const {
     const int at = work.lane * own + offset;
-    return work.tensor(tensor)[kReverse ? work.elements() - 1 - at : at];
+    return work.tensor(tensor)[reverse ? work.elements() - 1 - at : at];
   }
   // The gates of a vector's steps; `last`: the one before, then the vector's last.
   __device__ __forceinline__ void unpack_gates(const Chunk& raw, Acc& last, Acc (&to)[kVec]) const {
     Acc gates[kVec];
-    unpack_in_order<kReverse>(raw, gates);
+    in_order(raw, gates);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const Acc own_gate = conj_if(p.problem.conjugate_gamma, gates[i]);
@@ -92,7 +103,7 @@ struct LanePasses {
 
   // The lane's reset flags as bits in the order of the scan.
   __device__ __forceinline__ uint64_t read_resets() const {
-    const bool* const here = work.flags() + (kReverse ? (31 - work.lane) * own : work.lane * own);
+    const bool* const here = work.flags() + (reverse ? (31 - work.lane) * own : work.lane * own);
     uint64_t bits = 0;
 #pragma unroll 1
     for (int k = 0; k < p.vectors; ++k) {
@@ -109,7 +120,7 @@ struct LanePasses {
       }
       bits |= static_cast<uint64_t>(some) << (k * kVec);
     }
-    return kReverse ? __brevll(bits) >> (64 - own) : bits;
+    return reverse ? __brevll(bits) >> (64 - own) : bits;
   }
 
   // `before`, `after`: where the last element before the slice lies, and the first one behind it.
@@ -157,7 +168,7 @@ struct LanePasses {
   // Asked for ahead of the lane's walk, whose first element follows one of `row`.
   __device__ __forceinline__ RowNumbers<T> ask_rows(int64_t row) const {
     RowNumbers<T> of{};
-    if (!kStep && !p.one_gamma) of.next_gamma = gamma_of<kReverse, Wide>(p, row + 1);
+    if (!kStep && !p.one_gamma) of.next_gamma = gamma_of<kDirection, Wide>(p, row + 1);
     if (p.problem.initial) of.initial = initial_of(row), of.next_initial = initial_of(row + 1);
     return of;
   }
@@ -174,7 +185,7 @@ struct LanePasses {
 
   __device__ __forceinline__ T initial_of(int64_t row) const {
     return static_cast<const T*>(
-        p.problem.initial)[RowIndex(p, memory_row<kReverse>(p, row)).offset(p.problem.initial_strides)];
+        p.problem.initial)[RowIndex(p, memory_row<kDirection>(p, row)).offset(p.problem.initial_strides)];
   }
 
   // The lane's piece from nothing; of its gates the product where there is one a step.
@@ -187,7 +198,7 @@ struct LanePasses {
     constexpr int kCount = kStep ? 2 : 1;
     each_vector<kCount, kVectors>([&](int k, const Chunks<kCount>& raw) {
       Acc values[kVec], factors[kVec] = {};
-      unpack_in_order<kReverse>(raw.of[0], values);
+      in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       walk.set_vector(k);
 #pragma unroll
@@ -297,12 +308,12 @@ struct LanePasses {
     bool started = false;
     each_vector<Work::kTensors, kVectors>([&](int k, const Chunks<Work::kTensors>& raw) {
       Acc values[kVec], factors[kVec] = {};
-      unpack_in_order<kReverse>(raw.of[0], values);
+      in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       walk.set_vector(k);
       Acc saved[kVec], following = cast<Acc>(0.0), ended = cast<Acc>(0.0);
       if constexpr (kBackward) {
-        unpack_in_order<kReverse>(raw.of[Work::kSavedAt], saved);
+        in_order(raw.of[Work::kSavedAt], saved);
         const bool at_end = k + 1 == p.vectors && work.lane == 31;
         following = cast<Acc>(at_end ? at.edges.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
       }
@@ -319,12 +330,12 @@ struct LanePasses {
             others[i] = kPass == Pass::kGeneral ? walk.initial : cast<Acc>(0.0);
         }
       }
-      const Chunk result = pack_in_order<kReverse, T>(values);
+      const Chunk result = in_memory(values);
       chunk(0, k) = result;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]).
         Acc rounded[kVec], terms[kVec];
-        unpack_in_order<kReverse>(result, rounded);
+        in_order(result, rounded);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           if (!kStep && kPass != Pass::kPlain && (walk.starts >> i & 1)) {
@@ -335,7 +346,7 @@ struct LanePasses {
           if (kPass != Pass::kPlain && (walk.resets >> i & 1)) terms[i] = cast<Acc>(0.0);
           sums.tail = sums.tail + terms[i];
         }
-        if constexpr (kStep) chunk(Work::kGatesAt, k) = pack_in_order<kReverse, T>(terms);
+        if constexpr (kStep) chunk(Work::kGatesAt, k) = in_memory(terms);
       }
       if constexpr (kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward && !kStep)) {
         if (walk.has_start()) {

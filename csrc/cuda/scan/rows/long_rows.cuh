@@ -39,7 +39,7 @@ __device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
 
 // The warp that passes carries on: it publishes a tile's total as soon as it is known and then collects those that
 // enter the block's tile before.
-template <typename T, bool kStep, bool kReverse>
+template <typename T, bool kStep, Direction kDirection>
 struct CarryWarp {
   using Wide = typename Types<T>::Wide;
   using Words = PieceWords<Wide, kStep>;
@@ -54,7 +54,7 @@ struct CarryWarp {
   __device__ __forceinline__ void set_row(int64_t row) {
     if (kStep || gamma_row == row || (gamma_row >= 0 && p.one_gamma)) return;
     gamma_row = row;
-    const Wide tile_power = whole_power(gamma_of<kReverse, Wide>(p, row), static_cast<unsigned>(p.tile));
+    const Wide tile_power = whole_power(gamma_of<kDirection, Wide>(p, row), static_cast<unsigned>(p.tile));
     lane_weight = whole_power(tile_power, lane);
     far_power = whole_power(tile_power, 32);
     blocks_power = whole_power(tile_power, gridDim.x);
@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_slice_sums(
   const auto store = [&](int64_t of_row, Wide sum, bool is_last) {
     if (of_row < 0 || of_row >= p.rows) return;
     Stored* const to = static_cast<Stored*>(problem.grad_gamma) +
-        RowIndex(p, memory_row<Passes::kBackwards>(p, of_row)).offset(problem.grad_gamma_strides);
+        RowIndex(p, memory_row<Passes::kIn>(p, of_row)).offset(problem.grad_gamma_strides);
     const int64_t number = slice - (of_row * problem.length + p.phase) / elements;
     if (lane == 0) to[number] = cast<Stored>(sum);
     if (is_last)
@@ -254,10 +254,10 @@ struct SliceCursor {
   }
 };
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
+template <typename T, bool kStep, bool kBackward, Direction kDirection>
 __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
-  using Work = Slice<T, kStep, kBackward, kReverse, true>;
-  using Passes = LanePasses<T, kStep, kBackward, kReverse, true>;
+  using Work = Slice<T, kStep, kBackward, kDirection, true>;
+  using Passes = LanePasses<T, kStep, kBackward, kDirection, true>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
   extern __shared__ __align__(128) unsigned char flat_shared[];
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   mbarrier_fence_init();
   __syncthreads();
   if (warp == kLongWarps) {
-    CarryWarp<T, kStep, kReverse>{p, shared}.run(rounds);
+    CarryWarp<T, kStep, kDirection>{p, shared}.run(rounds);
     return;
   }
 
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   const FlatPlace rows_apart = whole_rows(p, apart);
   SliceCursor loaded{first, {}, 0, 0}, now{first, locate(p, first), 0, 0}, old = now;
   const auto work_of = [&](const SliceCursor& at) {
-    return Work{p, at.first, p.phase, p.count + p.phase,
+    return Work{InDirection<kDirection>(p), p, at.first, p.phase, p.count + p.phase,
         flat_shared + kLongSharedBytes + (at.stage * kLongWarps + warp) * Work::bytes_of(p)};
   };
   int requested = 0;
@@ -294,16 +294,16 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
     loaded.advance(p, apart, rows_apart);
   };
   for (int i = 0; i < p.stages - kLongAhead - 1; ++i) request();
-  const auto gamma_at = [&](int64_t row) { return kStep ? cast<Wide>(1.0) : gamma_of<kReverse, Wide>(p, row); };
+  const auto gamma_at = [&](int64_t row) { return kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, row); };
   int64_t gamma_row = p.one_gamma ? -1 : now.place.row;  // that the warp's lanes have the gamma of
   Wide gamma = gamma_at(gamma_row);
-  typename Passes::Powers powers = Passes{work_of(now)}.powers_of(gamma);
+  typename Passes::Powers powers = Passes{InDirection<kDirection>(p), work_of(now)}.powers_of(gamma);
   typename Passes::State states[kLongAhead + 1];
 #pragma unroll 1
   for (int round = 0; round < rounds + kLongAhead; ++round) {
     if (round < rounds) {
       const Work work = work_of(now);
-      const Passes passes{work};
+      const Passes passes{InDirection<kDirection>(p), work};
       const FlatPlace lane_place = moved(p, now.place, lane * passes.own);
       const typename Passes::Edges edges = passes.ask(moved(p, now.place, -1), moved(p, now.place, work.elements()));
       if (!kStep && !p.one_gamma && __any_sync(0xffffffffu, lane_place.row != gamma_row)) {
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
     if (round >= kLongAhead) {
       const int turn = (round - kLongAhead) % kLongTurns;
       const Work work = work_of(old);
-      const Passes passes{work};
+      const Passes passes{InDirection<kDirection>(p), work};
       const typename Passes::State& at = states[0];
       LaneCuts cuts{old.place.row, 0, 0, 0};
       if (at.pass != Pass::kPlain)

@@ -28,13 +28,14 @@ constexpr bool kIsComplex = std::is_same_v<T, Complex<float>> || std::is_same_v<
 
 // `kLong`: of long_rows_kernel, whose loop has no registers left for slices in part or operands that are not flat:
 // these are copied by functions that it calls.
-template <typename T, bool kStep, bool kBackward, bool kReverse, bool kLong>
-struct Slice {
+template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kLong>
+struct Slice : InDirection<kDirection> {
   static constexpr int kVec = 16 / sizeof(T), kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGatesAt = 1, kSavedAt = kTensors - 1;  // in tensors
   // Vectors of a lane that the passes are unrolled for, or 0.
   static constexpr int kUnrolled = kIsComplex<T> ? 0 : kLong ? long_vectors(kTensors) : kFlatTileVectors;
 
+  using InDirection<kDirection>::reverse;
   const FlatParams& p;
   int64_t first;      // place
   int64_t low, high;  // places of the tile, those of the slice among them
@@ -55,10 +56,10 @@ struct Slice {
     int64_t begin, end;
   };
   __device__ __forceinline__ int64_t memory_begin() const {  // of the slice
-    return kReverse ? p.count + p.phase - first - elements() : first;
+    return reverse ? p.count + p.phase - first - elements() : first;
   }
   __device__ __forceinline__ Range owned() const {
-    const int64_t begin = kReverse ? p.count + p.phase - high : low, end = kReverse ? p.count + p.phase - low : high;
+    const int64_t begin = reverse ? p.count + p.phase - high : low, end = reverse ? p.count + p.phase - low : high;
     return {max(begin, memory_begin()), min(end, memory_begin() + elements())};
   }
 
@@ -213,9 +214,9 @@ struct Slice {
   template <typename E>
   __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, const FlatPlace& at) const {
     if (at.row < 0 || at.row >= p.rows) return E{};
-    const int64_t step = kReverse ? p.problem.length - 1 - at.done : at.done;
+    const int64_t step = reverse ? p.problem.length - 1 - at.done : at.done;
     return static_cast<const E*>(
-        pointer)[RowIndex(p, memory_row<kReverse>(p, at.row)).offset(strides) + step * strides.time];
+        pointer)[RowIndex(p, memory_row<kDirection>(p, at.row)).offset(strides) + step * strides.time];
   }
 };
 
