@@ -126,7 +126,8 @@ def _rows() -> list[Problem]:
     problems.append(Problem("whole_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):
         for gamma in (0.99, "row", "step"):
-            problems.append(Problem("long_rows_kernel", (300, 9000), dtype, gamma, reset=True, backward=True))
+            kernel = "long_rows_kernel" if dtype is DOUBLE else "held_columns_kernel"
+            problems.append(Problem(kernel, (300, 9000), dtype, gamma, reset=True, backward=True))
             problems.append(Problem("flat_rows_kernel", (30, 1000), dtype, gamma, initial=True, backward=True))
     return problems
 

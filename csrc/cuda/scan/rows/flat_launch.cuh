@@ -195,9 +195,9 @@ cudaError_t launch_long_rows(
 
 template <typename T>
 constexpr RowsLaunchers rows_launchers() {
-  // No plan is for small problems of wide elements, nor for long rows of still wider ones.
+  // No plan is for small problems of wide elements, nor for long rows of complex numbers.
   if constexpr (sizeof(T) <= 4) return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
-  else if constexpr (sizeof(T) <= kMostLongBytes) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
+  else if constexpr (!kIsComplex<T>) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
   else return {nullptr, launch_flat_rows<T>, nullptr};
 }
 

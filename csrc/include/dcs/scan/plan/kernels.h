@@ -42,7 +42,7 @@ constexpr Candidate kCandidates[] = {
     {"small_rows", "contiguous rows of few elements in all, that fit into a block or a cluster",
         plan_by<plan_small_rows>},
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},
-    {"long_rows", "longer contiguous rows, of at most eight bytes an element", plan_by<plan_long_rows>},
+    {"long_rows", "longer contiguous rows, not of complex numbers", plan_by<plan_long_rows>},
     {"few_steps", "the same of at most 8 steps", plan_by<plan_few_steps<kFewSteps>>},
     {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
     {"held_columns", "fewer columns", plan_by<plan_held_columns>},

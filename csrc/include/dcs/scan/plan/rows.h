@@ -133,7 +133,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
 // Longer rows.
 inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  if (!sizes.takes() || bytes_of(p.dtype) > kMostLongBytes) return std::nullopt;
+  if (!sizes.takes() || wide_bytes_of(p.dtype) > kMostLongBytes) return std::nullopt;
   LongRowsPlan plan{};
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
   // As long a stretch a lane as leaves enough tiles on their way, and no longer than gives every block one tile.
@@ -149,8 +149,7 @@ inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const De
   if (plan.tiles == 0 || p.length < sizes.slice(plan.vectors)) return std::nullopt;
   plan.blocks = std::min(plan.blocks, plan.tiles);
   plan.shared_bytes = kLongSharedBytes + plan.stages * plan.tile * sizes.element_bytes();
-  const int64_t words = wide_bytes_of(p.dtype) / 8 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
-  plan.workspace_bytes = plan.tiles * words * 16;
+  plan.workspace_bytes = plan.tiles * 16 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
   plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;
   return plan;
 }

@@ -110,8 +110,8 @@ constexpr int kClusterMultiprocessors = 18;
 // finishes one, tiles in its shared memory, words of other blocks that a lane reads.
 constexpr int kLongWarps = 11, kLongSharedBytes = 4 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kLongStages = 8;
-// Elements of more bytes, complex numbers in double precision, are too rare for kernels of their own: a long row is
-// one column (columns/held_columns.cuh).
+// Carries of more bytes, complex numbers, are too rare for kernels of their own: a long row is one column
+// (columns/held_columns.cuh).
 constexpr int64_t kMostLongBytes = 8;
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
