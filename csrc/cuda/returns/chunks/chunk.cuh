@@ -113,13 +113,15 @@ struct ReturnsChunk {
   }
   template <typename Visit>
   __device__ __forceinline__ void each_steps(const Visit& visit) const {
+    // Whole tiles of doubles are too rare for code of their own.
+    constexpr bool kWhole = sizeof(T) <= 4;
     if (!plan.linear) {
       if (!walk.is_even) each_steps_in<Tile::kAny>(visit);
-      else if (sizeof(T) <= 4 && walk.there == plan.slots && walk.columns == plan.sequences)
-        each_steps_in<Tile::kSpan>(visit);
+      else if (kWhole && walk.there == plan.slots && walk.columns == plan.sequences)
+        each_steps_in<kWhole ? Tile::kSpan : Tile::kSpanPart>(visit);
       else each_steps_in<Tile::kSpanPart>(visit);
-    } else if (is_one && walk.there == plan.slots) {
-      each_steps_in<Tile::kRows>(visit);
+    } else if (kWhole && is_one && walk.there == plan.slots) {
+      each_steps_in<kWhole ? Tile::kRows : Tile::kPiece>(visit);
     } else {
       each_steps_in<Tile::kPiece>(visit);
     }
