@@ -17,10 +17,7 @@ PYTHON = ("torch_dcs_ops", "triton_kernels", "tests", "benchmarks", "examples")
 CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
 # The scan's CUDA kernels are to be replaced as a whole.
-LONG_FILES = (
-    "csrc/cuda/scan/long_rows/async_stream.cuh",
-    "csrc/cuda/scan/long_rows/bulk_stream.cuh",
-)
+LONG_FILES = ("csrc/cuda/scan/long_rows/bulk_stream.cuh",)
 # Functions with more parameters than PARAMETERS, other than @triton.jit ones, whose arguments are a kernel's.
 SIGNATURES = {
     "torch_dcs_ops/nn.py:__init__": "public: the options of linear_cross_entropy",

@@ -74,7 +74,7 @@ def _long_rows() -> list[Problem]:
             Problem("ring_kernel", (264, 5122 * full), dtype, "step", backward=True),
             Problem("ring_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
             Problem("ring_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
-            Problem("stream_kernel", (16, 20_001 * full), dtype, 1.5),
+            Problem("walk_columns_kernel", (16, 20_001 * full), dtype, 1.5),
             Problem("stream_kernel", (264, 10_240 * full), dtype),
             Problem("stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
         ]

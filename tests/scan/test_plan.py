@@ -78,7 +78,7 @@ def test_kernel(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
         ("tile_rows", [4096, 4096], {}),
         ("few_rows", [1, 65536], {}),
         ("bulk_stream", [64, 262144], {}),
-        ("async_stream", [64, 262144], {"cluster": 0, "shared_bytes": 163 << 10}),
+        ("async_stream", [264, 262144], {}),
         ("warp_columns", [4096, 65536], {"dim": 0}),
     ],
 )

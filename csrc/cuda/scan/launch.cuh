@@ -252,7 +252,9 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
       if constexpr (kHalf && !kStep) launch_held<T, kBackward>(problem, plan, workspace, stream);
       break;
     case AlignedKernel::kBulkStream: launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream); break;
-    case AlignedKernel::kAsyncStream: launch_stream<T, kStep, kBackward>(problem, plan, workspace, stream); break;
+    case AlignedKernel::kAsyncStream:
+      if constexpr (kStep || !kBackward) launch_stream<T, kStep, kBackward>(problem, plan, stream);
+      break;
     case AlignedKernel::kWarpColumns:
       if constexpr (kHalf || !kStep || kBackward) launch_walk<T, kStep, kBackward>(problem, plan, stream);
       break;

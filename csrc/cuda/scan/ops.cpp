@@ -43,8 +43,6 @@ struct Launch {
 cudaError_t launch(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {
   const Workspace workspace(input, workspace_bytes(plan));
   void* const memory = workspace.data();
-  if (const int64_t zeroed = zeroed_bytes(plan); zeroed > 0)
-    check(cudaMemsetAsync(memory, 0, zeroed, stream), "clearing the workspace");
   const auto run = [&](AlignedLauncher* aligned, const RowsLaunchers& rows, const ColumnsLaunchers& columns) {
     return std::visit(Launch{aligned, rows, columns, problem, memory, stream}, plan);
   };

@@ -1,13 +1,7 @@
-// Rows of many tiles, one pass over memory. As many blocks as the GPU holds at once walk over the tiles of all rows in
-// turn: block b takes the tiles b, b + blocks, b + 2 * blocks, ... Each has its next tiles on their way into shared
-// memory while it scans one, and publishes a tile's total one tile before it needs the others': memory waits for no
-// carry. A tile's carry comes from the totals of the tiles of its row that the other blocks took since this block's
-// last one, folded in a fixed order onto the carry that this block had there: whichever block is first, the bits are
-// the same, and no carry is handed from block to block. Blocks wait for each other's totals, so they are launched
-// cooperatively: all of them run, or none. Where the rows alone fill the GPU, each block takes whole rows instead
-// (`kAlone`). Where the device has bulk copies, bulk_stream.cuh takes the rows that blocks share, and in a backward
-// with one gamma also whole ones. A thread scans neighbouring steps serially, twice: from nothing for the totals, and
-// from its carry for the output. All between is in double.
+// Rows of many whole tiles, one pass over memory, where the rows alone fill the GPU: a block takes whole rows, as many
+// blocks as the GPU holds at once, and waits for no other. It has its next tiles on their way into shared memory while
+// it scans one. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for
+// the output. All between is in double. No sums of gamma's gradient: those rows are bulk_stream.cuh's.
 #pragma once
 
 #include "common/element_types.cuh"
@@ -15,7 +9,6 @@
 #include "common/row_offset.cuh"
 #include "common/vector.cuh"
 #include "scan/carry/segment.cuh"
-#include "scan/carry/word.cuh"
 #include "scan/long_rows/params.cuh"
 #include "dcs/scan/plan/pieces.h"
 
@@ -23,20 +16,16 @@ namespace dcs {
 
 constexpr int kStreamWarps = kStreamThreads / 32;
 
-// `kAlone`: a block takes whole rows, one tile after the other, and waits for nobody.
-template <typename T, bool kStep, bool kBackward, bool kReverse, bool kAlone, int kChunks>
+template <typename T, bool kStep, bool kBackward, bool kReverse, int kChunks>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ StreamParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kGateTensor = 1, kSavedTensor = kTensors - 1;
   constexpr int kStages = stream_stages(kTensors, kChunks);  // tiles in shared memory
   constexpr int kVectors = kStreamThreads * kChunks, kTile = kVectors * kVec;
-  constexpr int kWords = kStep ? 2 : 1;  // a tile's total, and the product of its gates where it is not known
+  static_assert(kStep || !kBackward);
   using Chunk = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t blocks = gridDim.x;
-  const int pad = kReverse ? static_cast<int>(params.padded - p.length) : 0;
-  Word* const words = static_cast<Word*>(params.statuses);
 
   // Vectors lie in the order of the scan, those of a thread side by side, and rotated by their thread so that neither
   // the copies, which go by vector, nor the scans, which go by thread, meet in a bank. All offsets are in bytes.
@@ -64,32 +53,17 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     unpack_in_order<kReverse>(mine(stage, tensor, k), to);
   };
 
-  // A tile's place. Positions are relative to `base`; those of the row are low .. high - 1.
   struct Place {
     uint32_t row, tile;
   };
-  struct Bounds {
-    int64_t base;
-    int low, high;
-    bool whole;
-  };
-  const auto bounds_of = [&](const Place& at) {
-    Bounds bounds;
+  const auto base_of = [&](const Place& at) {
     const int64_t start = static_cast<int64_t>(at.tile) * kTile;
-    bounds.base = kReverse ? params.padded - start - kTile : start;
-    bounds.whole = bounds.base >= 0 && bounds.base + kTile <= p.length;
-    bounds.low = static_cast<int>(max(int64_t{0}, -bounds.base));
-    bounds.high = static_cast<int>(min(static_cast<int64_t>(kTile), p.length - bounds.base));
-    return bounds;
+    return kReverse ? p.length - start - kTile : start;
   };
-  const uint32_t rows_on = kAlone ? 0 : blocks / params.tiles, tiles_on = kAlone ? 1 : blocks - rows_on * params.tiles;
-  const uint32_t next_row = kAlone ? blocks : 1;  // behind a row's last tile
-  const auto move_on = [&](Place& at) {           // to this block's next tile
-    at.row += rows_on;
-    at.tile += tiles_on;
-    if (at.tile >= params.tiles) {
-      at.tile -= params.tiles;
-      at.row += next_row;
+  const auto move_on = [&](Place& at) {  // to this block's next tile
+    if (++at.tile == params.tiles) {
+      at.tile = 0;
+      at.row += gridDim.x;
     }
   };
   const auto offset_of = [&](const Strides& strides, uint32_t row) { return row_offset(row, p.inner, strides); };
@@ -100,18 +74,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   constexpr int kApart = kReverse ? -32 * kVec : 32 * kVec;  // in memory, of the vectors that a thread copies
   const auto fetch = [&](const Place& at, int stage) {
     if (at.row < params.rows) {
-      const Bounds bounds = bounds_of(at);
       const auto bring = [&](int tensor, const T* row) {
-        const T* from = row + bounds.base;
-        if (bounds.whole) {
-          from += address(copied);
+        const T* const from = row + base_of(at) + address(copied);
 #pragma unroll
-          for (int k = 0; k < kChunks; ++k) copy_async(&copy(stage, tensor, k), from + k * kApart);
-        } else {
-#pragma unroll 1
-          for (int k = 0; k < kChunks; ++k)
-            copy(stage, tensor, k) = load_vector<T, kVec>(from, address(copied + k * 32), bounds.low, bounds.high);
-        }
+        for (int k = 0; k < kChunks; ++k) copy_async(&copy(stage, tensor, k), from + k * kApart);
       };
       bring(0, row_of(static_cast<const T*>(p.input), p.input_strides, at.row));
       if constexpr (kStep) bring(kGateTensor, row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row));
@@ -120,24 +86,16 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     commit_copies();
   };
   // Out of shared memory again.
-  const auto put = [&](const Bounds& bounds, int stage, int tensor, T* row) {
-    T* to = row + bounds.base;
-    if (bounds.whole) {
-      to += address(copied);
+  const auto put = [&](const Place& at, int stage, int tensor, T* row) {
+    T* const to = row + base_of(at) + address(copied);
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) *reinterpret_cast<Chunk*>(to + k * kApart) = copy(stage, tensor, k);
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < kChunks; ++k)
-        store_vector<T, kVec>(to, address(copied + k * 32), bounds.low, bounds.high, copy(stage, tensor, k));
-    }
+    for (int k = 0; k < kChunks; ++k) *reinterpret_cast<Chunk*>(to + k * kApart) = copy(stage, tensor, k);
   };
 
-  // The powers of one gamma: over 1, 2, 4, ... threads, a warp, the tiles between a thread's part of the window and the
-  // tile, and the whole window.
+  // The powers of one gamma: over 1, 2, 4, ... threads, and over a warp.
   constexpr bool kShort = sizeof(T) == 2;
   Gate<float, kShort> gate{};
-  double lane_powers[5], lane_power = 1.0, warp_power = 1.0, window_weight = 1.0, base_weight = 1.0;
+  double lane_powers[5], lane_power = 1.0, warp_power = 1.0;
   int64_t gamma_row = -1;
   const auto gamma_of_row = [&](uint32_t row) {
     if (kStep || gamma_row == row || (gamma_row >= 0 && params.one_gamma)) return;
@@ -155,21 +113,15 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       power = power_mul(power, power);
     }
     warp_power = power;
-    const double tile_power = power_of<kStreamWarps>(warp_power);
-    window_weight = whole_power(tile_power, threadIdx.x);
-    if (params.tiles > blocks) base_weight = whole_power(tile_power, blocks);
   };
   const auto advance = [&](float value, float factor, float y) {
     return kStep ? plain_step(value, factor, y) : gate.step(value, y);
   };
-  // Where a row's first step is in this thread's first vector: no carry enters it.
-  const auto first_of = [&](const Place& at) { return at.tile == 0 && threadIdx.x == 0 ? pad : -1; };
+  // No carry enters a row's first step.
+  const auto first_of = [&](const Place& at) { return at.tile == 0 && threadIdx.x == 0 ? 0 : -1; };
 
   __shared__ double warp_totals[3][kStreamWarps],
       warp_gates[kStep ? 3 : 1][kStreamWarps];  // by tile, three in turn: a warp may be one tile ahead
-  __shared__ double window_totals[2][kStreamWarps],
-      window_gates[2][kStreamWarps];       // two in turn: after the last tile but one, no barrier comes before
-  __shared__ float sums[2][kStreamWarps];  // of gamma's gradient
 
   // The gates of a vector's steps; in a shifted scan, of the step before each.
   const auto read_gates = [&](int stage, int k, float& before, float (&to)[kVec]) {
@@ -187,10 +139,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     float saved_after;       // after its last step
   };
 
-  // The first pass: a tile's total, for the other blocks.
-  const auto prepare = [&](const Place& at, uint32_t index, int stage, int third, bool only_one) {
+  // The first pass: the totals of a tile's warps.
+  const auto prepare = [&](const Place& at, int stage, int third, bool only_one) {
     State state{0.0, 1.0, 0.f, 0.f};
-    const int64_t base = bounds_of(at).base;
+    const int64_t base = base_of(at);
     const int first = first_of(at);
     gamma_of_row(at.row);
     // A neighbouring warp's part and the tile after this come from global memory.
@@ -282,89 +234,25 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       if constexpr (kStep) warp_gates[third][warp] = piece.gates;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && !kAlone && at.tile + 1 < params.tiles) {
-      double total = warp_totals[third][0], gates = kStep ? warp_gates[third][0] : 1.0;
-#pragma unroll
-      for (int w = 1; w < kStreamWarps; ++w) {
-        total = fold(warp_totals[third][w], kStep ? warp_gates[third][w] : warp_power, total);
-        if constexpr (kStep) gates = clamped_mul(gates, warp_gates[third][w]);
-      }
-      if constexpr (kStep) store_word(words + kWords * static_cast<int64_t>(index) + 1, __double_as_longlong(gates), 1);
-      store_word(words + kWords * static_cast<int64_t>(index), __double_as_longlong(total), 1);
-    }
     return state;
   };
 
-  // The second: its output. A thread brings its part of the window, the tile `threadIdx.x + 1` before this one, as read
-  // some time ago.
-  double own_carry = 0.0;  // into this block's tile before; `kAlone`: out of it
-  const auto finish = [&](const State& state, const Place& at, uint32_t index, int stage, int third, int parity,
-                          Word total_word, Word gates_word) {
-    const Bounds bounds = bounds_of(at);
+  // The second: its output.
+  double own_carry = 0.0;  // out of the block's tile before
+  const auto finish = [&](const State& state, const Place& at, int stage, int third) {
     const int first = first_of(at);
     gamma_of_row(at.row);
-    const uint32_t window = kAlone ? 0 : min(at.tile, blocks);
-    const int window_warps = (static_cast<int>(window) + 31) / 32;
-    double carry = 0.0;
-    if (warp < window_warps) {
-      Piece<double> piece = identity<double>();
-      if (threadIdx.x < window) {
-        const Word* from = words + kWords * (static_cast<int64_t>(index) - 1 - threadIdx.x);
-        while (total_word.state == 0) total_word = load_word(from);
-        piece.total = __longlong_as_double(total_word.value);
-        if constexpr (kStep) {
-          while (gates_word.state == 0) gates_word = load_word(from + 1);
-          piece.gates = __longlong_as_double(gates_word.value);
-        }
-      }
-      __syncwarp();
-      if constexpr (kStep) {
-        const bool bounded = __all_sync(0xffffffffu, fabs(piece.gates) <= 1.0);
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-          const double total = __shfl_down_sync(0xffffffffu, piece.total, d),
-                       gates = __shfl_down_sync(0xffffffffu, piece.gates, d);
-          if (lane + d < 32) {
-            piece.total = fold(piece.total, piece.gates, total);
-            piece.gates = bounded ? piece.gates * gates : clamped_mul(piece.gates, gates);
-          }
-        }
-      } else {
-        piece.total = warp_sum(piece.total * window_weight);
-      }
-      if (lane == 0) {
-        window_totals[parity][warp] = piece.total;
-        if constexpr (kStep) window_gates[parity][warp] = piece.gates;
-      }
-    }
-    if (kAlone) {
-      // `own_carry` is the carry out of the tile before, which was this row's.
-      if (at.tile > 0) carry = own_carry;
-    } else {
-      __syncthreads();
-      for (int w = window_warps - 1; w >= 0; --w)
-        carry =
-            kStep ? fold(window_totals[parity][w], window_gates[parity][w], carry) : carry + window_totals[parity][w];
-      if (at.tile > blocks) {
-        double gates = base_weight;
-        if constexpr (kStep) {
-          gates = 1.0;
-          for (int w = 0; w < window_warps; ++w) gates = clamped_mul(gates, window_gates[parity][w]);
-        }
-        carry = fold(carry, gates, own_carry);
-      }
-      own_carry = carry;
-    }
+    double carry = at.tile > 0 ? own_carry : 0.0;
     double behind = carry;  // behind each warp
 #pragma unroll
     for (int w = 0; w < kStreamWarps; ++w) {
       behind = fold(warp_totals[third][w], kStep ? warp_gates[third][w] : warp_power, behind);
       if (w + 1 == warp) carry = behind;
     }
-    if (kAlone) own_carry = behind;
+    own_carry = behind;
 
     float y = static_cast<float>(fold(state.entering, kStep ? state.gates : lane_power, carry));
-    float sum = 0.f, before = state.gate_before;
+    float before = state.gate_before;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       float values[kVec], factors[kVec];
@@ -389,82 +277,41 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
           beyond = next[0];
         }
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          terms[i] = rounded[i] * (i + 1 < kVec ? saved[(i + 1) % kVec] : beyond);
-          if (!bounds.whole) {
-            const int s = (static_cast<int>(threadIdx.x) * kChunks + k) * kVec + i;
-            const int memory = kReverse ? kTile - 1 - s : s;
-            if (memory < bounds.low || memory >= bounds.high) terms[i] = 0.f;
-          }
-          sum += terms[i];
-        }
-        if constexpr (kStep) mine(stage, kGateTensor, k) = pack_in_order<kReverse, T>(terms);
+        for (int i = 0; i < kVec; ++i) terms[i] = rounded[i] * (i + 1 < kVec ? saved[(i + 1) % kVec] : beyond);
+        mine(stage, kGateTensor, k) = pack_in_order<kReverse, T>(terms);
       }
     }
     __syncwarp();
-    put(bounds, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
-    if constexpr (kBackward && kStep)
-      put(bounds, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
-    if constexpr (kBackward && !kStep) {
-      sum = warp_sum(sum);
-      if (lane == 0) sums[parity][warp] = sum;
-    }
+    put(at, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
+    if constexpr (kBackward)
+      put(at, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
     __syncwarp();
   };
-  // The tile's part of gamma's gradient, once all warps have left their sums.
-  const auto store_sum = [&](const Place& at, int parity) {
-    float* const partials = row_of(static_cast<float*>(p.grad_gamma), p.grad_gamma_strides, at.row);
-    if (threadIdx.x == 0) {
-      float all = sums[parity][0];
-#pragma unroll
-      for (int w = 1; w < kStreamWarps; ++w) all += sums[parity][w];
-      partials[at.tile] = all;
-    }
-    if (at.tile == 0)
-      for (int64_t j = params.tiles + threadIdx.x; j < p.partials; j += kStreamThreads) partials[j] = 0.f;
-  };
-
   // One loop, so that the code is there once: a round prepares a tile and finishes the one before.
-  uint32_t index = blockIdx.x;  // of the tile to prepare
-  Place next{index / params.tiles, index % params.tiles}, ahead;
-  if (kAlone) next = {index, 0};
-  ahead = next;
+  Place next{blockIdx.x, 0}, ahead = next;
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i, move_on(ahead)) fetch(ahead, i);
   Place now{params.rows, 0};  // to finish
   State state{};
-  int stage = kStages - 1, third = 2, parity = 1;  // of the tile to finish
+  int stage = kStages - 1, third = 2;  // of the tile to finish
   bool any = false;
 #pragma unroll 1
   while (next.row < params.rows || any) {
-    // The window's words start on their way before the next tile is prepared: then they are mostly there.
-    Word total_word{}, gates_word{};
-    if (any && !kAlone && threadIdx.x < min(now.tile, blocks)) {
-      const Word* from = words + kWords * (static_cast<int64_t>(index - blocks) - 1 - threadIdx.x);
-      total_word = load_word(from);
-      if constexpr (kStep) gates_word = load_word(from + 1);
-    }
     const int next_stage = stage + 1 == kStages ? 0 : stage + 1, next_third = third == 2 ? 0 : third + 1;
     State prepared{};
     const bool has_next = next.row < params.rows;
-    if (has_next) prepared = prepare(next, index, next_stage, next_third, !any);
+    if (has_next) prepared = prepare(next, next_stage, next_third, !any);
     if (any) {
-      finish(state, now, index - blocks, stage, third, parity, total_word, gates_word);
+      finish(state, now, stage, third);
       fetch(ahead, stage);
       move_on(ahead);
-      if constexpr (kBackward && !kStep) {
-        __syncthreads();
-        store_sum(now, parity);
-      }
     }
     any = has_next;
     now = next;
     state = prepared;
     move_on(next);
-    index += blocks;
     stage = next_stage;
     third = next_third;
-    parity ^= 1;
   }
 }
 

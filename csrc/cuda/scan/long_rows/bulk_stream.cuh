@@ -1,9 +1,15 @@
-// Rows of many tiles, one pass over memory, for devices with bulk copies. Blocks walk over the tiles of all rows in
-// turn as in async_stream.cuh, whose terms this file uses; what differs is who waits for what. Most warps scan, each
-// its slice of the tile: serially from 0 for its total, and again from its carry for the output, which leaves by a bulk
-// copy. None waits for the others. One more warp brings the tiles in, a second publishes the block's totals, a third
-// collects those of the other blocks and leaves each warp its carry, while the others finish the tile before.
-// A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no bank.
+// Rows of many tiles, one pass over memory, for devices with bulk copies. As many blocks as the GPU holds at once walk
+// over the tiles of all rows in turn: block b takes the tiles b, b + blocks, b + 2 * blocks, ... A tile's carry comes
+// from the totals of the tiles of its row that the other blocks took since this block's last one, folded in a fixed
+// order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
+// handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run,
+// or none. Where the rows alone fill the GPU, each block takes whole rows instead.
+//
+// Most warps scan, each its slice of the tile: serially from 0 for its total, and again from its carry for the output,
+// which leaves by a bulk copy. None waits for the others. One more warp brings the tiles in, a second publishes the
+// block's totals, a third collects those of the other blocks and leaves each warp its carry, while the others finish
+// the tile before. A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no
+// bank.
 #pragma once
 
 #include "scan/long_rows/bulk_stream_carries.cuh"

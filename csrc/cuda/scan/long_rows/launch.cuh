@@ -1,5 +1,5 @@
-// Launches the kernels of long rows: those that blocks share (async_stream.cuh, bulk_stream.cuh), take alone, or hold
-// on the chip together (resident.cuh).
+// Launches the kernels of long rows: those that blocks share (bulk_stream.cuh), take alone (there, async_stream.cuh),
+// or hold on the chip together (resident.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -78,21 +78,15 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
   }
 }
 
-template <typename T, bool kStep, bool kBackward, bool kReverse>
-void launch_stream_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
-  const auto launch = [&](auto alone) {
-    launch_stream_with<stream_kernel<T, kStep, kBackward, kReverse, alone(), kChunks>>(kStreamThreads,
-        stream_shared_bytes(kTensors, kChunks), kStreamThreads, stream_params<T>(problem, plan, workspace), stream);
-  };
-  if (plan.alone) launch(std::true_type());
-  else launch(std::false_type());
-}
-
 template <typename T, bool kStep, bool kBackward>
-void launch_stream(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
-  if (problem.reverse) launch_stream_in<T, kStep, kBackward, true>(problem, plan, workspace, stream);
-  else launch_stream_in<T, kStep, kBackward, false>(problem, plan, workspace, stream);
+void launch_stream(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
+  const auto launch = [&](auto reverse) {
+    launch_stream_with<stream_kernel<T, kStep, kBackward, reverse(), kChunks>>(kStreamThreads,
+        stream_shared_bytes(kTensors, kChunks), kStreamThreads, stream_params<T>(problem, plan, nullptr), stream);
+  };
+  if (problem.reverse) launch(std::true_type());
+  else launch(std::false_type());
 }
 
 // The streaming kernel of devices with bulk copies.

@@ -13,8 +13,7 @@ struct StreamParams {
   int64_t padded;  // a row in whole vectors
   bool one_gamma;
   bool alone;      // a block takes whole rows, one tile after the other, and waits for nobody
-  void* statuses;  // else one of a tile: zeroed; in bulk_stream.cuh and resident.cuh as they come, and `tag` marks what
-                   // this call wrote
+  void* statuses;  // else of tiles, as they come: `tag` marks what this call wrote
   uint64_t tag;
   bool load_once;  // in bulk_stream.cuh, forward with a gamma a step: what has been read makes room in L2 first
   bool replayed;   // a graph will launch the same again, tag and all

@@ -109,32 +109,33 @@ class AlignedPlanner {
     if (flat && flat->cluster == 1 && (has_one_gamma(p_) || !p_.backward)) return false;
     if (p_.gamma_kind != GammaKind::kRow && plan_small_rows(p_, device_)) return false;
     if (kStreamBytes > device_.shared_bytes) return false;
-    plan.kernel = AlignedKernel::kAsyncStream;
     plan.warps = kTileWarps;
-    plan.tile_elements = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
     plan.alone = fill(2 * device_.multiprocessors);
     const bool has_ring =
         device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
-    // Rows that blocks take alone stay with the stream where its tiles fill them: a tile that is not whole is slow
-    // there (1056 rows of 20480 halves take 52 us, 27 in rings of single blocks). But a backward with one gamma does
-    // not (256 rows of 65536 halves: 46 us, 39).
+    // Rows that blocks take alone stay with the async stream where its tiles fill them: one that is not whole would be
+    // slow there (1056 rows of 20480 halves took 52 us, 27 in rings of single blocks). But a backward with one gamma
+    // does not (256 rows of 65536 halves: 46 us, 39).
     const bool sums = p_.backward && !step;
-    const bool streams_well = length % plan.tile_elements == 0 && !sums;
-    if (has_ring && powers_fold(p_) && !(plan.alone && streams_well)) {
-      plan.kernel = AlignedKernel::kBulkStream;
-      if (sums) plan.alone = fill(device_.multiprocessors);
-      plan.row_sums = plan.alone && sums;
-      if (!plan.alone && plan_held(plan)) return true;
-      const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
-      plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
+    const int64_t stream_tile = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
+    if (plan.alone && !sums && length % stream_tile == 0) {
+      plan.kernel = AlignedKernel::kAsyncStream;
+      plan.tile_elements = stream_tile;
+      plan.tiles = length / stream_tile;
+      return true;
     }
-    const bool ring = plan.kernel == AlignedKernel::kBulkStream;
+    if (!has_ring || !powers_fold(p_)) return false;
+    plan.kernel = AlignedKernel::kBulkStream;
+    if (sums) plan.alone = fill(device_.multiprocessors);
+    plan.row_sums = plan.alone && sums;
+    if (!plan.alone && plan_held(plan)) return true;
+    const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
+    plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
     plan.tiles = ceil_div(length, plan.tile_elements);
-    if (!plan.alone) plan.workspace_bytes = (!step ? 16 : ring ? 16 * kStepCopies : 32) * rows * plan.tiles;
-    if (!ring) plan.zeroed_bytes = plan.workspace_bytes;
-    else if (!plan.alone) plan.workspace_bytes += 16 * kMostRingBlocks * (step ? 2 : 1);
+    if (!plan.alone)
+      plan.workspace_bytes = 16 * ((step ? kStepCopies : 1) * rows * plan.tiles + kMostRingBlocks * (step ? 2 : 1));
     return true;
   }
 

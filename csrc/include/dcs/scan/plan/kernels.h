@@ -65,10 +65,6 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
   return columns ? columns->workspace_bytes : 0;
 }
 
-inline int64_t zeroed_bytes(const KernelPlan& plan) {
-  const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan);
-  return aligned ? aligned->zeroed_bytes : 0;
-}
 // Its blocks wait for each other.
 inline bool runs_together(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_room();

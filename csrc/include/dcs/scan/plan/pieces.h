@@ -40,7 +40,6 @@ struct AlignedPlan {
   bool cluster = false;     // the tiles of a row are the blocks of a cluster
   bool alone = false;       // of a stream: a block takes whole rows
   int64_t workspace_bytes = 0;
-  int64_t zeroed_bytes = 0;  // of the workspace, at its start
   int whole_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
   bool in_turn = false;      // of split columns: enough blocks that their requests delay each other
   bool half_warps = false;   // of block columns: pairs of columns, half a warp a stretch of time
@@ -51,8 +50,9 @@ struct AlignedPlan {
   int64_t early_blocks = 0;  // so many may begin as the launch before them ends, where they need no room together
   int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
 
-  bool is_stream() const { return kernel == AlignedKernel::kBulkStream || kernel == AlignedKernel::kAsyncStream; }
-  bool needs_room() const { return cluster || reread > 0 || (is_stream() && !alone); }  // for blocks that run together
+  bool needs_room() const {  // for blocks that run together
+    return cluster || reread > 0 || (kernel == AlignedKernel::kBulkStream && !alone);
+  }
   int64_t partials() const {
     return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
   }  // of a row's part of gamma's gradient
