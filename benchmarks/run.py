@@ -66,7 +66,7 @@ def main() -> int:
         for on_cpu, title in (
             (scan_cpu, "scans; floor = torch.cumsum"),
             (lce_cpu, "linear_cross_entropy; floor = F.linear and F.cross_entropy"),
-            (returns_cpu, "returns; floor = a Python loop of generalised advantage estimation"),
+            (returns_cpu, "returns; floor = a Python loop of generalized advantage estimation"),
             (log_bmm_cpu, "log_bmm; floor = torch.logsumexp of all terms"),
         ):
             part = on_cpu.run(Deadline(options.budget), keep)
@@ -86,7 +86,7 @@ def main() -> int:
         for suite, title in (
             (scan_cuda, "scans; floor = the same traffic as a copy"),
             (softmax_cuda, "softmax; floor = the same traffic as a copy"),
-            (gae_cuda, "generalised advantage estimation, compiled; floor = its traffic as a copy"),
+            (gae_cuda, "generalized advantage estimation, compiled; floor = its traffic as a copy"),
             (returns_cuda, "returns, eager and compiled; floor = a copy of the same bytes"),
             (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
             (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),

@@ -115,7 +115,7 @@ def chain(matrices: Tensor, product: Product) -> Tensor:
 
 
 class Tagger(nn.Module):
-    """Scores of the tags: of a token's outline and of its neighbours', and of every pair of tags in a row."""
+    """Scores of the tags: of a token's outline and of its neighbors', and of every pair of tags in a row."""
 
     def __init__(self, outlines: int, tags: int) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 A program takes a tile of lines. Where it holds their whole length (32768 elements), they are read and written once;
 longer ones are read twice, a block at a time, the sum raised to each new maximum by one factor (Milakov and Gimelshein,
 "Online normalizer calculation for softmax", 2018, algorithm 3). A tensor is (outer, length, inner), contiguous: without
-inner dimensions a tile is (lines, steps), else (steps, columns), so that neighbours in memory are neighbours in it.
+inner dimensions a tile is (lines, steps), else (steps, columns), so that neighbors in memory are neighbors in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Returns on the CPU: generalised advantage estimation beside a Python loop, which is the floor, and torchrl."""
+"""Returns on the CPU: generalized advantage estimation beside a Python loop, which is the floor, and torchrl."""
 
 from __future__ import annotations
 

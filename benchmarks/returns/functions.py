@@ -114,7 +114,7 @@ def by_recurrence(recurrence: Callable[..., Tensor]) -> Callable[[Rollout], Any]
 
 
 def torchrl_gae(x: Rollout) -> Callable[[], Any] | None:
-    """torchrl's vectorised form, on its own layout (batch, T, 1); None where it is not installed."""
+    """torchrl's vectorized form, on its own layout (batch, T, 1); None where it is not installed."""
     if importlib.util.find_spec("torchrl") is None:
         return None
     from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
@@ -132,9 +132,9 @@ def peers(x: Rollout, *, compiled: bool) -> Iterator[tuple[str, Callable[[], Any
     """GAE by others."""
     if x.rewards.size(x.dim) <= 2048:
         yield "Python loop", lambda: loop(x)
-        vectorised = torchrl_gae(x)
-        if vectorised is not None:
-            yield "torchrl vec_gae", vectorised
+        vectorized = torchrl_gae(x)
+        if vectorized is not None:
+            yield "torchrl vec_gae", vectorized
     if compiled and x.rewards.numel() <= 1 << 26:
         torch._dynamo.reset()
         function = torch.compile(by_recurrence(associative_scan), dynamic=False)

@@ -18,7 +18,7 @@ if(DCS_CUDA STREQUAL "OFF" OR DCS_CUDA STREQUAL "0")
   set(DCS_CUDA_OMITTED "DCS_CUDA=OFF was set")
 else()
   unset(nvcc_path CACHE)
-  # $ENV{CUDACXX} first: it is what enable_language(CUDA) honours.
+  # $ENV{CUDACXX} first: it is what enable_language(CUDA) honors.
   find_program(
     nvcc_path
     NAMES $ENV{CUDACXX} ${CMAKE_CUDA_COMPILER} nvcc

@@ -120,7 +120,7 @@ def test_tiles_are_not_loaded_by_blocks(kernels: Kernels, direction: str, option
 
 @lowering_test
 @pytest.mark.parametrize("time", [0, 1])
-def test_normalised_returns_minus_a_baseline_are_one_kernel(kernels: Kernels, time: int) -> None:
+def test_normalized_returns_minus_a_baseline_are_one_kernel(kernels: Kernels, time: int) -> None:
     def function(rewards: Tensor, mean: Tensor, std: Tensor, baseline: Tensor) -> Tensor:
         return discounted_cumsum((rewards - mean) / std, 0.99, dim=time) - baseline
 
@@ -215,7 +215,7 @@ def test_a_right_scan_of_a_left_scan(kernels: Kernels) -> None:
 
 @lowering_test
 @pytest.mark.parametrize("time", [0, 1])
-def test_returns_normalised_by_their_own_mean(kernels: Kernels, time: int) -> None:
+def test_returns_normalized_by_their_own_mean(kernels: Kernels, time: int) -> None:
     """A reduction of a scan, and its result back in the shape of the scan: two loops."""
 
     def function(x: Tensor) -> Tensor:

@@ -160,8 +160,8 @@ def calls_in_order(case: Case, run: Callable[[Case], Any] = on_a_rank) -> list[s
     with contextlib.ExitStack() as patches:
         for of, name, said in (
             (Ranks, "gathering", "gather"),
-            (Ranks, "totalling", "sum"),
-            (Ranks, "scattered_totalling", "scatter"),
+            (Ranks, "totaling", "sum"),
+            (Ranks, "scattered_totaling", "scatter"),
             (alignment, "logits_product", "logits"),
             (alignment, "input_gradient_product", "dX"),
             (WeightGradient, "add", "dW"),

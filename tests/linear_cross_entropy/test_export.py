@@ -1,4 +1,4 @@
-"""torch.export and AOTInductor of modules with the op, from a packaged artefact, static and with dynamic shapes."""
+"""torch.export and AOTInductor of modules with the op, from a packaged artifact, static and with dynamic shapes."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_budget_for_all_logits_is_one_gemm() -> None:
     assert plan(8192, 512, 128256, memory_budget=2 * 8192 * 128256) == (8192, 128256, "direct")
 
 
-def test_float16_before_its_normalisation_is_float32() -> None:
+def test_float16_before_its_normalization_is_float32() -> None:
     assert plan(10, 64, 100, F16, gradient_dtype=F32).accumulation == "float32"
     assert plan(10, 64, 100, F16).accumulation == "direct"
     for gradient_dtype in (F16, F32):

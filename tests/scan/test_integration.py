@@ -132,16 +132,16 @@ def test_selective_checkpointing_by_the_public_op(device: str) -> None:
     assert counts == [2, 1]
 
 
-class Labelled(Tensor):
+class Labeled(Tensor):
     """A subclass that only has __torch_function__, which Tensor gives it."""
 
 
 def test_tensor_subclasses_stay_themselves(device: str) -> None:
     x = make((3, 5), torch.float32, device)
-    labelled = x.as_subclass(Labelled)
-    assert isinstance(discounted_cumsum(labelled, 0.9), Labelled)
-    assert isinstance(cumsum(labelled), Labelled)
-    torch.testing.assert_close(discounted_cumsum(labelled, 0.9).as_subclass(Tensor), discounted_cumsum(x, 0.9))
+    labeled = x.as_subclass(Labeled)
+    assert isinstance(discounted_cumsum(labeled, 0.9), Labeled)
+    assert isinstance(cumsum(labeled), Labeled)
+    torch.testing.assert_close(discounted_cumsum(labeled, 0.9).as_subclass(Tensor), discounted_cumsum(x, 0.9))
     parameter = torch.nn.Parameter(x)
     assert type(discounted_cumsum(parameter, 0.9)) is Tensor
 

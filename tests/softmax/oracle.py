@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Half the distance of neighbouring numbers at 1, of the arithmetic and of the results.
+# Half the distance of neighboring numbers at 1, of the arithmetic and of the results.
 ARITHMETIC = {torch.float16: 2**-24, torch.bfloat16: 2**-24, torch.float32: 2**-24, torch.float64: 2**-53}
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 0.0, torch.float64: 0.0}
 # Below these a result may be rounded to 0, or to a subnormal number.

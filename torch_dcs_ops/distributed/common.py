@@ -50,16 +50,16 @@ class Ranks(NamedTuple):
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, on all of them."""
-        return self.totalling(values)()
+        return self.totaling(values)()
 
-    def totalling(self, values: Tensor) -> Callable[[], Tensor]:
+    def totaling(self, values: Tensor) -> Callable[[], Tensor]:
         """`total`, begun."""
         if self.size == 1:
             return lambda: values
         begun: Tensor = torch.ops._c10d_functional.all_reduce(values.contiguous(), "sum", self.group)
         return lambda: torch.ops._c10d_functional.wait_tensor(begun)
 
-    def scattered_totalling(self, values: Tensor) -> Callable[[], Tensor]:
+    def scattered_totaling(self, values: Tensor) -> Callable[[], Tensor]:
         """This rank's rows of the sum over the ranks of values (size·n, ...), begun."""
         if self.size == 1:
             return lambda: values

@@ -155,7 +155,7 @@ def add_weight_gradient(
 ) -> None:  # fmt: skip
     """total[index[:count]] (+)= kept[:, :count]ᵀ @ input, summed in float32.
 
-    Rows whose `since` (V,) int32 is not below `number` are written, not added to: total and rest may be uninitialised.
+    Rows whose `since` (V,) int32 is not below `number` are written, not added to: total and rest may be uninitialized.
     `rest` (None: there is none) holds what the rounding of total lost.
     """
     _add_products(kept, index, count, input, total, rest, since, number, keep_rest=rest is not None)

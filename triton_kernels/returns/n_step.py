@@ -1,6 +1,6 @@
 """Returns over n steps: `n_step_returns`, with the meaning of the private op `_n_step_returns`.
 
-A program takes a block of results, neighbours in memory, and goes through their windows from the last step back: n
+A program takes a block of results, neighbors in memory, and goes through their windows from the last step back: n
 reads of every step, all but the first of them from caches. In float64, as in the reference.
 """
 

@@ -32,7 +32,7 @@ from .rollout import Rollout, row_rate_of
 if TYPE_CHECKING:
     from torch_dcs_ops.reference.returns import TemporalDifferenceCall
 
-# Below 8 neighbours a row of them is less than a 32-byte sector (see scan.py).
+# Below 8 neighbors a row of them is less than a 32-byte sector (see scan.py).
 NEIGHBOURS = 8
 
 

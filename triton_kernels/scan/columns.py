@@ -37,7 +37,7 @@ def scan_columns(
     P: tl.constexpr, R: tl.constexpr, V: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One program: P neighbouring columns, R steps at a time, V successive ones a thread's. WHOLE: T <= R.
+    """One program: P neighboring columns, R steps at a time, V successive ones a thread's. WHOLE: T <= R.
 
     `gamma_bits`: of a float64 number, of at most 1 in magnitude.
     """

@@ -214,7 +214,7 @@ def scan_half_columns(
     P: tl.constexpr, R: tl.constexpr, V: tl.constexpr, C: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One program: P neighbouring columns, R steps at a time, V successive ones of C columns a thread's. WHOLE: T <= R.
+    """One program: P neighboring columns, R steps at a time, V successive ones of C columns a thread's. WHOLE: T <= R.
 
     `powers`: gamma ** (1 - V) to gamma ** 0.
     """
@@ -321,8 +321,8 @@ def columns_tile(columns: int, steps: int, whole: bool) -> tuple[int, int, int]:
     Where parts of columns follow one another it has twice as many, and the next part loads meanwhile. On an H200 0.82
     to 0.97 of a copy. A carry of less than 2^-100 may lose digits where gamma is near 1/2 (below 2^-126 on its way).
     """
-    group, neighbours = (16, 8) if not whole else (32, 2) if steps > 256 else (16, 4)
-    return group, neighbours, max(1, columns * steps // (LANES * group * neighbours))
+    group, neighbors = (16, 8) if not whole else (32, 2) if steps > 256 else (16, 4)
+    return group, neighbors, max(1, columns * steps // (LANES * group * neighbors))
 
 
 def run_columns(problem: ScanProblem, block: Tile) -> None:
@@ -330,11 +330,11 @@ def run_columns(problem: ScanProblem, block: Tile) -> None:
     assert x.tensor is not None
     gamma = problem.gates.value
     whole = layout.length <= block.steps
-    group, neighbours, warps = columns_tile(block.R, block.steps, whole)
+    group, neighbors, warps = columns_tile(block.R, block.steps, whole)
     scan_half_columns[(layout.outer * triton.cdiv(layout.inner, block.R),)](
         x.tensor, y.tensor, initial.tensor, gamma, math.log2(abs(gamma)), powers_of(gamma, tuple(range(1 - group, 1))),
         layout.length, layout.inner,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
-        block.R, block.steps, group, neighbours, problem.index_dtype(x, y), problem.reverse,
+        block.R, block.steps, group, neighbors, problem.index_dtype(x, y), problem.reverse,
         initial.tensor is not None, whole, num_warps=warps,
     )  # fmt: skip

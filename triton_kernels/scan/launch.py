@@ -181,7 +181,7 @@ class _Problem(ScanProblem):
         return Tile(count, segments, lanes, vector, warps)
 
     def _tile_of_groups(self, itemsize: int, gated: bool) -> Tile:
-        """Neighbouring columns, V successive steps of one a thread: all of the steps, where few programs can hold them.
+        """Neighboring columns, V successive steps of one a thread: all of the steps, where few programs can hold them.
 
         Else as many as 256 threads take, fewer where that gives no program to every half of a multiprocessor.
         """

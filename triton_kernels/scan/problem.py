@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A row of at most this length is one tile; longer ones look back.
 LONGEST_TILE = 8192
-# Columns, a thread each, that cover the memory's latency; neighbours of them that fill a sector of memory.
+# Columns, a thread each, that cover the memory's latency; neighbors of them that fill a sector of memory.
 WALKING_COLUMNS = 65536
 SECTOR = 8
 LEAST_COLUMN_TILE = 1024
@@ -85,7 +85,7 @@ class ScanProblem:
 
     @property
     def columns_aligned(self) -> bool:
-        """Whether Triton sees that neighbours of a step of x and y are whole vectors."""
+        """Whether Triton sees that neighbors of a step of x and y are whole vectors."""
         turned = (replace(operand, time=operand.inner, inner=operand.time) for operand in (self.x, self.y))
         return all(map(_is_aligned, turned))
 
@@ -94,7 +94,7 @@ class ScanProblem:
         return self.tiling in ("vectors", "elements")
 
     def turn(self) -> None:
-        """Rows in time: lets the inner dimension, of which programs take neighbours, be the one of many rows."""
+        """Rows in time: lets the inner dimension, of which programs take neighbors, be the one of many rows."""
         self.turned = True
         self.outer, self.inner = self.inner, self.outer
         self.x, self.y, self.gamma, self.initial, self.reset = map(

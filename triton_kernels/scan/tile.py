@@ -8,10 +8,10 @@ is one shuffle.
 
 Layouts (a constexpr), how a tile's steps come from memory and go there:
 "vectors": rows in time whose groups of V steps are aligned: a thread loads its group.
-"elements": rows of any alignment. Neighbouring threads load neighbouring steps, which shared memory brings to the
+"elements": rows of any alignment. Neighboring threads load neighboring steps, which shared memory brings to the
 threads that they belong to (`in_groups`).
-"columns": some steps of neighbouring columns, in the same way.
-"walk": neighbouring threads take neighbouring columns, each loads its steps one by one.
+"columns": some steps of neighboring columns, in the same way.
+"walk": neighboring threads take neighboring columns, each loads its steps one by one.
 """
 
 import triton

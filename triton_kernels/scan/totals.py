@@ -370,5 +370,5 @@ class _Totals:
         return total, product, flag
 
     def _entries(self, blocks: int) -> tuple[int, int]:
-        """Strides of rows and blocks: neighbouring columns are written by neighbouring lanes."""
+        """Strides of rows and blocks: neighboring columns are written by neighboring lanes."""
         return (blocks, 1) if self.columns == 1 else (1, self.layout.rows)

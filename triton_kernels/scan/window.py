@@ -14,7 +14,7 @@ def scan_window(
     C: tl.constexpr, N: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
 ):  # fmt: skip
-    """One program: N steps of C neighbouring rows. `initial` is one more step, before the first."""
+    """One program: N steps of C neighboring rows. `initial` is one more step, before the first."""
     blocks = (inner + C - 1) // C
     parts = (T + N - 1) // N
     program = tl.program_id(0).to(tl.int64)

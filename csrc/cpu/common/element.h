@@ -43,7 +43,7 @@ DCS_INLINE uint32_t as_bits(float value) {
   return bits;
 }
 
-// Branch-free, so that loops over them vectorise. A subnormal half is a difference of two normal floats.
+// Branch-free, so that loops over them vectorize. A subnormal half is a difference of two normal floats.
 DCS_INLINE float to_float(Half half) {
   const uint32_t magnitude = half.bits & 0x7fffu, sign = (half.bits & 0x8000u) << 16;
   const uint32_t shifted = magnitude << 13, offset = 112u << 23;

@@ -1,7 +1,7 @@
 #define DCS_KERNELS kCrossEntropyAvx512
 #define DCS_ISA "avx512"
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC's own intrinsics headers leave a don't-care operand uninitialised (GCC bug 105593).
+// GCC's own intrinsics headers leave a don't-care operand uninitialized (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

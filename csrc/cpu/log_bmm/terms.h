@@ -9,7 +9,7 @@ namespace {
 
 // log(s) - power log 2 of `count` numbers s > 0, as in Cephes' logf to an absolute error of 1e-7, in two parts: rest +
 // whole log 2. One float of a logarithm around -70 would be off by 4e-6, which is too much where the maxima cancel it.
-// (Loops of one kind of number, which compilers vectorise.)
+// (Loops of one kind of number, which compilers vectorize.)
 DCS_INLINE void split_logarithms(const float* s, int64_t count, float power, float* whole, float* rest) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = as_bits(s[i]);

@@ -42,7 +42,7 @@ struct Kernels {
   int64_t (*sets)(const ScanProblem&);
   void (*rows)(const ScanProblem&, int64_t begin, int64_t end);
 
-  // How long chunks are, how many of a row are scanned together, and how many neighbouring rows.
+  // How long chunks are, how many of a row are scanned together, and how many neighboring rows.
   int64_t (*chunk_steps)(const ScanProblem&);
   int64_t (*abreast)(const ScanProblem&);
   int64_t (*together)(const ScanProblem&);

@@ -34,7 +34,7 @@ void share_scan(int64_t count, int64_t elements, const Run& run) {
 
 void by_columns(const ScanProblem& problem) {
   // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other:
-  // with one, neighbouring threads would write to the cache line where their blocks meet at the same time in every step
+  // with one, neighboring threads would write to the cache line where their blocks meet at the same time in every step
   // (640 x 1000 float: 4 times slower than one thread).
   const int64_t shares = 2 * torch::stable::get_num_threads();
   const int64_t wanted = (problem.rows() + shares - 1) / shares;

@@ -16,7 +16,7 @@ struct Failures {
   int count, listed;
   uint16_t list[kListed * kTileThreads];
 
-  // By all threads of the block, which synchronise before they go on.
+  // By all threads of the block, which synchronize before they go on.
   __device__ __forceinline__ void clear() {
     if (threadIdx.x < kTile * 2) bits[threadIdx.x / 2][threadIdx.x % 2] = 0;
     if (threadIdx.x == 0) count = listed = 0;

@@ -87,7 +87,7 @@ struct Tf32Product {
 
   float sums[kRows][kColumns][4];
 
-  // The tile at (row, column). `shared`: kSharedBytes, free again when every thread has returned and synchronised.
+  // The tile at (row, column). `shared`: kSharedBytes, free again when every thread has returned and synchronized.
   __device__ __forceinline__ void run(float* shared, const Panel& a, const Panel& b, int64_t row, int64_t column) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)

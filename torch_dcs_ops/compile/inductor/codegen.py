@@ -10,7 +10,7 @@ operations around it in the same kernel. To that is added, by wrapping methods a
 * Two scans that walk in opposite directions are kept out of one kernel.
 * Under dynamic shapes consumers may loop over batch and time in the other order than the scan. Inductor changes the
   order to fuse them, but gives up at strides that are symbols; for scans the sizes of the example inputs decide.
-* Where time is an outer dimension, a thread is given two neighbouring rows and all their steps of a tile, so that the
+* Where time is an outer dimension, a thread is given two neighboring rows and all their steps of a tile, so that the
   scan stays in its registers: the kernel loops over time, and Triton is told of no longer runs in memory than two.
   It lays a tile out for the widest loads otherwise (16 rows a thread beside a bool operand), has threads to spare, and
   spreads them over time: 30 shuffles an element for GAE. Of few rows there are not enough for the threads of a GPU:

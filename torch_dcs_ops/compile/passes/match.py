@@ -33,7 +33,7 @@ from .nodes import (
     name_of,
     order_after,
     source_of,
-    specialised,
+    specialized,
 )
 
 _LOSSES = (functional.cross_entropy, functional.nll_loss)
@@ -119,7 +119,7 @@ def find(loss: fx.Node) -> Match:
     softcap, logit_scale, variable_factors = steps.scale(place_of(loss))
     return Match(
         chain, input, linear_weight, linear_bias, target,
-        **{name: specialised(option) for name, option in options.items()},
+        **{name: specialized(option) for name, option in options.items()},
         linear_weight_is_transposed=is_transposed, softcap=softcap, logit_scale=logit_scale, classes=steps.classes,
         row_steps=steps.row_steps[::-1], variable_factors=variable_factors, is_gathered=name_of(loss) == "gather",
     )  # fmt: skip
@@ -133,7 +133,7 @@ def _target_and_options(loss: fx.Node) -> tuple[fx.Node, dict[str, Any]]:
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
     arguments = arguments_of(loss, *names)
     if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
-        raise Refusal("is called with size_average or reduce, deprecated in favour of reduction")
+        raise Refusal("is called with size_average or reduce, deprecated in favor of reduction")
     if not is_tensor(arguments["target"]):
         raise Refusal("has a target that is not a tensor of the graph")
     options = {name: arguments[name] for name in names[2:] if arguments.get(name) is not None}

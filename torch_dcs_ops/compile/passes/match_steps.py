@@ -27,7 +27,7 @@ from .nodes import (
     name_of,
     order_after,
     source_of,
-    specialised,
+    specialized,
     through,
     two_operands,
 )
@@ -252,7 +252,7 @@ def _check_few_values(place: str, factors: list[tuple[Any, bool]]) -> None:
 def _product(factors: list[tuple[Any, bool]]) -> float:
     product = 1.0
     for factor, is_division in factors:
-        number = specialised(factor)
+        number = specialized(factor)
         if is_division and number == 0:
             raise Refusal("takes logits that are divided by 0")
         product = product / number if is_division else product * number

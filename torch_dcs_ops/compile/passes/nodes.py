@@ -79,7 +79,7 @@ def is_tensor(node: Any) -> bool:
     return isinstance(value_of(node), Tensor)
 
 
-def specialised(number: Any) -> Any:
+def specialized(number: Any) -> Any:
     """A number, and that of a variable of the graph, which is then for this value alone.
 
     With dynamic=True every number of a module is a variable; otherwise it is one because it has changed.

@@ -41,11 +41,11 @@ def _summing(part: Tensor, team: Ranks, input_sum: str, dtype: torch.dtype) -> C
     if not input_sum:
         return lambda: part
     if input_sum == "own":
-        own = team.scattered_totalling(part)
+        own = team.scattered_totaling(part)
         return lambda: own().to(dtype)
     if team.size > 1 and part.dtype != dtype and part.size(0) % team.size == 0:
         # The sum in the wide dtype, the result in the narrow one: three quarters of an all-reduce's bytes.
-        own = team.scattered_totalling(part)
+        own = team.scattered_totaling(part)
         return lambda: team.gather(own().to(dtype)).flatten(0, 1)
-    total = team.totalling(part)
+    total = team.totaling(part)
     return lambda: total().to(dtype)

@@ -1,4 +1,4 @@
-// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighbouring pieces fold
+// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighboring pieces fold
 // into one, always in the same tree, so that the bits of a result do not depend on timing.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Rows of many whole tiles, one pass over memory, where the rows alone fill the GPU: a block takes whole rows, as many
 // blocks as the GPU holds at once, and waits for no other. It has its next tiles on their way into shared memory while
-// it scans one. A thread scans neighbouring steps serially, twice: from nothing for the totals, and from its carry for
+// it scans one. A thread scans neighboring steps serially, twice: from nothing for the totals, and from its carry for
 // the output. All between is in double. No sums of gamma's gradient: those rows are bulk_stream.cuh's.
 #pragma once
 
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     const int64_t base = base_of(at);
     const int first = first_of(at);
     gamma_of_row(at.row);
-    // A neighbouring warp's part and the tile after this come from global memory.
+    // A neighboring warp's part and the tile after this come from global memory.
     if constexpr (kStep) {
       if (p.shifted && lane == 0) {
         const int here = address(warp * 32 * kChunks);

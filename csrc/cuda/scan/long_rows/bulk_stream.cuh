@@ -20,7 +20,7 @@
 namespace dcs {
 
 // A tile in shared memory: input, then gates and, where they are shifted, the vector before them in the order of the
-// scan, then saved and the one after it. These neighbours take whole lines: what begins in the middle of one is slower
+// scan, then saved and the one after it. These neighbors take whole lines: what begins in the middle of one is slower
 // to copy.
 template <bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 struct RingLayout {
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
 
   struct State {
     double entering, gates;  // the lanes before: their total, the product of their gates
-    float gate_before;       // of the step before: once finished, the neighbour's gates are gone
+    float gate_before;       // of the step before: once finished, the neighbor's gates are gone
     RowGate gate;
   };
   const auto prepare = [&](const TileInfo& info, const Chunk* here, int turn) {
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
       shared.totals[turn][warp] = total;
       if constexpr (kStep) shared.gates[turn][warp] = gates;
     }
-    // Finishing writes the gradient over gates: by then all have read their neighbours', the first lanes those of
+    // Finishing writes the gradient over gates: by then all have read their neighbors', the first lanes those of
     // another warp.
     if (kStep && kBackward && lane == 0) mbarrier_arrive(&shared.carries_ready[turn]);
     if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);

@@ -49,7 +49,7 @@ constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_r
   return {8, 5, 5, 2};
 }
 
-constexpr int kRingSpare = 8;  // vectors kept for a neighbour of the gates, and of saved output: a line of memory
+constexpr int kRingSpare = 8;  // vectors kept for a neighbor of the gates, and of saved output: a line of memory
 constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   const RingSize size = ring_size(tensors, bytes, step, whole_rows);
   return size.stages * (32 * size.warps * size.vectors * tensors + kRingSpare * (tensors - 1)) * 16;
