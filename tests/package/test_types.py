@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
 import types
@@ -96,6 +98,24 @@ def test_types(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     found = {int(line.split(":")[1]) for line in result.stdout.splitlines() if ": error:" in line}
     expected = {number for number, line in enumerate(CODE.splitlines(), 1) if line.endswith("# error")}
     assert found == expected, result.stdout + result.stderr
+
+
+MODULES = (torch_dcs_ops, torch_dcs_ops.compile, torch_dcs_ops.distributed, torch_dcs_ops.nn, torch_dcs_ops.returns)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_public_names_are_documented_and_typed(module: types.ModuleType) -> None:
+    public = [getattr(module, name) for name in module.__all__]
+    functions = [entry for entry in public if isinstance(entry, types.FunctionType)]
+    assert all(entry.__doc__ for entry in public)
+    for function in functions:
+        signature = inspect.signature(function)
+        annotations = [parameter.annotation for parameter in signature.parameters.values()]
+        for annotation in (*annotations, signature.return_annotation):
+            assert annotation is not inspect.Signature.empty, function
+            assert not re.search(r"\bAny\b", str(annotation)) or function is torch_dcs_ops.info, (
+                function
+            )  # nested dicts
 
 
 def test_the_snippet_has_every_public_name() -> None:

@@ -73,7 +73,7 @@ def is_enabled() -> bool:
 
 
 def explain(
-    function: Callable[..., Any], *, minimum_logits: int | None = None, dynamic: bool | None = None
+    function: Callable[..., object], *, minimum_logits: int | None = None, dynamic: bool | None = None
 ) -> Callable[..., Explanation]:
     """``explain(function)(*args, **kwargs)`` says what ``torch.compile(function, backend="dcs")`` makes of that call.
 

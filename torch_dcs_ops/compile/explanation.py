@@ -61,7 +61,7 @@ class Explanation:
 
 
 def explanation_of(
-    function: Callable[..., Any], args: Any, kwargs: Any, minimum_logits: int, dynamic: bool | None
+    function: Callable[..., object], args: Any, kwargs: Any, minimum_logits: int, dynamic: bool | None
 ) -> Explanation:
     hindrance = None if support.supports("passes") else support.hindrance("passes")
     losses: list[Finding] = []

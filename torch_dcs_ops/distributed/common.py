@@ -69,7 +69,7 @@ class Ranks(NamedTuple):
         return lambda: torch.ops._c10d_functional.wait_tensor(begun)
 
 
-def ranks_of(op: str, group: Any) -> Ranks:
+def ranks_of(op: str, group: dist.ProcessGroup) -> Ranks:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"{op}: group must be a torch.distributed.ProcessGroup, got {type(group).__name__}")
     return Ranks(group.group_name, group.size(), group.rank())
@@ -77,7 +77,7 @@ def ranks_of(op: str, group: Any) -> Ranks:
 
 def agreed(
     op: str,
-    group: Any,
+    group: dist.ProcessGroup,
     device: torch.device,
     same: Mapping[str, object],
     check: Callable[[], None],
@@ -134,7 +134,7 @@ def _fields(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def _exchanged(text: str, group: Any, device: torch.device) -> list[str]:
+def _exchanged(text: str, group: dist.ProcessGroup, device: torch.device) -> list[str]:
     data = text.encode()
     if len(data) > _FINGERPRINT_BYTES:
         digest = hashlib.sha256(data).hexdigest().encode()

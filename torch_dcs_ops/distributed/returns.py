@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..ops._common import autocast
@@ -50,7 +51,7 @@ def sequence_parallel_gae(
     rewards: Tensor,
     values: Tensor,
     *,
-    group: Any,
+    group: dist.ProcessGroup,
     next_values: Tensor | None = None,
     bootstrap_value: Tensor | None = None,
     terminated: Tensor | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ... import _registry
@@ -32,7 +33,7 @@ def vocab_parallel_linear_kl_div(
     teacher_input: Tensor,
     teacher_weight: Tensor,
     *,
-    group: Any,
+    group: dist.ProcessGroup,
     first_class: int | None = None,
     classes: int | None = None,
     direction: str = "forward",

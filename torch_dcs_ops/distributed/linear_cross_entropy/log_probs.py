@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...ops._common.validate import fail
@@ -22,7 +21,7 @@ def vocab_parallel_linear_log_probs(
     linear_weight: Tensor,
     target: Tensor,
     *,
-    group: Any,
+    group: dist.ProcessGroup,
     first_class: int | None = None,
     classes: int | None = None,
     linear_bias: Tensor | None = None,

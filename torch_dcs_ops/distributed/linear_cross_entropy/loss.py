@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -26,7 +27,7 @@ def vocab_parallel_linear_cross_entropy(
     linear_weight: Tensor,
     target: Tensor,
     *,
-    group: Any,
+    group: dist.ProcessGroup,
     first_class: int | None = None,
     classes: int | None = None,
     linear_bias: Tensor | None = None,
@@ -139,7 +140,7 @@ def one_class(tensor: Any) -> Any:
 
 def agreed_numbers(
     op: str,
-    group: Any,
+    group: dist.ProcessGroup,
     tensors: dict[str, Tensor],
     optional: dict[str, Tensor | None],
     options: Options,
@@ -166,7 +167,7 @@ def wide_dtype(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dt
 
 def agreed_place(
     op: str,
-    group: Any,
+    group: dist.ProcessGroup,
     tensors: dict[str, Tensor],
     optional: dict[str, Tensor | None],
     of_rows: tuple[str, ...],

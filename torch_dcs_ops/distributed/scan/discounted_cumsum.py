@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -74,7 +75,7 @@ class Layout(NamedTuple):
         return tensor.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def layout_of(op: str, group: Any, zigzag: bool) -> Layout:
+def layout_of(op: str, group: dist.ProcessGroup, zigzag: bool) -> Layout:
     return Layout(ranks_of(op, group), 2 if zigzag else 1)
 
 
@@ -211,7 +212,7 @@ def sequence_parallel_discounted_cumsum(
     input: Tensor,
     gamma: float | Tensor,
     *,
-    group: Any,
+    group: dist.ProcessGroup,
     dim: int = -1,
     direction: str = "right",
     initial: Tensor | None = None,
@@ -300,7 +301,9 @@ def check_pieces(op: str, input: Tensor, dim: int, zigzag: bool) -> None:
         fail(op, f"input must have an even number of steps with zigzag=True, got {input.size(dim)}")
 
 
-def check_same(op: str, group: Any, operands: dict[str, Any], dim: Any, same: dict[str, Any], check: Any) -> None:
+def check_same(
+    op: str, group: dist.ProcessGroup, operands: dict[str, Any], dim: Any, same: dict[str, Any], check: Any
+) -> None:
     """That all ranks call alike, but for the number of their steps; `check` raises what is wrong here."""
     ranks_of(op, group)
     check_plain(op, **operands)

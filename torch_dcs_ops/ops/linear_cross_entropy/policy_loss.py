@@ -57,18 +57,18 @@ class _Result(NamedTuple):
 
 @overload
 def linear_policy_loss(
-    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor], *row_args: Any,
-    return_statistics: Literal[False] = ..., **keywords: Unpack[Keywords],
+    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor],
+    *row_args: Tensor | float | None, return_statistics: Literal[False] = ..., **keywords: Unpack[Keywords],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def linear_policy_loss(
-    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor], *row_args: Any,
-    return_statistics: Literal[True], **keywords: Unpack[Keywords],
+    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor],
+    *row_args: Tensor | float | None, return_statistics: Literal[True], **keywords: Unpack[Keywords],
 ) -> tuple[Tensor, ...]: ...  # fmt: skip
 @overload
 def linear_policy_loss(
-    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor], *row_args: Any,
-    return_statistics: bool, **keywords: Unpack[Keywords],
+    input: Tensor, linear_weight: Tensor, target: Tensor, loss_fn: Callable[..., Tensor],
+    *row_args: Tensor | float | None, return_statistics: bool, **keywords: Unpack[Keywords],
 ) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def linear_policy_loss(
     linear_weight: Tensor,
     target: Tensor,
     loss_fn: Callable[..., Tensor],
-    *row_args: Any,
+    *row_args: Tensor | float | None,
     linear_bias: Tensor | None = None,
     softcap: float | None = None,
     logit_scale: float | Tensor = 1.0,
