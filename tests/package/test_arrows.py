@@ -73,6 +73,7 @@ PYTHON = {
     "cli": ("__init__", "_plan"),
     "__main__": ("cli",),
 }
+TRITON_INSTALLED = ("torch_dcs_ops", "triton_kernels")
 TRITON = {
     "__init__": (),
     "common": (),
@@ -109,12 +110,18 @@ class Arrow(NamedTuple):
     target: Path
 
 
-def python_arrows(root: Path, package: str) -> Iterator[Arrow]:
-    """The imports of a package's own modules; paths are relative to its folder."""
+def python_arrows(root: Path, package: str, installed: tuple[str, ...] = ()) -> Iterator[Arrow]:
+    """The imports of a package's own modules; paths are relative to its folder.
+
+    `installed`: its name where that is another one. Of what it is installed in it may import the references, for types.
+    """
     folder = root / package
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             for module in _imported(node, (package, *path.relative_to(folder).parent.parts)):
+                if installed and module[: len(installed)] == installed:
+                    module = (package, *module[len(installed) :])
+                assert module[:1] != installed[:1] or module[1] == "reference", f"{path} imports {'.'.join(module)}"
                 if module[0] == package:
                     place = f"{path}:{getattr(node, 'lineno', 0)}"
                     yield Arrow(place, path.relative_to(folder), _file_of(folder, module[1:]))
@@ -124,6 +131,7 @@ def _imported(node: ast.AST, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     if isinstance(node, ast.Import):
         return [tuple(alias.name.split(".")) for alias in node.names]
     if isinstance(node, ast.ImportFrom):
+        assert node.level <= len(package), f"line {node.lineno} imports from above the package"
         base = package[: len(package) - node.level + 1] if node.level else ()
         base += tuple(node.module.split(".")) if node.module else ()
         return [(*base, alias.name) for alias in node.names]
@@ -176,7 +184,7 @@ def test_python() -> None:
 
 
 def test_triton() -> None:
-    assert not crooked(python_arrows(ROOT, "triton_kernels"), TRITON)
+    assert not crooked(python_arrows(ROOT, "triton_kernels", TRITON_INSTALLED), TRITON)
 
 
 def test_csrc() -> None:
@@ -199,13 +207,20 @@ def test_the_tables_have_no_circle(rooms: Mapping[str, tuple[str, ...]]) -> None
     [
         ("torch_dcs_ops/ops/softmax.py", "from ..compile import backend\n", "ops/softmax must not use compile"),
         ("torch_dcs_ops/reference/scan.py", "import torch_dcs_ops.ops.scan\n", "reference/scan must not use ops/scan"),
+        ("triton_kernels/softmax.py", "from torch_dcs_ops.triton_kernels.scan import a\n", "softmax must not use scan"),
         ("csrc/cuda/common/device.h", '#include "scan/a.h"\n', "cuda/common must not use cuda/scan"),
     ],
 )
 def test_an_arrow_that_points_up_is_found(tmp_path: Path, place: str, text: str, sentence: str) -> None:
-    for path in ("torch_dcs_ops/compile/backend.py", "torch_dcs_ops/ops/scan/__init__.py", "csrc/cuda/scan/a.h", place):
+    others = (
+        *("torch_dcs_ops/compile/backend.py", "torch_dcs_ops/ops/scan/__init__.py", "triton_kernels/scan/a.py"),
+        "csrc/cuda/scan/a.h",
+    )
+    for path in (*others, place):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     (tmp_path / place).write_text(text)
-    found = crooked(python_arrows(tmp_path, "torch_dcs_ops"), PYTHON) + crooked(include_arrows(tmp_path), CSRC)
+    found = crooked(python_arrows(tmp_path, "torch_dcs_ops"), PYTHON)
+    found += crooked(python_arrows(tmp_path, "triton_kernels", TRITON_INSTALLED), TRITON)
+    found += crooked(include_arrows(tmp_path), CSRC)
     assert found == [f"{tmp_path / place}:1: {sentence}"]

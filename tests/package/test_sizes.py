@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,24 @@ CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
 # The scan's CUDA kernels are to be replaced as a whole.
 LONG_FILES = ("csrc/cuda/scan/long_rows/bulk_stream.cuh",)
+# Those and the other kernels of scans that came before flat rows, long rows and walked columns; and three that are one
+# phase after another over the same registers.
+LONG_FUNCTIONS = {
+    "csrc/cuda/scan/columns/block_columns.cuh:columns_kernel",
+    "csrc/cuda/scan/columns/split_columns.cuh:few_columns_kernel",
+    "csrc/cuda/scan/columns/warp_columns.cuh:walk_kernel",
+    "csrc/cuda/scan/long_rows/async_stream.cuh:stream_kernel",
+    "csrc/cuda/scan/long_rows/bulk_stream.cuh:ring_kernel",
+    "csrc/cuda/scan/long_rows/few_rows.cuh:reread_kernel",
+    "csrc/cuda/scan/long_rows/few_rows_gated.cuh:reread_steps_kernel",
+    "csrc/cuda/scan/long_rows/resident.cuh:held_kernel",
+    "csrc/cuda/scan/rows/packed_rows.cuh:short_rows_kernel",
+    "csrc/cuda/scan/rows/tile_rows.cuh:rows_kernel",
+    "csrc/cuda/scan/rows/warp_rows.cuh:whole_rows_kernel",
+    "csrc/cuda/returns/n_step.cuh:n_step_rows_kernel",
+    "csrc/cuda/scan/rows/small_rows.cuh:small_rows_kernel",
+    "csrc/cuda/softmax/rows.cuh:softmax_lanes_kernel",
+}
 # Functions with more parameters than PARAMETERS, other than @triton.jit ones, whose arguments are a kernel's.
 SIGNATURES = {
     "torch_dcs_ops/nn.py:__init__": "public: the options of linear_cross_entropy",
@@ -71,6 +90,45 @@ def test_functions() -> None:
             if length > FUNCTION_LINES:
                 long[f"{name_of(path)}:{function.name}"] = length
     assert long == {}
+
+
+# A comment, a string or a character of C++; digits may be parted by an apostrophe.
+NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'", re.DOTALL)
+SCOPE = re.compile(r"\bnamespace\b|\bextern\b|\b(?:struct|class|enum|union)\b[^()]*$")
+
+
+def bodies(text: str) -> Iterator[tuple[str, int]]:
+    """The head and the length in lines of every outermost function of a C++ file."""
+    code = NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    code = re.sub(
+        r"^[ \t]*#.*?(?<!\\)$", lambda match: "\n" * match[0].count("\n"), code, flags=re.DOTALL | re.MULTILINE
+    )
+    scopes: list[tuple[int, str]] = []
+    for brace in re.finditer(r"[{}]", code):
+        at = brace.start()
+        if brace[0] == "{":
+            scopes.append((at, re.split(r"[;{}]", code[:at][-1000:])[-1].strip()))
+            continue
+        begin, head = scopes.pop()
+        if not SCOPE.search(head) and all(SCOPE.search(outer) for _, outer in scopes):
+            yield head, code.count("\n", begin, at) + 1
+    assert not scopes
+
+
+def test_cxx_functions() -> None:
+    """From its opening brace to the closing one."""
+    long = {}
+    for path in csrc_files():
+        for head, length in bodies(path.read_text()):
+            if length > FUNCTION_LINES:
+                named = re.findall(r"(\w+)\s*\(", re.sub(r"__launch_bounds__\s*\(", "", head))
+                long[f"{name_of(path)}:{named[-1] if named else head}"] = length
+    assert long.keys() <= LONG_FUNCTIONS, long
+
+
+def test_the_length_of_a_cxx_function_is_seen() -> None:
+    text = "namespace a {\nstruct B {\n  int c() const {\n    if (d) {\n      return '{';  // {\n    }\n  }\n};\n}\n"
+    assert list(bodies(text)) == [("int c() const", 5)]
 
 
 def test_parameter_lists() -> None:
