@@ -127,11 +127,11 @@ def test_dtypes_of_mixed_operands(name: str, rewards: torch.dtype) -> None:
 def test_dtypes_of_half_operands_and_wide_discounts(name: str) -> None:
     given = {**operands((4, 30, 1)), "gamma": GAMMA, "lmbda": LAMBDA}
     arguments = arguments_of(name, given)
-    halves = {k: v.bfloat16() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in arguments.items()}
+    narrow = {k: v.bfloat16() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in arguments.items()}
     wide = arguments | {"gamma": torch.full((4, 30, 1), GAMMA, dtype=torch.float64)}
     dtypes = []
     for module in (ours, functional):
-        results = [getattr(module, name)(**halves), getattr(module, name)(**wide)]
+        results = [getattr(module, name)(**narrow), getattr(module, name)(**wide)]
         dtypes.append([[r.dtype for r in (result if isinstance(result, tuple) else (result,))] for result in results])
     assert dtypes[0] == dtypes[1]
 

@@ -22,7 +22,7 @@ from linear_cross_entropy.policy_oracle import ids_of, plain, policy
 from linear_cross_entropy.test_memory import peak
 
 F32 = torch.float32
-HALVES = [torch.bfloat16, torch.float16]
+HALF_PRECISION = [torch.bfloat16, torch.float16]
 FEATURES, CLASSES = 64, 300
 # 7 rows of float32 logits and their gradient in half precision: chunks, on every device.
 BUDGET = 7 * 6 * 304
@@ -49,7 +49,7 @@ def errors(found: Any, wanted: Any) -> float:
     return max(float((a.double() - b.double()).detach().abs().max()) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 def test_log_probs_of_every_overload(device: str, dtype: torch.dtype) -> None:
     """Within a float32 product of their exact values, which logits of the operands' dtype are not."""
     problem = problem_of(dtype, device)
@@ -73,7 +73,7 @@ def test_log_probs_of_every_overload(device: str, dtype: torch.dtype) -> None:
             assert errors(narrow, wanted) > budget
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 def test_losses(device: str, dtype: torch.dtype) -> None:
     problem = problem_of(dtype, device)
     x, w, bias = exact(problem)
@@ -99,7 +99,7 @@ def test_losses(device: str, dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 @pytest.mark.parametrize("budget", [None, BUDGET], ids=["one chunk", "chunks"])
 def test_gradients(device: str, dtype: torch.dtype, budget: int | None) -> None:
     """As good as those of torch's own float32 logits in half precision, for each function and reduction."""

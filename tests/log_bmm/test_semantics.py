@@ -76,7 +76,7 @@ def test_a_repeated_batch_is_not_copied(first: tuple[int, ...], second: tuple[in
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_widens_halves(device: str, dtype: torch.dtype) -> None:
+def test_autocast_widens_half_precision(device: str, dtype: torch.dtype) -> None:
     a, b = torch.randn(3, 4, device=device, dtype=dtype), torch.randn(4, 5, device=device)
     with pytest.raises(RuntimeError, match="b must have a's dtype"):
         log_bmm(a, b)

@@ -59,7 +59,7 @@ def test_float64_beside_float32(case: str, wide: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_halves_of_two_kinds_meet_in_float32() -> None:
+def test_float16_and_bfloat16_meet_in_float32() -> None:
     rewards, values = torch.rand(STEPS, ENVIRONMENTS).half(), torch.rand(STEPS, ENVIRONMENTS).bfloat16()
     last = torch.rand(ENVIRONMENTS).half()
     got = returns.gae(rewards, values, bootstrap_value=last, terminated=None)

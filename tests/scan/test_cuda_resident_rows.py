@@ -1,4 +1,4 @@
-"""Rows of halves that all blocks together hold on the chip, in one round or several."""
+"""Rows of half precision that all blocks together hold on the chip, in one round or several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = (
     (16, 1_048_576), (16, 524_288), (16, 262_144), (12, 1_000_000), (100, 150_008), (6, 720_000), (1, 4_194_304),
     (3, 4_194_304), (64, 131_072), (32, 500_000), (15, 1_015_816), (11, 720_000),
 )  # fmt: skip
-HALVES = (torch.bfloat16, torch.float16)
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 # Of a row's largest value: a lane goes through 56 steps in float, with gamma as a float, which is off by 2**-24 at
 # most; so are the totals of the lanes before it, and the steps' own rounding comes to no more than one of the two.
 IN_FLOAT = 3 * 56 * 2.0**-24
@@ -38,7 +38,7 @@ def check(x: torch.Tensor, gamma: float | torch.Tensor, direction: str) -> torch
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """Gammas whose powers fade within a vector, a warp, a block, and not at all; 1; beyond 1; and a tensor."""
@@ -50,7 +50,7 @@ def test_against_float64(shape: tuple[int, int], dtype: torch.dtype, direction: 
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """Gamma's gradient is the sum of input's gradient times the output, as it was rounded, one step before."""
@@ -89,7 +89,7 @@ def test_the_kernel_is_taken() -> None:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_PRECISION, ids=str)
 @pytest.mark.parametrize("shape", [(16, 1_048_576), (16, 262_144), (12, 1_000_000), (11, 720_000)], ids=str)
 def test_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """From where a row has it on, all is infinite, with the signs of gamma's powers, or a NaN; nothing else is."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_HALVES = (torch.float16, torch.bfloat16)
+_HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def softmax(input: Tensor, dim: int) -> Tensor:
-    """Halves are computed in float32 and rounded once."""
+    """Half precision is computed in float32 and rounded once."""
     return _in_layout_of(input, torch.softmax(_wide(input), dim))
 
 
@@ -33,7 +33,7 @@ def differentiable_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALVES else tensor
+    return tensor.float() if tensor.dtype in _HALF_PRECISION else tensor
 
 
 def _in_layout_of(tensor: Tensor, result: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def log_bmm_backward(
 
 
 def max_bmm(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(values, indices) of the largest a_ik + b_kj over k, as torch.max has them; halves are added in float32."""
+    """(values, indices) of the largest a_ik + b_kj over k, as torch.max has them; half precision adds in float32."""
     _check(a)
     batch, rows, terms = a.shape
     columns = b.size(2)

@@ -2,8 +2,8 @@
 
 Everything is float32 here, 2^13 times finer than what is stored, and powers of gamma come from the host or from `exp2`.
 The kernels for every form and dtype (lookback.py, columns.py) spend 24 and 16 instructions an element on
-float64 powers, on gamma in two parts and on the recurrence step by step, these 13 and 10 to 13: on an H200 halves wait
-for instructions, not for memory. A weight stays above 0 (`above_zero`), so that an infinity does not become a NaN.
+float64 powers, on gamma in two parts and on the recurrence step by step, these 13 and 10 to 13: on an H200 these types
+wait for instructions, not for memory. A weight stays above 0 (`above_zero`), so that an infinity does not become a NaN.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def power(log_gamma, exponent):
 
 @triton.jit
 def opaque(tile):
-    """`tile`: what is computed from it is computed anew, not kept. A register holds two halves but one float32."""
+    """`tile`: what is computed from it is computed anew. A register holds two such numbers, but one float32."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=False, pack=2)
 
 
@@ -273,7 +273,7 @@ def covers(problem: ScanProblem) -> bool:
     """Whether these kernels are for it, gradients and the shape aside."""
     assert problem.y.tensor is not None
     plain = problem.gates.kind in ("sum", "scalar") and problem.reset.tensor is None
-    return plain and problem.halves and SMALLEST_GAMMA <= abs(problem.gates.value) <= 1
+    return plain and problem.half_precision and SMALLEST_GAMMA <= abs(problem.gates.value) <= 1
 
 
 def run_rows(problem: ScanProblem, steps: int, group: int) -> None:

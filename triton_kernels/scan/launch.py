@@ -273,7 +273,7 @@ class _Problem(ScanProblem):
         length, rows = self.layout.length, self.layout.rows
         if not (known and self.layout.inner >= SECTOR and self.widens and length >= COLUMN_STEPS[0]):
             return None
-        half = self.halves
+        half = self.half_precision
         _, middle, most = COLUMN_STEPS
         fitting = triton.next_power_of_2(triton.cdiv(COLUMN_VALUES, rows))
         steps = min(triton.next_power_of_2(length), max(middle, min(most, fitting)))

@@ -113,7 +113,7 @@ class ScanProblem:
         return self.layout.unfold_rows(values, shape)
 
     @property
-    def halves(self) -> bool:
+    def half_precision(self) -> bool:
         return self.y.tensor is not None and self.y.tensor.dtype in HALF_DTYPES
 
     @property

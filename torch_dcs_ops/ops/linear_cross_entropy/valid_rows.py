@@ -8,11 +8,11 @@ what was queued before the call, and is ahead of the GPU by that product then, a
 A backward that makes the logits again takes what its forward has found out (`Learned`), and waits for nothing.
 
 While a CUDA graph is captured, and where `torch.cuda.set_sync_debug_mode` asks for no synchronization, nothing may wait
-for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads
-from it how many rows of a chunk it multiplies, but in the first chunks, up to a quarter of the rows, which a plain GEMM
-takes. What grouped_mm leaves out is not initialized, and nothing of it is kept. That
-costs copies whether or not any row is ignored: of input's rows, as they are multiplied, and of its gradient.
-linear_weight's gradient is summed over all rows: grouped_mm takes a tenth longer than a GEMM to sum over the rows.
+for a number: it stays on the device, all rows are there, and `grouped_mm` with one group reads from it how many rows of
+a chunk it multiplies, but in the first chunks, up to a quarter of the rows, which a plain GEMM takes. What grouped_mm
+leaves out is not initialized, and nothing of it is kept. That costs copies whether or not any row is ignored: of
+input's rows, as they are multiplied, and of its gradient. linear_weight's gradient is summed over all rows: grouped_mm
+takes a tenth longer than a GEMM to sum over the rows.
 Filtered gradients, whose groups of rows want all of them, are run that way always.
 """
 

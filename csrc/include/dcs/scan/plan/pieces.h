@@ -84,21 +84,21 @@ struct LongRowsPlan {
 
 // A thread takes all steps of some columns, a few each (columns/few_steps.cuh).
 struct FewStepsPlan {
-  bool pairs;  // halves are read in pairs
+  bool pairs;  // half-precision elements are read in pairs
   int cells;   // of a thread: columns, or pairs of them
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
 // A thread takes all steps of its columns (columns/walk_columns.cuh).
 struct WalkColumnsPlan {
-  bool pairs;  // halves are read in pairs
+  bool pairs;  // half-precision elements are read in pairs
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
 // A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
 struct HeldColumnsPlan {
   bool flat;           // a tile is one piece of memory
-  bool pairs;          // a cell is two columns of halves, not one
+  bool pairs;          // a cell is two half-precision columns, not one
   int span, spans;     // cells of a block, of which there are so many side by side
   int64_t walks;       // outer * spans
   int parts;           // threads of a cell in a block
