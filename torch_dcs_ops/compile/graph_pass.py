@@ -130,8 +130,9 @@ def _sources() -> str:
 def source_files() -> list[Path]:
     """This folder, the ops' schemas and rules, the Triton functions that generated kernels call."""
     package = Path(__file__).parents[1]
-    paths = [path for part in ("compile", "ops", "reference") for path in package.joinpath(part).rglob("*.py")]
-    for name in ("scan.register_groups", "scan.tile"):
+    folders = ("compile", "distributed", "ops", "reference")
+    paths = [path for folder in folders for path in package.joinpath(folder).rglob("*.py")]
+    for name in ("scan.gamma", "scan.register_groups", "scan.tile"):
         spec = importlib.util.find_spec(f"torch_dcs_ops.triton_kernels.{name}")
         assert spec is not None
         paths.append(Path(str(spec.origin)))
