@@ -66,6 +66,7 @@ def _received(pipe: Connection) -> Any:
 
 def _serve(rank: int, ranks: int, folder: str, commands: Connection, collectives_in: float, backend: str) -> None:
     with open(_crash_file(folder, rank), "w") as crashes:
+        os.dup2(crashes.fileno(), 2)  # what C++ says before it aborts
         faulthandler.enable(crashes)
         faulthandler.register(signal.SIGUSR1, crashes)
         try:
