@@ -20,7 +20,7 @@ from ...ops._common import autocast
 from ...ops.linear_cross_entropy import alignment
 from ...ops.linear_cross_entropy.chunks import Logits
 from ...ops.linear_cross_entropy.gradients import ExactGradients, Gradients
-from ...ops.linear_cross_entropy.half_range import half_boost
+from ...ops.linear_cross_entropy.half_range import boosted, half_boost
 from ...ops.linear_cross_entropy.ids import IGNORED, Call
 from ...ops.linear_cross_entropy.kernel_ops import forward_gradient_dtype
 from ...ops.linear_cross_entropy.plan import Plan, make_plan
@@ -297,10 +297,8 @@ def _boosted(given: _Upstream, rows: _Rows, scale: Tensor | None) -> tuple[_Upst
     options = Options("sum", numbers.ignore_index, numbers.label_smoothing, numbers.softcap, numbers.logit_scale,
                       numbers.z_loss)  # fmt: skip
     boost = half_boost(rows.call.linear_weight, rows.target, rows.slice.weight, options)
-    if scale is None:
-        return given._replace(loss=boost), boost.reciprocal()
-    is_finite = scale.isfinite()
-    return given._replace(loss=torch.where(is_finite, boost, scale)), torch.where(is_finite, scale / boost, 1)
+    loss, factor = boosted(scale, boost)
+    return given._replace(loss=loss), factor
 
 
 def _results(rows: _Rows, every: list[tuple[Statistics, Own]], need_entropy: bool) -> tuple[Tensor, ...]:

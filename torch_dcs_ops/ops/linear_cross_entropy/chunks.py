@@ -19,7 +19,7 @@ from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
-from .half_range import half_boost
+from .half_range import boosted, half_boost
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import Learned, ValidRows, compacts, row_count, valid_rows
 
@@ -63,7 +63,7 @@ def forward(
         divisor = _divisor(target, weight, options, input.dtype)
         grad_loss = None if divisor is None else divisor.reshape(1).reciprocal()
         if late:
-            grad_loss, grad_scale = _boosted(grad_loss, half_boost(linear_weight, target, weight, options))
+            grad_loss, grad_scale = boosted(grad_loss, half_boost(linear_weight, target, weight, options))
         return Upstream(loss=grad_loss)
 
     rows, gradients = _run(
@@ -79,15 +79,6 @@ def forward(
         total = rows.loss.sum()
         rows = rows._replace(loss=total if divisor is None else total / divisor)
     return rows, gradients, grad_scale
-
-
-def _boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
-    """What float16 rows are multiplied by in a gradient, and what it lacks then."""
-    if scale is None:
-        return boost, boost.reciprocal()
-    # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
-    is_finite = scale.isfinite()
-    return torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
 
 
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:

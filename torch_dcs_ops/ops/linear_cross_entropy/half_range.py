@@ -40,6 +40,15 @@ def half_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, opt
     return torch.exp2(boost.clamp(max=_MOST_BOOST).log2().floor()).reshape(1)
 
 
+def boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
+    """What the rows of a mean's `scale` (None: of a sum) are multiplied by in a gradient, and what it lacks then."""
+    if scale is None:
+        return boost, boost.reciprocal()
+    # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
+    is_finite = scale.isfinite()
+    return torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
+
+
 def _boost(bound: float) -> float:
     return 2.0 ** math.floor(math.log2(min(_MOST_BOOST, _MOST_GRADIENT / max(bound, _BOUNDS[0]))))
 
