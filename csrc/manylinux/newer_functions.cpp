@@ -19,7 +19,10 @@ template DCS_HIDDEN basic_ostringstream<char>::basic_ostringstream();
 
 }  // namespace std
 
-// GLIBCXX_3.4.29: std::__throw_bad_array_new_length(), whose declaration would not let it be hidden.
-extern "C" [[noreturn]] DCS_HIDDEN void _ZSt28__throw_bad_array_new_lengthv() { throw std::bad_array_new_length(); }
+// GLIBCXX_3.4.29: std::__throw_bad_array_new_length(), whose declaration would not let it be hidden. Weak: a compiler
+// that links libstdc++ as an archive brings its own.
+extern "C" [[noreturn]] DCS_HIDDEN __attribute__((weak)) void _ZSt28__throw_bad_array_new_lengthv() {
+  throw std::bad_array_new_length();
+}
 
 #endif

@@ -232,7 +232,7 @@ struct LanePasses : InDirection<kDirection> {
   }
 
   __device__ __forceinline__ Powers powers_of(Wide gamma) const {
-    Powers of;
+    Powers of{};
     if constexpr (!kStep) {
       bool known = false;
       if constexpr (std::is_same_v<Wide, double>) {
