@@ -19,8 +19,7 @@ CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
 # The scan's CUDA kernels are to be replaced as a whole.
 LONG_FILES = ("csrc/cuda/scan/long_rows/bulk_stream.cuh",)
-# Those and the other kernels of scans that came before flat rows, long rows and walked columns; and three that are one
-# phase after another over the same registers.
+# Those and the other kernels of scans that came before flat rows, long rows and walked columns.
 LONG_FUNCTIONS = {
     "csrc/cuda/scan/columns/block_columns.cuh:columns_kernel",
     "csrc/cuda/scan/columns/split_columns.cuh:few_columns_kernel",
@@ -30,12 +29,8 @@ LONG_FUNCTIONS = {
     "csrc/cuda/scan/long_rows/few_rows.cuh:reread_kernel",
     "csrc/cuda/scan/long_rows/few_rows_gated.cuh:reread_steps_kernel",
     "csrc/cuda/scan/long_rows/resident.cuh:held_kernel",
-    "csrc/cuda/scan/rows/packed_rows.cuh:short_rows_kernel",
     "csrc/cuda/scan/rows/tile_rows.cuh:rows_kernel",
     "csrc/cuda/scan/rows/warp_rows.cuh:whole_rows_kernel",
-    "csrc/cuda/returns/n_step.cuh:n_step_rows_kernel",
-    "csrc/cuda/scan/rows/small_rows.cuh:small_rows_kernel",
-    "csrc/cuda/softmax/rows.cuh:softmax_lanes_kernel",
 }
 # Functions with more parameters than PARAMETERS, other than @triton.jit ones, whose arguments are a kernel's.
 SIGNATURES = {

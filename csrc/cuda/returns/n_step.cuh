@@ -65,26 +65,37 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
 constexpr int kFloatSteps = 64;
 constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
 
-// Contiguous time: a thread takes kVec results. kAligned: rows are whole vectors; else they are read by the element,
-// and windows are of kN steps at most.
+// A thread's part of contiguous time: kVec results and the steps of their windows. kAligned: rows are whole vectors;
+// else they are read by the element, and windows are of kN steps at most.
 template <typename T, int kN, bool kNext, int kVec, bool kAligned>
-__global__ void __launch_bounds__(kNStepThreads, 6)
-    n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+struct NStepRowPart {
   using Acc = typename Types<T>::Acc;
-  constexpr int kSteps = kVec + kN - 1, kVectors = (kSteps + kVec - 1) / kVec, kRead = kVectors * kVec;
+  static constexpr int kSteps = kVec + kN - 1, kVectors = (kSteps + kVec - 1) / kVec, kRead = kVectors * kVec;
   using Word = Vector<T, kVec>;
   using Bytes = Vector<uint8_t, kVec>;
-  const ReturnsProblem& p = call.problem;
-  const int n = kAligned ? kN : static_cast<int>(p.steps), steps_read = kVec + n - 1;
-  const int64_t vectors = (p.length + kVec - 1) / kVec,
-                index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
-  const int64_t row = divided(index, vectors);
-  if (row >= p.outer * p.inner) return;
-  const int64_t first = (index - row * vectors) * kVec;
-  const int64_t outer = p.inner == 1 ? row : divided(row, p.inner), inner = p.inner == 1 ? 0 : row - outer * p.inner;
-  const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner + first; };
-  const int left = static_cast<int>(min(p.length - first, int64_t{kRead + 1}));  // up to the row's end, or more
-  const auto load = [&](const void* data, const Strides& strides, int steps, Word(&to)[kVectors]) {
+
+  const NStepCall<Acc>& call;
+  const ReturnsProblem& p;
+  const int n, steps_read;
+  const int64_t first, outer, inner;
+  const int left;  // up to the row's end, or more
+
+  __device__ __forceinline__ NStepRowPart(const NStepCall<Acc>& of_call, int64_t row, int64_t of_first)
+      : call(of_call),
+        p(of_call.problem),
+        n(kAligned ? kN : static_cast<int>(p.steps)),
+        steps_read(kVec + n - 1),
+        first(of_first),
+        outer(p.inner == 1 ? row : divided(row, p.inner)),
+        inner(p.inner == 1 ? 0 : row - outer * p.inner),
+        left(static_cast<int>(min(p.length - first, int64_t{kRead + 1}))) {}
+
+  __device__ __forceinline__ int64_t at(const Strides& strides) const {
+    return outer * strides.outer + inner * strides.inner + first;
+  }
+
+  __device__ __forceinline__ void load(
+      const void* data, const Strides& strides, int steps, Word (&to)[kVectors]) const {
     const T* from = static_cast<const T*>(data) + at(strides);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
@@ -97,17 +108,19 @@ __global__ void __launch_bounds__(kNStepThreads, 6)
           if (m * kVec + i < steps && m * kVec + i < left) to[m].set(i, from[m * kVec + i]);
       }
     }
-  };
-  Word rewards[kVectors], nexts[kVectors];
-  load(p.rewards.data, p.rewards.strides, steps_read, rewards);
-  T beyond = cast<T>(Acc(0));  // the value after the last of what is read
-  if constexpr (kNext) {
-    load(p.next_values.data, p.next_values.strides, steps_read, nexts);
-  } else {
-    load(p.values.data, p.values.strides, steps_read + 1, nexts);
-    if (kSteps == kRead && kRead < left) beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
   }
-  const auto load_flags = [&](const ReturnsInput& flags) {
+  // The values after the steps, or those before them and the one after the last: `beyond`.
+  __device__ __forceinline__ void load_values(Word (&to)[kVectors], T& beyond) const {
+    if constexpr (kNext) {
+      load(p.next_values.data, p.next_values.strides, steps_read, to);
+    } else {
+      load(p.values.data, p.values.strides, steps_read + 1, to);
+      if (kSteps == kRead && kRead < left)
+        beyond = (static_cast<const T*>(p.values.data) + at(p.values.strides))[kRead];
+    }
+  }
+  // Bit i: step i.
+  __device__ __forceinline__ uint32_t load_flags(const ReturnsInput& flags) const {
     uint32_t bits = 0;
     if (!flags.data) return bits;
     const uint8_t* from = static_cast<const uint8_t*>(flags.data) + at(flags.strides);
@@ -126,53 +139,84 @@ __global__ void __launch_bounds__(kNStepThreads, 6)
       }
     }
     return bits;
-  };
-  // Bit i: step i.
-  const uint32_t terminated = load_flags(p.terminated), truncated = load_flags(p.truncated),
-                 lacks_next = kNext ? terminated : terminated | truncated;
-  uint32_t ended = terminated | truncated;
-  const NStepRates<Acc> rates = n_step_rates(call, outer, inner);
-  if (left <= kRead) ended |= 1u << (left - 1);
-  Acc reward[kRead], next[kRead + 1];
-#pragma unroll
-  for (int m = 0; m < kVectors; ++m) {
-    Acc some[kVec], others[kVec];
-    unpack(rewards[m], some);
-    unpack(nexts[m], others);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) reward[m * kVec + i] = some[i], next[m * kVec + i] = others[i];
   }
-  next[kRead] = cast<Acc>(beyond);
-  if constexpr (!kNext) {
+
+  // Puts the bootstrap value where the row ends among the values.
+  __device__ __forceinline__ void end_with_bootstrap(Acc (&values)[kRead + 1]) const {
     Acc bootstrap = 0;
     if (left <= kRead && p.bootstrap_value.data)
       bootstrap = cast<Acc>(static_cast<const T*>(
           p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
 #pragma unroll
     for (int i = 1; i <= kRead; ++i)
-      if ((i % kVec == 0 || !kAligned) && i == left) next[i] = bootstrap;
+      if ((i % kVec == 0 || !kAligned) && i == left) values[i] = bootstrap;
   }
+
+  // Every result is composed from the last step of its window back.
+  __device__ __forceinline__ void compose(const NStep<Acc> (&steps)[kSteps], Acc (&targets)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      Acc y = steps[i + kN - 1].own;
+#pragma unroll
+      for (int k = kN - 2; k >= 0; --k) y = !kAligned && k == n - 1 ? steps[i + k].own : steps[i + k].before(y);
+      targets[i] = y;
+    }
+  }
+
+  __device__ __forceinline__ void store(const Acc (&targets)[kVec]) const {
+    T* const to = static_cast<T*>(p.targets.data) + at(p.targets.strides);
+    if constexpr (kAligned) {
+      *reinterpret_cast<Word*>(to) = pack<Acc, T, kVec>(targets);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (i < left) to[i] = cast<T>(targets[i]);
+    }
+  }
+};
+
+template <typename T, int kN, bool kNext, int kVec, bool kAligned>
+__global__ void __launch_bounds__(kNStepThreads, 6)
+    n_step_rows_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
+  using Acc = typename Types<T>::Acc;
+  using Part = NStepRowPart<T, kN, kNext, kVec, kAligned>;
+  constexpr int kSteps = Part::kSteps, kVectors = Part::kVectors, kRead = Part::kRead;
+  const ReturnsProblem& p = call.problem;
+  const int64_t vectors = (p.length + kVec - 1) / kVec,
+                index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
+  const int64_t row = divided(index, vectors);
+  if (row >= p.outer * p.inner) return;
+  const Part part(call, row, (index - row * vectors) * kVec);
+
+  typename Part::Word rewards[kVectors], values[kVectors];
+  part.load(p.rewards.data, p.rewards.strides, part.steps_read, rewards);
+  T beyond = cast<T>(Acc(0));
+  part.load_values(values, beyond);
+  const uint32_t terminated = part.load_flags(p.terminated), truncated = part.load_flags(p.truncated),
+                 lacks_next = kNext ? terminated : terminated | truncated;
+  uint32_t ended = terminated | truncated;
+  const NStepRates<Acc> rates = n_step_rates(call, part.outer, part.inner);
+  if (part.left <= kRead) ended |= 1u << (part.left - 1);
+
+  Acc reward[kRead], next[kRead + 1];
+#pragma unroll
+  for (int m = 0; m < kVectors; ++m) {
+    Acc some[kVec], others[kVec];
+    unpack(rewards[m], some);
+    unpack(values[m], others);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) reward[m * kVec + i] = some[i], next[m * kVec + i] = others[i];
+  }
+  next[kRead] = cast<Acc>(beyond);
+  if constexpr (!kNext) part.end_with_bootstrap(next);
+
   NStep<Acc> steps[kSteps];
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kSteps; ++i)
     steps[i] = rates.step(reward[i], next[kNext ? i : i + 1], lacks_next >> i & 1, ended >> i & 1);
-  }
   Acc targets[kVec];
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    Acc y = steps[i + kN - 1].own;
-#pragma unroll
-    for (int k = kN - 2; k >= 0; --k) y = !kAligned && k == n - 1 ? steps[i + k].own : steps[i + k].before(y);
-    targets[i] = y;
-  }
-  T* const to = static_cast<T*>(p.targets.data) + at(p.targets.strides);
-  if constexpr (kAligned) {
-    *reinterpret_cast<Word*>(to) = pack<Acc, T, kVec>(targets);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (i < left) to[i] = cast<T>(targets[i]);
-  }
+  part.compose(steps, targets);
+  part.store(targets);
 }
 
 template <typename Whole, size_t kCount>

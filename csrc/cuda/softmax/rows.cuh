@@ -73,55 +73,64 @@ __device__ __forceinline__ void add_products(Acc& total, const Vector<T, kVec>& 
   for (int i = 0; i < kVec; ++i) total += g[i] * y[i];
 }
 
-// kLaneBits: lanes of a row, as a power of two; -1: known as it runs.
+// The rows that a group of lanes takes. kLaneBits: lanes of a row, as a power of two; -1: known as it runs.
 template <typename T, bool kWhole, int kVectors, int kRows, bool kBackward, int kLaneBits>
-__global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
+struct LaneRows {
   using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T);
+  static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   // Of half precision: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
-  constexpr bool kFixed = sizeof(T) == 2 && kVectors == 1 && kLaneBits == 5;
+  static constexpr bool kFixed = sizeof(T) == 2 && kVectors == 1 && kLaneBits == 5;
+  static constexpr int kSavedRows = kBackward ? kRows : 1, kSavedVectors = kBackward ? kVectors : 1;
+
+  const SoftmaxRows<T>& params;
   const int lane_bits = kLaneBits < 0 ? params.lane_bits : kLaneBits, lanes = 1 << lane_bits,
             lane = threadIdx.x & (lanes - 1);
-  const int groups = kLaneThreads >> lane_bits, columns = static_cast<int>(params.columns);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
 
-  Vec raw[kRows][kVectors], saved[kBackward ? kRows : 1][kBackward ? kVectors : 1];
-  int64_t at[kRows];  // the lane's first vector
-  Range range[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t row = first + r * groups, begin = row * params.columns;
-    const int shift = kWhole ? 0 : static_cast<int>(begin % kVec);
-    at[r] = begin - shift + lane * kVec;
-    range[r] = {shift, row < params.rows ? shift + columns : 0};
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const bool inside = (lane + k * lanes) * kVec < range[r].high;
-      raw[r][k] = neutral<T, kVec, kBackward>();
-      if constexpr (kBackward) saved[r][k] = raw[r][k];
-      const int64_t from = at[r] + k * lanes * kVec, left = kWhole ? kVec : params.rows * params.columns - from;
-      load_where(inside, params.input + from, left, raw[r][k]);
-      if constexpr (kBackward) load_where(inside, params.saved + from, left, saved[r][k]);
-    }
-  }
-  if constexpr (!kWhole) {
+  __device__ __forceinline__ explicit LaneRows(const SoftmaxRows<T>& of) : params(of) {}
+
+  // `at`: the lane's first vector of each row.
+  __device__ __forceinline__ void load(Vec (&raw)[kRows][kVectors], Vec (&saved)[kSavedRows][kSavedVectors],
+      int64_t (&at)[kRows], Range (&range)[kRows]) const {
+    const int groups = kLaneThreads >> lane_bits, columns = static_cast<int>(params.columns);
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * groups, begin = row * params.columns;
+      const int shift = kWhole ? 0 : static_cast<int>(begin % kVec);
+      at[r] = begin - shift + lane * kVec;
+      range[r] = {shift, row < params.rows ? shift + columns : 0};
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
-        mask<kBackward>(raw[r][k], (lane + k * lanes) * kVec, range[r]);
-        if constexpr (kBackward) mask<true>(saved[r][k], (lane + k * lanes) * kVec, range[r]);
+        const bool inside = (lane + k * lanes) * kVec < range[r].high;
+        raw[r][k] = neutral<T, kVec, kBackward>();
+        if constexpr (kBackward) saved[r][k] = raw[r][k];
+        const int64_t from = at[r] + k * lanes * kVec, left = kWhole ? kVec : params.rows * params.columns - from;
+        load_where(inside, params.input + from, left, raw[r][k]);
+        if constexpr (kBackward) load_where(inside, params.saved + from, left, saved[r][k]);
+      }
+    }
+    if constexpr (!kWhole) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          mask<kBackward>(raw[r][k], (lane + k * lanes) * kVec, range[r]);
+          if constexpr (kBackward) mask<true>(saved[r][k], (lane + k * lanes) * kVec, range[r]);
+        }
       }
     }
   }
-  const auto store = [&](int r, int k, const Acc(&values)[kVec]) {
+
+  __device__ __forceinline__ void store(int64_t at, const Range& range, int k, const Acc (&values)[kVec]) const {
     const int element = (lane + k * lanes) * kVec;
-    T* const to = params.output + at[r] + k * lanes * kVec;
-    if (kWhole && element < range[r].high) *reinterpret_cast<Vec*>(to) = pack<Acc, T, kVec>(values);
-    if (!kWhole && element < range[r].high) store_in(to, element, range[r], pack<Acc, T, kVec>(values));
-  };
-  if constexpr (kBackward) {
+    T* const to = params.output + at + k * lanes * kVec;
+    if (kWhole && element < range.high) *reinterpret_cast<Vec*>(to) = pack<Acc, T, kVec>(values);
+    if (!kWhole && element < range.high) store_in(to, element, range, pack<Acc, T, kVec>(values));
+  }
+
+  __device__ __forceinline__ void differentiate(const Vec (&raw)[kRows][kVectors],
+      const Vec (&saved)[kSavedRows][kSavedVectors], const int64_t (&at)[kRows], const Range (&range)[kRows]) const {
     Acc total[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -138,11 +147,14 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
         unpack(saved[r][k], y);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) g[i] = (g[i] - total[r]) * y[i];
-        store(r, k, g);
+        store(at[r], range[r], k, g);
       }
     }
-  } else {
-    Acc x[kRows][kVectors][kVec], largest[kRows], total[kRows] = {};
+  }
+
+  // The values of the rows, and every row's largest over its lanes.
+  __device__ __forceinline__ void find_largest(
+      const Vec (&raw)[kRows][kVectors], Acc (&x)[kRows][kVectors][kVec], Acc (&largest)[kRows]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       largest[r] = kLowest<Acc>;
@@ -160,6 +172,12 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
         for (int r = 0; r < kRows; ++r) largest[r] = larger(largest[r], __shfl_xor_sync(kAllLanes, largest[r], d));
       }
     }
+  }
+
+  __device__ __forceinline__ void normalize(
+      const Vec (&raw)[kRows][kVectors], const int64_t (&at)[kRows], const Range (&range)[kRows]) const {
+    Acc x[kRows][kVectors][kVec], largest[kRows], total[kRows] = {};
+    find_largest(raw, x, largest);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -180,10 +198,22 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[r][k][i] *= scale;
-        store(r, k, x[r][k]);
+        store(at[r], range[r], k, x[r][k]);
       }
     }
   }
+};
+
+template <typename T, bool kWhole, int kVectors, int kRows, bool kBackward, int kLaneBits>
+__global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
+  using Rows = LaneRows<T, kWhole, kVectors, kRows, kBackward, kLaneBits>;
+  const Rows rows(params);
+  typename Rows::Vec raw[kRows][kVectors], saved[Rows::kSavedRows][Rows::kSavedVectors];
+  int64_t at[kRows];
+  Range range[kRows];
+  rows.load(raw, saved, at, range);
+  if constexpr (kBackward) rows.differentiate(raw, saved, at, range);
+  else rows.normalize(raw, at, range);
 }
 
 // A thread's vectors of the row that its block, or its cluster, takes: 32 apart, so that their distances are constants.

@@ -6,6 +6,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/problem.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
@@ -76,16 +77,16 @@ __device__ __forceinline__ float gamma_terms(
   return fmaf(last ? beyond : next, rounded[kVec - 1], sum);
 }
 
-// kEach: a gamma for each row.
+// What a lane takes: a vector of each of kShortChunks rows. kEach: a gamma for each row.
 template <typename T, bool kEach, bool kBackward, bool kReverse>
-__global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
-    short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
-  constexpr int kVec = 16 / sizeof(T), kChunks = kShortChunks, kGates = kEach ? kChunks : 1;
-  constexpr bool kShort = sizeof(T) == 2;
-  constexpr unsigned kAll = 0xffffffffu;
+struct PackedLane {
+  static constexpr int kVec = 16 / sizeof(T), kChunks = kShortChunks, kGates = kEach ? kChunks : 1;
+  static constexpr bool kShort = sizeof(T) == 2;
+  static constexpr unsigned kAll = 0xffffffffu;
   using Word = Vector<T, kVec>;
+
+  const ShortRowsParams& params;
   const ScanProblem& p = params.problem;
-  overlap_launches();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int span = params.span;
   const int own_row = lane / span, sub = lane - own_row * span;
@@ -93,67 +94,76 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
   const bool active = own_row < params.together;
   const int64_t first_row =
       (static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + warp) * kChunks * params.together + own_row;
-  const auto row_of = [&](int k) { return first_row + k * params.together; };
   const int64_t first = first_row * span + sub;
   const int apart = params.together * span;
-  bool inside[kChunks];
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) inside[k] = active && row_of(k) < params.rows;
-  const auto fetch = [&](const void* from, Word(&to)[kChunks]) {
+  using Gates = Gate<float, kShort>[kGates];
+
+  __device__ __forceinline__ explicit PackedLane(const ShortRowsParams& of) : params(of) {}
+
+  __device__ __forceinline__ int64_t row_of(int k) const { return first_row + k * params.together; }
+  __device__ __forceinline__ int64_t row_offset(int64_t row, const Strides& strides) const {
+    return p.inner == 1 ? row * strides.outer : (row / p.inner) * strides.outer + (row % p.inner) * strides.inner;
+  }
+  static __device__ __forceinline__ Gate<float, kShort> gate_at(const Gates& gates, int k) {
+    return gates[kEach ? k : 0];
+  }
+  template <typename V>
+  static __device__ __forceinline__ V from_before(V value, int distance) {
+    return kReverse ? __shfl_down_sync(kAll, value, distance) : __shfl_up_sync(kAll, value, distance);
+  }
+
+  __device__ __forceinline__ void load(const void* from, const bool (&inside)[kChunks], Word (&to)[kChunks]) const {
     const Word* const words = static_cast<const Word*>(from) + first;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       to[k] = Word{};
       if (inside[k]) to[k] = words[k * apart];
     }
-  };
-  Word x[kChunks], saved[kBackward ? kChunks : 1];
-  fetch(p.input, x);
-  if constexpr (kBackward) fetch(p.saved, saved);
-
-  const auto row_offset = [&](int64_t row, const Strides& strides) {
-    return p.inner == 1 ? row * strides.outer : (row / p.inner) * strides.outer + (row % p.inner) * strides.inner;
-  };
-  Gate<float, kShort> gates[kGates];
-  const auto load_gates = [&](const auto* gammas) {
+  }
+  template <typename G>
+  __device__ __forceinline__ void load_gates(const G* gammas, Gates& gates) const {
 #pragma unroll
     for (int k = 0; k < kGates; ++k) {
       const int64_t row = kEach ? min(row_of(k), params.rows - 1) : 0;
       gates[k] = gate_of<kShort>(gammas[row_offset(row, p.gamma_strides)]);
     }
-  };
-  if (!kEach && p.gamma_kind == GammaKind::kNumber) {
-    gates[0] = make_gate<float, kShort>(p.gamma_value);
-  } else {
-    switch (p.gamma_dtype) {
-      case ElementType::Half: load_gates(static_cast<const __half*>(p.gamma)); break;
-      case ElementType::BFloat16: load_gates(static_cast<const __nv_bfloat16*>(p.gamma)); break;
-      case ElementType::Float: load_gates(static_cast<const float*>(p.gamma)); break;
-      default: load_gates(static_cast<const double*>(p.gamma));
+  }
+  __device__ __forceinline__ void load_gates(Gates& gates) const {
+    if (!kEach && p.gamma_kind == GammaKind::kNumber) {
+      gates[0] = make_gate<float, kShort>(p.gamma_value);
+    } else {
+      switch (p.gamma_dtype) {
+        case ElementType::Half: load_gates(static_cast<const __half*>(p.gamma), gates); break;
+        case ElementType::BFloat16: load_gates(static_cast<const __nv_bfloat16*>(p.gamma), gates); break;
+        case ElementType::Float: load_gates(static_cast<const float*>(p.gamma), gates); break;
+        default: load_gates(static_cast<const double*>(p.gamma), gates);
+      }
     }
   }
-  bool narrow = true;
+  // Whether float holds the powers of the warp's gammas.
+  __device__ __forceinline__ bool is_narrow(const Gates& gates) const {
+    bool narrow = true;
 #pragma unroll
-  for (int k = 0; k < kGates; ++k)
-    narrow = narrow && fabsf(gates[k].value) <= 1.f && fabsf(gates[k].value) >= params.least;
-  if constexpr (kEach) narrow = __all_sync(kAll, narrow);
-
-  // Each vector from nothing, then the totals of a row's vectors before each.
-  const auto gate_at = [&](int k) { return gates[kEach ? k : 0]; };
-  float total[kChunks];
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    float values[kVec];
-    unpack_in_order<kReverse>(x[k], values);
-    float y = values[0];
-#pragma unroll
-    for (int i = 1; i < kVec; ++i) y = gate_at(k).step(values[i], y);
-    total[k] = y;
+    for (int k = 0; k < kGates; ++k)
+      narrow = narrow && fabsf(gates[k].value) <= 1.f && fabsf(gates[k].value) >= params.least;
+    if constexpr (kEach) narrow = __all_sync(kAll, narrow);
+    return narrow;
   }
-  const auto from_before = [&](auto value, int distance) {
-    return kReverse ? __shfl_down_sync(kAll, value, distance) : __shfl_up_sync(kAll, value, distance);
-  };
-  if (narrow) {
+
+  // Each vector from nothing.
+  __device__ __forceinline__ void scan(const Gates& gates, const Word (&x)[kChunks], float (&total)[kChunks]) const {
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      float values[kVec];
+      unpack_in_order<kReverse>(x[k], values);
+      float y = values[0];
+#pragma unroll
+      for (int i = 1; i < kVec; ++i) y = gate_at(gates, k).step(values[i], y);
+      total[k] = y;
+    }
+  }
+  // Makes of the vectors' totals those of the row's vectors before each, in float.
+  __device__ __forceinline__ void fold_narrow(const Gates& gates, float (&total)[kChunks]) const {
     FloatPair power[kGates];
 #pragma unroll
     for (int k = 0; k < kGates; ++k) {
@@ -174,7 +184,9 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
     }
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) total[k] = from_before(total[k], 1);
-  } else {
+  }
+  // The same in double.
+  __device__ __forceinline__ void fold_wide(const Gates& gates, float (&total)[kChunks]) const {
 #pragma unroll 1
     for (int k = 0; k < kChunks; ++k) {
       // Chunk after chunk, for the registers: which of them is picked without an index.
@@ -201,27 +213,55 @@ __global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
     }
   }
 
+  // Gamma's gradient: the parts of a row's lanes in a fixed tree, sums of as many neighbors as there are, up to the
+  // next power of two.
+  __device__ __forceinline__ void store_sum(int k, bool inside, float sum) const {
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      if (d >= span) break;
+      const float other = __shfl_down_sync(kAll, sum, d);
+      if (sub + d < span) sum += other;
+    }
+    if (inside && sub == 0) {
+      float* const to = static_cast<float*>(p.grad_gamma) + row_offset(row_of(k), p.grad_gamma_strides);
+      to[0] = sum;
+      for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
+    }
+  }
+};
+
+template <typename T, bool kEach, bool kBackward, bool kReverse>
+__global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
+    short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
+  using Lane = PackedLane<T, kEach, kBackward, kReverse>;
+  using Word = typename Lane::Word;
+  constexpr int kChunks = kShortChunks;
+  overlap_launches();
+  const Lane lane(params);
+  bool inside[kChunks];
+#pragma unroll
+  for (int k = 0; k < kChunks; ++k) inside[k] = lane.active && lane.row_of(k) < params.rows;
+  Word x[kChunks], saved[kBackward ? kChunks : 1];
+  lane.load(params.problem.input, inside, x);
+  if constexpr (kBackward) lane.load(params.problem.saved, inside, saved);
+  typename Lane::Gates gates;
+  lane.load_gates(gates);
+  const bool narrow = lane.is_narrow(gates);
+  float total[kChunks];
+  lane.scan(gates, x, total);
+  if (narrow) lane.fold_narrow(gates, total);
+  else lane.fold_wide(gates, total);
+
   // The recurrence from each vector's carry.
-  T* const output = static_cast<T*>(p.output);
+  T* const output = static_cast<T*>(params.problem.output);
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    const Word result = scan_vector<kReverse>(x[k], gate_at(k), total[k], order == 0);
-    if (inside[k]) reinterpret_cast<Word*>(output)[first + k * apart] = result;
+    const Word result = scan_vector<kReverse>(x[k], Lane::gate_at(gates, k), total[k], lane.order == 0);
+    if (inside[k]) reinterpret_cast<Word*>(output)[lane.first + k * lane.apart] = result;
     if constexpr (kBackward) {
-      float sum =
-          gamma_terms<kReverse>(result, saved[k], order == span - 1, 0.f);  // nothing is saved after the last step
-      // Those of a row's lanes in a fixed tree: sums of as many neighbours as there are, up to the next power of two.
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        if (d >= span) break;
-        const float other = __shfl_down_sync(kAll, sum, d);
-        if (sub + d < span) sum += other;
-      }
-      if (inside[k] && sub == 0) {
-        float* const to = static_cast<float*>(p.grad_gamma) + row_offset(row_of(k), p.grad_gamma_strides);
-        to[0] = sum;
-        for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
-      }
+      // Nothing is saved after the last step.
+      const float sum = gamma_terms<kReverse>(result, saved[k], lane.order == lane.span - 1, 0.f);
+      lane.store_sum(k, inside[k], sum);
     }
   }
 }
