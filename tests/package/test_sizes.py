@@ -21,16 +21,16 @@ CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 LONG_FILES = ("csrc/cuda/scan/long_rows/bulk_stream.cuh",)
 # Those and the other kernels of scans that came before flat rows, long rows and walked columns.
 LONG_FUNCTIONS = {
-    "csrc/cuda/scan/columns/block_columns.cuh:columns_kernel",
-    "csrc/cuda/scan/columns/split_columns.cuh:few_columns_kernel",
-    "csrc/cuda/scan/columns/warp_columns.cuh:walk_kernel",
-    "csrc/cuda/scan/long_rows/async_stream.cuh:stream_kernel",
-    "csrc/cuda/scan/long_rows/bulk_stream.cuh:ring_kernel",
-    "csrc/cuda/scan/long_rows/few_rows.cuh:reread_kernel",
-    "csrc/cuda/scan/long_rows/few_rows_gated.cuh:reread_steps_kernel",
-    "csrc/cuda/scan/long_rows/resident.cuh:held_kernel",
-    "csrc/cuda/scan/rows/tile_rows.cuh:rows_kernel",
-    "csrc/cuda/scan/rows/warp_rows.cuh:whole_rows_kernel",
+    "csrc/cuda/scan/columns/block_columns.cuh:block_columns_kernel",
+    "csrc/cuda/scan/columns/split_columns.cuh:split_columns_kernel",
+    "csrc/cuda/scan/columns/warp_columns.cuh:warp_columns_kernel",
+    "csrc/cuda/scan/long_rows/async_stream.cuh:async_stream_kernel",
+    "csrc/cuda/scan/long_rows/bulk_stream.cuh:bulk_stream_kernel",
+    "csrc/cuda/scan/long_rows/few_rows.cuh:few_rows_kernel",
+    "csrc/cuda/scan/long_rows/few_rows_gated.cuh:few_rows_gated_kernel",
+    "csrc/cuda/scan/long_rows/resident.cuh:resident_rows_kernel",
+    "csrc/cuda/scan/rows/tile_rows.cuh:tile_rows_kernel",
+    "csrc/cuda/scan/rows/warp_rows.cuh:warp_rows_kernel",
 }
 # Functions with more parameters than PARAMETERS, other than @triton.jit ones, whose arguments are a kernel's.
 SIGNATURES = {

@@ -63,23 +63,25 @@ def _long_rows() -> list[Problem]:
     problems = []
     for dtype in (BFLOAT, FLOAT):
         full = 16 // dtype.itemsize
-        # Each place that a ring keeps in shared memory is used again.
+        # Each stage in shared memory is used again.
         problems += [
-            Problem("ring_kernel", (3, 875_001 * full), dtype),
-            Problem("ring_kernel", (3, 437_501 * full), dtype, "row", backward=True),
-            Problem("ring_kernel", (3, 437_501 * full), dtype, "step", backward=True),
-            Problem("ring_kernel", (600, 2561 * full), dtype, "step", backward=True),
-            Problem("ring_kernel", (264, 8450 * full), dtype),
-            Problem("ring_kernel", (264, 8450 * full), dtype, backward=True),
-            Problem("ring_kernel", (264, 5122 * full), dtype, "step", backward=True),
-            Problem("ring_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
-            Problem("ring_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
+            Problem("bulk_stream_kernel", (3, 875_001 * full), dtype),
+            Problem("bulk_stream_kernel", (3, 437_501 * full), dtype, "row", backward=True),
+            Problem("bulk_stream_kernel", (3, 437_501 * full), dtype, "step", backward=True),
+            Problem("bulk_stream_kernel", (600, 2561 * full), dtype, "step", backward=True),
+            Problem("bulk_stream_kernel", (264, 8450 * full), dtype),
+            Problem("bulk_stream_kernel", (264, 8450 * full), dtype, backward=True),
+            Problem("bulk_stream_kernel", (264, 5122 * full), dtype, "step", backward=True),
+            Problem("bulk_stream_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
+            Problem("bulk_stream_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
             Problem("walk_columns_kernel", (16, 20_001 * full), dtype, 1.5),
-            Problem("stream_kernel", (264, 10_240 * full), dtype),
-            Problem("stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
+            Problem("async_stream_kernel", (264, 10_240 * full), dtype),
+            Problem("async_stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
         ]
-    problems += [Problem("held_kernel", (16, 262_144), BFLOAT, backward=backward) for backward in (False, True)]
-    problems.append(Problem("ring_kernel", (16, 20_001 * 8), HALF, "step", backward=True))
+    problems += [
+        Problem("resident_rows_kernel", (16, 262_144), BFLOAT, backward=backward) for backward in (False, True)
+    ]
+    problems.append(Problem("bulk_stream_kernel", (16, 20_001 * 8), HALF, "step", backward=True))
     return problems
 
 
@@ -88,18 +90,18 @@ def _rows() -> list[Problem]:
     for dtype in (BFLOAT, FLOAT):
         full = 16 // dtype.itemsize
         problems += [
-            Problem("tiny_kernel", (32, full), dtype),
-            Problem("tiny_kernel", (32, full), dtype, "step"),
-            Problem("reread_kernel", (1, 9998), dtype),
-            Problem("reread_kernel", (1, 30_001 * full), dtype),
-            Problem("reread_steps_kernel", (1, 9998), dtype, "step"),
-            Problem("reread_steps_kernel", (1, 65_536), dtype, "step"),
+            Problem("thread_rows_kernel", (32, full), dtype),
+            Problem("thread_rows_kernel", (32, full), dtype, "step"),
+            Problem("few_rows_kernel", (1, 9998), dtype),
+            Problem("few_rows_kernel", (1, 30_001 * full), dtype),
+            Problem("few_rows_gated_kernel", (1, 9998), dtype, "step"),
+            Problem("few_rows_gated_kernel", (1, 65_536), dtype, "step"),
         ]
         for backward in (False, True):  # the gamma of a gradient is a tensor
             problems += [
-                Problem("short_rows_kernel", (1000, 8 * full), dtype, backward=backward),
-                Problem("whole_rows_kernel", (300, 64 * full), dtype, backward=backward),
-                Problem("rows_kernel", (40, 33 * full), dtype, backward=backward),
+                Problem("packed_rows_kernel", (1000, 8 * full), dtype, backward=backward),
+                Problem("warp_rows_kernel", (300, 64 * full), dtype, backward=backward),
+                Problem("tile_rows_kernel", (40, 33 * full), dtype, backward=backward),
                 Problem("long_rows_kernel", (140, 20_001), dtype, reset=True, initial=True, backward=backward),
                 Problem("long_rows_kernel", (3, 600_003), dtype, backward=backward),
                 Problem("flat_rows_kernel", (500, 3001), dtype, reset=True, initial=True, backward=backward),
@@ -117,13 +119,13 @@ def _rows() -> list[Problem]:
             Problem("small_rows_kernel flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
-            Problem("rows_kernel", (1000, 11 * full), dtype, backward=True),
-            Problem("small_rows_kernel rows_kernel", (50, 4000), dtype, "step", backward=True),
-            Problem("rows_kernel", (2, 40_008), dtype, "row", backward=True),
+            Problem("tile_rows_kernel", (1000, 11 * full), dtype, backward=True),
+            Problem("small_rows_kernel tile_rows_kernel", (50, 4000), dtype, "step", backward=True),
+            Problem("tile_rows_kernel", (2, 40_008), dtype, "row", backward=True),
             Problem("long_rows_kernel", (140, 20_000), dtype, "step", reset=True, backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
-    problems.append(Problem("whole_rows_kernel", (40, 4096), BFLOAT, backward=True))
+    problems.append(Problem("warp_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):
         for gamma in (0.99, "row", "step"):
             kernel = "long_rows_kernel" if dtype is DOUBLE else "held_columns_kernel"
@@ -137,17 +139,17 @@ def _columns() -> list[Problem]:
     for dtype in (BFLOAT, FLOAT):
         full = 16 // dtype.itemsize
         problems += [
-            Problem("walk_kernel", (100, 16_384 * full // 2), dtype, backward=True),
-            Problem("walk_kernel", (100, 8192 * full // 2), dtype, "row"),
-            Problem("few_columns_kernel", (1024, 96), dtype),
-            Problem("few_columns_kernel", (1200, 2208), dtype, "row"),
-            Problem("few_columns_kernel", (70, 96), dtype),
-            Problem("few_columns_kernel", (64, 96), dtype),
-            Problem("few_columns_kernel", (200, 96), dtype),
-            Problem("few_columns_kernel", (300, 96), dtype),
-            Problem("columns_kernel", (200, 16_902), dtype, "step"),
-            Problem("columns_kernel", (300, 64), dtype, "step"),
-            Problem("columns_kernel", (250, 64), dtype, "step", backward=True),
+            Problem("warp_columns_kernel", (100, 16_384 * full // 2), dtype, backward=True),
+            Problem("warp_columns_kernel", (100, 8192 * full // 2), dtype, "row"),
+            Problem("split_columns_kernel", (1024, 96), dtype),
+            Problem("split_columns_kernel", (1200, 2208), dtype, "row"),
+            Problem("split_columns_kernel", (70, 96), dtype),
+            Problem("split_columns_kernel", (64, 96), dtype),
+            Problem("split_columns_kernel", (200, 96), dtype),
+            Problem("split_columns_kernel", (300, 96), dtype),
+            Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
+            Problem("block_columns_kernel", (300, 64), dtype, "step"),
+            Problem("block_columns_kernel", (250, 64), dtype, "step", backward=True),
             Problem("held_columns_kernel", (2000, 33), dtype, backward=True),
             Problem("held_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
             Problem("held_columns_kernel", (30_000, 40), dtype),
@@ -157,8 +159,8 @@ def _columns() -> list[Problem]:
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
             Problem("few_steps_kernel", (7, 3002), dtype, "step", reset=True, initial=True, backward=True),
         ]
-    problems += [Problem("few_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
-    problems.append(Problem("few_columns_kernel", (1024, 96), HALF))
+    problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
+    problems.append(Problem("split_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
         problems.append(Problem("walk_columns_kernel", (20, 30_000), dtype, "row", backward=True))
@@ -172,7 +174,7 @@ def _others() -> list[Problem]:
         problems.append(Problem("window_direct_kernel", (30, 500), dtype, window=7))
         composed = "window_leaves_kernel window_compose_kernel window_store_kernel"
         problems.append(Problem(composed, (30, 500), dtype, "step", window=100, reset=True))
-    problems.append(Problem("rows_kernel total_kernel", (40, 3000), FLOAT, backward=True))
+    problems.append(Problem("tile_rows_kernel total_kernel", (40, 3000), FLOAT, backward=True))
     return problems
 
 

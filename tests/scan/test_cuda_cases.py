@@ -33,7 +33,7 @@ def test_every_kernel_that_scans_is_among_them() -> None:
     ):
         sources_of(name, paths)
     kernels = {name for path in paths for name in re.findall(r"__global__[^{;]*?(\w+_kernel)\(", path.read_text())}
-    assert {"ring_kernel", "rows_kernel", "total_kernel"} <= kernels
+    assert {"bulk_stream_kernel", "tile_rows_kernel", "total_kernel"} <= kernels
     listed = {name for problem in PROBLEMS for name in problem.kernels.split()}
     assert kernels - {"compiled_for_kernel"} == listed  # that one is never launched
 

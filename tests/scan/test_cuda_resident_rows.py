@@ -85,7 +85,7 @@ def test_the_kernel_is_taken() -> None:
     for shape in (*SHAPES, (15, 1_015_812), (20, 1_048_576), (16, 560_000)):
         x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         launched = launched_kernels(partial(discounted_cumsum, x, 0.99))
-        assert ("held_kernel" in launched) == (shape in SHAPES), shape
+        assert ("resident_rows_kernel" in launched) == (shape in SHAPES), shape
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])

@@ -21,7 +21,7 @@
 
 namespace dcs {
 
-// Blocks that need no room together.
+// Blocks that need not be resident together.
 template <typename Kernel, typename... Arguments>
 void launch_blocks(const AlignedPlan& plan, Kernel kernel, int64_t blocks, int64_t threads, int64_t shared,
     cudaStream_t stream, const Arguments&... arguments) {
@@ -47,7 +47,7 @@ void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStr
   const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
   const bool sums = kBackward && !kStep && plan.packed_rows;
   const size_t shared = sums ? plan.tile_elements / kVec * sizeof(float) : 0;
-  const auto kernel = rows_kernel<T, kStep, kBackward, kPacked, kReverse>;
+  const auto kernel = tile_rows_kernel<T, kStep, kBackward, kPacked, kReverse>;
   if (!kPacked && plan.cluster) {
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -67,8 +67,8 @@ void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream
 }
 
 template <typename T, bool kBackward>
-void launch_short_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  ShortRowsParams params{};
+void launch_packed_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  PackedRowsParams params{};
   params.problem = problem;
   params.rows = problem.rows();
   params.span = static_cast<int>(problem.length * sizeof(T) / 16);
@@ -77,29 +77,29 @@ void launch_short_rows(const ScanProblem& problem, const AlignedPlan& plan, cuda
   while (reach < params.span) reach *= 2;
   params.least = static_cast<float>(std::pow(1e-30, 1.0 / (16 / sizeof(T) * reach)));
   const int64_t blocks =
-      ceil_div(params.rows, static_cast<int64_t>(params.together) * kShortChunks * (kShortThreads / 32));
+      ceil_div(params.rows, static_cast<int64_t>(params.together) * kPackedChunks * (kPackedThreads / 32));
   const bool each = !has_one_gamma(problem);
   const auto kernel = each
-      ? problem.reverse ? short_rows_kernel<T, true, kBackward, true> : short_rows_kernel<T, true, kBackward, false>
-      : problem.reverse ? short_rows_kernel<T, false, kBackward, true>
-                        : short_rows_kernel<T, false, kBackward, false>;
-  launch_blocks(plan, kernel, blocks, kShortThreads, 0, stream, params);
+      ? problem.reverse ? packed_rows_kernel<T, true, kBackward, true> : packed_rows_kernel<T, true, kBackward, false>
+      : problem.reverse ? packed_rows_kernel<T, false, kBackward, true>
+                        : packed_rows_kernel<T, false, kBackward, false>;
+  launch_blocks(plan, kernel, blocks, kPackedThreads, 0, stream, params);
 }
 
 template <typename T, bool kBackward>
-void launch_whole_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kShortThreads / 32;
-  const WholeRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec),
+void launch_warp_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  constexpr int kVec = 16 / sizeof(T), kRowsOfBlock = kPackedThreads / 32;
+  const WarpRowsParams params{problem, problem.rows(), static_cast<int>(problem.length / kVec),
       static_cast<float>(std::pow(1e-30, 1.0 / (32 * kVec)))};
-  const auto launch = [&](auto chunks, auto alone) {
-    const auto kernel = problem.reverse ? whole_rows_kernel<T, kBackward, true, chunks(), alone()>
-                                        : whole_rows_kernel<T, kBackward, false, chunks(), alone()>;
-    const int64_t blocks = alone() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
-    launch_blocks(plan, kernel, blocks, alone() ? kShortThreads : 32 * plan.warps, 0, stream, params);
+  const auto launch = [&](auto chunks, auto row_per_warp) {
+    const auto kernel = problem.reverse ? warp_rows_kernel<T, kBackward, true, chunks(), row_per_warp()>
+                                        : warp_rows_kernel<T, kBackward, false, chunks(), row_per_warp()>;
+    const int64_t blocks = row_per_warp() ? ceil_div(params.rows, kRowsOfBlock) : params.rows;
+    launch_blocks(plan, kernel, blocks, row_per_warp() ? kPackedThreads : 32 * plan.warps, 0, stream, params);
   };
-  if (plan.whole_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
-  else if (plan.whole_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
-  else if (plan.whole_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
+  if (plan.warp_chunks == 2) launch(std::integral_constant<int, 2>(), std::true_type());
+  else if (plan.warp_chunks == 3) launch(std::integral_constant<int, 3>(), std::true_type());
+  else if (plan.warp_chunks == 4) launch(std::integral_constant<int, 4>(), std::true_type());
   else if constexpr (sizeof(T) == 2) launch(std::integral_constant<int, 4>(), std::false_type());
 }
 
@@ -114,15 +114,15 @@ void launch_dependent_clusters(Kernel kernel, const Params& params, int64_t clus
 
 // The most clusters that a kernel for a row of so many is made for.
 template <typename Launch>
-void for_reread_clusters(const AlignedPlan& plan, const Launch& launch) {
-  if (plan.reread == 1) launch(std::integral_constant<int, 1>());
-  else if (plan.reread <= 4) launch(std::integral_constant<int, 4>());
-  else launch(std::integral_constant<int, kRereadClusters>());
+void for_row_clusters(const AlignedPlan& plan, const Launch& launch) {
+  if (plan.row_clusters == 1) launch(std::integral_constant<int, 1>());
+  else if (plan.row_clusters <= 4) launch(std::integral_constant<int, 4>());
+  else launch(std::integral_constant<int, kFewRowsClusters>());
 }
 
 template <typename T>
-void launch_reread(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  RereadParams params{};
+void launch_few_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  FewRowsParams params{};
   params.input = problem.input;
   params.output = problem.output;
   params.input_outer = problem.input_strides.outer;
@@ -131,35 +131,38 @@ void launch_reread(const ScanProblem& problem, const AlignedPlan& plan, cudaStre
   params.output_inner = problem.output_strides.inner;
   params.inner = problem.inner;
   params.length = static_cast<int>(problem.length);
-  params.clusters = plan.reread;
+  params.clusters = plan.row_clusters;
   set_powers(params, problem.gamma_value, 16 / sizeof(T), plan.warps);
-  for_reread_clusters(plan, [&](auto most) {
-    const auto kernel = problem.reverse ? reread_kernel<T, true, most()> : reread_kernel<T, false, most()>;
-    launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+  for_row_clusters(plan, [&](auto most) {
+    const auto kernel = problem.reverse ? few_rows_kernel<T, true, most()> : few_rows_kernel<T, false, most()>;
+    launch_dependent_clusters(kernel, params, problem.rows() * plan.row_clusters, plan.warps, stream);
   });
 }
 
 template <typename T>
-void launch_reread_steps(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  const RereadStepsParams params{problem.input, problem.gamma, problem.output, problem.input_strides,
-      problem.gamma_strides, problem.output_strides, problem.inner, static_cast<int>(problem.length), plan.reread};
-  for_reread_clusters(plan, [&](auto most) {
-    const auto kernel = problem.reverse ? reread_steps_kernel<T, true, most()> : reread_steps_kernel<T, false, most()>;
-    launch_dependent_clusters(kernel, params, problem.rows() * plan.reread, plan.warps, stream);
+void launch_few_rows_gated(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  const FewRowsGatedParams params{problem.input, problem.gamma, problem.output, problem.input_strides,
+      problem.gamma_strides, problem.output_strides, problem.inner, static_cast<int>(problem.length),
+      plan.row_clusters};
+  for_row_clusters(plan, [&](auto most) {
+    const auto kernel =
+        problem.reverse ? few_rows_gated_kernel<T, true, most()> : few_rows_gated_kernel<T, false, most()>;
+    launch_dependent_clusters(kernel, params, problem.rows() * plan.row_clusters, plan.warps, stream);
   });
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_walk(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+void launch_warp_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
   const auto launch_over = [&](auto columns) {
-    constexpr int kStageBytes = kTensors * kWalkCount * 32 * columns() * static_cast<int>(sizeof(T));
+    constexpr int kStageBytes = kTensors * kWarpColumnsSteps * 32 * columns() * static_cast<int>(sizeof(T));
     static_assert(kStages * kStageBytes <= 48 << 10);
-    const WalkParams params{problem, ceil_div(problem.inner, 32 * columns())};
+    const WarpColumnsParams params{problem, ceil_div(problem.inner, 32 * columns())};
     // Few steps leave most of the stages unused.
-    const int64_t shared = std::min<int64_t>(kStages, ceil_div(problem.length, kWalkCount)) * kStageBytes;
-    const auto kernel = problem.reverse ? walk_kernel<T, kStep, kBackward, true, columns(), kWalkCount, kStages>
-                                        : walk_kernel<T, kStep, kBackward, false, columns(), kWalkCount, kStages>;
+    const int64_t shared = std::min<int64_t>(kStages, ceil_div(problem.length, kWarpColumnsSteps)) * kStageBytes;
+    const auto kernel = problem.reverse
+        ? warp_columns_kernel<T, kStep, kBackward, true, columns(), kWarpColumnsSteps, kStages>
+        : warp_columns_kernel<T, kStep, kBackward, false, columns(), kWarpColumnsSteps, kStages>;
     launch_blocks(plan, kernel, problem.outer * params.blocks, 32, shared, stream, params);
   };
   if (plan.columns * sizeof(T) == 8) launch_over(std::integral_constant<int, 8 / sizeof(T)>());
@@ -167,15 +170,15 @@ void launch_walk(const ScanProblem& problem, const AlignedPlan& plan, cudaStream
 }
 
 template <typename T, bool kBackward>
-void launch_few_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  const FewColumnsParams params{problem, ceil_div(problem.inner, kFewColumns), plan.in_turn};
+void launch_split_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+  const SplitColumnsParams params{problem, ceil_div(problem.inner, kSplitBlockColumns), plan.in_turn};
   const auto kernel_of = [&](auto whole_block) {
-    return problem.reverse ? few_columns_kernel<T, kBackward, true, whole_block()>
-                           : few_columns_kernel<T, kBackward, false, whole_block()>;
+    return problem.reverse ? split_columns_kernel<T, kBackward, true, whole_block()>
+                           : split_columns_kernel<T, kBackward, false, whole_block()>;
   };
-  const auto kernel = plan.warps <= kFewWholeBlock<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
+  const auto kernel = plan.warps <= kSplitWholeBlock<T> ? kernel_of(std::true_type()) : kernel_of(std::false_type());
   constexpr int kBytes = (kBackward ? 2 : 1) * static_cast<int>(sizeof(T));  // of an element's operands
-  const int shared = few_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
+  const int shared = split_shared_bytes(plan.warps * 4 / sizeof(T), kBytes);
   allow_shared(kernel, shared, plan.most_shared);
   launch_blocks(plan, kernel, problem.outer * params.blocks, 32 * plan.warps, shared, stream, params);
 }
@@ -183,13 +186,13 @@ void launch_few_columns(const ScanProblem& problem, const AlignedPlan& plan, cud
 template <typename T, bool kStep, bool kBackward>
 void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const auto launch_over = [&](auto columns, auto lanes, auto count) {
-    launch_blocks(plan, columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>,
+    launch_blocks(plan, block_columns_kernel<T, kStep, kBackward, columns(), lanes(), count()>,
         ceil_div(problem.rows(), lanes() * columns()), lanes() * plan.warps, 0, stream, problem);
   };
   const auto launch = [&](auto columns, auto count) { launch_over(columns, std::integral_constant<int, 32>(), count); };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, kSteps<kStep>> usual;
-  constexpr bool kLong = !kBackward;  // where longer stretches are worth a kernel of their own
+  constexpr bool kLong = !kBackward;  // where longer segments are worth a kernel of their own
   constexpr std::integral_constant<int, (kLong ? 2 : 1) * kSteps<kStep>> longer;
   if constexpr (sizeof(T) == 2 || kLong) {
     constexpr std::integral_constant<int, 2> two;
@@ -200,12 +203,12 @@ void launch_block_columns(const ScanProblem& problem, const AlignedPlan& plan, c
       }
     }
     if (plan.columns == 2) {
-      if (plan.long_stretches) launch(two, longer);
+      if (plan.long_segments) launch(two, longer);
       else launch(two, usual);
       return;
     }
   }
-  if (plan.long_stretches) launch(one, longer);
+  if (plan.long_segments) launch(one, longer);
   else launch(one, usual);
 }
 
@@ -213,7 +216,8 @@ template <typename T>
 void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   const Gate<float> gate = split_gamma(problem.gamma_value);
   const int rows = static_cast<int>(problem.rows());
-  const auto kernel = problem.gamma_kind == GammaKind::kStep ? tiny_kernel<T, true> : tiny_kernel<T, false>;
+  const auto kernel =
+      problem.gamma_kind == GammaKind::kStep ? thread_rows_kernel<T, true> : thread_rows_kernel<T, false>;
   launch_blocks(plan, kernel, ceil_div(rows, 32), 32, 0, stream, static_cast<const T*>(problem.input),
       static_cast<const T*>(problem.gamma), static_cast<T*>(problem.output), gate.value, gate.rest, rows,
       static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
@@ -236,30 +240,30 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
       if constexpr (!kBackward) launch_thread_rows<T>(problem, plan, stream);
       break;
     case AlignedKernel::kPackedRows:
-      if constexpr (!kStep) launch_short_rows<T, kBackward>(problem, plan, stream);
+      if constexpr (!kStep) launch_packed_rows<T, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kWarpRows:
-      if constexpr (!kStep) launch_whole_rows<T, kBackward>(problem, plan, stream);
+      if constexpr (!kStep) launch_warp_rows<T, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kTileRows:
       if constexpr (!kStep || kBackward) launch_tile_rows<T, kStep, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kFewRows:
-      if constexpr (!kBackward && kStep) launch_reread_steps<T>(problem, plan, stream);
-      else if constexpr (!kBackward) launch_reread<T>(problem, plan, stream);
+      if constexpr (!kBackward && kStep) launch_few_rows_gated<T>(problem, plan, stream);
+      else if constexpr (!kBackward) launch_few_rows<T>(problem, plan, stream);
       break;
     case AlignedKernel::kResidentRows:
-      if constexpr (kHalf && !kStep) launch_held<T, kBackward>(problem, plan, workspace, stream);
+      if constexpr (kHalf && !kStep) launch_resident<T, kBackward>(problem, plan, workspace, stream);
       break;
-    case AlignedKernel::kBulkStream: launch_ring<T, kStep, kBackward>(problem, plan, workspace, stream); break;
+    case AlignedKernel::kBulkStream: launch_bulk_stream<T, kStep, kBackward>(problem, plan, workspace, stream); break;
     case AlignedKernel::kAsyncStream:
-      if constexpr (kStep || !kBackward) launch_stream<T, kStep, kBackward>(problem, plan, stream);
+      if constexpr (kStep || !kBackward) launch_async_stream<T, kStep, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kWarpColumns:
-      if constexpr (kHalf || !kStep || kBackward) launch_walk<T, kStep, kBackward>(problem, plan, stream);
+      if constexpr (kHalf || !kStep || kBackward) launch_warp_columns<T, kStep, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kSplitColumns:
-      if constexpr (!kStep && (!kBackward || kHalf)) launch_few_columns<T, kBackward>(problem, plan, stream);
+      if constexpr (!kStep && (!kBackward || kHalf)) launch_split_columns<T, kBackward>(problem, plan, stream);
       break;
     case AlignedKernel::kBlockColumns: launch_block_columns<T, kStep, kBackward>(problem, plan, stream); break;
   }

@@ -1,5 +1,5 @@
 // Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous
-// columns make whole lines. A thread holds some steps of its column, the block's warps hold consecutive stretches of
+// columns make whole lines. A thread holds some steps of its column, the block's warps hold consecutive segments of
 // time, and the block walks along time with the carry. It asks nothing of addresses and pitches.
 #pragma once
 
@@ -16,22 +16,22 @@ namespace dcs {
 template <bool kStep>
 constexpr int kSteps = kStep ? 8 : 16;
 
-// Stretches of a block at most (plan/aligned.h, plan_block_columns): what shared memory has room for; of pairs, what
+// Segments of a block at most (plan/aligned.h, plan_block_columns): what shared memory has room for; of pairs, what
 // makes enough blocks.
 template <int kColumns, int kLanes, bool kFew>
-constexpr int kMaxStretches = kLanes < 32 || kColumns == 1 ? 32 : (kFew ? kPairWarps : 2 * kPairWarps);
+constexpr int kMaxSegments = kLanes < 32 || kColumns == 1 ? 32 : (kFew ? kPairWarps : 2 * kPairWarps);
 
-// kColumns neighbouring columns a lane, read as one word; kLanes lanes a stretch of time, a whole warp or half of one;
+// kColumns neighboring columns a lane, read as one word; kLanes lanes a segment of time, a whole warp or half of one;
 // kCount steps a thread.
 template <typename T, bool kStep, bool kBackward, int kColumns, int kLanes, int kCount>
-__global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBackward>,
+__global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackward>,
     kColumns == 1 || kLanes < 32 ? 1
         : kBackward              ? 3
         : kCount > kSteps<kStep> ? 4
-                                 : 8) columns_kernel(const __grid_constant__ ScanProblem p) {
+                                 : 8) block_columns_kernel(const __grid_constant__ ScanProblem p) {
   using Word = Vector<T, kColumns>;
-  constexpr int kWarps = kMaxStretches<kColumns, kLanes, !kBackward>;
-  // What follows calls the lanes of a stretch a warp.
+  constexpr int kWarps = kMaxSegments<kColumns, kLanes, !kBackward>;
+  // What follows calls the lanes of a segment a warp.
   overlap_launches();
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
   constexpr bool kShort =
       std::is_same_v<T, __nv_bfloat16>;  // one warp may carry a column over all its steps: too far for float16
   Gate<float, kShort> gate[kColumns];
-  double stretch_gates[kColumns];
+  double segment_gates[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     double gamma = p.gamma_value;
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
     if constexpr (!kStep) {
       // Up to 1024 steps of a block: within a double.
       bounded = bounded && fabs(gamma) < 1.9;
-      stretch_gates[c] = gamma;
+      segment_gates[c] = gamma;
 #pragma unroll
       for (int e = 1; e < kCount; e *= 2)
-        stretch_gates[c] =
-            bounded ? stretch_gates[c] * stretch_gates[c] : clamped_mul(stretch_gates[c], stretch_gates[c]);
+        segment_gates[c] =
+            bounded ? segment_gates[c] * segment_gates[c] : clamped_mul(segment_gates[c], segment_gates[c]);
     }
   }
 
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
   __shared__ double totals[kColumns][kWarps][kLanes + 1];
   __shared__ double products[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
   __shared__ bool closed[kStep ? kColumns : 1][kStep ? kWarps : 1][kLanes + 1];
-  __shared__ double powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one stretch
-  __shared__ double carries[kColumns][kLanes];             // into the block's next stretches
+  __shared__ double powers[kStep ? 1 : kColumns][kLanes];  // a column's gamma over one segment
+  __shared__ double carries[kColumns][kLanes];             // into the block's next segments
   double carry[kColumns];                                  // the same where the block is one warp
   float sum[kColumns];
 #pragma unroll
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
     sum[c] = 0.f;
     if (warp == 0) {
       carries[c][lane] = 0.0;
-      if constexpr (!kStep) powers[c][lane] = stretch_gates[c];
+      if constexpr (!kStep) powers[c][lane] = segment_gates[c];
     }
   }
   for (int64_t begin = 0; begin < time; begin += warps * kCount) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
     Word x[kCount];
     Word g[kStep ? kCount : 1];
     const bool starts = first == 0;
-    // A stretch without a test for each step: the same for all lanes of a warp.
+    // A segment without a test for each step: the same for all lanes of a warp.
     const bool even = whole_block && first + kCount <= time && !(starts && kStep && p.shifted);
     const T* from = input + first * input_step;
     if (even) {
@@ -191,29 +191,29 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
       // The warps' totals across time: `warps` lanes take a column and scan it, and each leaves its warp's carry where
       // the total was.
       const int whole_lane = threadIdx.x % 32;
-      const int stretch = whole_lane % warps,
+      const int segment = whole_lane % warps,
                 of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         Piece<double> piece = identity<double>();
-        piece.total = totals[c][stretch][of_column];
+        piece.total = totals[c][segment][of_column];
         if constexpr (kStep) {
-          piece.gates = products[c][stretch][of_column];
-          piece.closed = closed[c][stretch][of_column];
+          piece.gates = products[c][segment][of_column];
+          piece.closed = closed[c][segment][of_column];
         } else {
           piece.gates = powers[c][of_column];
         }
         double lane_power = 1.0;
         for (int d = 1; d < warps; d *= 2) {
           const double total = shuffle_up(piece.total, d, warps);
-          if (stretch >= d && !piece.closed) piece.total = fold(piece.total, piece.gates, total);
+          if (segment >= d && !piece.closed) piece.total = fold(piece.total, piece.gates, total);
           if constexpr (kStep) {
             const double gates = shuffle_up(piece.gates, d, warps);
-            if (stretch >= d) piece.gates = clamped_mul(piece.gates, gates);
+            if (segment >= d) piece.gates = clamped_mul(piece.gates, gates);
             const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-            if (stretch >= d) piece.closed = piece.closed || stops;
+            if (segment >= d) piece.closed = piece.closed || stops;
           } else {
-            if (stretch & d) lane_power = times(lane_power, piece.gates);
+            if (segment & d) lane_power = times(lane_power, piece.gates);
             piece.gates = times(piece.gates, piece.gates);
           }
         }
@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
           before.gates = shuffle_up(piece.gates, 1, warps);
           before.closed = __shfl_up_sync(0xffffffffu, piece.closed, 1, warps);
         }
-        totals[c][stretch][of_column] = stretch == 0 ? entering : after(before, entering);
+        totals[c][segment][of_column] = segment == 0 ? entering : after(before, entering);
         __syncwarp();
-        if (stretch == warps - 1) carries[c][of_column] = after(piece, entering);
+        if (segment == warps - 1) carries[c][of_column] = after(piece, entering);
       }
       __syncthreads();
 #pragma unroll
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kLanes* kMaxStretches<kColumns, kLanes, !kBack
     }
 
     if constexpr (kColumns == 2 && sizeof(T) == 2) {
-      // Halves stay packed between the two readings: as floats they would take twice the registers.
+      // Half precision stays packed between the two readings: as floats they would take twice the registers.
 #pragma unroll
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }

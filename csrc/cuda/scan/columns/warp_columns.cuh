@@ -1,6 +1,7 @@
-// Scans along a strided time with many contiguous columns beside it: a warp takes 32 lanes of neighbouring columns and
-// walks along time alone, the next stretches on their way into its shared memory. No carry is handed on and no block
-// waits: 0.955 of a copy of 1024 steps of 65536 bfloat16 columns, where the blocks of block_columns.cuh reach 0.88.
+// Scans along a strided time with many contiguous columns beside it: a warp takes 32 lanes of neighboring columns and
+// takes them through all of time, the next segments on their way into its shared memory. No carry is handed on and no
+// block waits: 0.955 of a copy of 1024 steps of 65536 bfloat16 columns, where the blocks of block_columns.cuh reach
+// 0.88.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -10,34 +11,34 @@
 
 namespace dcs {
 
-struct WalkParams {
+struct WarpColumnsParams {
   ScanProblem problem;
   int64_t blocks;  // of an outer index
 };
 
-// kColumns of a lane, read as one word; kCount steps of a stretch, kStages of them in shared memory.
+// kColumns of a lane, read as one word; kCount steps of a segment, kStages of them in shared memory.
 template <typename T, bool kStep, bool kBackward, bool kReverse, int kColumns, int kCount, int kStages>
-__global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkParams params) {
+__global__ void __launch_bounds__(32) warp_columns_kernel(const __grid_constant__ WarpColumnsParams params) {
   using Word = Vector<T, kColumns>;
   constexpr int kSize = sizeof(T), kRow = 32 * kColumns, kRowBytes = kRow * kSize, kPieces = kRowBytes / 16,
                 kEvery = 32 / kPieces;
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStageBytes = kTensors * kCount * kRowBytes;
   constexpr int kGatesAt = kCount * kRowBytes, kSavedAt = (kTensors - 1) * kCount * kRowBytes;
   static_assert(kPieces <= 32 && kCount % kEvery == 0);
-  // Halves are carried in float, for as many steps as that is good for (plan/aligned.h). Floats walk a stretch in float
-  // from a carry in double where one gamma serves all of it, and in double with a gamma a step: conversions take four
-  // times as long as the rest, which gammas to be read leave time for.
+  // Half precision is carried in float, for as many steps as that is good for (plan/aligned.h). Floats take a segment
+  // in float from a carry in double where one gamma serves all of it, and in double with a gamma a step: conversions
+  // take four times as long as the rest, which gammas to be read leave time for.
   constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep,
                  kShort = std::is_same_v<T, __nv_bfloat16>;
   const ScanProblem& p = params.problem;
   overlap_launches();
-  extern __shared__ __align__(16) unsigned char walk_ring[];
+  extern __shared__ __align__(16) unsigned char warp_columns_shared[];
   const int lane = threadIdx.x;
   const int64_t outer = params.blocks == 1 ? blockIdx.x : blockIdx.x / static_cast<uint32_t>(params.blocks);
   const int64_t first_column = (blockIdx.x - outer * params.blocks) * kRow;
   const int columns = static_cast<int>(min(p.inner - first_column, static_cast<int64_t>(kRow)));
   const bool inside = lane * kColumns < columns;
-  const int64_t length = p.length, stretches = (length + kCount - 1) / kCount;
+  const int64_t length = p.length, segments = (length + kCount - 1) / kCount;
   const auto step_of = [&](const Strides& strides) { return kReverse ? -strides.time : strides.time; };
   // A tensor at the scan's first step of these columns.
   const auto at_start = [&](auto* pointer, const Strides& strides) {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   const char* const inputs = source(p.input, p.input_strides);
   const char* const gates = kStep ? source(p.gamma, p.gamma_strides) : nullptr;
   const char* const saved = kBackward ? source(p.saved, p.saved_strides) : nullptr;
-  const auto bring = [&](unsigned char* to, const char* from, const Strides& strides, int64_t first) {
+  const auto load = [&](unsigned char* to, const char* from, const Strides& strides, int64_t first) {
     const int64_t step = step_of(strides) * kSize;
     from += first * step;
     to += own_row * kRowBytes + piece * 16;
@@ -69,16 +70,16 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     }
   };
   const int shift = kStep && p.shifted ? 1 : 0;
-  const auto fetch = [&](int64_t stretch, unsigned char* to) {
-    if (stretch < stretches) {
-      bring(to, inputs, p.input_strides, stretch * kCount);
-      if constexpr (kStep) bring(to + kGatesAt, gates, p.gamma_strides, stretch * kCount - shift);
-      if constexpr (kBackward) bring(to + kSavedAt, saved, p.saved_strides, stretch * kCount + 1);
+  const auto fetch = [&](int64_t segment, unsigned char* to) {
+    if (segment < segments) {
+      load(to, inputs, p.input_strides, segment * kCount);
+      if constexpr (kStep) load(to + kGatesAt, gates, p.gamma_strides, segment * kCount - shift);
+      if constexpr (kBackward) load(to + kSavedAt, saved, p.saved_strides, segment * kCount + 1);
     }
     commit_copies();
   };
 #pragma unroll 1
-  for (int s = 0; s < kStages; ++s) fetch(s, walk_ring + s * kStageBytes);
+  for (int s = 0; s < kStages; ++s) fetch(s, warp_columns_shared + s * kStageBytes);
 
   using Carry = std::conditional_t<kSize == 2, float, double>;
   double gamma[kColumns], sum[kColumns], power[kColumns];
@@ -103,8 +104,8 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
   const int64_t grad_gamma_step = step_of(p.grad_gamma_strides);
 
   int stage = 0;
-  for (int64_t stretch = 0; stretch < stretches; ++stretch) {
-    unsigned char* const here = walk_ring + stage * kStageBytes;
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    unsigned char* const here = warp_columns_shared + stage * kStageBytes;
     wait_for_copies<kStages - 1>();
     __syncwarp();
     Word x[kCount], g[kStep ? kCount : 1], after[kBackward ? kCount : 1];
@@ -117,13 +118,13 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     if constexpr (kStep) read(kGatesAt, g);
     if constexpr (kBackward) read(kSavedAt, after);
     __syncwarp();
-    fetch(stretch + kStages, here);
+    fetch(segment + kStages, here);
 
     float y[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) y[c] = static_cast<float>(carry[c]);
     if constexpr (kAnchored) {
-      // The stretch from nothing, and its carry.
+      // The segment from nothing, and its carry.
       float total[kColumns];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -134,16 +135,16 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
-        carry[c] = stretch == 0 ? total[c] : fold(static_cast<double>(total[c]), power[c], carry[c]);
+        carry[c] = segment == 0 ? total[c] : fold(static_cast<double>(total[c]), power[c], carry[c]);
     }
-    const int count = inside ? static_cast<int>(min(length - stretch * kCount, static_cast<int64_t>(kCount))) : 0;
+    const int count = inside ? static_cast<int>(min(length - segment * kCount, static_cast<int64_t>(kCount))) : 0;
     float sums[kColumns] = {};
     const auto take = [&](int i) {
       float values[kColumns], factors[kColumns];
       unpack(x[i], values);
       if constexpr (kStep) unpack(g[i], factors);
       // No carry enters the first step, whatever its gate.
-      const bool starts = i == 0 && stretch == 0;
+      const bool starts = i == 0 && segment == 0;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         if constexpr (kInDouble) {
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
       }
       return pack<float, T, kColumns>(values);
     };
-    const auto put = [&](int i, Word result) {
+    const auto store = [&](int i, Word result) {
       *reinterpret_cast<Word*>(output + i * output_step) = result;
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * saved[next(t)], which is 0 beyond the end.
@@ -177,11 +178,11 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ WalkPa
     };
     if (count == kCount) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) put(i, take(i));
+      for (int i = 0; i < kCount; ++i) store(i, take(i));
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        if (i < count) put(i, take(i));
+        if (i < count) store(i, take(i));
     }
     if constexpr (kSize == 2) {
 #pragma unroll

@@ -17,7 +17,7 @@ namespace dcs {
 constexpr int kStreamWarps = kStreamThreads / 32;
 
 template <typename T, bool kStep, bool kBackward, bool kReverse, int kChunks>
-__global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ StreamParams params) {
+__global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const __grid_constant__ StreamParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kGateTensor = 1, kSavedTensor = kTensors - 1;
   constexpr int kStages = stream_stages(kTensors, kChunks);  // tiles in shared memory
@@ -74,19 +74,19 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   constexpr int kApart = kReverse ? -32 * kVec : 32 * kVec;  // in memory, of the vectors that a thread copies
   const auto fetch = [&](const Place& at, int stage) {
     if (at.row < params.rows) {
-      const auto bring = [&](int tensor, const T* row) {
+      const auto load = [&](int tensor, const T* row) {
         const T* const from = row + base_of(at) + address(copied);
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) copy_async(&copy(stage, tensor, k), from + k * kApart);
       };
-      bring(0, row_of(static_cast<const T*>(p.input), p.input_strides, at.row));
-      if constexpr (kStep) bring(kGateTensor, row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row));
-      if constexpr (kBackward) bring(kSavedTensor, row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row));
+      load(0, row_of(static_cast<const T*>(p.input), p.input_strides, at.row));
+      if constexpr (kStep) load(kGateTensor, row_of(static_cast<const T*>(p.gamma), p.gamma_strides, at.row));
+      if constexpr (kBackward) load(kSavedTensor, row_of(static_cast<const T*>(p.saved), p.saved_strides, at.row));
     }
     commit_copies();
   };
   // Out of shared memory again.
-  const auto put = [&](const Place& at, int stage, int tensor, T* row) {
+  const auto store = [&](const Place& at, int stage, int tensor, T* row) {
     T* const to = row + base_of(at) + address(copied);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) *reinterpret_cast<Chunk*>(to + k * kApart) = copy(stage, tensor, k);
@@ -282,9 +282,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
       }
     }
     __syncwarp();
-    put(at, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
+    store(at, stage, 0, row_of(static_cast<T*>(p.output), p.output_strides, at.row));
     if constexpr (kBackward)
-      put(at, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
+      store(at, stage, kGateTensor, row_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides, at.row));
     __syncwarp();
   };
   // One loop, so that the code is there once: a round prepares a tile and finishes the one before.

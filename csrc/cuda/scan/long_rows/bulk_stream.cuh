@@ -6,7 +6,7 @@
 // or none. Where the rows alone fill the GPU, each block takes whole rows instead.
 //
 // Most warps scan, each its slice of the tile: serially from 0 for its total, and again from its carry for the output,
-// which leaves by a bulk copy. None waits for the others. One more warp brings the tiles in, a second publishes the
+// which leaves by a bulk copy. None waits for the others. One more warp loads the tiles, a second publishes the
 // block's totals, a third collects those of the other blocks and leaves each warp its carry, while the others finish
 // the tile before. A thread's vectors lie side by side, an odd number of them, so that the lanes' reads meet in no
 // bank.
@@ -23,9 +23,10 @@ namespace dcs {
 // scan, then saved and the one after it. These neighbors take whole lines: what begins in the middle of one is slower
 // to copy.
 template <bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-struct RingLayout {
+struct BulkStreamLayout {
   static constexpr int kTile = Shape::kTile;
-  static constexpr int kBeforeGates = kStep && kShifted ? kRingSpare : 0, kAfterSaved = kBackward ? kRingSpare : 0;
+  static constexpr int kBeforeGates = kStep && kShifted ? kBulkStreamSpare : 0,
+                       kAfterSaved = kBackward ? kBulkStreamSpare : 0;
   static constexpr int kGatesAt = kTile + (kReverse ? 0 : kBeforeGates);
   static constexpr int kSavedAt = kTile * (kStep ? 2 : 1) + kBeforeGates + (kReverse ? kAfterSaved : 0);
   static constexpr int kStageVectors = kTile * Shape::kTensors + kBeforeGates + kAfterSaved;
@@ -36,9 +37,9 @@ struct RingLayout {
 // Asks for a tile, to lie in `stage`; one lane does. A tile in vectors of the row's memory is [first, first +
 // kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__device__ __forceinline__ void bring_tile(const StreamParams& params, RingShared<kStep, Shape>& shared,
-    Vector<T, 16 / sizeof(T)>* ring, const TileWalk& now, double gamma, int stage) {
-  using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
+__device__ __forceinline__ void load_tile(const StreamParams& params, BulkStreamShared<kStep, Shape>& shared,
+    Vector<T, 16 / sizeof(T)>* stages, const TileWalk& now, double gamma, int stage) {
+  using Layout = BulkStreamLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
   const int64_t whole_vectors = p.length / kVec;
@@ -60,16 +61,16 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
   const bool whole = info.low == 0 && info.high == kTileVectors * kVec;
   info.flags = (whole ? TileInfo::kWhole : 0u) | (now.tile == 0 ? TileInfo::kStarts : 0u) |
       (now.tile + 1 == params.tiles ? TileInfo::kEnds : 0u);
-  auto* const to = ring + stage * Layout::kStageVectors;
+  auto* const to = stages + stage * Layout::kStageVectors;
   int bytes = 0;
-  const auto each = [&](const auto& bring) {
-    bring(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
-    if constexpr (kStep) bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
+  const auto each = [&](const auto& visit) {
+    visit(static_cast<const T*>(p.input), p.input_strides, 0, 0, kTileVectors);
+    if constexpr (kStep) visit(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, 0, kTileVectors);
     if constexpr (kStep && kShifted)
-      bring(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
-    if constexpr (kBackward) bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
+      visit(static_cast<const T*>(p.gamma), p.gamma_strides, Layout::kGatesAt, Layout::kBefore, 1);
+    if constexpr (kBackward) visit(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, 0, kTileVectors);
     if constexpr (kBackward)
-      bring(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
+      visit(static_cast<const T*>(p.saved), p.saved_strides, Layout::kSavedAt, Layout::kAfter, 1);
   };
   // `count` vectors from `skip` behind the tile's first on.
   each([&](const T* pointer, const Strides& strides, int at, int skip, int count) {
@@ -101,11 +102,11 @@ __device__ __forceinline__ void bring_tile(const StreamParams& params, RingShare
   });
 }
 
-// Brings the block's tiles in, one after the other, and then none.
+// Loads the block's tiles, one after the other, and then none.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__device__ __forceinline__ void bring_tiles(
-    const StreamParams& params, RingShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* ring) {
-  using Shared = RingShared<kStep, Shape>;
+__device__ __forceinline__ void load_tiles(
+    const StreamParams& params, BulkStreamShared<kStep, Shape>& shared, Vector<T, 16 / sizeof(T)>* stages) {
+  using Shared = BulkStreamShared<kStep, Shape>;
   int stage = 0;
   bool filling = true, more = true;
   double gamma = 1.0;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void bring_tiles(
     if (!filling) wait_at(Shared::kLeft + stage, Shared::kArrivals);
     more = now.inside();
     if (threadIdx.x % 32 == 0)
-      bring_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring, now, gamma, stage);
+      load_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, stages, now, gamma, stage);
     if (!kStep && !params.one_gamma) {
       TileWalk next = now;
       next.move_on();
@@ -123,7 +124,7 @@ __device__ __forceinline__ void bring_tiles(
     // Where blocks share rows, one or two tiles at a time at the start: all at once, some block's first would come
     // late, and all wait for its total.
     constexpr int kFirst = kStep ? 1 : 2;
-    if (more && filling && !params.alone && stage >= kFirst) mbarrier_wait(&shared.full[stage - kFirst], 0);
+    if (more && filling && !params.row_per_block && stage >= kFirst) mbarrier_wait(&shared.full[stage - kFirst], 0);
   }
 }
 
@@ -135,9 +136,9 @@ __device__ __forceinline__ float power_of_40(float base) {
 // `kShifted`: a step's gate is that of the step before, as in every backward; nothing to a gamma that is not one a
 // step.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_constant__ StreamParams params) {
+__global__ void __launch_bounds__(Shape::kThreads, 1) bulk_stream_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
-  using Layout = RingLayout<kStep, kBackward, kReverse, kShifted, Shape>;
+  using Layout = BulkStreamLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   static_assert(Layout::kStageVectors <= Shape::kStageVectors);
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kStages = Shape::kStages,
                 kSlice = Shape::kSlice;
@@ -149,20 +150,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  extern __shared__ __align__(128) unsigned char ring_bytes[];
-  Chunk* const ring = reinterpret_cast<Chunk*>(ring_bytes);
-  using Shared = RingShared<kStep, Shape>;
+  extern __shared__ __align__(128) unsigned char bulk_stream_bytes[];
+  Chunk* const stages = reinterpret_cast<Chunk*>(bulk_stream_bytes);
+  using Shared = BulkStreamShared<kStep, Shape>;
   __shared__ Shared shared;
-  static_assert(sizeof(shared) <= kRingStaticBytes);
-  if (threadIdx.x == 0) shared.init(params.alone);
+  static_assert(sizeof(shared) <= kBulkStreamStaticBytes);
+  if (threadIdx.x == 0) shared.init(params.row_per_block);
   __syncthreads();
   if (warp == kWarps + 1) {
     collect_carries<T, kStep, kBackward>(params, shared);
     return;
   }
   if (warp > kWarps - 1) {
-    if (warp == kWarps && !params.alone) publish_totals<kStep, kVec>(params, shared);
-    if (warp == kWarps + 2) bring_tiles<T, kStep, kBackward, kReverse, kShifted>(params, shared, ring);
+    if (warp == kWarps && !params.row_per_block) publish_totals<kStep, kVec>(params, shared);
+    if (warp == kWarps + 2) load_tiles<T, kStep, kBackward, kReverse, kShifted>(params, shared, stages);
     return;
   }
 
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     // Finishing writes the gradient over gates: by then all have read their neighbors', the first lanes those of
     // another warp.
     if (kStep && kBackward && lane == 0) mbarrier_arrive(&shared.carries_ready[turn]);
-    if (!params.alone) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
+    if (!params.row_per_block) arrive_at(Shared::kToPublish + turn, Shared::kArrivals);
     arrive_at(Shared::kToCollect + turn, Shared::kArrivals);
     State state{shuffle_up(total, 1), kStep ? shuffle_up(gates, 1) : lane_power, gate_before, gate};
     if (lane == 0) state.entering = 0.0, state.gates = 1.0;
@@ -354,7 +355,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     show_to_bulk_stores();
     __syncwarp();
     if (lane == 0) {
-      const auto put = [&](T* to, int offset) {  // `to`: of the tile's first vector
+      const auto store = [&](T* to, int offset) {  // `to`: of the tile's first vector
         if (whole) {
           bulk_store(to + slice * kVec, here + offset + slice, kSlice * 16);
           return;
@@ -365,8 +366,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
         if (info.high % kVec && part >= slice && part < slice + kSlice)
           store_vector<T, kVec>(to + part * kVec, 0, 0, info.high % kVec, here[offset + part]);
       };
-      put(static_cast<T*>(p.output) + info.output, 0);
-      if constexpr (kBackward && kStep) put(static_cast<T*>(p.grad_gamma) + info.grad, Layout::kGatesAt);
+      store(static_cast<T*>(p.output) + info.output, 0);
+      if constexpr (kBackward && kStep) store(static_cast<T*>(p.grad_gamma) + info.grad, Layout::kGatesAt);
       commit_stores();
     }
     if constexpr (kBackward && !kStep) {
@@ -376,7 +377,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) ring_kernel(const __grid_c
     __syncwarp();
   };
 
-  const auto stage_at = [&](int stage) { return ring + stage * Layout::kStageVectors; };
+  const auto stage_at = [&](int stage) { return stages + stage * Layout::kStageVectors; };
   // One loop, so that the code is there once: a round prepares a tile and finishes that of kAhead rounds before.
   State states[kAhead + 1];  // the last is of the tile prepared last
   int ready_stage = 0, ready_turn = 0, stage = 0, turn = 0, left = -1;

@@ -1,4 +1,4 @@
-// The two warps of a block of the ring kernel (bulk_stream.cuh) that pass carries on: one publishes the totals of the
+// The two warps of a block of bulk_stream.cuh that pass carries on: one publishes the totals of the
 // block's tiles, the other collects those of the tiles before and leaves each warp its carry. resident.cuh collects and
 // wipes in the same way.
 #pragma once
@@ -37,7 +37,7 @@ struct WarpTotals {
     return true;
   }
 
-  __device__ __forceinline__ void fold_warps(const RingShared<kStep, Shape>& shared, int turn) {
+  __device__ __forceinline__ void fold_warps(const BulkStreamShared<kStep, Shape>& shared, int turn) {
     total = lane < kWarps ? shared.totals[turn][lane] : 0.0;
     if constexpr (kStep) {
       gates = lane < kWarps ? shared.gates[turn][lane] : 1.0;
@@ -53,10 +53,10 @@ struct WarpTotals {
 };
 
 template <bool kStep, int kVec, typename Shape>
-__device__ __forceinline__ void publish_totals(const StreamParams& params, RingShared<kStep, Shape>& shared) {
+__device__ __forceinline__ void publish_totals(const StreamParams& params, BulkStreamShared<kStep, Shape>& shared) {
   Word* const words = static_cast<Word*>(params.statuses);
   if constexpr (kStep) clear_pieces(params);
-  using Shared = RingShared<kStep, Shape>;
+  using Shared = BulkStreamShared<kStep, Shape>;
   WarpTotals<kStep, kVec, Shape> warps(params);
   uint32_t index = blockIdx.x;
   int turn = 0;
@@ -105,8 +105,8 @@ __device__ __forceinline__ void wipe_marks(const StreamParams& params, Word* wor
 }
 
 template <typename T, bool kStep, bool kBackward, typename Shape>
-__device__ __forceinline__ void collect_carries(const StreamParams& params, RingShared<kStep, Shape>& shared) {
-  using Shared = RingShared<kStep, Shape>;
+__device__ __forceinline__ void collect_carries(const StreamParams& params, BulkStreamShared<kStep, Shape>& shared) {
+  using Shared = BulkStreamShared<kStep, Shape>;
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = Shared::kTurns;
   const ScanProblem& p = params.problem;
   const Word* const statuses = static_cast<const Word*>(params.statuses);
@@ -114,17 +114,17 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
   const uint32_t blocks = gridDim.x;
   WarpTotals<kStep, kVec, Shape> warps(params);
   const int lane = warps.lane;
-  double carry_in = 0.0;  // into this block's tile before; `alone`: out of it
+  double carry_in = 0.0;  // into this block's tile before; `row_per_block`: out of it
   double lane_weight = 1.0, far_power = 1.0, base_weight = 1.0;
   TileWalk behind(params);  // where gamma's gradient is stored next
-  double row_sum = 0.0;     // `alone`: there is one a row
+  double row_sum = 0.0;     // `row_per_block`: there is one a row
   const auto store_sum = [&](int turn) {
     float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(behind.row, p.inner, p.grad_gamma_strides);
     if (lane == 0) {
       float all = shared.sums[turn][0];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) all += shared.sums[turn][w];
-      if (params.alone) {
+      if (params.row_per_block) {
         row_sum = (behind.tile == 0 ? 0.0 : row_sum) + all;
         if (behind.tile + 1 == params.tiles) *partials = static_cast<float>(row_sum);
       } else {
@@ -132,21 +132,21 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
       }
     }
     if (behind.tile == 0)
-      for (int64_t j = (params.alone ? 1 : params.tiles) + lane; j < p.partials; j += 32) partials[j] = 0.f;
+      for (int64_t j = (params.row_per_block ? 1 : params.tiles) + lane; j < p.partials; j += 32) partials[j] = 0.f;
     behind.move_on();
   };
   uint32_t index = blockIdx.x, rounds = 0;
   int turn = 0;
-  if (kStep && !params.alone) wait_for_marks(marks_behind_pieces(params), params.tag);
+  if (kStep && !params.row_per_block) wait_for_marks(marks_behind_pieces(params), params.tag);
   for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
-    if (warps.set_row(now.row) && !params.alone) {
+    if (warps.set_row(now.row) && !params.row_per_block) {
       lane_weight = whole_power(warps.tile_power, lane);
       far_power = power_of<32>(warps.tile_power);
       if (params.tiles > blocks) base_weight = whole_power(warps.tile_power, blocks);
     }
     wait_at(Shared::kToCollect + turn, Shared::kArrivals);
     double into = 0.0;  // the carry into this lane's warp
-    if (params.alone) {
+    if (params.row_per_block) {
       // One warp after the other: an infinity keeps its sign, where doubling would let two of them meet.
       if (now.tile == 0) carry_in = 0.0;
       if (lane < kWarps) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Ring
     }
     if (++turn == kTurns) turn = 0;
   }
-  if (params.replayed && !params.alone) {
+  if (params.replayed && !params.row_per_block) {
     if constexpr (kStep) wipe_marks(params, marks_behind_pieces(params), blocks);
     else wipe_marks(params, static_cast<Word*>(params.statuses), static_cast<int64_t>(params.rows) * params.tiles);
   }

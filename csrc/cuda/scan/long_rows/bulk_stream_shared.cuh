@@ -1,4 +1,4 @@
-// What the warps of a block of the ring kernel (bulk_stream.cuh) share.
+// What the warps of a block of bulk_stream.cuh share.
 #pragma once
 
 #include "common/ptx/bulk_copy.cuh"
@@ -11,17 +11,17 @@
 namespace dcs {
 
 template <int kTensors_, int kWarps_, int kVectors_, int kStages_, int kAhead_>
-struct RingShape {
+struct BulkStreamShape {
   static constexpr int kTensors = kTensors_;  // read: input, gates, saved output
   static constexpr int kWarps = kWarps_;      // that scan, of a block
   static constexpr int kVectors = kVectors_;  // of a thread
   static constexpr int kStages = kStages_;    // tiles in shared memory
   static constexpr int kAhead = kAhead_;      // tiles whose totals are known before one is finished
   static constexpr int kThreads = kWarps * 32 + 96;
-  static constexpr int kWindow = kMostRingBlocks / 32;  // tiles of the window that a lane reads
-  static constexpr int kSlice = kVectors * 32;          // vectors of a warp
+  static constexpr int kWindow = kMostBulkStreamBlocks / 32;  // tiles of the window that a lane reads
+  static constexpr int kSlice = kVectors * 32;                // vectors of a warp
   static constexpr int kTile = kSlice * kWarps;
-  static constexpr int kStageVectors = kTile * kTensors + kRingSpare * (kTensors - 1);
+  static constexpr int kStageVectors = kTile * kTensors + kBulkStreamSpare * (kTensors - 1);
   static constexpr int kSharedBytes = kStages * kStageVectors * 16;
 };
 
@@ -37,7 +37,7 @@ struct TileInfo {
 };
 
 template <bool kStep, typename Shape>
-struct RingShared {
+struct BulkStreamShared {
   static constexpr int kTurns = Shape::kAhead + 1;  // of what passes between the warps: so many tiles are under way
   // Named barriers, at which the warps that scan arrive: a tile has left; its totals are there to be published, to be
   // collected; all sums are there.
@@ -51,11 +51,11 @@ struct RingShared {
       carries[kTurns][Shape::kWarps];  // of warps
   float sums[kTurns][Shape::kWarps];   // of gamma's gradient
 
-  __device__ __forceinline__ void init(bool alone) {
+  __device__ __forceinline__ void init(bool row_per_block) {
     // Who leaves a carry arrives, who has read a total to publish it, and who has read another warp's gate, where those
     // are to be written over.
     for (int i = 0; i < kTurns; ++i)
-      mbarrier_init(&carries_ready[i], Shape::kWarps * (1 + (alone ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
+      mbarrier_init(&carries_ready[i], Shape::kWarps * (1 + (row_per_block ? 0 : 1) + (Shape::kTensors == 3 ? 1 : 0)));
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(&full[i], 1);
     mbarrier_fence_init();
   }
@@ -72,11 +72,11 @@ struct TileWalk {
 
   __device__ __forceinline__ explicit TileWalk(const StreamParams& params) : rows(params.rows), tiles(params.tiles) {
     const uint32_t blocks = gridDim.x;
-    row = params.alone ? blockIdx.x : blockIdx.x / tiles;
-    tile = params.alone ? 0 : blockIdx.x - row * tiles;
-    rows_on = params.alone ? 0 : blocks / tiles;
-    tiles_on = params.alone ? 1 : blocks - rows_on * tiles;
-    next_row = params.alone ? blocks : 1;  // behind a row's last tile
+    row = params.row_per_block ? blockIdx.x : blockIdx.x / tiles;
+    tile = params.row_per_block ? 0 : blockIdx.x - row * tiles;
+    rows_on = params.row_per_block ? 0 : blocks / tiles;
+    tiles_on = params.row_per_block ? 1 : blocks - rows_on * tiles;
+    next_row = params.row_per_block ? blocks : 1;  // behind a row's last tile
   }
   __device__ __forceinline__ bool inside() const { return row < rows; }
   __device__ __forceinline__ void move_on() {

@@ -1,13 +1,13 @@
 // A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A
 // row is shared out among clusters of blocks, a vector of 16 bytes a thread, and no cluster waits for another: its
-// blocks read all that lies before it again, a share each, and mail one number to each other: what the carry of a block
-// has from the sender's own piece and from its share of the row before. 400 KB read again by seven clusters cost less
-// than a trip from one multiprocessor to another through memory. Everything is in float, with powers of gamma that come
-// rounded from the host: with sums of warps and blocks in double and powers made here it took 2.25 us, not 1.91, and
-// with constants and indices held before the wait (ptx/latency.cuh) it takes 1.64. Launched early
-// (ptx/dependent_launch.cuh), a kernel has its blocks in place and its mailboxes ready when the launch before it ends,
-// which is 1.5 us of 3.4 where one such call follows another; what it does before the wait should stay short: products
-// of powers in double there took 0.02 us, of halves 0.1.
+// blocks read all that lies before it again, a share each, and store one number in each other's shared memory: what the
+// carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven
+// clusters cost less than a trip from one multiprocessor to another through memory. Everything is in float, with powers
+// of gamma that come rounded from the host: with sums of warps and blocks in double and powers made here it took 2.25
+// us, not 1.91, and with constants and indices held before the wait (ptx/latency.cuh) it takes 1.64. Launched early
+// (ptx/dependent_launch.cuh), a kernel has its blocks in place and its transaction barriers ready when the launch
+// before it ends, which is 1.5 us of 3.4 where one such call follows another; what it does before the wait should stay
+// short: products of powers in double there took 0.02 us, of halves 0.1.
 #pragma once
 
 #include <cmath>
@@ -21,25 +21,25 @@
 namespace dcs {
 
 // Powers of gamma, of at most 1 in size, as floats that all threads need.
-struct RereadPowers {
+struct FewRowsPowers {
   Gate<float> gate;
   float steps[8];          // 1 .. 8 steps
   float doubled_lanes[5];  // 1, 2, 4, 8, 16 vectors
   float doubled_warps[3];  // 1, 2, 4 warps
 };
 
-struct RereadParams {
+struct FewRowsParams {
   const void* input;
   void* output;
   int64_t input_outer, input_inner, output_outer, output_inner;  // strides of rows
   int64_t inner;
   int length;
   int clusters;  // of a row, each of kMaxCluster blocks
-  RereadPowers powers;
-  float blocks[2 * kMaxCluster - 1];        // 0 .. blocks
-  double lanes[32];                         // 0 .. vectors
-  double warps[kRereadWarps];               // 0 .. warps
-  double clusters_of[kRereadClusters - 1];  // 0 .. clusters
+  FewRowsPowers powers;
+  float blocks[2 * kMaxCluster - 1];         // 0 .. blocks
+  double lanes[32];                          // 0 .. vectors
+  double warps[kFewRowsWarps];               // 0 .. warps
+  double clusters_of[kFewRowsClusters - 1];  // 0 .. clusters
 };
 
 // A power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is
@@ -54,7 +54,7 @@ __device__ __forceinline__ float power_times(float a, float b) {
   return product == 0.f && a != 0.f && b != 0.f ? copysignf(0x1p-149f, product) : product;
 }
 
-inline void set_powers(RereadParams& params, double gamma, int vec, int warps) {
+inline void set_powers(FewRowsParams& params, double gamma, int vec, int warps) {
   // As above, and so that the product of three stays in range.
   const auto times = [&](double a, double b) {
     const double product = a * b;
@@ -70,12 +70,12 @@ inline void set_powers(RereadParams& params, double gamma, int vec, int warps) {
   for (int i = 0; i < 5; ++i, power = times(power, power)) params.powers.doubled_lanes[i] = rounded(power);
   double doubled = power;
   for (int i = 0; i < 3; ++i, doubled = times(doubled, doubled)) params.powers.doubled_warps[i] = rounded(doubled);
-  for (int i = 1; i < kRereadWarps; ++i) params.warps[i] = times(params.warps[i - 1], power);
+  for (int i = 1; i < kFewRowsWarps; ++i) params.warps[i] = times(params.warps[i - 1], power);
   power = times(params.warps[warps - 1], power);
   double blocks = 1.0;
   for (int i = 0; i < 2 * kMaxCluster - 1; ++i, blocks = times(blocks, power)) params.blocks[i] = rounded(blocks);
   for (int i = 1; i < kMaxCluster; i *= 2) power = times(power, power);
-  for (int i = 1; i < kRereadClusters - 1; ++i) params.clusters_of[i] = times(params.clusters_of[i - 1], power);
+  for (int i = 1; i < kFewRowsClusters - 1; ++i) params.clusters_of[i] = times(params.clusters_of[i - 1], power);
 }
 
 template <int kCount>
@@ -99,34 +99,35 @@ __device__ __forceinline__ float weighed(const float* values, const float* doubl
 
 // `kMost` clusters of a row, a power of two.
 template <typename T, bool kReverse, int kMost>
-__global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __grid_constant__ RereadParams params) {
+__global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const __grid_constant__ FewRowsParams params) {
   constexpr int kVec = 16 / sizeof(T), kEarlier = kMost - 1;
   constexpr unsigned kAll = 0xffffffffu;
-  static_assert(kRereadWarps == 8);
+  static_assert(kFewRowsWarps == 8);
   using Word = Vector<T, kVec>;
   int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
   const int row = place / params.clusters, cluster = place - row * params.clusters;
   struct Places {
-    uint32_t mail, arrivals, totals, shares;
+    uint32_t received, arrivals, totals, shares;
   };
-  __shared__ alignas(16) float mail[kMaxCluster];
+  __shared__ alignas(16) float received[kMaxCluster];
   __shared__ alignas(8) uint64_t arrivals;
-  __shared__ alignas(16) float totals[2 * kRereadWarps];  // of warps, the last one first, then 0
+  __shared__ alignas(16) float totals[2 * kFewRowsWarps];  // of warps, the last one first, then 0
   __shared__ alignas(
-      16) float shares[kRereadWarps];  // what is left at the block's end of a warp's share of the row before
-  __shared__ RereadPowers shared_powers;
+      16) float shares[kFewRowsWarps];  // what is left at the block's end of a warp's share of the row before
+  __shared__ FewRowsPowers shared_powers;
   __shared__ Places shared_places;
   launch_dependents();
-  constexpr int kPowers = sizeof(RereadPowers) / sizeof(float);
+  constexpr int kPowers = sizeof(FewRowsPowers) / sizeof(float);
   if (threadIdx.x < kPowers)
     reinterpret_cast<float*>(&shared_powers)[threadIdx.x] = reinterpret_cast<const float*>(&params.powers)[threadIdx.x];
-  if (threadIdx.x < 2 * kRereadWarps) totals[threadIdx.x] = 0.f;
-  if (threadIdx.x < kRereadWarps) shares[threadIdx.x] = 0.f;
+  if (threadIdx.x < 2 * kFewRowsWarps) totals[threadIdx.x] = 0.f;
+  if (threadIdx.x < kFewRowsWarps) shares[threadIdx.x] = 0.f;
   if (threadIdx.x == 0) {
-    init_transaction_barrier(&arrivals, sizeof(mail));
-    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
+    init_transaction_barrier(&arrivals, sizeof(received));
+    shared_places = {
+        shared_address(received), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
   }
   __syncthreads();
   arrive_in_cluster_relaxed();
@@ -172,10 +173,10 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   keep(first_whole);
   keep(own_from);
   keep(to);
-  const RereadPowers powers = in_registers(shared_powers);
+  const FewRowsPowers powers = in_registers(shared_powers);
   const Places places = in_registers(shared_places);
   uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
-  uint32_t mail_at = cluster_address(places.mail + 4 * rank, lane % kMaxCluster),
+  uint32_t remote_at = cluster_address(places.received + 4 * rank, lane % kMaxCluster),
            counter = cluster_address(places.arrivals, lane % kMaxCluster);
   hold(lane);
   hold(whole);
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   hold(sends_own);
   hold(total_at);
   hold(share_at);
-  hold(mail_at);
+  hold(remote_at);
   hold(counter);
   Gate<float, sizeof(T) == 2> gate;
   if constexpr (sizeof(T) == 2) gate = {powers.gate.value};
@@ -225,37 +226,37 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2) reread_kernel(const __gr
   }
   __syncthreads();
   if (sends) {
-    float of_warps[kRereadWarps], in_turn[kRereadWarps], of_shares[kRereadWarps] = {};
+    float of_warps[kFewRowsWarps], in_turn[kFewRowsWarps], of_shares[kFewRowsWarps] = {};
     load_at(places.totals, of_warps);
     if (kEarlier > 0) load_at(places.shares, of_shares);
 #pragma unroll
-    for (int w = 0; w < kRereadWarps; ++w) in_turn[w] = of_warps[kRereadWarps - 1 - w];
-    float message = sum_of<kRereadWarps>(of_shares) * share_weight;
+    for (int w = 0; w < kFewRowsWarps; ++w) in_turn[w] = of_warps[kFewRowsWarps - 1 - w];
+    float message = sum_of<kFewRowsWarps>(of_shares) * share_weight;
     if (sends_own)
-      message = fmaf(own_weight, weighed<kRereadWarps>(in_turn, powers.doubled_warps),
+      message = fmaf(own_weight, weighed<kFewRowsWarps>(in_turn, powers.doubled_warps),
           message);  // a total of no weight may be infinite
-    store_async(mail_at, counter, message);
+    store_async(remote_at, counter, message);
   }
   // The block's values, as if nothing lay before it.
-  float warps_before[kRereadWarps];
+  float warps_before[kFewRowsWarps];
   warps_before[0] = 0.f;
 #pragma unroll
-  for (int w = 1; w < kRereadWarps; ++w) {
+  for (int w = 1; w < kFewRowsWarps; ++w) {
     float value[1];
-    load_at(total_at + 4 * (kRereadWarps - w), value);
+    load_at(total_at + 4 * (kFewRowsWarps - w), value);
     warps_before[w] = value[0];
   }
   float values[kVec];
   unpack_in_order<kReverse>(here, values);
-  float y = fmaf(before, weighed<kRereadWarps>(warps_before, powers.doubled_warps), lanes_before);
+  float y = fmaf(before, weighed<kFewRowsWarps>(warps_before, powers.doubled_warps), lanes_before);
 #pragma unroll
   for (int i = 0; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
   hold(values[kVec - 1]);
 
   mbarrier_wait(places.arrivals, 0);
-  float letters[kMaxCluster];
-  load_at(places.mail, letters);
-  const float carry = sum_of<kMaxCluster>(letters) * block_before;
+  float of_blocks[kMaxCluster];
+  load_at(places.received, of_blocks);
+  const float carry = sum_of<kMaxCluster>(of_blocks) * block_before;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) values[i] = fmaf(powers.steps[i], carry, values[i]);
   const Word result = pack_in_order<kReverse, T>(values);

@@ -1,18 +1,18 @@
 // few_rows.cuh for rows with a gamma a step. What a piece of a row does to a carry is now a total and a product of
-// gates, and the order of pieces counts: a block reads again one stretch of what lies before its cluster, and a warp a
+// gates, and the order of pieces counts: a block reads again one segment of what lies before its cluster, and a warp a
 // part of that, a vector a lane and load, which its lanes pass to each other through shared memory to join seven of
-// them that lie side by side. A block mails what its own piece and what its stretch do to a carry to all blocks of its
-// cluster. All that is in float, where totals are finite and gates at most 1: a product that leaves float then takes
-// nothing along that could be seen. A warp where they are not joins its pieces in double, leaves NaNs in their place,
-// and who meets a NaN takes the double instead: no other test is made. With products kept above 0 at every join, in
-// double from the warps' totals on, it took 3.13 us, not 2.40 (bfloat16 2.64, 2.15).
+// them that lie side by side. A block stores what its own piece and what its segment do to a carry in the shared memory
+// of all blocks of its cluster. All that is in float, where totals are finite and gates at most 1: a product that
+// leaves float then takes nothing along that could be seen. A warp where they are not joins its pieces in double,
+// leaves NaNs in their place, and who meets a NaN takes the double instead: no other test is made. With products kept
+// above 0 at every join, in double from the warps' totals on, it took 3.13 us, not 2.40 (bfloat16 2.64, 2.15).
 #pragma once
 
 #include "scan/long_rows/few_rows.cuh"
 
 namespace dcs {
 
-struct RereadStepsParams {
+struct FewRowsGatedParams {
   const void* input;
   const void* gamma;
   void* output;
@@ -68,21 +68,21 @@ struct Exact {
   }
 };
 
-// A warp's own changes up to each lane, and in lane 31 all of its stretch's, of which `piece` has the lane's i-th.
+// A warp's own changes up to each lane, and in lane 31 all of its segment's, of which `piece` has the lane's i-th.
 template <int kPieces, typename Number, typename Piece>
 __device__ __forceinline__ Change<Number> join_warp(int lane, Change<Number>& mine, const Piece& piece) {
   constexpr bool kUsual = std::is_same_v<Number, float>;  // double is kept short
-  Change<Number> stretch{0, 1};
+  Change<Number> segment{0, 1};
 #pragma unroll(kUsual&& kPieces > 0 ? kPieces : 1)
-  for (int i = 0; i < kPieces; ++i) stretch = i == 0 ? piece(i) : joined(stretch, piece(i));
+  for (int i = 0; i < kPieces; ++i) segment = i == 0 ? piece(i) : joined(segment, piece(i));
 #pragma unroll(kUsual ? 5 : 1)
   for (int d = 1; d < 32; d *= 2) {
     if constexpr (kPieces > 0)
-      stretch = joined(change_up(stretch, d), stretch);  // right in every lane that the last one asks
+      segment = joined(change_up(segment, d), segment);  // right in every lane that the last one asks
     const Change<Number> before = change_up(mine, d);
     if (lane >= d) mine = joined(before, mine);
   }
-  return stretch;
+  return segment;
 }
 
 // The product of a vector's gates, of which the `first`-th takes no part. A call: what is seldom needed is kept short,
@@ -111,33 +111,33 @@ constexpr uint32_t kOnes = std::is_same_v<T, float> ? 0x3f800000u
 
 // `kMost` clusters of a row, a power of two.
 template <typename T, bool kReverse, int kMost>
-__global__ void __launch_bounds__(32 * kRereadWarps, 2)
-    reread_steps_kernel(const __grid_constant__ RereadStepsParams params) {
+__global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
+    few_rows_gated_kernel(const __grid_constant__ FewRowsGatedParams params) {
   constexpr int kVec = 16 / sizeof(T), kEarlier = kMost - 1, kBytes = sizeof(Change<float>);
   constexpr unsigned kAll = 0xffffffffu;
-  static_assert(kRereadWarps == 8 && 2 * kMaxCluster == 32);
+  static_assert(kFewRowsWarps == 8 && 2 * kMaxCluster == 32);
   using Word = Vector<T, kVec>;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
   const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
   const int row = place / params.clusters, cluster = place - row * params.clusters;
   struct Places {
-    uint32_t mail, arrivals, of_warps;
+    uint32_t received, arrivals, of_warps;
   };
-  // Of the blocks' stretches of the row before and of their own pieces; of warps' own pieces and of their stretches.
-  __shared__ alignas(16) Change<float> mail[2 * kMaxCluster], of_warps[2 * kRereadWarps];
-  __shared__ Change<double> exact_mail[2 * kMaxCluster], exact_of_warps[2 * kRereadWarps];
-  __shared__ Change<double> pieces[kEarlier > 0 ? kRereadWarps * 32 * kEarlier : 1];
+  // Of the blocks' segments of the row before and of their own pieces; of warps' own pieces and of their segments.
+  __shared__ alignas(16) Change<float> received[2 * kMaxCluster], of_warps[2 * kFewRowsWarps];
+  __shared__ Change<double> exact_received[2 * kMaxCluster], exact_of_warps[2 * kFewRowsWarps];
+  __shared__ Change<double> pieces[kEarlier > 0 ? kFewRowsWarps * 32 * kEarlier : 1];
   __shared__ alignas(8) uint64_t arrivals, exact_arrivals;
   __shared__ Places shared_places;
   launch_dependents();
   if (threadIdx.x == 0) {
     init_transaction_barrier(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
     init_transaction_barrier(&exact_arrivals);
-    shared_places = {shared_address(mail), shared_address(&arrivals), shared_address(of_warps)};
+    shared_places = {shared_address(received), shared_address(&arrivals), shared_address(of_warps)};
   }
-  if (threadIdx.x < 2 * kMaxCluster) mail[threadIdx.x] = {0.f, 1.f};
-  if (threadIdx.x < 2 * kRereadWarps) of_warps[threadIdx.x] = {0.f, 1.f};
+  if (threadIdx.x < 2 * kMaxCluster) received[threadIdx.x] = {0.f, 1.f};
+  if (threadIdx.x < 2 * kFewRowsWarps) of_warps[threadIdx.x] = {0.f, 1.f};
   __syncthreads();
   arrive_in_cluster_relaxed();
 
@@ -165,15 +165,15 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
   // No carry enters a row's first step, so that its gate, which may be a NaN, takes no part.
   const int pad = kReverse ? vectors * kVec - length : 0;
   int first_step = rank == 0 && threadIdx.x == 0 ? pad : -1;
-  // One warp sends: half a lane each stretches' changes and own pieces' changes, these to later blocks alone.
+  // One warp sends: half a lane each segments' changes and own pieces' changes, these to later blocks alone.
   const int block = lane % kMaxCluster, half = lane / kMaxCluster;
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
   const Places places = in_registers(shared_places);
   uint32_t own_at = places.of_warps + kBytes * warp,
-           from_at = places.of_warps + (half == 0 ? kBytes * kRereadWarps : 0);
-  uint32_t mail_at = cluster_address(places.mail + kBytes * (half * kMaxCluster + rank), block),
+           from_at = places.of_warps + (half == 0 ? kBytes * kFewRowsWarps : 0);
+  uint32_t remote_at = cluster_address(places.received + kBytes * (half * kMaxCluster + rank), block),
            counter = cluster_address(places.arrivals, block);
-  uint32_t letters_at = places.mail + lane % 4 * 8 * kBytes;
+  uint32_t received_at = places.received + lane % 4 * 8 * kBytes;
   Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
   uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane,
            pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
   hold(sends);
   hold(own_at);
   hold(from_at);
-  hold(mail_at);
+  hold(remote_at);
   hold(counter);
-  hold(letters_at);
+  hold(received_at);
   hold(piece_to);
   hold(pieces_at);
   wait_for_cluster();
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
     for (int j = 0; j < kEarlier; ++j) store_at(piece_to + 32 * kBytes * j, changes[j]);
     if (kEarlier > 0) __syncwarp();
     Change<float> through = changes[kEarlier];
-    const Change<float> stretch = join_warp<kEarlier>(lane, through, [&](int i) {
+    const Change<float> segment = join_warp<kEarlier>(lane, through, [&](int i) {
       Change<float> piece[1];
       load_at(pieces_at + kBytes * i, piece);
       return piece[0];
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
     if constexpr (kEarlier > 0) {
       const bool zero = __any_sync(kAll, any_zero);
       const uint32_t negative = __popc(__ballot_sync(kAll, static_cast<int>(signs) < 0));
-      if (lane == 31) store_at(own_at + kBytes * kRereadWarps, above_zero(stretch, zero, negative));
+      if (lane == 31) store_at(own_at + kBytes * kFewRowsWarps, above_zero(segment, zero, negative));
     }
     if (lane == 31) store_at(own_at, above_zero(through, zeros != 0, __popc(negatives)));
     before = change_up(through, 1);
@@ -293,13 +293,13 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
     for (int j = 0; j < kEarlier; ++j) exact_pieces[lane + 32 * j] = exact_change(j);
     if (kEarlier > 0) __syncwarp();
     Change<double> through = exact_change(kEarlier);
-    const Change<double> stretch =
+    const Change<double> segment =
         join_warp<kEarlier>(lane, through, [&](int i) { return exact_pieces[lane * kEarlier + i]; });
     before = {NAN, NAN};
     if (lane == 31) {
       exact_of_warps[warp] = through;
-      exact_of_warps[kRereadWarps + warp] = stretch;
-      of_warps[warp] = of_warps[kRereadWarps + warp] = before;
+      exact_of_warps[kFewRowsWarps + warp] = segment;
+      of_warps[warp] = of_warps[kFewRowsWarps + warp] = before;
     }
     exact_before = change_up(through, 1);
     if (lane == 0) exact_before = {0.0, 1.0};
@@ -307,23 +307,23 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
   __syncthreads();
 
   if (warp == 0) {
-    Change<float> changes_of[kRereadWarps];
+    Change<float> changes_of[kFewRowsWarps];
     load_at(from_at, changes_of);
     Change<float> all = changes_of[0];
     float least_gates = fabsf(all.gates);
     uint32_t sign = __float_as_uint(all.gates);
 #pragma unroll
-    for (int w = 1; w < kRereadWarps; ++w) {
+    for (int w = 1; w < kFewRowsWarps; ++w) {
       all = joined(all, changes_of[w]);
       least_gates = fminf(least_gates, fabsf(changes_of[w].gates));
       sign ^= __float_as_uint(changes_of[w].gates);
     }
     if (__builtin_expect(isnan(all.total), 0)) {
-      const int which = lane / kMaxCluster, first = which == 0 ? kRereadWarps : 0;
+      const int which = lane / kMaxCluster, first = which == 0 ? kFewRowsWarps : 0;
       const Exact exact{of_warps + first, exact_of_warps + first};
-      const Change<double> exact_block = exact_all(exact, kRereadWarps, {0.0, 1.0});
+      const Change<double> exact_block = exact_all(exact, kFewRowsWarps, {0.0, 1.0});
       if (sends) {
-        const Change<double>* const mine = &exact_mail[which * kMaxCluster + rank];
+        const Change<double>* const mine = &exact_received[which * kMaxCluster + rank];
         store_async_in_cluster(&mine->total, &exact_arrivals, lane % kMaxCluster, exact_block.total);
         store_async_in_cluster(&mine->gates, &exact_arrivals, lane % kMaxCluster, exact_block.gates);
       }
@@ -331,24 +331,24 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
     } else {
       all = above_zero(all, least_gates == 0.f, sign >> 31);
     }
-    if (sends) store_async(mail_at, counter, all.total, all.gates);
+    if (sends) store_async(remote_at, counter, all.total, all.gates);
   }
-  Change<float> warps_before[kRereadWarps], block_before{0.f, 1.f};
+  Change<float> warps_before[kFewRowsWarps], block_before{0.f, 1.f};
   load_at(places.of_warps, warps_before);
 #pragma unroll
-  for (int w = 0; w < kRereadWarps - 1; ++w)
+  for (int w = 0; w < kFewRowsWarps - 1; ++w)
     if (w < warp) block_before = joined(block_before, warps_before[w]);
   Change<float> row_before = joined(block_before, before);  // but for what lies before the block
   hold(row_before.total);
   hold(row_before.gates);
 
   mbarrier_wait(places.arrivals, 0);
-  // Four lanes take eight letters each.
-  Change<float> letters[8];
-  load_at(letters_at, letters);
-  Change<float> carry = letters[0];
+  // Four lanes take eight of the blocks' changes each.
+  Change<float> of_blocks[8];
+  load_at(received_at, of_blocks);
+  Change<float> carry = of_blocks[0];
 #pragma unroll
-  for (int i = 1; i < 8; ++i) carry = joined(carry, letters[i]);
+  for (int i = 1; i < 8; ++i) carry = joined(carry, of_blocks[i]);
 #pragma unroll
   for (int d = 1; d < 4; d *= 2) {
     const Change<float> other{__shfl_xor_sync(kAll, carry.total, d), __shfl_xor_sync(kAll, carry.gates, d)};
@@ -359,14 +359,14 @@ __global__ void __launch_bounds__(32 * kRereadWarps, 2)
   }
   float y = fold(row_before.total, row_before.gates, carry.total);
   if (__builtin_expect(__any_sync(kAll, isnan(y)), 0)) {
-    const uint32_t missing = __ballot_sync(kAll, isnan(mail[lane].gates));  // the same for all warps
+    const uint32_t missing = __ballot_sync(kAll, isnan(received[lane].gates));  // the same for all warps
     if (missing != 0) {
       if (threadIdx.x == 0)
         mbarrier_arrive_expect_tx(&exact_arrivals, __popc(missing) * static_cast<int>(sizeof(Change<double>)));
       mbarrier_wait(&exact_arrivals, 0);
     }
-    const Exact exact_letters{mail, exact_mail}, exact_warps{of_warps, exact_of_warps};
-    const Change<double> through = exact_all(exact_warps, warp, exact_all(exact_letters, 2 * kMaxCluster, {0.0, 1.0}));
+    const Exact exact_blocks{received, exact_received}, exact_warps{of_warps, exact_of_warps};
+    const Change<double> through = exact_all(exact_warps, warp, exact_all(exact_blocks, 2 * kMaxCluster, {0.0, 1.0}));
     const uint32_t lanes_before = (1u << lane) - 1;
     before = above_zero(before, (zeros & lanes_before) != 0, __popc(negatives & lanes_before));
     y = static_cast<float>(joined(through, Exact{&before, &exact_before}[0]).total);

@@ -40,7 +40,7 @@ StreamParams stream_params(const ScanProblem& problem, const AlignedPlan& plan, 
   params.tiles = static_cast<uint32_t>(plan.tiles);
   params.padded = ceil_div(problem.length, kVec) * kVec;
   params.one_gamma = has_one_gamma(problem);
-  params.alone = plan.alone;
+  params.row_per_block = plan.row_per_block;
   params.statuses = workspace;
   return params;
 }
@@ -64,11 +64,12 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
     if (device < kMaxDevices) known[device].store(most, std::memory_order_relaxed);
   }
   const int64_t tiles = static_cast<int64_t>(params.rows) * params.tiles;
-  int64_t blocks = params.alone ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
+  int64_t blocks =
+      params.row_per_block ? std::min<int64_t>(most, params.rows) : std::min<int64_t>({most, tiles, window});
   cudaLaunchAttribute cooperative = cooperating();
   const auto launch = [&] {
     const cudaLaunchConfig_t config =
-        launch_config(blocks, threads, shared, stream, &cooperative, params.alone ? 0 : 1);
+        launch_config(blocks, threads, shared, stream, &cooperative, params.row_per_block ? 0 : 1);
     return cudaLaunchKernelEx(&config, kKernel, params);
   };
   // A green context has fewer multiprocessors than its device: any number of blocks will do.
@@ -79,10 +80,10 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_stream(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+void launch_async_stream(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
   const auto launch = [&](auto reverse) {
-    launch_stream_with<stream_kernel<T, kStep, kBackward, reverse(), kChunks>>(kStreamThreads,
+    launch_stream_with<async_stream_kernel<T, kStep, kBackward, reverse(), kChunks>>(kStreamThreads,
         stream_shared_bytes(kTensors, kChunks), kStreamThreads, stream_params<T>(problem, plan, nullptr), stream);
   };
   if (problem.reverse) launch(std::true_type());
@@ -91,17 +92,17 @@ void launch_stream(const ScanProblem& problem, const AlignedPlan& plan, cudaStre
 
 // The streaming kernel of devices with bulk copies.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows>
-void launch_ring_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+void launch_bulk_stream_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
-  constexpr RingSize kSize = ring_size(kTensors, sizeof(T), kStep, kWholeRows);
-  using Shape = RingShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
-  static_assert(Shape::kSharedBytes == ring_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
+  constexpr BulkStreamSize kSize = bulk_stream_size(kTensors, sizeof(T), kStep, kWholeRows);
+  using Shape = BulkStreamShape<kTensors, kSize.warps, kSize.vectors, kSize.stages, kSize.ahead>;
+  static_assert(Shape::kSharedBytes == bulk_stream_shared_bytes(kTensors, sizeof(T), kStep, kWholeRows));
   StreamParams params = stream_params<T>(problem, plan, workspace);
-  if (!plan.alone) mark_statuses(params, stream);
+  if (!plan.row_per_block) mark_statuses(params, stream);
   // 16x1048576 halves with a gamma a step take 38.8 us, not 40.2; 1e8 take 172 us, not 166.5.
   params.load_once = 3 * problem.rows() * problem.length * static_cast<int64_t>(sizeof(T)) <= kFewStepBytes;
   const auto launch = [&](auto shifted) {
-    launch_stream_with<ring_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(
+    launch_stream_with<bulk_stream_kernel<T, kStep, kBackward, kReverse, shifted(), Shape>>(
         Shape::kThreads, Shape::kSharedBytes, 32 * Shape::kWindow, params, stream);
   };
   if constexpr (kStep && !kBackward) {
@@ -114,13 +115,14 @@ void launch_ring_in(const ScanProblem& problem, const AlignedPlan& plan, void* w
 }
 
 template <typename T, bool kStep, bool kBackward>
-void launch_ring(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+void launch_bulk_stream(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   const auto launch = [&](auto whole_rows) {
-    if (problem.reverse) launch_ring_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
-    else launch_ring_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
+    if (problem.reverse)
+      launch_bulk_stream_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
+    else launch_bulk_stream_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
   };
   if constexpr (kBackward && !kStep) {
-    if (plan.alone) {
+    if (plan.row_per_block) {
       launch(std::true_type());
       return;
     }
@@ -129,13 +131,14 @@ void launch_ring(const ScanProblem& problem, const AlignedPlan& plan, void* work
 }
 
 template <typename T, bool kBackward>
-void launch_held(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
+void launch_resident(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   StreamParams params = stream_params<T>(problem, plan, workspace);
   mark_statuses(params, stream);
-  const auto kernel = problem.reverse ? held_kernel<T, kBackward, true> : held_kernel<T, kBackward, false>;
-  allow_shared(kernel, kHeldSharedBytes, plan.most_shared);
-  const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.held);
-  kernel<<<static_cast<unsigned>(blocks), HeldShape::kThreads, kHeldSharedBytes, stream>>>(params);
+  const auto kernel =
+      problem.reverse ? resident_rows_kernel<T, kBackward, true> : resident_rows_kernel<T, kBackward, false>;
+  allow_shared(kernel, kResidentSharedBytes, plan.most_shared);
+  const int64_t blocks = plan.tiles * ceil_div(problem.rows(), plan.resident_rounds);
+  kernel<<<static_cast<unsigned>(blocks), ResidentShape::kThreads, kResidentSharedBytes, stream>>>(params);
 }
 
 }  // namespace dcs

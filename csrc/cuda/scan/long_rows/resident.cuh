@@ -1,12 +1,12 @@
-// Rows of halves that all blocks together hold on the chip: seven eighths in shared memory, the rest in registers, one
-// gamma for all rows. A row is cut into parts of one block, and a block takes one part in each of up to four rounds. A
-// round's totals are exchanged while the next rounds are on their way, so that nobody waits for a carry as long as any
-// other work is left; no part leaves a place for another, so that reading never waits for writing. A block waits for
-// blocks of lower index only, which have started before it: the launch needs no room for all of them. A warp has its
-// own stretch of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so that the
-// lanes' reads meet in no bank, then one vector a lane in registers. Both are scanned twice, as in bulk_stream.cuh: for
-// totals, and from the carry. Rounds stay in a loop and powers in tables, to keep the code short: it comes from memory,
-// too, behind the rows.
+// Rows of half precision that all blocks together hold on the chip: seven eighths in shared memory, the rest in
+// registers, one gamma for all rows. A row is cut into parts of one block, and a block takes one part in each of up to
+// four rounds. A round's totals are exchanged while the next rounds are on their way, so that nobody waits for a carry
+// as long as any other work is left; no part takes the shared memory of another, so that loads never wait for stores. A
+// block waits for blocks of lower index only, which have started before it: the launch needs no room for all of them. A
+// warp has its own segment of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so
+// that the lanes' reads meet in no bank, then one vector a lane in registers. Both are scanned twice, as in
+// bulk_stream.cuh: for totals, and from the carry. Rounds stay in a loop and powers in tables, to keep the code short:
+// it comes from memory, too, behind the rows.
 #pragma once
 
 #include "common/ptx/bulk_copy.cuh"
@@ -16,21 +16,21 @@
 
 namespace dcs {
 
-struct HeldShape {
-  static constexpr int kWarps = kHeldWarps, kVectors = kHeldVectors, kRounds = kHeldRounds;
+struct ResidentShape {
+  static constexpr int kWarps = kResidentWarps, kVectors = kResidentVectors, kRounds = kResidentRounds;
   static constexpr int kAhead = 3;  // rounds whose totals are known before one is finished
   static constexpr int kOnTheirWay =
       2;  // rounds at once: more of them would only make everything else late that a block reads
   static constexpr int kChunk = 32 * kVectors;  // vectors of a warp and round in shared memory
-  static constexpr int kStretch = kChunk + 32;  // and with those in registers
+  static constexpr int kSegment = kChunk + 32;  // and with those in registers
   static constexpr int kThreads = 32 * kWarps + 64;
-  static constexpr int kWindow = kMostHeldParts / 32;
-  static_assert(kWarps * kStretch == kHeldPart && kWarps * kRounds * kChunk * 16 == kHeldSharedBytes &&
+  static constexpr int kWindow = kMostResidentParts / 32;
+  static_assert(kWarps * kSegment == kResidentPart && kWarps * kRounds * kChunk * 16 == kResidentSharedBytes &&
       kVectors % 2 == 1 && (kWarps & (kWarps - 1)) == 0);
 };
 
-struct HeldShared {
-  using Shape = HeldShape;
+struct ResidentShared {
+  using Shape = ResidentShape;
   // A warp's chunk has arrived; the totals of all warps, and their carries, are there.
   uint64_t full[Shape::kRounds][Shape::kWarps], totals_ready[Shape::kRounds], carries_ready[Shape::kRounds];
   double totals[Shape::kRounds][Shape::kWarps], carries[Shape::kRounds][Shape::kWarps];  // of a round's warps
@@ -50,9 +50,10 @@ __device__ __forceinline__ double fold_lanes(double total, const double (&powers
 }
 
 // Where a block's part of a round is.
-struct HeldPart {
+struct ResidentPart {
   uint32_t index, row, part;
-  __device__ __forceinline__ HeldPart(const StreamParams& params, int round) : index(blockIdx.x + round * gridDim.x) {
+  __device__ __forceinline__ ResidentPart(const StreamParams& params, int round)
+      : index(blockIdx.x + round * gridDim.x) {
     row = index / params.tiles;
     part = index - row * params.tiles;
   }
@@ -61,9 +62,9 @@ struct HeldPart {
 
 // Two warps: one publishes the totals of the block's parts, the other collects those before them and leaves each warp
 // its carry.
-__device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldShared& shared, bool publishes) {
-  using Shape = HeldShape;
-  using Tables = HeldShared;
+__device__ __forceinline__ void pass_totals_on(const StreamParams& params, ResidentShared& shared, bool publishes) {
+  using Shape = ResidentShape;
+  using Tables = ResidentShared;
   constexpr int kWarps = Shape::kWarps;
   const int lane = threadIdx.x % 32;
   Word* const words = static_cast<Word*>(params.statuses);
@@ -71,7 +72,7 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
   const double far_power = shared.powers[Tables::kOfParts][32];
 #pragma unroll 1
   for (int round = 0; round < Shape::kRounds; ++round) {
-    const HeldPart at(params, round);
+    const ResidentPart at(params, round);
     if (!at.exists(params)) break;
     mbarrier_wait(&shared.totals_ready[round], 0);
     const double total =
@@ -95,31 +96,32 @@ __device__ __forceinline__ void pass_totals_on(const StreamParams& params, HeldS
 
 // One gamma for all rows, which are of whole vectors.
 template <typename T, bool kBackward, bool kReverse>
-__global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __grid_constant__ StreamParams params) {
+__global__ void __launch_bounds__(ResidentShape::kThreads, 1)
+    resident_rows_kernel(const __grid_constant__ StreamParams params) {
 #if DCS_HAS_BULK_COPIES
-  using Shape = HeldShape;
-  using Tables = HeldShared;
+  using Shape = ResidentShape;
+  using Tables = ResidentShared;
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kVectors = Shape::kVectors, kChunk = Shape::kChunk,
                 kRounds = Shape::kRounds;
   using Chunk = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  extern __shared__ __align__(128) unsigned char held_bytes[];
-  __shared__ HeldShared shared;
+  extern __shared__ __align__(128) unsigned char resident_bytes[];
+  __shared__ ResidentShared shared;
   static_assert(sizeof(shared) <= kStaticBytes);
   const auto chunk_of = [&](int round) {
-    return reinterpret_cast<Chunk*>(held_bytes) + (round * kWarps + warp) * kChunk;
+    return reinterpret_cast<Chunk*>(resident_bytes) + (round * kWarps + warp) * kChunk;
   };
 
-  // A warp's stretch in vectors of a row's memory; what lies outside the row comes after its last step, and enters
+  // A warp's segment in vectors of a row's memory; what lies outside the row comes after its last step, and enters
   // nothing.
   const int64_t vectors = p.length / kVec;
-  const auto stretch_at = [&](const HeldPart& at) {
-    const int64_t first = static_cast<int64_t>(at.part) * kHeldPart + warp * Shape::kStretch;
-    return kReverse ? vectors - first - Shape::kStretch : first;
+  const auto segment_at = [&](const ResidentPart& at) {
+    const int64_t first = static_cast<int64_t>(at.part) * kResidentPart + warp * Shape::kSegment;
+    return kReverse ? vectors - first - Shape::kSegment : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
-  const auto place = [&](auto* tensor, const Strides& strides, const HeldPart& at) {
+  const auto place = [&](auto* tensor, const Strides& strides, const ResidentPart& at) {
     return tensor + row_offset(at.row, p.inner, strides) / kVec;
   };
   const auto* const input = static_cast<const Chunk*>(p.input);
@@ -129,11 +131,11 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     const int64_t begin = max(first, int64_t{0}), end = min(first + kChunk, vectors);
     if (end > begin) move(begin, static_cast<int>(begin - first), static_cast<int>(end - begin) * 16);
   };
-  const auto bring = [&](int round) {  // by one lane
-    const HeldPart at(params, round);
+  const auto load_round = [&](int round) {  // by one lane
+    const ResidentPart at(params, round);
     if (round >= kRounds || !at.exists(params)) return;
     uint64_t* const full = &shared.full[round][warp];
-    const int64_t first = stretch_at(at) + kChunkAt;
+    const int64_t first = segment_at(at) + kChunkAt;
     int bytes = 0;
     clip(first, [&](int64_t, int, int of) { bytes = of; });
     mbarrier_arrive_expect_tx(full, bytes);
@@ -146,8 +148,8 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     // These first: a round that waits for its registers would wait for all rounds', as they are picked among.
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      const HeldPart at(params, round);
-      const int64_t vector = stretch_at(at) + kLooseAt + lane;
+      const ResidentPart at(params, round);
+      const int64_t vector = segment_at(at) + kLooseAt + lane;
       if (at.exists(params) && vector >= 0 && vector < vectors)
         loose[round] = load_once(place(input, p.input_strides, at) + vector);
     }
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
       for (int round = 0; round < kRounds; ++round) mbarrier_init(&shared.full[round][warp], 1);
       mbarrier_fence_init();
 #pragma unroll 1
-      for (int round = 0; round < Shape::kOnTheirWay; ++round) bring(round);
+      for (int round = 0; round < Shape::kOnTheirWay; ++round) load_round(round);
     }
   }
   if (threadIdx.x == 32 * kWarps) {
@@ -171,8 +173,8 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
     const int table = threadIdx.x / 33, count = threadIdx.x % 33;
     const int each = table == Tables::kOfChunk ? kVectors
         : table == Tables::kOfVectors          ? 1
-        : table == Tables::kOfWarps            ? Shape::kStretch
-                                               : kHeldPart;
+        : table == Tables::kOfWarps            ? Shape::kSegment
+                                               : kResidentPart;
     shared.powers[table][count] = whole_power(gamma, static_cast<unsigned>(count * each * kVec));
   }
   __syncthreads();
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
       if (i == round) value = of[i];
     return value;
   };
-  const auto put = [](auto& of, int round, const auto& value) {
+  const auto set = [](auto& of, int round, const auto& value) {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i)
       if (i == round) of[i] = value;
@@ -206,7 +208,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
   const auto prepare = [&](int round) {
     const Chunk* const here = chunk_of(round);
     mbarrier_wait(&shared.full[round][warp], 0);
-    if (lane == 0) bring(round + Shape::kOnTheirWay);
+    if (lane == 0) load_round(round + Shape::kOnTheirWay);
     __syncwarp();
     float y = 0.f;
 #pragma unroll
@@ -223,8 +225,8 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
 #pragma unroll
     for (int i = 1; i < kVec; ++i) z = gate.step(values[i], z);
     const double loose_total = fold_lanes<32>(turned(z, lane_order), vector_powers, lane);
-    put(totals, round, total);
-    put(loose_totals, round, loose_total);
+    set(totals, round, total);
+    set(loose_totals, round, loose_total);
     if (lane == 31) {
       shared.totals[round][warp] = fold(loose_total, vector_powers[32], total);
       mbarrier_arrive(&shared.totals_ready[round]);
@@ -232,11 +234,11 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
   };
 
   const auto finish = [&](int round) {
-    const HeldPart at(params, round);
+    const ResidentPart at(params, round);
     Chunk* const here = chunk_of(round);
     const double total = pick(totals, round), loose_total = pick(loose_totals, round);
     const double before = shuffle_up(total, 1), loose_before = shuffle_up(loose_total, 1);
-    const int64_t first = stretch_at(at), loose_at = first + kLooseAt + lane;
+    const int64_t first = segment_at(at), loose_at = first + kLooseAt + lane;
     const auto inside = [&](int64_t vector) { return vector >= 0 && vector < vectors; };
     Chunk near[kBackward ? kVectors : 1]{}, loose_near{};
     if constexpr (kBackward) {  // on their way while a carry is
@@ -291,7 +293,7 @@ __global__ void __launch_bounds__(HeldShape::kThreads, 1) held_kernel(const __gr
   };
 
   int rounds = 0;
-  while (rounds < kRounds && HeldPart(params, rounds).exists(params)) ++rounds;
+  while (rounds < kRounds && ResidentPart(params, rounds).exists(params)) ++rounds;
 #pragma unroll 1
   for (int i = 0; i < rounds + Shape::kAhead; ++i) {
     if (i < rounds) prepare(i);

@@ -1,7 +1,7 @@
-// Short rows one behind the other, of whole vectors, up to a warp's 32: a warp takes as many neighbouring rows as its
+// Short rows one behind the other, of whole vectors, up to a warp's 32: a warp takes as many neighboring rows as its
 // lanes hold, a vector a lane, four times over. A row needs nothing but shuffles among its own lanes, and their
 // direction is the scan's, so that memory is read and written in its order either way. Instructions are what limits
-// halves here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
+// half precision here: 65536 rows of 256 have 1000 a warp at the speed of a copy.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -12,10 +12,10 @@
 
 namespace dcs {
 
-constexpr int kShortThreads = 64;
-constexpr int kShortChunks = 4;  // vectors of a lane
+constexpr int kPackedThreads = 64;
+constexpr int kPackedChunks = 4;  // vectors of a lane
 
-struct ShortRowsParams {
+struct PackedRowsParams {
   ScanProblem problem;
   int64_t rows;
   int span;      // vectors of a row
@@ -50,7 +50,7 @@ __device__ __forceinline__ Gate<float, kShort> gate_of(G gamma) {
 // The recurrence over a vector from the carry into it or, where a row `starts`, from its first value.
 template <bool kReverse, typename T, int kVec, typename G>
 __device__ __forceinline__ Vector<T, kVec> scan_vector(Vector<T, kVec>& x, const G& gate, float carry, bool starts) {
-  // Halves stay packed between the two readings: as floats they would take twice the registers.
+  // Half precision stays packed between the two readings: as floats they would take twice the registers.
   if constexpr (sizeof(T) == 2)
     asm volatile("" : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3]));
   float values[kVec];
@@ -77,15 +77,15 @@ __device__ __forceinline__ float gamma_terms(
   return fmaf(last ? beyond : next, rounded[kVec - 1], sum);
 }
 
-// What a lane takes: a vector of each of kShortChunks rows. kEach: a gamma for each row.
+// What a lane takes: a vector of each of kPackedChunks rows. kEach: a gamma for each row.
 template <typename T, bool kEach, bool kBackward, bool kReverse>
 struct PackedLane {
-  static constexpr int kVec = 16 / sizeof(T), kChunks = kShortChunks, kGates = kEach ? kChunks : 1;
+  static constexpr int kVec = 16 / sizeof(T), kChunks = kPackedChunks, kGates = kEach ? kChunks : 1;
   static constexpr bool kShort = sizeof(T) == 2;
   static constexpr unsigned kAll = 0xffffffffu;
   using Word = Vector<T, kVec>;
 
-  const ShortRowsParams& params;
+  const PackedRowsParams& params;
   const ScanProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int span = params.span;
@@ -93,12 +93,12 @@ struct PackedLane {
   const int order = kReverse ? span - 1 - sub : sub;  // vectors of the row that the scan meets before this one
   const bool active = own_row < params.together;
   const int64_t first_row =
-      (static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + warp) * kChunks * params.together + own_row;
+      (static_cast<int64_t>(blockIdx.x) * (kPackedThreads / 32) + warp) * kChunks * params.together + own_row;
   const int64_t first = first_row * span + sub;
   const int apart = params.together * span;
   using Gates = Gate<float, kShort>[kGates];
 
-  __device__ __forceinline__ explicit PackedLane(const ShortRowsParams& of) : params(of) {}
+  __device__ __forceinline__ explicit PackedLane(const PackedRowsParams& of) : params(of) {}
 
   __device__ __forceinline__ int64_t row_of(int k) const { return first_row + k * params.together; }
   __device__ __forceinline__ int64_t row_offset(int64_t row, const Strides& strides) const {
@@ -231,11 +231,11 @@ struct PackedLane {
 };
 
 template <typename T, bool kEach, bool kBackward, bool kReverse>
-__global__ void __launch_bounds__(kShortThreads, kBackward ? 12 : 16)
-    short_rows_kernel(const __grid_constant__ ShortRowsParams params) {
+__global__ void __launch_bounds__(kPackedThreads, kBackward ? 12 : 16)
+    packed_rows_kernel(const __grid_constant__ PackedRowsParams params) {
   using Lane = PackedLane<T, kEach, kBackward, kReverse>;
   using Word = typename Lane::Word;
-  constexpr int kChunks = kShortChunks;
+  constexpr int kChunks = kPackedChunks;
   overlap_launches();
   const Lane lane(params);
   bool inside[kChunks];

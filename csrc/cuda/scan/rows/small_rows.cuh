@@ -37,34 +37,34 @@ __device__ __forceinline__ Piece<double> up_to_lane(Piece<double> piece, int cou
   return piece;
 }
 
-// What the blocks of a cluster leave the later ones.
-struct SmallMail {
-  struct Letter {
+// The pieces of a cluster's earlier blocks, which these store remotely, and their transaction barrier.
+struct ClusterPieces {
+  struct Stored {
     double total, gates, closed;
   };
-  Letter letters[kMostRowCluster];
+  Stored stored[kMostRowCluster];
   uint64_t arrivals;
 
-  __device__ __forceinline__ void open(int rank) {
-    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * static_cast<int>(sizeof(Letter)));
+  __device__ __forceinline__ void init(int rank) {
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * static_cast<int>(sizeof(Stored)));
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void send(const Piece<double>& piece, int rank, uint32_t to) {
-    Letter& letter = letters[rank];
-    store_async_in_cluster(&letter.total, &arrivals, to, piece.total);
-    store_async_in_cluster(&letter.gates, &arrivals, to, piece.gates);
-    store_async_in_cluster(&letter.closed, &arrivals, to, piece.closed ? 1.0 : 0.0);
+  __device__ __forceinline__ void store(const Piece<double>& piece, int rank, uint32_t to) {
+    Stored& entry = stored[rank];
+    store_async_in_cluster(&entry.total, &arrivals, to, piece.total);
+    store_async_in_cluster(&entry.gates, &arrivals, to, piece.gates);
+    store_async_in_cluster(&entry.closed, &arrivals, to, piece.closed ? 1.0 : 0.0);
   }
   // The carry into a block.
-  __device__ __forceinline__ double read(int rank) {
+  __device__ __forceinline__ double carry_into(int rank) {
     if (rank == 0) return 0.0;
     Piece<double> piece = identity<double>();
     mbarrier_wait(&arrivals, 0);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < rank) {
-      const Letter& letter = letters[lane];
-      piece = {letter.total, letter.gates, letter.closed != 0.0};
+      const Stored& entry = stored[lane];
+      piece = {entry.total, entry.gates, entry.closed != 0.0};
     }
     return shuffle(up_to_lane(piece, rank).total, rank - 1);
   }
@@ -188,7 +188,8 @@ struct SmallScan {
     return before;
   }
   // The same for warps, and for the blocks of a cluster: what enters the warp. What is no cluster's begins with a row.
-  __device__ __forceinline__ double exchange(const Piece<double> (&pieces)[kSmallRowsWarps], SmallMail& mail) const {
+  __device__ __forceinline__ double exchange(
+      const Piece<double> (&pieces)[kSmallRowsWarps], ClusterPieces& cluster) const {
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const Piece<double> warps_before = up_to_lane(lane < warps ? pieces[lane] : identity<double>(), warps);
     double carry = shuffle(warps_before.total, max(warp - 1, 0));
@@ -197,11 +198,11 @@ struct SmallScan {
         return Piece<double>{shuffle(warps_before.total, from), shuffle(warps_before.gates, from),
             __shfl_sync(0xffffffffu, static_cast<int>(warps_before.closed), from) != 0};
       };
-      wait_for_cluster();  // until the others' mail is open
+      wait_for_cluster();  // until the others' barriers are ready
       const Piece<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
       if (warp == 0 && lane > places.rank && lane < static_cast<int>(p.cluster.divisor))
-        mail.send(block, places.rank, lane);
-      carry = mail.read(places.rank);
+        cluster.store(block, places.rank, lane);
+      carry = cluster.carry_into(places.rank);
       if (warp > 0) carry = after(own, carry);
     }
     return carry;
@@ -221,11 +222,11 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
   __shared__ Piece<double> pieces[kSmallRowsWarps];
-  __shared__ SmallMail mail;
+  __shared__ ClusterPieces cluster;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallPlaces<kVec> places(p);
-  if (p.cluster.divisor > 1) mail.open(places.rank);
+  if (p.cluster.divisor > 1) cluster.init(places.rank);
   Scan scan(p, places);
   const T* first = places.template first_of<T>(p.input);
   keep(first);
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   const double before = scan.fold_lanes(piece, closed);
   if (lane == 31) pieces[warp] = piece;
   __syncthreads();
-  const double carry = scan.exchange(pieces, mail);
+  const double carry = scan.exchange(pieces, cluster);
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
   places.template store<T>(x, small_shared);
 }

@@ -11,7 +11,7 @@ namespace dcs {
 constexpr int kTinyVectors = 8;  // of 16 bytes in a row at most (plan/aligned.h, is_tiny)
 
 template <typename T, bool kStep>
-__global__ void tiny_kernel(const T* __restrict__ input, const T* __restrict__ gates, T* __restrict__ output,
+__global__ void thread_rows_kernel(const T* __restrict__ input, const T* __restrict__ gates, T* __restrict__ output,
     float gamma, float gamma_rest, int rows, int vectors, bool reverse) {
   constexpr int kVec = 16 / sizeof(T);
   using Word = Vector<T, kVec>;

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
     kStep&& kBackward        ? 2
         : kStep || kBackward ? 3
         : !kPacked           ? 2
-                             : 4) rows_kernel(const __grid_constant__ RowsParams params) {
+                             : 4) tile_rows_kernel(const __grid_constant__ RowsParams params) {
   using Kind = RowsKind<T, kStep, kPacked, kReverse>;
   constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
   using Word = Vector<T, kVec>;
@@ -33,16 +33,16 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
   // Load everything first.
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
-  Word held[kTensors * kChunks];
+  Word words[kTensors * kChunks];
   const auto fetch = [&](int tensor, const T* from) {
     const int apart = at.apart();
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      held[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart)
-                                         : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
+      words[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart)
+                                          : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
     }
   };
-  const auto word = [&](int tensor, int k) -> Word& { return held[tensor * kChunks + k]; };
+  const auto word = [&](int tensor, int k) -> Word& { return words[tensor * kChunks + k]; };
   constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
   fetch(0, input);
   if constexpr (kStep) fetch(kGateTensor, gates);
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     const int first = at.address(k);
-    // Halves stay packed between the two readings: as floats they would take twice the registers.
+    // Half precision stays packed between the two readings: as floats they would take twice the registers.
     if constexpr (sizeof(T) == 2) {
       Word& here = word(0, k);
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));

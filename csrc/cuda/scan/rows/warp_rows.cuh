@@ -1,5 +1,5 @@
-// Rows of whole vectors that a warp holds whole (kAlone), up to 32 kChunks of them, or a block: packed_rows.cuh's way
-// with rows of several chunks.
+// Rows of whole vectors that a warp holds whole (kRowPerWarp), up to 32 kChunks of them, or a block: packed_rows.cuh's
+// way with rows of several chunks.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-struct WholeRowsParams {
+struct WarpRowsParams {
   ScanProblem problem;
   int64_t rows;
   int vectors;  // of a row
@@ -15,20 +15,22 @@ struct WholeRowsParams {
 };
 
 // One number or one gamma a row.
-template <typename T, bool kBackward, bool kReverse, int kChunks, bool kAlone>
+template <typename T, bool kBackward, bool kReverse, int kChunks, bool kRowPerWarp>
 __global__ void __launch_bounds__(
-    kAlone ? kShortThreads : 32 * kTileWarps, kAlone ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))
-    whole_rows_kernel(const __grid_constant__ WholeRowsParams params) {
+    kRowPerWarp ? kPackedThreads : 32 * kTileWarps, kRowPerWarp ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))
+    warp_rows_kernel(const __grid_constant__ WarpRowsParams params) {
   constexpr int kVec = 16 / sizeof(T);
   constexpr bool kShort = sizeof(T) == 2;
   constexpr unsigned kAll = 0xffffffffu;
   using Word = Vector<T, kVec>;
   const ScanProblem& p = params.problem;
   overlap_launches();
-  const int lane = threadIdx.x % 32, warp = kAlone ? 0 : threadIdx.x / 32, warps = kAlone ? 1 : blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = kRowPerWarp ? 0 : threadIdx.x / 32,
+            warps = kRowPerWarp ? 1 : blockDim.x / 32;
   const int lane_order = kReverse ? 31 - lane : lane;
-  const int64_t row = kAlone ? static_cast<int64_t>(blockIdx.x) * (kShortThreads / 32) + threadIdx.x / 32 : blockIdx.x;
-  if (kAlone && row >= params.rows) return;
+  const int64_t row =
+      kRowPerWarp ? static_cast<int64_t>(blockIdx.x) * (kPackedThreads / 32) + threadIdx.x / 32 : blockIdx.x;
+  if (kRowPerWarp && row >= params.rows) return;
   const int64_t outer = p.inner == 1 ? row : row / p.inner, inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const int first = warp * kChunks * 32 + lane;
   const auto offset = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(
   // The carry into this warp, given its total from nothing and gamma's power over it.
   const auto exchange = [&](double own, double power) {
     double carry = 0.0;
-    if (kAlone || warps == 1) return carry;
+    if (kRowPerWarp || warps == 1) return carry;
     if (lane == 0) warp_totals[warp] = own;
     __syncthreads();
     if constexpr (kReverse) {
@@ -185,7 +187,7 @@ __global__ void __launch_bounds__(
   }
   if constexpr (kBackward) {
     sum = warp_sum(sum);
-    if constexpr (!kAlone) {
+    if constexpr (!kRowPerWarp) {
       __shared__ float sums[kTileWarps];
       if (lane == 0) sums[warp] = sum;
       __syncthreads();

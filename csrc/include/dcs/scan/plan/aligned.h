@@ -43,52 +43,52 @@ class AlignedPlanner {
   }
 
   // Vectors of 16 bytes need aligned rows.
-  bool rows_are_aligned(int64_t vec, bool one_stretch) const {
+  bool rows_are_aligned(int64_t vec, bool one_segment) const {
     return all_operands(p_, [&](const void* pointer, const Strides& s, int64_t) {
       if (reinterpret_cast<uintptr_t>(pointer) % 16) return false;
-      return one_stretch || ((p_.inner == 1 || s.inner % vec == 0) && (p_.outer == 1 || s.outer % vec == 0));
+      return one_segment || ((p_.inner == 1 || s.inner % vec == 0) && (p_.outer == 1 || s.outer % vec == 0));
     });
   }
 
   bool plan_rows(AlignedPlan& plan) const {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
-    const int64_t vec = 16 / bytes, stretch = warp_elements(bytes);
+    const int64_t vec = 16 / bytes, segment = warp_elements(bytes);
     const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
     const bool gated_forward = step && !p_.backward;
     if (is_tiny()) {
       plan.kernel = AlignedKernel::kThreadRows;
       return true;
     }
-    if (contiguous && rows > 1 && length < stretch) {
+    if (contiguous && rows > 1 && length < segment) {
       if (step || !rows_are_aligned(vec, true) || length % vec) return false;
       plan.warps = kPackedWarps;
-      while (plan.warps > 1 && rows * length < stretch * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
-      plan.packed_rows = stretch * plan.warps / length;
-      plan.tile_elements = stretch * plan.warps;
+      while (plan.warps > 1 && rows * length < segment * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
+      plan.packed_rows = segment * plan.warps / length;
+      plan.tile_elements = segment * plan.warps;
       // As long as rows leave no more than a quarter of a warp's lanes idle.
       const int64_t span = length / vec;
-      plan.whole_chunks = whole_chunks(false);
-      if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
+      plan.warp_chunks = warp_chunks(false);
+      if (plan.warp_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
       else if (span <= 32 && 32 / span * span >= 24) plan.kernel = AlignedKernel::kPackedRows;
       // Other rows with gammas of their own are flat rows' (rows.h).
       return plan.kernel != AlignedKernel::kTileRows || has_one_gamma(p_);
     }
     // A short strided row would leave most of its warp idle.
     if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
-    if (length <= stretch * kTileWarps) {
+    if (length <= segment * kTileWarps) {
       if (gated_forward) return false;
-      plan.warps = static_cast<int>(ceil_div(length, stretch));
-      plan.tile_elements = stretch * plan.warps;
-      plan.whole_chunks = whole_chunks(true);
-      if (plan.whole_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
+      plan.warps = static_cast<int>(ceil_div(length, segment));
+      plan.tile_elements = segment * plan.warps;
+      plan.warp_chunks = warp_chunks(true);
+      if (plan.warp_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
       return true;
     }
     // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the
     // stream does not.
     const bool few = rows * device_.cluster <= device_.multiprocessors;
-    if (few && plan_reread(plan)) return true;
-    const bool twice = few && length > stretch * kTileWarps * device_.cluster && !step && !p_.backward;
-    const int64_t cluster_tile = stretch * kTileWarps * (twice ? 2 : 1);
+    if (few && plan_few_rows(plan)) return true;
+    const bool twice = few && length > segment * kTileWarps * device_.cluster && !step && !p_.backward;
+    const int64_t cluster_tile = segment * kTileWarps * (twice ? 2 : 1);
     if (few && !gated_forward && length <= cluster_tile * device_.cluster) {
       plan.cluster = true;
       plan.warps = kTileWarps * (twice ? 2 : 1);
@@ -112,15 +112,15 @@ class AlignedPlanner {
     plan.warps = kTileWarps;
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
-    plan.alone = fill(2 * device_.multiprocessors);
-    const bool has_ring =
-        device_.cluster > 0 && ring_shared_bytes(tensors, bytes, step) + kRingStaticBytes <= device_.shared_bytes;
-    // Rows that blocks take alone stay with the async stream where its tiles fill them: one that is not whole would be
+    plan.row_per_block = fill(2 * device_.multiprocessors);
+    const bool has_ring = device_.cluster > 0 &&
+        bulk_stream_shared_bytes(tensors, bytes, step) + kBulkStreamStaticBytes <= device_.shared_bytes;
+    // Rows that single blocks take stay with the async stream where its tiles fill them: one that is not whole would be
     // slow there (1056 rows of 20480 halves took 52 us, 27 in rings of single blocks). But a backward with one gamma
     // does not (256 rows of 65536 halves: 46 us, 39).
     const bool sums = p_.backward && !step;
     const int64_t stream_tile = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
-    if (plan.alone && !sums && length % stream_tile == 0) {
+    if (plan.row_per_block && !sums && length % stream_tile == 0) {
       plan.kernel = AlignedKernel::kAsyncStream;
       plan.tile_elements = stream_tile;
       plan.tiles = length / stream_tile;
@@ -128,57 +128,59 @@ class AlignedPlanner {
     }
     if (!has_ring || !powers_fold(p_)) return false;
     plan.kernel = AlignedKernel::kBulkStream;
-    if (sums) plan.alone = fill(device_.multiprocessors);
-    plan.row_sums = plan.alone && sums;
-    if (!plan.alone && plan_held(plan)) return true;
-    const RingSize size = ring_size(tensors, bytes, step, plan.row_sums);
+    if (sums) plan.row_per_block = fill(device_.multiprocessors);
+    plan.row_sums = plan.row_per_block && sums;
+    if (!plan.row_per_block && plan_resident(plan)) return true;
+    const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, plan.row_sums);
     plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
     plan.tiles = ceil_div(length, plan.tile_elements);
-    if (!plan.alone)
-      plan.workspace_bytes = 16 * ((step ? kStepCopies : 1) * rows * plan.tiles + kMostRingBlocks * (step ? 2 : 1));
+    if (!plan.row_per_block)
+      plan.workspace_bytes =
+          16 * ((step ? kStepCopies : 1) * rows * plan.tiles + kMostBulkStreamBlocks * (step ? 2 : 1));
     return true;
   }
 
-  // Rows of halves that the ring would take, where they fit on the chip and nearly fill their rounds, which are as few
-  // as can be.
-  bool plan_held(AlignedPlan& plan) const {
+  // Rows of half precision that the bulk stream would take, where they fit on the chip and nearly fill their rounds,
+  // which are as few as can be.
+  bool plan_resident(AlignedPlan& plan) const {
     constexpr int kVec = 8;  // halves
     if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % kVec)
       return false;
-    const int64_t rows = p_.rows(), vectors = p_.length / kVec, parts = ceil_div(vectors, kHeldPart);
-    const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostRingBlocks);
-    if (parts > kMostHeldParts || kHeldSharedBytes + kStaticBytes > device_.shared_bytes) return false;
+    const int64_t rows = p_.rows(), vectors = p_.length / kVec, parts = ceil_div(vectors, kResidentPart);
+    const int64_t most = std::min<int64_t>(device_.multiprocessors, kMostBulkStreamBlocks);
+    if (parts > kMostResidentParts || kResidentSharedBytes + kStaticBytes > device_.shared_bytes) return false;
     int64_t rounds = 1;
-    while (rounds <= kHeldRounds && parts * ceil_div(rows, rounds) > most) ++rounds;
-    if (rounds > kHeldRounds || 100 * rows * vectors < kHeldPercent * rounds * most * kHeldPart) return false;
-    plan.held = static_cast<int>(rounds);
+    while (rounds <= kResidentRounds && parts * ceil_div(rows, rounds) > most) ++rounds;
+    if (rounds > kResidentRounds || 100 * rows * vectors < kResidentPercent * rounds * most * kResidentPart)
+      return false;
+    plan.resident_rounds = static_cast<int>(rounds);
     plan.kernel = AlignedKernel::kResidentRows;
     plan.tiles = parts;
-    plan.tile_elements = kHeldPart * kVec;
-    plan.workspace_bytes = 16 * (rows * parts + kMostRingBlocks);
+    plan.tile_elements = kResidentPart * kVec;
+    plan.workspace_bytes = 16 * (rows * parts + kMostBulkStreamBlocks);
     return true;
   }
 
   // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose
   // powers could leave float where their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which
   // stay with a cluster a row.
-  bool plan_reread(AlignedPlan& plan) const {
+  bool plan_few_rows(AlignedPlan& plan) const {
     const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
     const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
     if (device_.cluster < kMaxCluster || !(number || steps) || p_.backward) return false;
     const int64_t vectors = ceil_div(p_.length, 16 / bytes_of(p_.dtype)),
-                  most = std::min<int64_t>(kRereadClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
+                  most = std::min<int64_t>(kFewRowsClusters, device_.multiprocessors / (p_.rows() * kMaxCluster));
     // As few clusters as can be, for each has to read what lies before it.
-    const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kRereadWarps);
+    const int64_t clusters = ceil_div(vectors, kMaxCluster * 32 * kFewRowsWarps);
     if (clusters > most) return false;
-    plan.reread = static_cast<int>(clusters);
+    plan.row_clusters = static_cast<int>(clusters);
     plan.kernel = AlignedKernel::kFewRows;
     plan.warps = static_cast<int>(ceil_div(vectors, clusters * kMaxCluster * 32));
     return true;
   }
 
   // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
-  int whole_chunks(bool block) const {
+  int warp_chunks(bool block) const {
     const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
     if (p_.length % full || p_.gamma_kind == GammaKind::kStep || vectors <= 32) return 0;
     const int64_t chunks = ceil_div(vectors, 32);
@@ -224,17 +226,17 @@ class AlignedPlanner {
       }
     }
     const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
-    if (step || floats_back || p_.length < 2 * kFewCount || !column_groups(kFewColumns)) return false;
+    if (step || floats_back || p_.length < 2 * kSplitSteps || !column_groups(kSplitBlockColumns)) return false;
     // A block that goes on to another round of a column's steps waits 3 to 5 us for memory, which takes longer than
     // that round among all multiprocessors (columns/held_columns.cuh).
-    const bool one_round = p_.length <= kFewCount * kFewStretches;
-    if (!one_round && 2 * column_groups(kFewColumns) < device_.multiprocessors) return false;
-    const int64_t stretches = std::min<int64_t>(ceil_div(p_.length, kFewCount), kFewStretches),
-                  warps = ceil_div(stretches * bytes, 4);
-    if (few_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
+    const bool one_round = p_.length <= kSplitSteps * kSplitSegments;
+    if (!one_round && 2 * column_groups(kSplitBlockColumns) < device_.multiprocessors) return false;
+    const int64_t segments = std::min<int64_t>(ceil_div(p_.length, kSplitSteps), kSplitSegments),
+                  warps = ceil_div(segments * bytes, 4);
+    if (split_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
       return false;
     plan.kernel = AlignedKernel::kSplitColumns;
-    plan.in_turn = 2 * column_groups(kFewColumns) >= device_.multiprocessors;
+    plan.in_turn = 2 * column_groups(kSplitBlockColumns) >= device_.multiprocessors;
     plan.warps = static_cast<int>(warps);
     return true;
   }
@@ -256,23 +258,23 @@ class AlignedPlanner {
     plan.columns = pairs ? 2 : 1;
     int64_t steps = step ? 8 : 16;
     if (can_pair && !pairs && forward && step && bytes == 2 && p_.length >= 256) {
-      // Few columns of halves, where a warp would read 64 bytes of each tensor at a time. As many stretches of time as
-      // lanes can scan.
+      // Few columns of half precision, where a warp would read 64 bytes of each tensor at a time. As many segments of
+      // time as lanes can scan.
       plan.columns = 2;
       plan.half_warps = true;
       plan.warps = 8;
       steps = kHalfWarpSteps;
       while (plan.warps < 32 && plan.warps * steps < p_.length) plan.warps *= 2;
     } else {
-      // A warp holds 8 or 16 steps, in long stretches twice as many. Few columns: many warps share a column's time, in
+      // A warp holds 8 or 16 steps, in long segments twice as many. Few columns: many warps share a column's time, in
       // as few rounds as they can; many: enough for the block to hide its own latency.
       const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
       const int64_t wanted = pairs                ? (forward ? kPairWarps : 2 * kPairWarps)
           : blocks >= 4 * device_.multiprocessors ? 8
                                                   : 32;
       // Few steps of halves are better shared out among more blocks.
-      plan.long_stretches = forward && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
-      if (plan.long_stretches) steps *= 2;
+      plan.long_segments = forward && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
+      if (plan.long_segments) steps *= 2;
       plan.warps = 1;  // a power of two: lanes scan the warps' totals
       while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
     }

@@ -62,10 +62,14 @@ inline void describe_pieces(const ComposedWindowPlan& plan, JsonObject& pieces) 
 inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
   pieces.add("warps", plan.warps).add("tiles", plan.tiles);
   pieces.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
-  pieces.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_stretches", plan.long_stretches);
-  pieces.add_set("cluster", plan.cluster).add_set("alone", plan.alone).add_set("whole_chunks", plan.whole_chunks);
-  pieces.add_set("in_turn", plan.in_turn).add_set("half_warps", plan.half_warps).add_set("reread", plan.reread);
-  pieces.add_set("held", plan.held);
+  pieces.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_segments", plan.long_segments);
+  pieces.add_set("cluster", plan.cluster)
+      .add_set("row_per_block", plan.row_per_block)
+      .add_set("warp_chunks", plan.warp_chunks);
+  pieces.add_set("in_turn", plan.in_turn)
+      .add_set("half_warps", plan.half_warps)
+      .add_set("row_clusters", plan.row_clusters);
+  pieces.add_set("resident_rounds", plan.resident_rounds);
 }
 inline void describe_pieces(const SmallRowsPlan& plan, JsonObject& pieces) {
   pieces.add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);

@@ -67,7 +67,7 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
 
 // Its blocks wait for each other.
 inline bool runs_together(const KernelPlan& plan) {
-  if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_room();
+  if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_coresident_blocks();
   if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
   return std::holds_alternative<LongRowsPlan>(plan);

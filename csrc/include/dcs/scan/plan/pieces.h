@@ -31,30 +31,31 @@ enum class AlignedKernel {
 
 struct AlignedPlan {
   AlignedKernel kernel = AlignedKernel::kTileRows;
-  int warps = 1;                // of a block
-  int columns = 1;              // a lane's neighboring columns
-  bool long_stretches = false;  // of block columns: twice the steps a thread
+  int warps = 1;               // of a block
+  int columns = 1;             // a lane's neighboring columns
+  bool long_segments = false;  // of block columns: twice the steps a thread
   int64_t tile_elements = 0;
   int64_t tiles = 1;
-  int64_t packed_rows = 0;  // of a tile
-  bool cluster = false;     // the tiles of a row are the blocks of a cluster
-  bool alone = false;       // of a stream: a block takes whole rows
+  int64_t packed_rows = 0;     // of a tile
+  bool cluster = false;        // the tiles of a row are the blocks of a cluster
+  bool row_per_block = false;  // of a stream: a block takes whole rows
   int64_t workspace_bytes = 0;
-  int whole_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
-  bool in_turn = false;      // of split columns: enough blocks that their requests delay each other
-  bool half_warps = false;   // of block columns: pairs of columns, half a warp a stretch of time
-  int reread = 0;            // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
-                             // long_rows/few_rows_gated.cuh)
-  int most_shared = 0;       // bytes that one block can have
-  bool row_sums = false;     // gamma's gradient is summed over whole rows
-  int64_t early_blocks = 0;  // so many may begin as the launch before them ends, where they need no room together
-  int held = 0;              // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
+  int warp_chunks = 0;      // that a warp holds of a row, 32 vectors each; kBlockChunks: a block does
+  bool in_turn = false;     // of split columns: enough blocks that their requests delay each other
+  bool half_warps = false;  // of block columns: pairs of columns, half a warp a segment of time
+  int row_clusters = 0;     // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
+                            // long_rows/few_rows_gated.cuh)
+  int most_shared = 0;      // bytes that one block can have
+  bool row_sums = false;    // gamma's gradient is summed over whole rows
+  int64_t early_blocks =
+      0;  // so many may begin as the launch before them ends, where they need not be resident together
+  int resident_rounds = 0;  // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
 
-  bool needs_room() const {  // for blocks that run together
-    return cluster || reread > 0 || (kernel == AlignedKernel::kBulkStream && !alone);
+  bool needs_coresident_blocks() const {  // for blocks that run together
+    return cluster || row_clusters > 0 || (kernel == AlignedKernel::kBulkStream && !row_per_block);
   }
   int64_t partials() const {
-    return row_sums ? 1 : held ? kHeldWarps * tiles : tiles;
+    return row_sums ? 1 : resident_rounds ? kResidentWarps * tiles : tiles;
   }  // of a row's part of gamma's gradient
 };
 

@@ -8,20 +8,20 @@ namespace dcs {
 
 constexpr int kTileWarps = 8;
 constexpr int kPackedWarps = 2;     // of a block of packed rows, if that holds a row
-constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a stretch of time
+constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a segment of time
 constexpr int kPairWarps = 4;       // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
 constexpr int kBlockChunks = 5;
 
 // Few rows that wait for nobody (long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh): clusters of a row, warps of a
 // block.
-constexpr int kRereadClusters = 8;
-constexpr int kRereadWarps = 8;
+constexpr int kFewRowsClusters = 8;
+constexpr int kFewRowsWarps = 8;
 constexpr int64_t kDirectWindowLimit = 64;
 constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 
 // The row kernel (rows/tile_rows.cuh): vectors of a thread, whose registers bound how many blocks are in flight, and
-// elements of a warp's stretch.
+// elements of a warp's segment.
 constexpr int kRowChunks = 4;
 inline int64_t warp_elements(int64_t bytes) { return 32 * (16 / bytes) * kRowChunks; }
 
@@ -36,23 +36,23 @@ constexpr int stream_shared_bytes(int tensors, int chunks) {
 }
 
 // Its form for devices with bulk copies (long_rows/bulk_stream.cuh), one block a multiprocessor.
-struct RingSize {
+struct BulkStreamSize {
   int warps, vectors, stages, ahead;
 };
 // Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the
 // totals late.
-constexpr RingSize ring_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
+constexpr BulkStreamSize bulk_stream_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
   if (tensors == 1) return {8, 11, 5, 2};
   if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
-  if (tensors == 3) return bytes == 2 ? RingSize{12, 3, 4, 1} : RingSize{9, 3, 5, 2};
-  if (step) return bytes == 2 ? RingSize{6, 7, 5, 2} : RingSize{5, 9, 5, 2};
+  if (tensors == 3) return bytes == 2 ? BulkStreamSize{12, 3, 4, 1} : BulkStreamSize{9, 3, 5, 2};
+  if (step) return bytes == 2 ? BulkStreamSize{6, 7, 5, 2} : BulkStreamSize{5, 9, 5, 2};
   return {8, 5, 5, 2};
 }
 
-constexpr int kRingSpare = 8;  // vectors kept for a neighbor of the gates, and of saved output: a line of memory
-constexpr int ring_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
-  const RingSize size = ring_size(tensors, bytes, step, whole_rows);
-  return size.stages * (32 * size.warps * size.vectors * tensors + kRingSpare * (tensors - 1)) * 16;
+constexpr int kBulkStreamSpare = 8;  // vectors kept for a neighbor of the gates, and of saved output: a line of memory
+constexpr int bulk_stream_shared_bytes(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
+  const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, whole_rows);
+  return size.stages * (32 * size.warps * size.vectors * tensors + kBulkStreamSpare * (tensors - 1)) * 16;
 }
 constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (long_rows/gated_lookback.cuh)
 constexpr int64_t kFewStepBytes = int64_t{128}
@@ -60,12 +60,12 @@ constexpr int64_t kFewStepBytes = int64_t{128}
 constexpr double kMostFoldedGamma = 1.25;
 // Scans that begin as the launch before them ends: elements, and blocks a multiprocessor, at most.
 constexpr int64_t kMostEarlyElements = int64_t{1} << 22, kEarlyBlocks = 3;
-constexpr int kMostRingBlocks = 160;    // a lane reads five totals
-constexpr int kRingStaticBytes = 1152;  // beside them, at most
+constexpr int kMostBulkStreamBlocks = 160;    // a lane reads five totals
+constexpr int kBulkStreamStaticBytes = 1152;  // beside them, at most
 
-// Columns that warps walk along alone (columns/warp_columns.cuh): 8 or 4 bytes a lane, stretches of 8 steps, as many on
+// Columns that a warp takes (columns/warp_columns.cuh): 8 or 4 bytes a lane, segments of 8 steps, as many on
 // their way as an H200 wants.
-constexpr int kWalkCount = 8;
+constexpr int kWarpColumnsSteps = 8;
 constexpr int walk_stages(int tensors, int64_t bytes) {
   return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
 }
@@ -75,22 +75,22 @@ constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few
 
 constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/walk_columns.cuh take
 
-// Few columns (columns/split_columns.cuh): 32 of them a block, stretches of 32 steps that a warp or half of one holds
+// Few columns (columns/split_columns.cuh): 32 of them a block, segments of 32 steps that a warp or half of one holds
 // in registers.
-constexpr int kFewColumns = 32;
-constexpr int kFewCount = 32;
-constexpr int kFewStretches = 32;
-constexpr int few_shared_bytes(int64_t stretches, int64_t bytes) {
-  return static_cast<int>(stretches) * kFewColumns * (2 * 8 + kFewCount * static_cast<int>(bytes));
+constexpr int kSplitBlockColumns = 32;
+constexpr int kSplitSteps = 32;
+constexpr int kSplitSegments = 32;
+constexpr int split_shared_bytes(int64_t segments, int64_t bytes) {
+  return static_cast<int>(segments) * kSplitBlockColumns * (2 * 8 + kSplitSteps * static_cast<int>(bytes));
 }
 
 // Rows that all blocks together hold on the chip (long_rows/resident.cuh): a block's warps, a warp's vectors a lane in
 // shared memory (and one more in registers), and the rounds of them. Three KB of shared memory are left of an H200's.
-constexpr int kHeldWarps = 16, kHeldVectors = 7, kHeldRounds = 4;
-constexpr int kHeldPart = kHeldWarps * 32 * (kHeldVectors + 1);  // vectors of a block and round
-constexpr int kHeldSharedBytes = kHeldRounds * kHeldWarps * 32 * kHeldVectors * 16;
-constexpr int kMostHeldParts = 128;  // of a row: a lane reads four totals
-constexpr int kHeldPercent = 85;     // of as many rounds as there are, that rows take at least
+constexpr int kResidentWarps = 16, kResidentVectors = 7, kResidentRounds = 4;
+constexpr int kResidentPart = kResidentWarps * 32 * (kResidentVectors + 1);  // vectors of a block and round
+constexpr int kResidentSharedBytes = kResidentRounds * kResidentWarps * 32 * kResidentVectors * 16;
+constexpr int kMostResidentParts = 128;  // of a row: a lane reads four totals
+constexpr int kResidentPercent = 85;     // of as many rounds as there are, that rows take at least
 
 // Rows of any length and alignment (rows/flat.cuh): elements that a tile begins at a multiple of; vectors of a lane and
 // warps of a block, at most and where rows are many and short; blocks of a multiprocessor that rows are spread over.
