@@ -3,9 +3,8 @@
 // was.
 #include "emulation.h"
 #include "trials.h"
-#include "scan/columns/few_steps.cuh"
-#include "scan/columns/held_columns.cuh"
-#include "scan/columns/walk_columns.cuh"
+#include "operands.h"
+#include "scan/columns/columns_launch.cuh"
 #include "dcs/scan/plan/kernels.h"
 
 using namespace dcs;
@@ -21,28 +20,22 @@ struct Case {
   double gamma;
   bool reset, initial, reverse, shifted, backward;
   bool tiny_rows;  // time is contiguous
+  bool small;      // by the kernel of small scans
   Lie lies[5];     // of the input, the output, the gates, the saved output, the resets
   int multiprocessors, cluster;
   unsigned seed;
 };
 
-// A tensor, and memory around it that must stay as it is.
+// A tensor, and memory around it that must stay as it is; before it or behind it is a page that must not be touched.
 template <typename T>
 class Operand {
  public:
-  Operand(const Case& c, Lie lie, std::mt19937& random) {
-    const int64_t more = lie == Lie::kPadded ? 1 + static_cast<int64_t>(random() % 5) : 0,
-                  apart = lie == Lie::kSpread ? 2 : 1;
-    const int64_t pitch = apart * (c.tiny_rows ? c.length : c.inner) + more,
-                  offset = lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 : 0;
-    bytes_.assign(
-        static_cast<size_t>(c.outer * (c.tiny_rows ? c.inner : c.length) * pitch + 64) * sizeof(T) + 64, kUntouched);
-    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 31) / 16 * 16) + offset;
-    strides = {c.length * pitch, pitch, apart};
-    if (c.tiny_rows) strides = {c.inner * pitch, apart, pitch};
-    if (lie == Lie::kOneOuter) strides.outer = 0;
-    if (lie == Lie::kOneStep) strides.outer = strides.time = 0;
-  }
+  Operand(const Case& c, Lie lie, std::mt19937& random)
+      : strides(strides_of(c, lie, random)),
+        extent_((c.outer - 1) * strides.outer + (c.length - 1) * strides.time + (c.inner - 1) * strides.inner + 1),
+        memory_(extent_ * kBytes, lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 * kBytes : 0, random() % 2,
+            lie == Lie::kDense),
+        data(reinterpret_cast<T*>(memory_.data)) {}
   T& at(int64_t o, int64_t t, int64_t i) const {
     return data[o * strides.outer + t * strides.time + i * strides.inner];
   }
@@ -53,23 +46,34 @@ class Operand {
   }
   // Bytes that have changed and are no element's.
   int64_t spoiled(const Case& c) const {
-    std::vector<bool> own(bytes_.size(), false);
+    std::vector<bool> own(static_cast<size_t>(extent_), false);
     for (int64_t o = 0; o < c.outer; ++o)
       for (int64_t t = 0; t < c.length; ++t)
-        for (int64_t i = 0; i < c.inner; ++i) {
-          const auto first = reinterpret_cast<const unsigned char*>(&at(o, t, i)) - bytes_.data();
-          for (size_t b = 0; b < sizeof(T); ++b) own[static_cast<size_t>(first) + b] = true;
-        }
+        for (int64_t i = 0; i < c.inner; ++i) own[static_cast<size_t>(&at(o, t, i) - data)] = true;
     int64_t count = 0;
-    for (size_t b = 0; b < own.size(); ++b) count += !own[b] && bytes_[b] != kUntouched;
+    for (int64_t b = 0; b < extent_ * kBytes; ++b)
+      count += !own[static_cast<size_t>(b / kBytes)] && memory_.data[b] != '\xff';
     return count;
   }
-  T* data;
-  Strides strides;
+
+  const Strides strides;
 
  private:
-  static constexpr unsigned char kUntouched = 0x5b;
-  std::vector<unsigned char> bytes_;
+  static constexpr int64_t kBytes = sizeof(T);
+  static Strides strides_of(const Case& c, Lie lie, std::mt19937& random) {
+    const int64_t more = lie == Lie::kPadded ? 1 + static_cast<int64_t>(random() % 5) : 0,
+                  apart = lie == Lie::kSpread ? 2 : 1, pitch = apart * (c.tiny_rows ? c.length : c.inner) + more;
+    Strides strides{c.length * pitch, pitch, apart};
+    if (c.tiny_rows) strides = {c.inner * pitch, apart, pitch};
+    if (lie == Lie::kOneOuter) strides.outer = 0;
+    if (lie == Lie::kOneStep) strides.outer = strides.time = 0;
+    return strides;
+  }
+  const int64_t extent_;
+  const trials::Guarded memory_;
+
+ public:
+  T* const data;
 };
 
 template <typename T>
@@ -109,9 +113,11 @@ class Trial {
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     const DeviceLimits device{c.multiprocessors, 227 << 10, c.cluster};
-    if (c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!few) walk = plan_walk_columns(p, device);
-    if (!few && !walk) held = plan_held_columns(p, device);
+    if (c.small) small = plan_small_columns(p, device);
+    if (c.small && !small) return true;
+    if (!small && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
+    if (!small && !few) walk = plan_walk_columns(p, device);
+    if (!small && !few && !walk) held = plan_held_columns(p, device);
     p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
@@ -178,6 +184,7 @@ class Trial {
       }
       return true;
     }
+    if (small) return launch_small<kStep>();
     if (few) {
       return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] {
         if constexpr (sizeof(T) == 2) {
@@ -192,6 +199,22 @@ class Trial {
       }
       walk_columns_kernel<T, kStep, kBackward, 1>(p);
     });
+  }
+
+  template <bool kStep>
+  bool launch_small() {
+    if constexpr (sizeof(T) <= 4) {
+      const SmallColumnsParams params = small_columns_params(p, *small);
+      const auto kernel = [&] {
+        if constexpr (sizeof(T) == 2) {
+          if (small->pairs) return small_columns_kernel<T, kStep, 2>(params);
+        }
+        small_columns_kernel<T, kStep, 1>(params);
+      };
+      return emulation::launch(small->blocks, 32 * small->warps, small_columns_bytes(*small), small->cluster > 1,
+          c.seed, kernel, small->cluster);
+    }
+    return false;
   }
 
   double gate(int64_t o, int64_t t, int64_t i) const {
@@ -214,6 +237,9 @@ class Trial {
         c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs,
         held ? 1 << held->read_bits : 0, held ? held->span : 0, held ? held->parts : 0, held ? held->part_steps : 0,
         held ? held->tiles : 0);
+    if (small)
+      printf("small: flat %d, pairs %d, span %d of %ld, %d steps, %d warps, clusters of %d\n", small->flat,
+          small->pairs, small->span, small->spans, small->steps, small->warps, small->cluster);
     return false;
   }
 
@@ -257,6 +283,7 @@ class Trial {
   ScanProblem p{};
   std::optional<FewStepsPlan> few;
   std::optional<WalkColumnsPlan> walk;
+  std::optional<SmallColumnsPlan> small;
   std::optional<HeldColumnsPlan> held;
 };
 
@@ -281,13 +308,14 @@ Case draw(std::mt19937& random) {
               : form == 2 ? up_to(10)
                           : up_to(50));
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
+  c.small = form < 5 && form != 2 && one_in(3);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0};
   c.gamma = kGammas[random() % 5];
   c.reset = one_in(3);
   c.reverse = one_in(2);
-  c.backward = one_in(2);
+  c.backward = !c.small && one_in(2);
   c.shifted = one_in(3);
   c.initial = one_in(3) && (c.backward || !c.shifted);
   constexpr Lie kOutputs[] = {Lie::kDense, Lie::kDense, Lie::kPadded, Lie::kMoved};
@@ -295,6 +323,7 @@ Case draw(std::mt19937& random) {
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
   c.multiprocessors = static_cast<int>(form == 5 ? 132 : one_in(8) ? 40 : up_to(6));
+  if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : 0;
   c.seed = random();
   return c;

@@ -44,6 +44,10 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
         ("long_rows", [7, 9591321], {}),
         ("held_columns", [1000000, 7], {"dim": 0}),
+        ("small_columns", [30_000, 7], {"dim": 0}),
+        ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),
+        ("held_columns", [30_000, 7], {"dim": 0, "cluster": 0}),
+        ("held_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("walk_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
         ("flat_rows", [1000000, 3], {}),
@@ -115,9 +119,19 @@ def test_small_rows_are_all_on_the_gpu_at_once() -> None:
     assert plan([15, 30_001], reset=True)["kernel"] == "flat_rows"
 
 
+def test_small_columns_are_all_on_the_gpu_at_once() -> None:
+    for columns, gamma in ((3, "number"), (100, "step"), (2000, "row")):
+        pieces = plan([400, columns], dim=0, gamma=gamma, reset=True)["pieces"]
+        lanes = 1 << (pieces["span"] - 1).bit_length()
+        parts = pieces["warps"] * pieces.get("cluster", 1) * 32 // lanes
+        assert pieces["span"] * pieces["spans"] >= columns
+        assert parts * pieces["steps"] >= 400
+        assert pieces["blocks"] * pieces["warps"] <= 132 * 32
+
+
 def test_many_columns_tiles_hold_longer_parts() -> None:
     """More blocks than an H200 has room for have steps in shared memory too, as three blocks a multiprocessor."""
-    few, many = (plan([steps, 99], dim=0)["pieces"] for steps in (10_000, 1_000_000))
+    few, many = (plan([steps, 99], dim=0)["pieces"] for steps in (20_000, 1_000_000))
     assert few["early_steps"] == 0
     assert 0 < many["early_steps"] < many["part_steps"] <= 64
     assert many["shared_bytes"] <= (227 << 10) // 3

@@ -49,6 +49,17 @@ inline cudaLaunchAttribute cooperating() {
   return attribute;
 }
 
+// Of a launch that may begin early and whose blocks may be clusters: how many there are.
+template <typename Kernel, typename Plan>
+int find_attributes(Kernel kernel, const Plan& plan, cudaLaunchAttribute (&attributes)[2]) {
+  int count = 0;
+  if (plan.dependent) attributes[count++] = programmatic_serialization();
+  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
+  // More than 8 blocks need leave, which belongs to the device.
+  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  return count;
+}
+
 // A launch with the first `count` of the attributes, which must live until then.
 inline cudaLaunchConfig_t launch_config(
     int64_t blocks, int64_t threads, int64_t shared, cudaStream_t stream, cudaLaunchAttribute* attributes, int count) {

@@ -37,6 +37,7 @@ struct Launch {
   cudaError_t operator()(const LongRowsPlan& plan) const { return rows.together(problem, plan, workspace, stream); }
   cudaError_t operator()(const FewStepsPlan& plan) const { return columns.few_steps(problem, plan, stream); }
   cudaError_t operator()(const WalkColumnsPlan& plan) const { return columns.walk(problem, plan, stream); }
+  cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, stream); }
   cudaError_t operator()(const HeldColumnsPlan& plan) const { return columns.held(problem, plan, workspace, stream); }
 };
 

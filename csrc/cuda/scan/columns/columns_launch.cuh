@@ -7,8 +7,12 @@
 #include "scan/carry/call_tag.h"
 #include "scan/columns/few_steps.cuh"
 #include "scan/columns/held_columns.cuh"
+#include "scan/columns/launch.h"
+#include "scan/columns/small_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
 #include "dcs/scan/forms.h"
+#include "dcs/scan/plan/powers.h"
+#include "dcs/scan/plan/traits.h"
 
 namespace dcs {
 
@@ -38,6 +42,70 @@ cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& pla
       [](auto step, auto backward, auto unit) { return few_steps_kernel<T, step(), backward(), unit()>; }, plan.cells);
 }
 
+inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
+  const int sign = problem.reverse ? -1 : 1;
+  // A reverse scan's first step is the last one in memory.
+  const auto operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
+    const int64_t first = problem.reverse ? (problem.length - 1) * strides.time * bytes : 0;
+    return SmallColumnOperand{pointer ? static_cast<const char*>(pointer) + first : nullptr,
+        static_cast<int>(strides.outer), sign * static_cast<int>(strides.time), static_cast<int>(strides.inner)};
+  };
+  const int64_t bytes = bytes_of(problem.dtype);
+  SmallColumnsParams params{};
+  params.input = operand(problem.input, problem.input_strides, bytes);
+  params.output = operand(problem.output, problem.output_strides, bytes);
+  params.reset = operand(problem.reset, problem.reset_strides, 1);
+  params.initial = operand(problem.initial, {problem.initial_strides.outer, 0, problem.initial_strides.inner}, bytes);
+  const bool by_step = problem.gamma_kind == GammaKind::kStep;
+  if (by_step) params.gates = operand(problem.gamma, problem.gamma_strides, bytes);
+  else params.gamma = operand(problem.gamma, {problem.gamma_strides.outer, 0, problem.gamma_strides.inner}, 0);
+  params.spans = Divisor(static_cast<uint32_t>(plan.spans));
+  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
+  params.length = static_cast<int>(problem.length);
+  params.cells = static_cast<int>(problem.inner / (plan.pairs ? 2 : 1));
+  params.span = plan.span;
+  params.cell_bits = plan.cell_bits;
+  const int slots = 32 >> plan.cell_bits;
+  for (int slot = 0; slot < slots; ++slot) params.cell_lanes |= 1u << (slot << plan.cell_bits);
+  params.steps = plan.steps;
+  params.slot_warps = static_cast<int>(ceil_div(plan.warps, slots));
+  params.slot_blocks = static_cast<int>(ceil_div(plan.cluster, slots));
+  params.back = problem.shifted ? 1 : 0;
+  params.flat = plan.flat;
+  params.reverse = problem.reverse;
+  params.by_row = problem.gamma_kind == GammaKind::kRow;
+  params.gamma_dtype = problem.gamma_dtype;
+  params.number = problem.gamma_value;
+  params.power = bounded_power(problem.gamma_value, plan.steps);
+  return params;
+}
+
+// Bytes of shared memory through which pieces of memory are turned into steps of threads.
+inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
+  return plan.flat ? int64_t{4} * kSmallPitch * plan.warps * plan.steps : 0;
+}
+
+template <typename T>
+cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
+  const bool step = problem.gamma_kind == GammaKind::kStep;
+  auto kernel = step ? small_columns_kernel<T, true, 1> : small_columns_kernel<T, false, 1>;
+  if constexpr (sizeof(T) == 2) {
+    if (plan.pairs) kernel = step ? small_columns_kernel<T, true, 2> : small_columns_kernel<T, false, 2>;
+  }
+  int device = 0, most = 0;
+  const int64_t shared = small_columns_bytes(plan);
+  if (shared > 0) {
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const cudaError_t error = allow_shared(kernel, shared, most, kSmallColumnsStatics);
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute attributes[2];
+  const int count = find_attributes(kernel, plan, attributes);
+  const cudaLaunchConfig_t config = launch_config(plan.blocks, 32 * plan.warps, shared, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, small_columns_params(problem, plan));
+}
+
 template <typename T, bool kStep, bool kBackward>
 auto held_kernel_of(const HeldColumnsPlan& plan) {
   if constexpr (sizeof(T) == 2) {
@@ -64,6 +132,14 @@ cudaError_t launch_held_columns(
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
   if (error != cudaSuccess) return error;
   return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream, params);
+}
+
+template <typename T>
+constexpr ColumnsLaunchers columns_launchers() {
+  // No plan is for small problems of wide elements.
+  ColumnsLaunchers launchers{launch_few_steps<T>, launch_walk_columns<T>, nullptr, launch_held_columns<T>};
+  if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
+  return launchers;
 }
 
 }  // namespace dcs

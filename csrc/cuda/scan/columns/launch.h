@@ -1,4 +1,4 @@
-// The launchers of columns of any shape, three an element type; each type in a file of its own so that they compile
+// The launchers of columns of any shape, four an element type; each type in a file of its own so that they compile
 // side by side.
 #pragma once
 
@@ -12,6 +12,7 @@ namespace dcs {
 struct ColumnsLaunchers {
   cudaError_t (*few_steps)(const ScanProblem&, const FewStepsPlan&, cudaStream_t);
   cudaError_t (*walk)(const ScanProblem&, const WalkColumnsPlan&, cudaStream_t);
+  cudaError_t (*small)(const ScanProblem&, const SmallColumnsPlan&, cudaStream_t);
   cudaError_t (*held)(const ScanProblem&, const HeldColumnsPlan&, void* workspace, cudaStream_t);
 };
 

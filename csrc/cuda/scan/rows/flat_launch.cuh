@@ -108,17 +108,6 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   return params;
 }
 
-// Of a launch that may begin early and whose blocks may be clusters: how many there are.
-template <typename Kernel, typename Plan>
-int find_attributes(Kernel kernel, const Plan& plan, cudaLaunchAttribute (&attributes)[2]) {
-  int count = 0;
-  if (plan.dependent) attributes[count++] = programmatic_serialization();
-  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
-  // More than 8 blocks need leave, which belongs to the device.
-  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  return count;
-}
-
 template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
   const auto kernel =

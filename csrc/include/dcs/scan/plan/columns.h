@@ -75,6 +75,68 @@ inline bool columns_lie_flat(const ScanProblem& p) {
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
 }
 
+// A span, a block's cells, of small scans: all of them where they are few, else pieces of memory of every step, twice
+// as wide where there are blocks for all multiprocessors. False where nothing is small.
+inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
+  // Places in operands are numbers of 31 bits.
+  const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
+    const int64_t last =
+        (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
+    return !pointer || last < int64_t{1} << 30;
+  };
+  if (p.rows() >= int64_t{1} << 30 || !is_near(p.initial, p.initial_strides) || !is_near(p.gamma, p.gamma_strides) ||
+      !all_operands(p, is_near))
+    return false;
+  const bool flags_pair = !p.reset ||
+      (p.reset_strides.inner == 1 && p.reset_strides.time % 2 == 0 && p.reset_strides.outer % 2 == 0 &&
+          reinterpret_cast<uintptr_t>(p.reset) % 2 == 0);
+  plan.pairs = halves_pair(p) && flags_pair;
+  const int64_t cell_bytes = bytes_of(p.dtype) * (plan.pairs ? 2 : 1), cells = p.inner / (plan.pairs ? 2 : 1);
+  const bool wide = p.outer * ceil_div(cells, kSmallSpan) >= device.multiprocessors;
+  plan.spans = ceil_div(cells, wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallPiece / cell_bytes));
+  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
+  while (1 << plan.cell_bits < plan.span) ++plan.cell_bits;
+  const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
+  plan.flat = plan.spans == 1 && plan.span * cell_bytes % kSmallPiece != 0 && lies(p.input_strides) &&
+      lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides));
+  return true;
+}
+
+// So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
+// or a cluster. Nothing forms gradients of gamma there.
+inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
+  SmallColumnsPlan plan{};
+  if (contiguous || is_windowed(p) || !powers_fold(p) || p.backward || bytes_of(p.dtype) > 4 ||
+      (p.shifted && p.initial) || !plan_small_span(plan, p, device))
+    return std::nullopt;
+  const int64_t groups = p.outer * plan.spans, places = device.multiprocessors / kClusterMultiprocessors;
+  const int64_t most = places > 0 ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
+  // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
+  // no cluster.
+  const int64_t wanted = std::clamp<int64_t>(places * kMostRowCluster / groups, 1, most);
+  const auto fits = [&](int steps, int64_t most_warps) {
+    const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.cell_bits);
+    const int64_t least = ceil_div(warps, most_warps);
+    const bool alone = least == 1 && steps <= kMostLoneSteps;
+    const int64_t cluster = alone ? 1 : std::max(least, std::min(wanted, ceil_div(warps, kFewestSmallColumnWarps)));
+    plan.steps = steps;
+    plan.cluster = static_cast<int>(std::min(cluster, most));
+    plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
+    const int64_t room = kSmallColumnWarps / std::max(plan.warps, 1);  // of a multiprocessor, for blocks
+    return cluster <= most &&
+        groups <= (cluster > 1 ? places * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
+  };
+  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, plan.pairs);
+  bool found = false;
+  for (const int64_t warps : {kUsualSmallColumnWarps, kSmallColumnWarps})
+    for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) found = found || fits(steps, warps);
+  if (!found) return std::nullopt;
+  plan.blocks = groups * plan.cluster;
+  plan.dependent = plan.blocks <= device.early_blocks(p);
+  return plan;
+}
+
 // From one step to the next it is less than 2^31 bytes: threads count in them.
 inline bool steps_are_near(const ScanProblem& p) {
   return all_operands(

@@ -89,6 +89,11 @@ inline void describe_pieces(const FewStepsPlan& plan, JsonObject& pieces) {
 inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
+inline void describe_pieces(const SmallColumnsPlan& plan, JsonObject& pieces) {
+  pieces.add("flat", plan.flat).add("pairs", plan.pairs).add("span", plan.span).add("spans", plan.spans);
+  pieces.add("steps", plan.steps).add("warps", plan.warps);
+  pieces.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
+}
 inline void describe_pieces(const HeldColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("flat", plan.flat)
       .add("pairs", plan.pairs)

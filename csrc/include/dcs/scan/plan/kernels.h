@@ -15,7 +15,7 @@
 namespace dcs {
 
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
-    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, HeldColumnsPlan>;
+    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, SmallColumnsPlan, HeldColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -45,6 +45,8 @@ constexpr Candidate kCandidates[] = {
     {"long_rows", "longer contiguous rows, not of complex numbers", plan_by<plan_long_rows>},
     {"few_steps", "the same of at most 8 steps", plan_by<plan_few_steps<kFewSteps>>},
     {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
+    {"small_columns", "columns of few elements in all, whose time fits into a block or a cluster",
+        plan_by<plan_small_columns>},
     {"held_columns", "fewer columns", plan_by<plan_held_columns>},
     {"walk_columns", "everything else", plan_by<plan_any_columns>},
 };
@@ -70,6 +72,7 @@ inline bool runs_together(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->needs_coresident_blocks();
   if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
+  if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->cluster > 1;
   return std::holds_alternative<LongRowsPlan>(plan);
 }
 

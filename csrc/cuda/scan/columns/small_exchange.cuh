@@ -1,0 +1,152 @@
+// What enters each thread's steps of columns/small_columns.cuh: totals meet in a warp by shuffles, between warps in
+// shared memory, and between the blocks of a cluster in that of all later ones.
+#pragma once
+
+#include "common/ptx/cluster.cuh"
+#include "scan/carry/segment.cuh"
+#include "scan/columns/small_place.cuh"
+
+namespace dcs {
+
+// A piece in shared memory, or on its way to another block. Gates that are no number say that it is closed: no product
+// of floats has such bits.
+struct alignas(16) ColumnLetter {
+  double total, gates;
+  static __device__ __forceinline__ double closed_gates() { return __hiloint2double(-1, -1); }
+
+  __device__ __forceinline__ ColumnLetter& operator=(const Piece<double>& piece) {
+    total = piece.total;
+    gates = piece.closed ? closed_gates() : piece.gates;
+    return *this;
+  }
+  __device__ __forceinline__ Piece<double> piece() const { return {total, gates, __double2hiint(gates) == -1}; }
+};
+
+// What warps leave each other, and the blocks of a cluster the later ones.
+template <int kUnit>
+struct ColumnMail {
+  static constexpr int kColumns = kSmallSpan * kUnit;
+  ColumnLetter warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
+  uint64_t arrivals;
+
+  __device__ __forceinline__ void open(int rank, int columns) {
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(ColumnLetter)));
+    __syncthreads();
+    arrive_in_cluster_relaxed();
+  }
+  __device__ __forceinline__ void send(const Piece<double>& piece, int rank, int column, uint32_t to) {
+    ColumnLetter letter;
+    letter = piece;
+    ColumnLetter& place = blocks[rank][column];
+    store_async_in_cluster(&place.total, &arrivals, to, letter.total);
+    store_async_in_cluster(&place.gates, &arrivals, to, letter.gates);
+  }
+};
+
+__device__ __forceinline__ Piece<double> joined(const Piece<double>& first, const Piece<double>& then) {
+  return {after(then, first.total), power_mul(then.gates, first.gates), first.closed || then.closed};
+}
+__device__ __forceinline__ Piece<double> piece_of_lane(const Piece<double>& piece, int lane) {
+  return {shuffle(piece.total, lane), shuffle(piece.gates, lane),
+      __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), lane) != 0};
+}
+// Each slot's pieces with those of the slots before it, of the same cell.
+template <int kUnit>
+__device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const SmallColumnsParams& p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, apart = 1 << p.cell_bits;
+  const uint32_t up_to_own = p.cell_lanes << (lane & (apart - 1)) & (0xffffffffu >> (31 - lane));
+  int reach[kUnit];  // lanes back to the nearest closed one, or to all
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) {
+    const uint32_t closed = __ballot_sync(0xffffffffu, pieces[u].closed) & up_to_own;
+    reach[u] = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;
+    pieces[u].closed = closed != 0;
+  }
+#pragma unroll 1
+  for (int d = apart; d < 32; d *= 2) {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      const double other = shuffle_up(pieces[u].total, d), other_gates = shuffle_up(pieces[u].gates, d);
+      if (reach[u] < d) continue;
+      pieces[u].total = fold(pieces[u].total, pieces[u].gates, other);
+      pieces[u].gates = power_mul(pieces[u].gates, other_gates);
+    }
+  }
+}
+// The first `count` of the letters in all lanes of a cell, of which each slot takes `each`: some at once, in a tree.
+template <int kUnit, int kRows>
+__device__ __forceinline__ void fold_letters(const ColumnLetter (&letters)[kRows][kSmallSpan * kUnit], int count,
+    int each, int slot, int column, const SmallColumnsParams& p, Piece<double> (&folded)[kUnit]) {
+  constexpr int kAtOnce = kUnit == 1 ? 4 : 2;  // with the other column's
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) folded[u] = identity<double>();
+#pragma unroll 1
+  for (int i = 0; i < each; i += kAtOnce) {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      Piece<double> some[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int number = slot * each + i + j;
+        some[j] = letters[min(number, kRows - 1)][column + u].piece();
+        if (i + j >= each || number >= count) some[j] = identity<double>();
+      }
+#pragma unroll
+      for (int d = 1; d < kAtOnce; d *= 2) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; j += 2 * d) some[j] = joined(some[j], some[j + d]);
+      }
+      folded[u] = joined(folded[u], some[0]);
+    }
+  }
+  fold_slots(folded, p);
+  const int last = 32 - (1 << p.cell_bits) + column / kUnit;
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) folded[u] = piece_of_lane(folded[u], last);
+}
+
+// What enters each thread's steps, from its pieces.
+template <int kUnit, typename Place>
+__device__ __forceinline__ void enter(
+    const Place& at, Piece<double> (&pieces)[kUnit], ColumnMail<kUnit>& mail, double (&carries)[kUnit]) {
+  const SmallColumnsParams& p = at.p;
+  const int apart = 1 << p.cell_bits, column = at.cell * kUnit;
+  fold_slots(pieces, p);
+  if (at.slot + 1 == at.slots) {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) mail.warps[at.warp][column + u] = pieces[u];
+  }
+  Piece<double> before[kUnit], warps_before[kUnit];
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) {
+    const int other = max(at.lane - apart, 0);
+    before[u] = piece_of_lane(pieces[u], other);
+    if (at.slot == 0) before[u] = identity<double>();
+  }
+  __syncthreads();
+  fold_letters(mail.warps, at.warp, p.slot_warps, at.slot, column, p, warps_before);
+  if (p.cluster.divisor > 1) {
+    wait_for_cluster();  // until the others' mail is open
+    if (at.warp + 1 == at.warps) {
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) {
+        const Piece<double> block = joined(warps_before[u], mail.warps[at.warp][column + u].piece());
+        for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
+          mail.send(block, at.rank, column + u, static_cast<uint32_t>(to));
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) {
+    before[u] = joined(warps_before[u], before[u]);
+    carries[u] = before[u].total;
+  }
+  if (at.rank == 0) return;
+  Piece<double> blocks_before[kUnit];
+  mbarrier_wait(&mail.arrivals, 0);
+  fold_letters(mail.blocks, at.rank, p.slot_blocks, at.slot, column, p, blocks_before);
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) carries[u] = after(before[u], blocks_before[u].total);
+}
+
+}  // namespace dcs

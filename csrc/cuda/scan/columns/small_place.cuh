@@ -1,0 +1,186 @@
+// Where a thread of columns/small_columns.cuh is, where its operands are, and how it reads and writes them.
+#pragma once
+
+#include <cstring>
+
+#include "common/divisor.cuh"
+#include "common/ptx/global_load.cuh"
+#include "common/vector.cuh"
+#include "dcs/scan/plan/tuning.h"
+#include "dcs/scan/problem.h"
+
+namespace dcs {
+
+// An operand from the scan's first step on, with strides of elements in the scan's direction.
+struct SmallColumnOperand {
+  const void* data;  // null where there is none
+  int outer, time, inner;
+};
+
+struct SmallColumnsParams {
+  SmallColumnOperand input, gates, reset, output, gamma, initial;
+  Divisor spans, cluster;  // of an outer row; blocks of a cluster
+  int length, cells;       // steps, and cells of one of them
+  int span;                // cells of a block
+  int cell_bits;           // 2^these lanes of a slot, at least the span
+  uint32_t cell_lanes;     // bits of a cell's lanes
+  int steps;               // of a thread, a multiple of kSmallBatch
+  int slot_warps;          // whose totals each slot of a warp folds, and blocks of a cluster
+  int slot_blocks;
+  int back;  // 1 where gates and resets are those of the step before
+  bool flat, reverse, by_row;
+  ElementType gamma_dtype;
+  double number, power;  // gamma; over a thread's steps
+};
+
+// Where a thread is, and where its operands are.
+template <typename T, bool kStep, int kUnit>
+struct SmallColumnPlace {
+  static constexpr int kMost = small_column_steps(kStep, kUnit == 2);
+  using Cell = Vector<T, kUnit>;
+  using Words = uint32_t[kMost];  // a cell each
+  const SmallColumnsParams& p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
+            warps = static_cast<int>(blockDim.x) / 32;
+  const int slots = 32 >> p.cell_bits, slot = lane >> p.cell_bits, cell = lane & ((1 << p.cell_bits) - 1);
+  int rank = 0;  // of the block in its cluster
+  int outer, width, column;
+  int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
+  int in_piece;                 // cells of the warp's piece of memory
+
+  __device__ __forceinline__ explicit SmallColumnPlace(const SmallColumnsParams& params) : p(params) {
+    uint32_t group = blockIdx.x;
+    if (p.cluster.divisor > 1) {
+      group = p.cluster.of(blockIdx.x);
+      rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
+    }
+    outer = static_cast<int>(p.spans.of(group));
+    const int first_cell = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
+    width = min(p.span, p.cells - first_cell);
+    // What is turned around as one piece has its columns turned around, too.
+    const int existing = min(cell, width - 1);
+    column = (p.flat && p.reverse ? width - 1 - existing : first_cell + existing) * kUnit;
+    warp_step = (rank * warps + warp) * slots * p.steps;
+    first = warp_step + slot * p.steps;
+    count = cell < width ? max(0, min(p.steps, p.length - first)) : 0;
+    in_piece = max(0, min(slots * p.steps, p.length - warp_step)) * width;
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ void each(const Visit& visit) const {
+#pragma unroll
+    for (int k = 0; k < kMost; k += kSmallBatch) {
+      if (k >= p.steps) break;
+#pragma unroll
+      for (int i = k; i < k + kSmallBatch; ++i) visit(i);
+    }
+  }
+  __device__ __forceinline__ int offset(const SmallColumnOperand& of, int u = 0) const {
+    return outer * of.outer + (column + u) * of.inner;
+  }
+  // What a thread reads and writes of an operand: its own steps, or every 32nd cell of the warp's piece.
+  struct Walk {
+    int at, apart, least, most;
+  };
+  __device__ __forceinline__ Walk walk(const SmallColumnOperand& of, int back) const {
+    if (!p.flat) return {offset(of) + (first - back) * of.time, of.time, first < back ? 1 : 0, count};
+    const int place = (warp_step - back) * width + lane;
+    return {outer * of.outer + (p.reverse ? width - 1 - place : place) * kUnit, (p.reverse ? -32 : 32) * kUnit,
+        place < 0 ? 1 : 0, (in_piece - lane + 31) >> 5};
+  }
+  __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0) const {
+    const Walk steps = walk(of, back);
+    const T* const from = static_cast<const T*>(of.data) + steps.at;
+    each([&](int k) {
+      load_words_where(
+          k >= steps.least && k < steps.most, reinterpret_cast<const Cell*>(from + k * steps.apart), &to[k]);
+    });
+  }
+  // The flags of a cell are neighbors too.
+  __device__ __forceinline__ void ask_flags(Words& to) const {
+    const uint8_t* const from =
+        static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first - p.back) * p.reset.time;
+    each([&](int k) {
+      load_words_where(k < count && first + k >= p.back,
+          reinterpret_cast<const Vector<uint8_t, kUnit>*>(from + k * p.reset.time), &to[k]);
+    });
+  }
+
+  // A bit a step.
+  __device__ __forceinline__ void read_flags(const Words& flags, uint32_t (&bits)[kUnit]) const {
+    each([&](int k) {
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) bits[u] |= (flags[k] >> 8 * u & 0xff ? 1u : 0u) << k;
+    });
+  }
+  __device__ __forceinline__ void ask_initial(uint32_t (&to)[kUnit]) const {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u)
+      load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial, u), &to[u]);
+  }
+
+  // Words in the order of the piece become the thread's own, and back.
+  __device__ __forceinline__ void turn_to_own(Words& words, uint32_t* shared) const {
+    __syncwarp();
+    each([&](int k) { shared[k * kSmallPitch + lane] = words[k]; });
+    __syncwarp();
+    each([&](int k) { words[k] = shared[own_place(k)]; });
+  }
+  __device__ __forceinline__ void turn_to_piece(Words& words, uint32_t* shared) const {
+    __syncwarp();
+    each([&](int k) {
+      if (cell < width) shared[own_place(k)] = words[k];
+    });
+    __syncwarp();
+    each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
+  }
+  __device__ __forceinline__ void store(Words& words, uint32_t* shared) const {
+    if (p.flat) turn_to_piece(words, shared);
+    const Walk steps = walk(p.output, 0);
+    T* const to = static_cast<T*>(const_cast<void*>(p.output.data)) + steps.at;
+    each([&](int k) {
+      Cell out;
+      memcpy(&out, &words[k], sizeof out);
+      if (k < steps.most) *reinterpret_cast<Cell*>(to + k * steps.apart) = out;
+    });
+  }
+
+  __device__ __forceinline__ double row_gamma(int u) const {
+    return load_gamma<double>(p.gamma.data, p.gamma_dtype, offset(p.gamma, u), false);
+  }
+
+ private:
+  __device__ __forceinline__ int own_place(int k) const {
+    const int place = (slot * p.steps + k) * width + cell;
+    return place + (place >> 5);
+  }
+};
+
+// The values of a word's cell, and back.
+template <typename T, int kUnit, typename Acc>
+__device__ __forceinline__ void values_of_word(uint32_t word, Acc (&to)[kUnit]) {
+  Vector<T, kUnit> cell;
+  memcpy(&cell, &word, sizeof cell);
+  float values[kUnit];
+  unpack(cell, values);
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) to[u] = static_cast<Acc>(values[u]);
+}
+template <typename T, typename Acc>
+__device__ __forceinline__ Acc value_of_word(uint32_t word) {
+  Acc value[1];
+  values_of_word<T>(word, value);
+  return value[0];
+}
+template <typename T, int kUnit, typename Acc>
+__device__ __forceinline__ uint32_t word_of_values(const Acc (&from)[kUnit]) {
+  float values[kUnit];
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) values[u] = static_cast<float>(from[u]);
+  const Vector<T, kUnit> cell = pack<float, T, kUnit>(values);
+  uint32_t word = 0;
+  memcpy(&word, &cell, sizeof cell);
+  return word;
+}
+
+}  // namespace dcs
