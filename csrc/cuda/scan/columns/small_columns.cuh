@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
   using Place = SmallColumnPlace<T, kStep, kUnit>;
-  extern __shared__ __align__(128) unsigned char small_columns_shared[];
+  extern __shared__ __align__(16) unsigned char small_columns_shared[];
   __shared__ ColumnMail<kUnit> mail;
   launch_dependents();
   const Place at(p);
