@@ -16,6 +16,7 @@
 #include "returns/n_step_launch.cuh"
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
+#include "returns/tile_columns/launch.cuh"
 #include "returns/walk/launch.cuh"
 #include "returns/warp_columns.cuh"
 
@@ -287,15 +288,6 @@ class ReturnsLaunch {
     kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
-  // Every operand's rows of columns are whole words of 16 bytes.
-  bool columns_take_words() const {
-    return p_.length > 1 && all([this](const Operand& o) {
-      const auto whole = [&](int64_t elements) { return elements * o.size % 16 == 0; };
-      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && whole(p_.inner) &&
-          whole(o.strides.time) && (p_.outer == 1 || whole(o.strides.outer));
-    });
-  }
-
   // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a
   // block's warps share them, as many warps as leave room for all blocks at once.
   template <int kForm>
@@ -303,7 +295,7 @@ class ReturnsLaunch {
     constexpr int kWords = sizeof(T) == 2 ? 2 : 1;  // of a lane, in shared columns: 128 bytes a step and warp
     const auto blocks_of = [&](int columns) { return p_.outer * ceil_div(p_.inner, 32 * columns); };
     const int64_t alone = blocks_of(2), shared = blocks_of(kWords);
-    if (!columns_take_words() || alone > INT_MAX) return false;
+    if (!columns_take_words(p_) || alone > INT_MAX) return false;
     if (alone >= 3 * device_.multiprocessors) {
       constexpr int kStages = kForm & kWithRhos ? 6 : 8;
       return launch_warp_columns(returns_warp_columns_kernel<T, kForm, 2, 4, kStages, false, 32, 12>,
@@ -336,7 +328,7 @@ class ReturnsLaunch {
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
     if (takes_walk(p_, device_.multiprocessors)) {
-      launch_walk<T>(p_, columns_pair(), device_, stream_);
+      launch_walk<T>(p_, columns_pair(p_), device_, stream_);
       return;
     }
     constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;
@@ -357,14 +349,6 @@ class ReturnsLaunch {
         {p_, number_rates<Acc>(p_.gamma.value, p_.trace.value)});
   }
 
-  // Two neighboring columns make a word.
-  bool columns_pair() const {
-    return p_.inner % 2 == 0 && all([](const Operand& o) {
-      return o.strides.inner == 1 && reinterpret_cast<uintptr_t>(o.data) % (2 * o.size) == 0 &&
-          o.strides.time % 2 == 0 && o.strides.outer % 2 == 0;
-    });
-  }
-
   const ReturnsProblem& p_;
   const Device& device_;
   cudaStream_t stream_;
@@ -374,9 +358,10 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const ReturnsPlan* chunks,
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const ReturnsPlans& plans,
     void* workspace, cudaStream_t stream) {
-  if (chunks) return launch_chunks<T>(problem, *chunks, workspace, device, stream);
+  if (plans.tiles) return launch_tile_columns<T>(problem, *plans.tiles, workspace, stream);
+  if (plans.chunks) return launch_chunks<T>(problem, *plans.chunks, workspace, device, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }

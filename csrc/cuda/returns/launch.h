@@ -4,14 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/returns/plan.h"
+#include "dcs/returns/tile_plan.h"
 #include "common/device.h"
 
 namespace dcs {
 
-// `chunks`: of plan_chunks(...), null where it has none; `workspace` is its own, and the problem has its rows together.
 using ReturnsLauncher = cudaError_t(
-    const ReturnsProblem&, const Device&, const ReturnsPlan* chunks, void* workspace, cudaStream_t);
+    const ReturnsProblem&, const Device&, const ReturnsPlans&, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

@@ -24,10 +24,11 @@ struct CudaReturns {
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
-    const std::optional<ReturnsPlan> chunks = plan_chunks(together, device.multiprocessors);
-    const Workspace workspace(rewards, chunks ? chunks->workspace_bytes() : 0);
-    check_cuda(launcher(problem.dtype)(chunks ? together : problem, device, chunks ? &*chunks : nullptr,
-                   workspace.data(), current_stream(index)),
+    ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
+    if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
+    const Workspace workspace(rewards, plans.workspace_bytes());
+    check_cuda(launcher(problem.dtype)(
+                   plans.chunks ? together : problem, device, plans, workspace.data(), current_stream(index)),
         kReturns, "launching the kernel");
   }
 

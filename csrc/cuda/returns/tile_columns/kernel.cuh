@@ -1,0 +1,356 @@
+// The temporal difference scan along a strided time over fewer columns than threads that fill the GPU. A block takes a
+// tile, some steps of a span of cells, which are columns or pairs of columns of halves; each of its threads reads all
+// operands of some neighboring steps of a cell, once and by the element, and holds their differences and what is
+// carried over them. Totals meet in shared memory and, between the tiles of a walk, in global memory
+// (scan/columns/tile_carries.cuh). It asks nothing of alignment or strides, and takes every option.
+#pragma once
+
+#include "common/ptx/dependent_launch.cuh"
+#include "common/ptx/known_address.cuh"
+#include "returns/tile_columns/params.cuh"
+#include "scan/columns/held_cells.cuh"
+#include "scan/columns/tile_carries.cuh"
+
+namespace dcs {
+
+template <typename T, int kUnit, WalkForm kForm>
+struct TileColumns {
+  using Acc = typename Types<T>::Acc;
+  using Wide = typename Types<T>::Wide;
+  using Cell = Vector<T, kUnit>;
+  using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
+  static constexpr bool kAll = kForm == WalkForm::kAll, kGates = kForm != WalkForm::kPlain;
+  static constexpr int kSteps = tile_column_steps(sizeof(T), kUnit, kForm), kBatch = std::min(kSteps, kTileBatch);
+  static constexpr int kLoads = kAll ? kBatch : kSteps;  // on their way before the first use
+  using Carries = TileCarries<T, kGates, kUnit, 2>;
+  using Held = HeldCells<Cell, kSteps>;
+
+  const TileColumnsParams<Acc>& params;
+  const ReturnsWalkParams<Acc>& call = params.call;
+  const HeldColumnsPlan& t = params.carries.plan;
+  uint32_t tile, walk;
+  int outer, first_column;
+  int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
+  bool works;
+  int first_step, count;  // in the order of the scan
+  Rates<Acc> rates[kUnit];
+
+  // Of the part's steps.
+  Acc results[kSteps][kUnit];  // the differences, then what is carried behind them
+  Held values;
+  std::conditional_t<kGates, Held, NoCells> rhos;
+  Acc factors[kAll ? kSteps : 1][kUnit];         // of the steps' own discounts
+  uint32_t cuts[kUnit] = {}, drops[kUnit] = {};  // a bit a step: nothing is carried to it; v' is not read
+
+  __device__ __forceinline__ explicit TileColumns(const TileColumnsParams<Acc>& given) : params(given) {
+    tile = params.carries.walks.of(blockIdx.x);
+    walk = blockIdx.x - tile * params.carries.walks.divisor;
+    outer = static_cast<int>(params.carries.spans.of(walk));
+    first_column = (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
+    find_steps();
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      rates[u] = call.rates;
+      if (!call.row_rates) continue;
+      const auto at = [&](const Strides& strides) {
+        return outer * strides.outer + int64_t{first_column + cell * kUnit + u} * strides.inner;
+      };
+      rates[u] = rates_of<Acc>(
+          call.row_gamma, call.row_trace, at(call.row_gamma.tensor.strides), at(call.row_trace.tensor.strides));
+    }
+  }
+
+  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
+  __device__ __forceinline__ void find_steps() {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
+    width = min(t.span, (static_cast<int>(params.carries.problem.inner) - first_column) / kUnit);
+    const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
+    const int own_cell = static_cast<int>(thread) - own_part * t.span;
+    works = own_part < t.parts && own_cell < width;
+    part = min(own_part, t.parts - 1);
+    cell = min(own_cell, width - 1);
+    first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
+    count = max(0, min(t.part_steps, call.length - first_step));
+  }
+  // Whether the warp's threads have all of their steps.
+  __device__ __forceinline__ bool is_full() const { return __all_sync(0xffffffffu, count == t.part_steps); }
+
+  // Batches of the steps that there are, of kCount from one on; kFull: all of a part's.
+  template <bool kFull, int kCount = kSteps, typename Visit>
+  __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
+#pragma unroll
+    for (int k = 0; k < kCount; k += kBatch) {
+      if (from + k >= (kFull ? t.part_steps : count)) break;
+#pragma unroll
+      for (int i = k; i < k + kBatch && i < kCount; ++i)
+        if (kFull || from + i < count) visit(from + i);
+    }
+  }
+
+  // visit(step, its element) in the order of the scan; the first of them is `from` the part's first.
+  template <bool kFull, typename Element, int kCount, typename Byte, typename Visit>
+  __device__ __forceinline__ void each_of(const WalkTensor<Byte>& tensor, int from, const Visit& visit) const {
+    using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
+    if (!tensor.last) return;
+    Byte* at = known_address(last_of_cell(tensor, static_cast<uint32_t>(outer), cell_of_row()) +
+        static_cast<int64_t>(first_step + from) * tensor.back);
+    each<kFull, kCount>(
+        [&](int i) {
+          visit(i - from, *reinterpret_cast<Own*>(at));
+          at += tensor.back;
+        },
+        from);
+  }
+  __device__ __forceinline__ uint32_t cell_of_row() const { return static_cast<uint32_t>(first_column / kUnit + cell); }
+
+  template <bool kFull, typename Element>
+  __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int from, Element (&to)[kLoads]) const {
+    each_of<kFull, Element, kLoads>(tensor, from, [&](int i, const Element& element) { to[i] = element; });
+  }
+  template <bool kFull>
+  __device__ __forceinline__ void read_flags(
+      const WalkTensor<const char>& tensor, bool is_bool, uint32_t (&bits)[kUnit]) const {
+    if (!tensor.last) return;
+    if (is_bool) {
+      Flags flags[kSteps];
+      each_of<kFull, Flags, kSteps>(tensor, 0, [&](int i, const Flags& element) { flags[i] = element; });
+      each<kFull>([&](int i) {
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u)
+          if (flags[i] & (kUnit == 1 ? 0xffu : 0xffu << 8 * u)) bits[u] |= 1u << i;
+      });
+      return;
+    }
+    Cell numbers[kSteps];
+    each_of<kFull, Cell, kSteps>(tensor, 0, [&](int i, const Cell& element) { numbers[i] = element; });
+    each<kFull>([&](int i) {
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u)
+        if (cast<Acc>(numbers[i].get(u)) != Acc(0)) bits[u] |= 1u << i;
+    });
+  }
+  template <bool kFull>
+  __device__ __forceinline__ void read_all_flags() {
+    uint32_t truncates[kUnit] = {};
+    read_flags<kFull>(call.terminated, call.terminated_is_bool, drops);
+    read_flags<kFull>(call.truncated, call.truncated_is_bool, truncates);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      cuts[u] = drops[u] | truncates[u] | (first_step == 0 ? 1u : 0u);
+      drops[u] |= truncates[u] & call.truncated_drops;
+      if constexpr (!kAll) drops[u] = left_out(call.has_own_values, rates[u], drops[u], cuts[u]);
+    }
+  }
+
+  // The value of the state behind the part's first step.
+  __device__ __forceinline__ Cell value_behind() const {
+    Cell behind{};
+    const bool is_last = first_step == 0;
+    if (call.has_next_values || count == 0 || !(is_last ? call.bootstrap.last : call.values.last)) return behind;
+    if (!is_last) {
+      behind = *reinterpret_cast<const Cell*>(last_of_cell(call.values, static_cast<uint32_t>(outer), cell_of_row()) +
+          static_cast<int64_t>(first_step - 1) * call.values.back);
+    } else {
+      const char* const at = last_of_cell(call.bootstrap, static_cast<uint32_t>(outer), cell_of_row());
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u)
+        behind.set(u, *reinterpret_cast<const T*>(at + u * (call.bootstrap.cell / kUnit)));
+    }
+    return behind;
+  }
+
+  // Reads all operands.
+  template <bool kFull>
+  __device__ __forceinline__ void load() {
+    if constexpr (kAll) read_all_flags<kFull>();
+    Cell behind = value_behind();
+#pragma unroll
+    for (int k = 0; k < kSteps; k += kLoads) {
+      if (k >= t.part_steps) break;
+      Cell rewards[kLoads], own[kLoads] = {}, next[kLoads], ratios[kLoads];
+      Acc gammas[kLoads], traces[kLoads];
+      read<kFull>(call.rewards, k, rewards);
+      read<kFull>(call.values, k, own);
+      if constexpr (kGates) read<kFull>(call.rhos, k, ratios);
+      if constexpr (kAll) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) gammas[i] = traces[i] = 1;
+        read<kFull>(call.next_values, k, next);
+        read<kFull>(call.gamma, k, gammas);
+        read<kFull>(call.trace, k, traces);
+      }
+      if constexpr (!kAll) read_all_flags<kFull>();
+      each<kFull, kLoads>(
+          [&](int i) {
+            Cell following = behind;
+            if (call.has_next_values) following = own[i - k];
+            if constexpr (kAll) {
+              if (call.next_values.last) following = next[i - k];
+            }
+            behind = own[i - k];
+            set_step(i, rewards[i - k], own[i - k], following, gammas[kAll ? i - k : 0], traces[kAll ? i - k : 0]);
+          },
+          k);
+#pragma unroll
+      for (int i = k; i < k + kLoads; ++i) {
+        values.set(i, own[i - k]);
+        if constexpr (kGates) rhos.set(i, ratios[i - k]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void set_step(
+      int i, const Cell& reward_cell, const Cell& own_cell, const Cell& next_cell, Acc own_gamma, Acc own_trace) {
+    Acc reward[kUnit], own[kUnit], following[kUnit];
+    unpack(reward_cell, reward);
+    unpack(own_cell, own);
+    unpack(next_cell, following);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      const bool has_own = call.has_own_values, is_cut = cuts[u] >> i & 1;
+      bool is_dropped = drops[u] >> i & 1;
+      Acc gamma = rates[u].gamma, rest = rates[u].rest;
+      if constexpr (kAll) {
+        // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
+        factors[i][u] = own_gamma * own_trace;
+        if (call.gamma.last || call.trace.last) {
+          if (call.gamma.last) gamma = own_gamma;
+          rest = gamma - gamma * (call.trace.last ? own_trace : rates[u].trace);
+        }
+      }
+      const Acc weight = has_own || is_cut ? gamma : rest;
+      // What counts for nothing is not read.
+      if constexpr (kAll) is_dropped = is_dropped || (!has_own && weight == Acc(0));
+      results[i][u] = (is_dropped ? reward[u] : reward[u] + weight * following[u]) - (has_own ? own[u] : Acc(0));
+    }
+  }
+
+  __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
+    return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
+  }
+  // What a step's own options make of gamma * trace, and of the difference.
+  struct Step {
+    Acc delta, factor, gate;  // the last one times the clipped ratio is the factor
+    bool is_cut;
+  };
+  template <typename Visit>
+  __device__ __forceinline__ void visit_columns(int i, const Visit& visit) const {
+    Acc ratios[kUnit] = {};
+    if constexpr (kGates) unpack(rhos.get(i), ratios);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      Step step{results[i][u], 1, 1, (cuts[u] >> i & 1) != 0};
+      if constexpr (kAll) step.gate = factors[i][u];
+      if constexpr (kGates) {
+        step.delta *= ratio(ratios[u], call.clip_rho);
+        step.factor = step.gate * ratio(ratios[u], call.clip_c);
+      }
+      visit(u, step, ratios[u]);
+    }
+  }
+
+  // The part's pieces, from nothing.
+  template <bool kFull>
+  __device__ __forceinline__ void add_up(Piece<Wide> (&pieces)[kUnit]) const {
+    Acc y[kUnit] = {};
+    Wide product[kUnit], some[kUnit];  // of a batch: four floats' product is within a double
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      product[u] = some[u] = 1.0;
+      if constexpr (kGates)
+        product[u] = call.row_rates ? whole_power(rates[u].carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
+    }
+    each<kFull>([&](int i) {
+      visit_columns(i, [&](int u, const Step& step, Acc) {
+        y[u] = i == 0 || step.is_cut ? step.delta : rates[u].gate.step(step.delta, step.factor * y[u]);
+        if constexpr (kGates) {
+          const Wide factor = static_cast<Wide>(step.factor);
+          if (!kFull || sizeof(T) > 4) {
+            product[u] = power_mul(product[u], factor);
+          } else {
+            some[u] = i % kBatch == 0 ? factor : some[u] * factor;
+            if (i % kBatch == kBatch - 1) product[u] = power_mul(product[u], some[u]);
+          }
+        }
+      });
+    });
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) pieces[u] = {static_cast<Wide>(y[u]), product[u], cuts[u] != 0};
+  }
+
+  // What enters the thread's part.
+  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) const {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u)
+      if (works) carries.put(part, cell * kUnit + u, pieces[u]);
+    carries.exchange({outer, first_column});
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
+  }
+
+  // All results, from what enters the part.
+  template <bool kFull>
+  __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
+    char* pg_at = nullptr;
+    if constexpr (kGates) {
+      if (call.pg_advantages.last)
+        pg_at = known_address(last_of_cell(call.pg_advantages, static_cast<uint32_t>(outer), cell_of_row()) +
+            static_cast<int64_t>(first_step) * call.pg_advantages.back);
+    }
+    each<kFull>([&](int i) {
+      Acc pg[kUnit];
+      visit_columns(i, [&](int u, const Step& step, Acc rho) {
+        const Acc own = results[i][u];
+        if constexpr (kGates)
+          pg[u] = ratio(rho, call.clip_pg) * (step.is_cut ? own : rates[u].gate.step(own, step.gate * y[u]));
+        y[u] = step.is_cut ? step.delta : rates[u].gate.step(step.delta, step.factor * y[u]);
+        results[i][u] = y[u];
+      });
+      if constexpr (kGates) {
+        if (pg_at) {
+          *reinterpret_cast<Cell*>(pg_at) = pack<Acc, T, kUnit>(pg);
+          pg_at += call.pg_advantages.back;
+        }
+      }
+    });
+    each_of<kFull, Cell, kSteps>(
+        call.advantages, 0, [&](int i, Cell& element) { element = pack<Acc, T, kUnit>(results[i]); });
+    each_of<kFull, Cell, kSteps>(call.targets, 0, [&](int i, Cell& element) {
+      Acc own[kUnit], targets[kUnit];
+      unpack(values.get(i), own);
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) targets[u] = results[i][u] + (call.has_own_values ? own[u] : Acc(0));
+      element = pack<Acc, T, kUnit>(targets);
+    });
+  }
+};
+
+template <typename T, int kUnit, WalkForm kForm>
+__global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T), kForm))
+    tile_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
+  using Tile = TileColumns<T, kUnit, kForm>;
+  using Wide = typename Tile::Wide;
+  __shared__ CarryExchange<Wide, Tile::kGates, kUnit> exchange;
+  overlap_launches();
+  Tile tile(params);
+  const bool full = tile.is_full();
+  if (full) tile.template load<true>();
+  else tile.template load<false>();
+  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.walk, tile.width);
+  if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
+  Wide carried[kUnit];
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) carried[u] = tile.rates[u].carried;
+  carries.put_powers(tile.works, tile.part, tile.cell, carried);
+  Piece<Wide> pieces[kUnit];
+  if (full) tile.template add_up<true>(pieces);
+  else tile.template add_up<false>(pieces);
+  typename Tile::Acc y[kUnit];
+  tile.enter(carries, pieces, y);
+  tile.find_steps();
+  if (full) tile.template finish<true>(y);
+  else tile.template finish<false>(y);
+}
+
+}  // namespace dcs

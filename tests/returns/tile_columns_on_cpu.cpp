@@ -1,0 +1,64 @@
+// Random problems through the temporal difference scan in which blocks take tiles of columns
+// (csrc/cuda/returns/tile_columns) on a CPU, against its definition in double: `tile_columns_on_cpu CASES SEED`. Prints
+// what is wrong; the exit status says whether anything was.
+#include "emulation.h"
+#include "rollout_on_cpu.h"
+#include "returns/tile_columns/kernel.cuh"
+
+using namespace dcs;
+
+namespace {
+
+template <typename T>
+class Trial : public trials::RolloutTrial<T> {
+ public:
+  using trials::RolloutTrial<T>::RolloutTrial;
+
+  bool run() {
+    const auto found = plan_tiles(p, c.multiprocessors, c.seed % 2);
+    if (!found) return this->complain("the plan", 0, 0, 0, 0.0, 0.0);
+    plan = *found;
+    const WalkForm form = walk_form(p);
+    if constexpr (sizeof(T) == 2) {
+      if (plan.pairs) return form == WalkForm::kPlain ? run<2, WalkForm::kPlain>() : run<2, WalkForm::kRatios>();
+    }
+    return form == WalkForm::kPlain ? run<1, WalkForm::kPlain>()
+        : form == WalkForm::kRatios ? run<1, WalkForm::kRatios>()
+                                    : run<1, WalkForm::kAll>();
+  }
+
+ private:
+  using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
+
+  template <int kUnit, WalkForm kForm>
+  bool run() {
+    std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16) + 1, Word{7, 7});
+    uint32_t launches = 0;
+    const auto params =
+        tile_columns_params<T>(p, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
+    const bool ended = emulation::launch(plan.walks * plan.tiles, kColumnThreads, 0, plan.tiles > 1, c.seed,
+        [&] { tile_columns_kernel<T, kUnit, kForm>(params); });
+    return this->is_right(ended) || complain_of_plan();
+  }
+  bool complain_of_plan() const {
+    printf("pairs %d, %ld walks, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.pairs, plan.walks,
+        plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
+    return false;
+  }
+
+  HeldColumnsPlan plan{};
+};
+
+// Walks of many tiles are many threads here.
+trials::Rollout draw(std::mt19937& random) {
+  trials::Rollout c = trials::draw_rollout(random);
+  c.contiguous = false;
+  c.length = std::min<int64_t>(c.length, 12000);
+  if (random() % 3 == 0) c.inner = (c.inner + 1) / 2 * 2;
+  if (random() % 8 == 0) c.multiprocessors = 40;
+  return c;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
