@@ -39,14 +39,11 @@ struct TileColumns {
   Acc results[kSteps][kUnit];  // the differences, then what is carried behind them
   Held values;
   std::conditional_t<kGates, Held, NoCells> rhos;
-  Acc factors[kAll ? kSteps : 1][kUnit];         // of the steps' own discounts
-  uint32_t cuts[kUnit] = {}, drops[kUnit] = {};  // a bit a step: nothing is carried to it; v' is not read
+  Acc factors[kAll ? kSteps : 1][kUnit];  // of the steps' own discounts
+  // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
+  uint32_t cuts[kUnit] = {}, drops[kUnit] = {}, heavy[kUnit] = {};
 
   __device__ __forceinline__ explicit TileColumns(const TileColumnsParams<Acc>& given) : params(given) {
-    tile = params.carries.walks.of(blockIdx.x);
-    walk = blockIdx.x - tile * params.carries.walks.divisor;
-    outer = static_cast<int>(params.carries.spans.of(walk));
-    first_column = (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
     find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
@@ -62,8 +59,12 @@ struct TileColumns {
 
   // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
   __device__ __forceinline__ void find_steps() {
-    uint32_t thread = threadIdx.x;
-    asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
+    uint32_t thread = threadIdx.x, block = blockIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(block));
+    tile = params.carries.walks.of(block);
+    walk = block - tile * params.carries.walks.divisor;
+    outer = static_cast<int>(params.carries.spans.of(walk));
+    first_column = (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
     width = min(t.span, (static_cast<int>(params.carries.problem.inner) - first_column) / kUnit);
     const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
     const int own_cell = static_cast<int>(thread) - own_part * t.span;
@@ -88,13 +89,19 @@ struct TileColumns {
     }
   }
 
+  // A tensor's element of the part's step `step`.
+  template <typename Byte>
+  __device__ __forceinline__ Byte* place_of(const WalkTensor<Byte>& tensor, int step) const {
+    return known_address(
+        last_of_cell(tensor, static_cast<uint32_t>(outer), static_cast<uint32_t>(first_column / kUnit + cell)) +
+        static_cast<int64_t>(first_step + step) * tensor.back);
+  }
   // visit(step, its element) in the order of the scan; the first of them is `from` the part's first.
   template <bool kFull, typename Element, int kCount, typename Byte, typename Visit>
   __device__ __forceinline__ void each_of(const WalkTensor<Byte>& tensor, int from, const Visit& visit) const {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
     if (!tensor.last) return;
-    Byte* at = known_address(last_of_cell(tensor, static_cast<uint32_t>(outer), cell_of_row()) +
-        static_cast<int64_t>(first_step + from) * tensor.back);
+    Byte* at = place_of(tensor, from);
     each<kFull, kCount>(
         [&](int i) {
           visit(i - from, *reinterpret_cast<Own*>(at));
@@ -102,11 +109,19 @@ struct TileColumns {
         },
         from);
   }
-  __device__ __forceinline__ uint32_t cell_of_row() const { return static_cast<uint32_t>(first_column / kUnit + cell); }
-
   template <bool kFull, typename Element>
   __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int from, Element (&to)[kLoads]) const {
     each_of<kFull, Element, kLoads>(tensor, from, [&](int i, const Element& element) { to[i] = element; });
+  }
+  // Without branches between the batches, where those that have come would be waited for and used.
+  template <bool kFull, typename Element>
+  __device__ __forceinline__ void read_or_zeros(const WalkTensor<const char>& tensor, Element (&to)[kSteps]) const {
+    const char* at = place_of(tensor, 0);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i, at += tensor.back) {
+      const bool exists = kFull ? i / kBatch * kBatch < t.part_steps : i < count;
+      to[i] = exists ? *reinterpret_cast<const Element*>(at) : Element{};
+    }
   }
   template <bool kFull>
   __device__ __forceinline__ void read_flags(
@@ -114,21 +129,23 @@ struct TileColumns {
     if (!tensor.last) return;
     if (is_bool) {
       Flags flags[kSteps];
-      each_of<kFull, Flags, kSteps>(tensor, 0, [&](int i, const Flags& element) { flags[i] = element; });
-      each<kFull>([&](int i) {
+      read_or_zeros<kFull>(tensor, flags);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
         for (int u = 0; u < kUnit; ++u)
-          if (flags[i] & (kUnit == 1 ? 0xffu : 0xffu << 8 * u)) bits[u] |= 1u << i;
-      });
+          if (flags[i] & 0xffu << 8 * u) bits[u] |= 1u << i;
+      }
       return;
     }
     Cell numbers[kSteps];
-    each_of<kFull, Cell, kSteps>(tensor, 0, [&](int i, const Cell& element) { numbers[i] = element; });
-    each<kFull>([&](int i) {
+    read_or_zeros<kFull>(tensor, numbers);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int u = 0; u < kUnit; ++u)
         if (cast<Acc>(numbers[i].get(u)) != Acc(0)) bits[u] |= 1u << i;
-    });
+    }
   }
   template <bool kFull>
   __device__ __forceinline__ void read_all_flags() {
@@ -139,6 +156,7 @@ struct TileColumns {
     for (int u = 0; u < kUnit; ++u) {
       cuts[u] = drops[u] | truncates[u] | (first_step == 0 ? 1u : 0u);
       drops[u] |= truncates[u] & call.truncated_drops;
+      heavy[u] = call.has_own_values ? ~0u : cuts[u];
       if constexpr (!kAll) drops[u] = left_out(call.has_own_values, rates[u], drops[u], cuts[u]);
     }
   }
@@ -149,10 +167,9 @@ struct TileColumns {
     const bool is_last = first_step == 0;
     if (call.has_next_values || count == 0 || !(is_last ? call.bootstrap.last : call.values.last)) return behind;
     if (!is_last) {
-      behind = *reinterpret_cast<const Cell*>(last_of_cell(call.values, static_cast<uint32_t>(outer), cell_of_row()) +
-          static_cast<int64_t>(first_step - 1) * call.values.back);
+      behind = *reinterpret_cast<const Cell*>(place_of(call.values, -1));
     } else {
-      const char* const at = last_of_cell(call.bootstrap, static_cast<uint32_t>(outer), cell_of_row());
+      const char* const at = place_of(call.bootstrap, 0);
 #pragma unroll
       for (int u = 0; u < kUnit; ++u)
         behind.set(u, *reinterpret_cast<const T*>(at + u * (call.bootstrap.cell / kUnit)));
@@ -163,13 +180,12 @@ struct TileColumns {
   // Reads all operands.
   template <bool kFull>
   __device__ __forceinline__ void load() {
-    if constexpr (kAll) read_all_flags<kFull>();
     Cell behind = value_behind();
 #pragma unroll
     for (int k = 0; k < kSteps; k += kLoads) {
       if (k >= t.part_steps) break;
       Cell rewards[kLoads], own[kLoads] = {}, next[kLoads], ratios[kLoads];
-      Acc gammas[kLoads], traces[kLoads];
+      Acc gammas[kLoads] = {}, traces[kLoads] = {};
       read<kFull>(call.rewards, k, rewards);
       read<kFull>(call.values, k, own);
       if constexpr (kGates) read<kFull>(call.rhos, k, ratios);
@@ -180,7 +196,7 @@ struct TileColumns {
         read<kFull>(call.gamma, k, gammas);
         read<kFull>(call.trace, k, traces);
       }
-      if constexpr (!kAll) read_all_flags<kFull>();
+      if (k == 0) read_all_flags<kFull>();
       each<kFull, kLoads>(
           [&](int i) {
             Cell following = behind;
@@ -208,8 +224,8 @@ struct TileColumns {
     unpack(next_cell, following);
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      const bool has_own = call.has_own_values, is_cut = cuts[u] >> i & 1;
-      bool is_dropped = drops[u] >> i & 1;
+      const bool has_own = call.has_own_values;
+      bool is_dropped = drops[u] & 1u << i;
       Acc gamma = rates[u].gamma, rest = rates[u].rest;
       if constexpr (kAll) {
         // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
@@ -219,7 +235,7 @@ struct TileColumns {
           rest = gamma - gamma * (call.trace.last ? own_trace : rates[u].trace);
         }
       }
-      const Acc weight = has_own || is_cut ? gamma : rest;
+      const Acc weight = heavy[u] & 1u << i ? gamma : rest;
       // What counts for nothing is not read.
       if constexpr (kAll) is_dropped = is_dropped || (!has_own && weight == Acc(0));
       results[i][u] = (is_dropped ? reward[u] : reward[u] + weight * following[u]) - (has_own ? own[u] : Acc(0));
@@ -228,6 +244,11 @@ struct TileColumns {
 
   __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
     return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
+  }
+  // Within a part of halves gamma * trace is a float.
+  __device__ __forceinline__ Acc gated(int u, Acc x, Acc y) const {
+    if constexpr (sizeof(T) == 2) return plain_step(x, rates[u].gate.value, y);
+    else return rates[u].gate.step(x, y);
   }
   // What a step's own options make of gamma * trace, and of the difference.
   struct Step {
@@ -240,7 +261,7 @@ struct TileColumns {
     if constexpr (kGates) unpack(rhos.get(i), ratios);
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      Step step{results[i][u], 1, 1, (cuts[u] >> i & 1) != 0};
+      Step step{results[i][u], 1, 1, (cuts[u] & 1u << i) != 0};
       if constexpr (kAll) step.gate = factors[i][u];
       if constexpr (kGates) {
         step.delta *= ratio(ratios[u], call.clip_rho);
@@ -263,7 +284,7 @@ struct TileColumns {
     }
     each<kFull>([&](int i) {
       visit_columns(i, [&](int u, const Step& step, Acc) {
-        y[u] = i == 0 || step.is_cut ? step.delta : rates[u].gate.step(step.delta, step.factor * y[u]);
+        y[u] = i == 0 || step.is_cut ? step.delta : gated(u, step.delta, step.factor * y[u]);
         if constexpr (kGates) {
           const Wide factor = static_cast<Wide>(step.factor);
           if (!kFull || sizeof(T) > 4) {
@@ -294,17 +315,14 @@ struct TileColumns {
   __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
     char* pg_at = nullptr;
     if constexpr (kGates) {
-      if (call.pg_advantages.last)
-        pg_at = known_address(last_of_cell(call.pg_advantages, static_cast<uint32_t>(outer), cell_of_row()) +
-            static_cast<int64_t>(first_step) * call.pg_advantages.back);
+      if (call.pg_advantages.last) pg_at = place_of(call.pg_advantages, 0);
     }
     each<kFull>([&](int i) {
       Acc pg[kUnit];
       visit_columns(i, [&](int u, const Step& step, Acc rho) {
         const Acc own = results[i][u];
-        if constexpr (kGates)
-          pg[u] = ratio(rho, call.clip_pg) * (step.is_cut ? own : rates[u].gate.step(own, step.gate * y[u]));
-        y[u] = step.is_cut ? step.delta : rates[u].gate.step(step.delta, step.factor * y[u]);
+        if constexpr (kGates) pg[u] = ratio(rho, call.clip_pg) * (step.is_cut ? own : gated(u, own, step.gate * y[u]));
+        y[u] = step.is_cut ? step.delta : gated(u, step.delta, step.factor * y[u]);
         results[i][u] = y[u];
       });
       if constexpr (kGates) {
@@ -327,7 +345,7 @@ struct TileColumns {
 };
 
 template <typename T, int kUnit, WalkForm kForm>
-__global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T), kForm))
+__global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     tile_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
   using Tile = TileColumns<T, kUnit, kForm>;
   using Wide = typename Tile::Wide;

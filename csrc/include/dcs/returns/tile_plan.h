@@ -13,10 +13,10 @@ namespace dcs {
 
 // Steps of a cell that a thread holds: as many as leave room for so many blocks a multiprocessor.
 constexpr int tile_column_steps(int64_t bytes, int unit, WalkForm form) {
-  const int columns = form == WalkForm::kPlain ? (bytes > 4 ? 8 : 16) : bytes > 4 ? 4 : 8;
-  return columns / unit;
+  if (bytes > 4) return form == WalkForm::kPlain ? 8 : 4;
+  return (form == WalkForm::kPlain ? 16 : form == WalkForm::kRatios && bytes == 2 && unit == 1 ? 12 : 8) / unit;
 }
-constexpr int tile_column_blocks(int64_t bytes, WalkForm form) { return form == WalkForm::kPlain ? 3 : 2; }
+constexpr int tile_column_blocks(int64_t bytes) { return bytes > 4 ? 2 : 3; }
 
 // Visits the operands with a value for every step: pointer, strides, bytes of an element. True where `test` is for all.
 template <typename Test>
@@ -90,7 +90,7 @@ inline std::optional<HeldColumnsPlan> plan_tiles(const ReturnsProblem& p, int64_
   const auto even_steps = [&](int64_t of) { return ceil_div(p.length, of * plan.parts * kTileBatch) * kTileBatch; };
   plan.part_steps = static_cast<int>(std::max(least, even_steps(tiles)));
   plan.tiles = ceil_div(p.length, int64_t{plan.part_steps} * plan.parts);
-  share_words(plan, folded_span, tile_column_blocks(bytes, form) * multiprocessors, step);
+  share_words(plan, folded_span, tile_column_blocks(bytes) * multiprocessors, step);
   fill_held_powers(plan, scan.gamma_value);
   const int64_t blocks = plan.walks * plan.tiles;
   plan.dependent =
