@@ -15,10 +15,10 @@ class Trial : public trials::RolloutTrial<T> {
   using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
-    const auto found = plan_tiles(p, c.multiprocessors, c.seed % 2);
+    const auto found = plan_tiles(aligned(), c.multiprocessors, c.seed % 2);
     if (!found) return this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = *found;
-    const WalkForm form = walk_form(p);
+    const WalkForm form = tile_form(p);
     if constexpr (sizeof(T) == 2) {
       if (plan.pairs) return form == WalkForm::kPlain ? run<2, WalkForm::kPlain>() : run<2, WalkForm::kRatios>();
     }
@@ -39,6 +39,19 @@ class Trial : public trials::RolloutTrial<T> {
     const bool ended = emulation::launch(plan.walks * plan.tiles, kColumnThreads, 0, plan.tiles > 1, c.seed,
         [&] { tile_columns_kernel<T, kUnit, kForm>(params); });
     return this->is_right(ended) || complain_of_plan();
+  }
+  // A plan for pairs wants what a CPU does not ask for.
+  ReturnsProblem aligned() const {
+    ReturnsProblem problem = p;
+    const auto align = [](const void*& data) {
+      if (data) data = reinterpret_cast<const void*>(uintptr_t{64});
+    };
+    for (ReturnsInput* input : {&problem.rewards, &problem.values, &problem.next_values, &problem.rhos,
+             &problem.terminated, &problem.truncated})
+      align(input->data);
+    for (ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
+      align(const_cast<const void*&>(output->data));
+    return problem;
   }
   bool complain_of_plan() const {
     printf("pairs %d, %ld walks, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.pairs, plan.walks,

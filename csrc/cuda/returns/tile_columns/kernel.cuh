@@ -180,19 +180,19 @@ struct TileColumns {
   // Reads all operands.
   template <bool kFull>
   __device__ __forceinline__ void load() {
+    const bool is_both = call.next_values.last;  // of next states beside the steps' own
     Cell behind = value_behind();
 #pragma unroll
     for (int k = 0; k < kSteps; k += kLoads) {
       if (k >= t.part_steps) break;
-      Cell rewards[kLoads], own[kLoads] = {}, next[kLoads], ratios[kLoads];
+      Cell rewards[kLoads], own[kLoads] = {}, ratios[kLoads];
       Acc gammas[kLoads] = {}, traces[kLoads] = {};
       read<kFull>(call.rewards, k, rewards);
-      read<kFull>(call.values, k, own);
+      read<kFull>(is_both ? call.next_values : call.values, k, own);
       if constexpr (kGates) read<kFull>(call.rhos, k, ratios);
       if constexpr (kAll) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) gammas[i] = traces[i] = 1;
-        read<kFull>(call.next_values, k, next);
         read<kFull>(call.gamma, k, gammas);
         read<kFull>(call.trace, k, traces);
       }
@@ -201,13 +201,15 @@ struct TileColumns {
           [&](int i) {
             Cell following = behind;
             if (call.has_next_values) following = own[i - k];
-            if constexpr (kAll) {
-              if (call.next_values.last) following = next[i - k];
-            }
-            behind = own[i - k];
             set_step(i, rewards[i - k], own[i - k], following, gammas[kAll ? i - k : 0], traces[kAll ? i - k : 0]);
+            behind = own[i - k];
           },
           k);
+      if (is_both) {
+        // In the registers of the next states' values.
+        read<kFull>(call.values, k, own);
+        each<kFull, kLoads>([&](int i) { take_from_difference(i, own[i - k]); }, k);
+      }
 #pragma unroll
       for (int i = k; i < k + kLoads; ++i) {
         values.set(i, own[i - k]);
@@ -224,7 +226,7 @@ struct TileColumns {
     unpack(next_cell, following);
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      const bool has_own = call.has_own_values;
+      const bool takes_own = call.has_own_values && !call.next_values.last;
       bool is_dropped = drops[u] & 1u << i;
       Acc gamma = rates[u].gamma, rest = rates[u].rest;
       if constexpr (kAll) {
@@ -237,9 +239,15 @@ struct TileColumns {
       }
       const Acc weight = heavy[u] & 1u << i ? gamma : rest;
       // What counts for nothing is not read.
-      if constexpr (kAll) is_dropped = is_dropped || (!has_own && weight == Acc(0));
-      results[i][u] = (is_dropped ? reward[u] : reward[u] + weight * following[u]) - (has_own ? own[u] : Acc(0));
+      if constexpr (kAll) is_dropped = is_dropped || (!call.has_own_values && weight == Acc(0));
+      results[i][u] = (is_dropped ? reward[u] : reward[u] + weight * following[u]) - (takes_own ? own[u] : Acc(0));
     }
+  }
+  __device__ __forceinline__ void take_from_difference(int i, const Cell& own_cell) {
+    Acc own[kUnit];
+    unpack(own_cell, own);
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) results[i][u] -= own[u];
   }
 
   __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
@@ -301,11 +309,12 @@ struct TileColumns {
   }
 
   // What enters the thread's part.
-  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) const {
+  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, pieces[u]);
     carries.exchange({outer, first_column});
+    find_steps();
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
   }
@@ -366,7 +375,6 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   else tile.template add_up<false>(pieces);
   typename Tile::Acc y[kUnit];
   tile.enter(carries, pieces, y);
-  tile.find_steps();
   if (full) tile.template finish<true>(y);
   else tile.template finish<false>(y);
 }

@@ -19,7 +19,7 @@ auto tile_columns_kernel_of(WalkForm form) {
 template <typename T>
 cudaError_t launch_tile_columns(
     const ReturnsProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  const WalkForm form = walk_form(problem);
+  const WalkForm form = tile_form(problem);
   const int64_t blocks = plan.walks * plan.tiles;
   CallTag tag{};
   // Many blocks take longer to count than their words to clear.

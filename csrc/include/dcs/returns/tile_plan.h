@@ -11,6 +11,12 @@
 
 namespace dcs {
 
+// Next states' values beside its own are in every form.
+inline WalkForm tile_form(const ReturnsProblem& p) {
+  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return WalkForm::kAll;
+  return p.rhos.data || p.pg_advantages.data ? WalkForm::kRatios : WalkForm::kPlain;
+}
+
 // Steps of a cell that a thread holds: as many as leave room for so many blocks a multiprocessor.
 constexpr int tile_column_steps(int64_t bytes, int unit, WalkForm form) {
   if (bytes > 4) return form == WalkForm::kPlain ? 8 : 4;
@@ -53,7 +59,7 @@ inline ScanProblem carried_scan(const ReturnsProblem& p) {
   scan.outer = p.outer, scan.length = p.length, scan.inner = p.inner;
   scan.reverse = true;
   const auto number = [](const ReturnsDiscount& rate) { return rate.kind == GammaKind::kNumber ? rate.value : 1.0; };
-  scan.gamma_kind = walk_form(p) != WalkForm::kPlain ? GammaKind::kStep
+  scan.gamma_kind = tile_form(p) != WalkForm::kPlain ? GammaKind::kStep
       : has_row_rates(p)                             ? GammaKind::kRow
                                                      : GammaKind::kNumber;
   scan.gamma_value = number(p.gamma) * number(p.trace);
@@ -67,7 +73,7 @@ constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 inline std::optional<HeldColumnsPlan> plan_tiles(const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters) {
   const ScanProblem scan = carried_scan(p);
   if (p.steps || !counts_in_32_bits(p) || !powers_fold(scan) || p.rows() >= int64_t{1} << 31) return std::nullopt;
-  const WalkForm form = walk_form(p);
+  const WalkForm form = tile_form(p);
   const bool step = form != WalkForm::kPlain;
   const int64_t bytes = bytes_of(p.dtype);
   HeldColumnsPlan plan{};
