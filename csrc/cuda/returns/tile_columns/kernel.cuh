@@ -74,8 +74,11 @@ struct TileColumns {
     first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
     count = max(0, min(t.part_steps, call.length - first_step));
   }
-  // Whether the warp's threads have all of their steps.
-  __device__ __forceinline__ bool is_full() const { return __all_sync(0xffffffffu, count == t.part_steps); }
+  // Whether the warp's threads have all of their steps. Not by `count`: nvcc 13.0 takes a predicate of the instruction
+  // that bounds it for count == part_steps, and that is true of a part behind the last step, too.
+  __device__ __forceinline__ bool is_full() const {
+    return __all_sync(0xffffffffu, first_step + t.part_steps <= call.length);
+  }
 
   // Batches of the steps that there are, of kCount from one on; kFull: all of a part's.
   template <bool kFull, int kCount = kSteps, typename Visit>
