@@ -178,15 +178,20 @@ inline bool slots_are_near(const ReturnsProblem& p, const ReturnsPlan& plan) {
 
 // Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each. Neighboring
 // ones that are a sector of memory at least, for all that a longer column reads is to be used.
-// Blocks share out the steps of float columns of the common forms, which is faster as long as these are fewer.
-constexpr int64_t kWalkedColumns = 64, kWalkedFloatColumns = 256, kFewWalkedSteps = 16, kWalkedSector = 32;
+// Blocks share out the steps of float columns of the common forms, and tiles those of other columns with as many steps
+// as kLeastTiledColumn, which is faster as long as columns are fewer.
+constexpr int64_t kWalkedColumns = 64, kWalkedLongColumns = 160, kWalkedFloatColumns = 256, kFewWalkedSteps = 16,
+                  kWalkedSector = 32;
+constexpr int64_t kLeastTiledColumn = 64;
 
 inline bool takes_walk(const ReturnsProblem& p, int64_t multiprocessors) {
   if (p.steps || is_contiguous(p) || !counts_in_32_bits(p) || p.rows() >= int64_t{1} << 31) return false;
   if (p.length <= kFewWalkedSteps) return true;
   const bool blocks_share = p.dtype == ElementType::Float && form_of(p) != kAnyForm;
-  return p.rows() >= (blocks_share ? kWalkedFloatColumns : kWalkedColumns) * multiprocessors &&
-      p.inner * bytes_of(p.dtype) >= kWalkedSector;
+  const int64_t least = blocks_share  ? kWalkedFloatColumns
+      : p.length >= kLeastTiledColumn ? kWalkedLongColumns
+                                      : kWalkedColumns;
+  return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector;
 }
 
 // Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an

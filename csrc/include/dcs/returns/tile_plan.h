@@ -107,10 +107,6 @@ inline std::optional<HeldColumnsPlan> plan_tiles(const ReturnsProblem& p, int64_
   return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
 }
 
-// Fewer steps are a round or two of blocks that share a column's time (returns/block_columns.cuh), or all in registers
-// (returns/small.cuh).
-constexpr int64_t kLeastTiledColumn = 257;
-
 // Whole words of enough columns for most multiprocessors (returns/warp_columns.cuh).
 inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors) {
   const int64_t columns = bytes_of(p.dtype) == 2 ? 64 : 32;
@@ -118,6 +114,8 @@ inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors)
       p.outer * ceil_div(p.inner, columns) * 4 >= multiprocessors * 3;
 }
 
+// Fewer steps than kLeastTiledColumn are a round of blocks that share a column's time (returns/block_columns.cuh), or
+// all in registers (returns/small.cuh).
 inline std::optional<HeldColumnsPlan> plan_tile_columns(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters) {
   if (is_contiguous(p) || p.length < kLeastTiledColumn || takes_walk(p, multiprocessors) ||
