@@ -20,8 +20,9 @@ class Operand {
     const int64_t more = padded ? 3 : 0;
     strides = c.contiguous ? dcs::Strides{c.inner * (c.length + more), 1, c.length + more}
                            : dcs::Strides{c.length * (c.inner + more), c.inner + more, 1};
-    memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + 2), untouched());
-    data = memory_.data() + 1;
+    const int64_t before = is_aligned(c) ? 16 / static_cast<int64_t>(sizeof(T)) : 1;
+    memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + before + 1), untouched());
+    data = memory_.data() + before;
   }
   T& at(int64_t o, int64_t t, int64_t i) const {
     return data[o * strides.outer + t * strides.time + i * strides.inner];
@@ -43,6 +44,12 @@ class Operand {
   dcs::Strides strides;
 
  private:
+  // Whether the first element is at a multiple of 16 bytes, as the memory is.
+  template <typename Case>
+  static auto is_aligned(const Case& c) -> decltype(c.aligned) {
+    return c.aligned;
+  }
+  static bool is_aligned(...) { return false; }
   static T untouched() { return narrowed<T>(77.0); }
   std::vector<T> memory_;
 };

@@ -18,6 +18,7 @@ namespace trials {
 struct Rollout {
   int64_t outer, length, inner;
   bool contiguous, padded, padded_flags, padded_results;  // time; rows in memory
+  bool aligned;                                           // first elements
   bool values, next_values, bootstrap, rhos, terminated, truncated, numeric_flags, values_are_next;
   dcs::GammaKind gamma, trace;
   bool advantages, targets, pg;

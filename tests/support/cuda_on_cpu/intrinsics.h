@@ -124,6 +124,10 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; ++i) to |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
   return to;
 }
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
+  for (int i = 0; i < 4; ++i) sum += (a >> (8 * i) & 0xff) * (b >> (8 * i) & 0xff);
+  return sum;
+}
 template <typename T>
 T __ldg(const T* from) {
   return *from;

@@ -1,0 +1,357 @@
+// What a lane does with its steps of a slice (slice.cuh): one pass back in time from nothing for its total, one from
+// what enters it for the results. Between the two, totals go from lane to lane, as far as the nearest cut: a row's last
+// step, or an episode's.
+#pragma once
+
+#include "returns/flat_rows/slice.cuh"
+#include "scan/carry/segment.cuh"
+
+namespace dcs {
+
+// A lane's part of the warp's piece.
+struct FlatCarry {
+  double before, weight;  // what the lanes behind it carry into it, and what takes a carry over them
+  bool enters;            // no cut lies in them
+};
+
+template <typename T, FlatForm kForm, int kVectors>
+struct FlatLane {
+  using Slice = FlatSlice<T, kVectors>;
+  using Acc = typename Types<T>::Acc;
+  using Chunk = Vector<T, Slice::kVec>;
+  using Differences = Acc[Slice::kOwn];
+  static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
+  static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
+  static constexpr bool kAll = kForm == FlatForm::kAll, kRatios = kForm == FlatForm::kRatios || kAll,
+                        kKnownOwn = kForm == FlatForm::kOwn || kForm == FlatForm::kRatios;
+  static_assert(kOwn < 32);
+  // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps.
+  using StepGate = Gate<Acc, sizeof(T) == 2 && !kAll>;
+
+  const FlatReturnsParams<T>& p;
+  const Slice& slice;
+  unsigned char* const here;
+  Acc* const last_values;  // behind the tile's rows
+  Rates<Acc>* const row_rates;
+  const int lane;
+  int behind_row;          // of the step behind the lane's last one, in the tile
+  uint32_t ends;           // bits: a row's last step
+  uint32_t cuts, drops;    // nothing is carried into the step; it leaves the next state's value out
+
+  // `rows`: what those of the tile have of their own.
+  __device__ __forceinline__ FlatLane(const Slice& of, unsigned char* rows)
+      : p(of.p),
+        slice(of),
+        here(of.here),
+        last_values(reinterpret_cast<Acc*>(rows + p.values_at)),
+        row_rates(reinterpret_cast<Rates<Acc>*>(rows)),
+        lane(of.lane) {}
+
+  __device__ __forceinline__ bool has_own() const {
+    if constexpr (kAll) return p.has_own_values;
+    return kKnownOwn;
+  }
+
+  // Rows.
+
+  // A row, and how many of its steps come before, of a step counted from the tile's first one.
+  struct Place {
+    int row, done;
+  };
+  __device__ __forceinline__ Place place_of(int step) const {
+    const int length = static_cast<int>(p.length.divisor);
+    const uint32_t up = static_cast<uint32_t>(step + p.lift * length), row = p.length.of(up);
+    return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
+  }
+  __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }
+  // The numbers of rows that end in the slice are there for its lanes.
+  __device__ __forceinline__ void find_rows() {
+    const int first = slice.warp * Slice::kSteps - slice.tile.offset;
+    const Place place = place_of(first + lane * kOwn);
+    const int until = static_cast<int>(p.length.divisor) - 1 - place.done;
+    ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
+    behind_row = place.row + __popc(ends);
+    if (!kAll && !p.is_shifted) return;
+    const int begin = max(place_of(first).row, 0);
+    const int end = min(place_of(first + Slice::kSteps).row + (kAll && p.row_rates ? 1 : 0), slice.tile.rows);
+#pragma unroll 1
+    for (int row = begin + lane; row < end; row += 32) {
+      const RowIndex index(p.of_rows, slice.tile.row + row);
+      if (p.is_shifted)
+        last_values[row] = p.bootstrap.data
+            ? cast<Acc>(static_cast<const T*>(p.bootstrap.data)[index.offset(p.bootstrap.strides)])
+            : Acc(0);
+      if constexpr (kAll) {
+        if (p.row_rates)
+          row_rates[row] = rates_of<Acc>(
+              p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
+      }
+    }
+  }
+
+  // Flags.
+
+  __device__ __forceinline__ uint32_t read_flags(int slot, bool is_bool) const {
+    if (slot < 0) return 0;
+    if (!is_bool) {
+      const T* const numbers = reinterpret_cast<const T*>(here + slot) + lane * kOwn;
+      uint32_t bits = 0;
+#pragma unroll 1
+      for (int i = 0; i < kOwn; ++i) bits |= (cast<Acc>(numbers[i]) != Acc(0) ? 1u : 0u) << i;
+      return bits;
+    }
+    constexpr int kWords = kVec > 4 ? kVec / 4 : 1;
+    const unsigned char* const from = here + slot + lane * kOwn;
+    uint32_t bits = 0, all = 0;
+    uint32_t words[kVectors][kWords] = {};
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(from + k * kVec);
+      memcpy(words[k], &raw, kVec);
+      uint32_t some = __dp4a(words[k][0], 0x08040201u, 0u);
+      if constexpr (kWords > 1) some = __dp4a(words[k][1], 0x80402010u, some);
+      bits |= some << (k * kVec);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) all |= words[k][w];
+    }
+    if (all & 0xfefefefeu) {
+      // Any byte but 0 is set.
+      bits = 0;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k)
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) bits |= flag_bits(words[k][w]) << (k * kVec + 4 * w);
+    }
+    return bits;
+  }
+  __device__ __forceinline__ void find_cuts() {
+    const uint32_t terminates = read_flags(p.slots.terminated, p.terminated_is_bool),
+                   flags = terminates | read_flags(p.slots.truncated, p.truncated_is_bool);
+    cuts = flags | ends;
+    drops = p.is_shifted ? flags : terminates;
+    if constexpr (!kKnownOwn && !kAll) {
+      if (p.rest_is_nothing) drops |= ~cuts;
+      if (p.gamma_is_nothing) drops |= cuts;
+    }
+  }
+
+  // Steps.
+
+  __device__ __forceinline__ Chunk& chunk(int slot, int k) const {
+    return reinterpret_cast<Chunk*>(here + slot)[lane * kVectors + k];
+  }
+  template <typename E>
+  __device__ __forceinline__ void read(int slot, int k, Acc (&to)[kVec]) const {
+    if constexpr (std::is_same_v<E, T>) {
+      unpack(chunk(slot, k), to);
+    } else {
+      const Vector<E, 16 / sizeof(E)>* const from =
+          reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) + (lane * kVectors + k) * (kVec * sizeof(E) / 16);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
+    }
+  }
+
+  // What a vector's steps have beside rewards and values.
+  struct Factors {
+    Acc ratios[kVec], gammas[kVec], traces[kVec];
+  };
+  __device__ __forceinline__ void read_factors(int k, Factors& to) const {
+    if constexpr (kRatios) {
+      if (p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
+    }
+    if constexpr (kAll) {
+      const auto read_rates = [&](int slot, Acc (&rates)[kVec]) {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) rates[j] = 1;
+        if (slot >= 0) read<Acc>(slot, k, rates);
+      };
+      read_rates(p.slots.gamma, to.gammas);
+      read_rates(p.slots.trace, to.traces);
+    }
+  }
+  __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {
+    return p.slots.rhos >= 0 ? clipped(of_step, most) : Acc(1);
+  }
+  // What a step's gate has beside its row's.
+  __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
+    const Acc of_ratio = ratio(of.ratios[j], p.clip_c);
+    if constexpr (kAll) return of.gammas[j] * of.traces[j] * of_ratio;
+    return of_ratio;
+  }
+
+  // The discounts of the row at hand, from the lane's last step back.
+  struct RowWalk {
+    const FlatLane& at;
+    Acc gamma, rest;
+    StepGate gate;
+    int row;
+    __device__ __forceinline__ explicit RowWalk(const FlatLane& of) : at(of), row(of.behind_row) {
+      gamma = at.p.rates.gamma;
+      rest = at.p.rates.rest;
+      if constexpr (std::is_same_v<StepGate, Gate<Acc, true>>) gate = {at.p.gate};
+      else gate = at.p.rates.gate;
+      if constexpr (kAll) {
+        if (at.p.row_rates) enter();
+      }
+    }
+    __device__ __forceinline__ void enter() {
+      const Rates<Acc>& rates = at.row_rates[at.clamped_row(row)];
+      gamma = rates.gamma;
+      rest = rates.rest;
+      if constexpr (kAll) gate = rates.gate;
+    }
+    __device__ __forceinline__ void move_to(int step) {
+      if constexpr (kAll) {
+        if (at.p.row_rates && at.ends >> step & 1) --row, enter();
+      }
+    }
+  };
+
+  // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ.
+  __device__ __forceinline__ Acc total(Differences& differences, double& gates) const {
+    RowWalk rows(*this);
+    Acc y = 0, product = 1, after = 0;
+    int row = behind_row;
+    const bool has_values = kKnownOwn || p.slots.values >= 0;
+    if (has_values && p.is_shifted)
+      after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
+#pragma unroll
+    for (int k = kVectors - 1; k >= 0; --k) {
+      Acc rewards[kVec], values[kVec] = {}, next[kVec];
+      read<T>(p.slots.rewards, k, rewards);
+      if (has_values) read<T>(p.slots.values, k, values);
+      if (p.is_shifted) {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
+        after = values[0];
+        if (ends >> (k * kVec) & kVecBits) {
+#pragma unroll
+          for (int j = kVec - 1; j >= 0; --j)
+            if (ends >> (k * kVec + j) & 1) next[j] = last_values[clamped_row(--row)];
+        }
+      } else {
+        read<T>(p.slots.next_values, k, next);
+      }
+      Factors factors;
+      read_factors(k, factors);
+#pragma unroll
+      for (int j = kVec - 1; j >= 0; --j) {
+        const int i = k * kVec + j;
+        const bool is_first = i == kOwn - 1, is_cut = cuts >> i & 1;
+        rows.move_to(i);
+        Acc weight = has_own() || is_cut ? rows.gamma : rows.rest;
+        bool leaves_out = drops >> i & 1;
+        if constexpr (kAll) {
+          if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
+            const Acc gamma = p.slots.gamma >= 0 ? factors.gammas[j] : rows.gamma,
+                      trace = p.slots.trace >= 0 ? factors.traces[j] : trace_of(rows);
+            weight = has_own() || is_cut ? gamma : gamma - gamma * trace;
+          }
+          leaves_out = leaves_out || (!has_own() && weight == Acc(0));
+        }
+        Acc difference = rewards[j];
+        if (!leaves_out) difference += weight * next[j];
+        if (has_own()) difference -= values[j];
+        differences[i] = difference;
+        if constexpr (kRatios) {
+          const Acc own_factor = factor(factors, j), delta = difference * ratio(factors.ratios[j], p.clip_rho);
+          product *= own_factor;
+          y = is_first || is_cut ? delta : rows.gate.step(delta, own_factor * y);
+        } else {
+          y = is_first || is_cut ? difference : rows.gate.step(difference, y);
+        }
+      }
+    }
+    if constexpr (kRatios) {
+      double power = p.powers[0];
+      if constexpr (kAll) {
+        if (p.row_rates) power = whole_power(row_rates[clamped_row(behind_row)].carried, static_cast<unsigned>(kOwn));
+      }
+      gates = clamped_mul(cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product), power);
+    }
+    return y;
+  }
+  // The row's trace: of discounts of which one is a step's.
+  __device__ __forceinline__ Acc trace_of(const RowWalk& rows) const {
+    return p.row_rates ? row_rates[clamped_row(rows.row)].trace : p.rates.trace;
+  }
+  // The product of the lane's factors, of which one in Acc has left its range.
+  __device__ __forceinline__ double careful_product() const {
+    double product = 1.0;
+#pragma unroll 1
+    for (int k = 0; k < kVectors; ++k) {
+      Factors factors;
+      read_factors(k, factors);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) product = clamped_mul(product, static_cast<double>(factor(factors, j)));
+    }
+    return product;
+  }
+
+  // The warp's piece, in its first lane, and what is known of the carry into each lane.
+  __device__ __forceinline__ Piece<double> exchange(double total, double gates, FlatCarry& carry) const {
+    const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
+    const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
+#pragma unroll
+    for (int j = 0; j < 5; ++j) {
+      const int d = 1 << j;
+      const double other = shuffle_down(total, d);
+      if (reach >= d) total = fold(total, kRatios ? gates : p.powers[j], other);
+      if constexpr (kRatios) {
+        const double others = shuffle_down(gates, d);
+        if (reach >= d) gates = clamped_mul(gates, others);
+      }
+    }
+    carry.before = shuffle_down(total, 1);
+    if constexpr (kRatios) {
+      carry.weight = shuffle_down(gates, 1);
+    } else {
+      double power = 1.0;
+#pragma unroll
+      for (int j = 0; j < 5; ++j)
+        if ((31 - lane) >> j & 1) power *= p.powers[j];
+      carry.weight = bounded_product(power, p.powers[0]);
+    }
+    if (lane == 31) carry.before = 0.0, carry.weight = 1.0;
+    carry.enters = (ahead >> 1) == 0;
+    return {total, kRatios ? gates : p.powers[5], closed != 0};
+  }
+
+  // The results from the carry into the lane, in the place of operands.
+  __device__ __forceinline__ void finish(const Differences& differences, Acc y) const {
+    RowWalk rows(*this);
+#pragma unroll
+    for (int k = kVectors - 1; k >= 0; --k) {
+      Acc own[kVec] = {}, advantages[kVec], targets[kVec], pg[kVec];
+      if (has_own() && p.slots.targets >= 0) read<T>(p.slots.values, k, own);
+      Factors factors;
+      read_factors(k, factors);
+#pragma unroll
+      for (int j = kVec - 1; j >= 0; --j) {
+        const int i = k * kVec + j;
+        const bool is_cut = cuts >> i & 1;
+        rows.move_to(i);
+        const Acc difference = differences[i];
+        if constexpr (kRatios) {
+          Acc of_row = 1;
+          if constexpr (kAll) of_row = factors.gammas[j] * factors.traces[j];
+          pg[j] = ratio(factors.ratios[j], p.clip_pg) * (is_cut ? difference : rows.gate.step(difference, of_row * y));
+          const Acc delta = difference * ratio(factors.ratios[j], p.clip_rho);
+          y = is_cut ? delta : rows.gate.step(delta, factor(factors, j) * y);
+        } else {
+          y = is_cut ? difference : rows.gate.step(difference, y);
+        }
+        advantages[j] = y;
+        targets[j] = has_own() ? y + own[j] : y;
+      }
+      if (p.slots.advantages >= 0) chunk(p.slots.advantages, k) = pack<Acc, T, kVec>(advantages);
+      if (p.slots.targets >= 0) chunk(p.slots.targets, k) = pack<Acc, T, kVec>(targets);
+      if constexpr (kRatios) {
+        if (p.slots.pg_advantages >= 0) chunk(p.slots.pg_advantages, k) = pack<Acc, T, kVec>(pg);
+      }
+    }
+  }
+};
+
+}  // namespace dcs

@@ -1,0 +1,38 @@
+// Launches the temporal difference scan of rows that fit into a block (kernel.cuh).
+#pragma once
+
+#include "returns/flat_rows/kernel.cuh"
+#include "returns/flat_rows/launch.h"
+
+namespace dcs {
+
+template <typename T, FlatForm kForm, int kVectors>
+cudaError_t launch_flat_returns_as(
+    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
+  const auto kernel = flat_returns_kernel<T, kForm, kVectors>;
+  const cudaError_t error = allow_shared(kernel, plan.shared_bytes, device.shared_per_block);
+  if (error != cudaSuccess) return error;
+  return launch_dependent(kernel, device.cluster > 1, plan.tiles, 32 * plan.warps, plan.shared_bytes, stream,
+      flat_returns_params<T>(problem, plan));
+}
+
+template <typename T, FlatForm kForm>
+cudaError_t launch_flat_returns_in(
+    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
+  constexpr int kMany = flat_vectors(sizeof(T));
+  if (plan.vectors == kMany) return launch_flat_returns_as<T, kForm, kMany>(problem, plan, device, stream);
+  return launch_flat_returns_as<T, kForm, 1>(problem, plan, device, stream);
+}
+
+template <typename T>
+cudaError_t launch_flat_returns(
+    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
+  switch (flat_form(problem)) {
+    case FlatForm::kOwn: return launch_flat_returns_in<T, FlatForm::kOwn>(problem, plan, device, stream);
+    case FlatForm::kLambda: return launch_flat_returns_in<T, FlatForm::kLambda>(problem, plan, device, stream);
+    case FlatForm::kRatios: return launch_flat_returns_in<T, FlatForm::kRatios>(problem, plan, device, stream);
+    default: return launch_flat_returns_in<T, FlatForm::kAll>(problem, plan, device, stream);
+  }
+}
+
+}  // namespace dcs

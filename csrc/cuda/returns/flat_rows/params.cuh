@@ -1,0 +1,155 @@
+// What the kernel of the temporal difference scan is called with whose rows are one flat sequence (kernel.cuh).
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <type_traits>
+
+#include "common/divisor.cuh"
+#include "dcs/returns/flat_rows_plan.h"
+#include "dcs/scan/plan/powers.h"
+#include "returns/step.cuh"
+#include "scan/rows/flat.cuh"
+
+namespace dcs {
+
+// A tensor with an element for every step. `slot`: where a slice of it lies in a warp's shared memory.
+struct FlatTensor {
+  char* data = nullptr;
+  Strides strides{};
+  int bytes = 0;  // of an element
+  int slot = 0;
+  int extra = 0;           // elements behind a slice that are copied, too
+  bool is_packed = false;  // rows are one behind the other
+  bool is_flat = false;    // from an aligned address on
+};
+
+// Where in a warp's shared memory a slice of each operand and result lies, or -1.
+struct FlatSlots {
+  int rewards = -1, values = -1, next_values = -1, rhos = -1, terminated = -1, truncated = -1, gamma = -1, trace = -1;
+  int advantages = -1, targets = -1, pg_advantages = -1;
+};
+
+constexpr int kMostFlatOperands = 8, kMostFlatResults = 3;
+
+template <typename T>
+struct FlatReturnsParams {
+  using Acc = typename Types<T>::Acc;
+  FlatTensor operands[kMostFlatOperands], results[kMostFlatResults];
+  int operand_count, result_count;
+  FlatSlots slots;
+  ReturnsInput bootstrap;
+  ReturnsDiscount gamma, trace;
+  Rates<Acc> rates;   // where none is a row's
+  double powers[6];   // of gamma * trace over 1, 2, 4, ... lanes
+  Acc gate;           // the same of one step, in one number
+  Acc clip_rho, clip_c, clip_pg;
+  bool row_rates, has_own_values, is_shifted;  // values are those of the step before's next state
+  bool terminated_is_bool, truncated_is_bool;
+  bool rest_is_nothing, gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
+  uint32_t row_ends;                       // bits at the multiples of length
+  Divisor length;
+  int lift;  // rows before a tile: of kFlatReturnsGrain elements at least
+  int tile_rows;
+  int64_t rows, count;
+  int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
+  int values_at;             // the values behind them, from there
+  FlatParams of_rows, line;  // for copies of what is not flat: all rows, and all of a packed tensor as one
+};
+
+// Outer, length and inner, as copies of rows want them.
+inline FlatParams flat_geometry(int64_t outer, int64_t length, int64_t inner) {
+  FlatParams params{};
+  params.problem.outer = outer;
+  params.problem.length = length;
+  params.problem.inner = inner;
+  params.rows = outer * inner;
+  params.count = outer * inner * length;
+  params.inverse = ~uint64_t{0} / static_cast<uint64_t>(length);
+  params.inner_inverse = ~uint64_t{0} / static_cast<uint64_t>(inner);
+  return params;
+}
+
+template <typename T>
+FlatTensor flat_tensor(const ReturnsProblem& p, const void* data, const Strides& strides, int64_t bytes) {
+  FlatTensor tensor;
+  tensor.data = static_cast<char*>(const_cast<void*>(data));
+  tensor.strides = strides;
+  tensor.bytes = static_cast<int>(bytes);
+  tensor.is_packed = strides.time == 1 && (p.inner == 1 || strides.inner == p.length) &&
+      (p.outer == 1 || strides.outer == p.inner * p.length);
+  tensor.is_flat = tensor.is_packed && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  return tensor;
+}
+
+template <typename T>
+FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatReturnsPlan& plan) {
+  using Acc = typename Types<T>::Acc;
+  constexpr int64_t kBytes = sizeof(T);
+  FlatReturnsParams<T> params{};
+  const FlatReturnsSizes sizes{kBytes, sizeof(Acc), plan.vectors};
+  const int64_t slice = sizes.slice();
+  int64_t at = 0;
+  sizes.each_operand(p, [&](const ReturnsInput& input, int64_t bytes, bool is_shifted) {
+    FlatTensor tensor = flat_tensor<T>(p, input.data, input.strides, bytes);
+    tensor.slot = static_cast<int>(at);
+    tensor.extra = is_shifted ? 16 / static_cast<int>(bytes) : 0;
+    params.operands[params.operand_count++] = tensor;
+    at += slice * bytes + (is_shifted ? 16 : 0);
+  });
+  int next = 0;
+  const auto slot_of = [&](bool is_given) { return is_given ? params.operands[next++].slot : -1; };
+  FlatSlots& slots = params.slots;
+  slots.rewards = slot_of(true);
+  slots.values = slot_of(p.values.data);
+  slots.next_values = slot_of(p.next_values.data);
+  slots.rhos = slot_of(p.rhos.data);
+  slots.terminated = slot_of(p.terminated.data);
+  slots.truncated = slot_of(p.truncated.data);
+  slots.gamma = slot_of(p.gamma.kind == GammaKind::kStep);
+  slots.trace = slot_of(p.trace.kind == GammaKind::kStep);
+  params.has_own_values = p.values.data && !p.values_are_next;
+  params.is_shifted = !p.next_values.data;
+  const auto result = [&](const ReturnsOutput& output, int slot) {
+    if (!output.data) return -1;
+    FlatTensor tensor = flat_tensor<T>(p, output.data, output.strides, kBytes);
+    tensor.slot = slot;
+    params.results[params.result_count++] = tensor;
+    return slot;
+  };
+  slots.advantages = result(p.advantages, slots.rewards);
+  slots.targets = result(p.targets, params.has_own_values ? slots.values : slots.rewards);
+  slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
+  params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
+  params.rows_at = plan.warps * params.warp_bytes;
+  params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(Rates<Acc>)) : 0;
+  params.bootstrap = p.bootstrap_value;
+  params.gamma = p.gamma;
+  params.trace = p.trace;
+  params.row_rates = has_row_rates(p);
+  const auto beside_steps = [](const ReturnsDiscount& rate) {
+    return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
+  };
+  params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
+  params.gate = make_gate<Acc, true>(params.rates.carried).value;
+  const int64_t own = slice / 32;
+  for (int j = 0; j < 6; ++j) params.powers[j] = bounded_power(params.rates.carried, own << j);
+  params.clip_rho = static_cast<Acc>(p.clip_rho);
+  params.clip_c = static_cast<Acc>(p.clip_c);
+  params.clip_pg = static_cast<Acc>(p.clip_pg);
+  params.terminated_is_bool = p.terminated_is_bool;
+  params.truncated_is_bool = p.truncated_is_bool;
+  params.rest_is_nothing = !params.has_own_values && params.rates.rest == Acc(0);
+  params.gamma_is_nothing = !params.has_own_values && params.rates.gamma == Acc(0);
+  for (int64_t i = 0; i < 32; i += p.length) params.row_ends |= 1u << i;
+  params.length = Divisor(static_cast<uint32_t>(p.length));
+  params.lift = static_cast<int>(ceil_div(kFlatReturnsGrain, p.length));
+  params.tile_rows = static_cast<int>(plan.rows);
+  params.rows = p.rows();
+  params.count = p.rows() * p.length;
+  params.of_rows = flat_geometry(p.outer, p.length, p.inner);
+  params.line = flat_geometry(1, params.count, 1);
+  return params;
+}
+
+}  // namespace dcs

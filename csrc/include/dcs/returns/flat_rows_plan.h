@@ -1,0 +1,106 @@
+// Into what pieces a temporal difference scan of contiguous rows is cut that fit into a block (cuda/returns/flat_rows).
+// Host code without CUDA or torch types.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+
+#include "dcs/returns/plan.h"
+
+namespace dcs {
+
+// What a kernel is made for: values of their own steps, or of next steps alone, and discounts that are numbers; with
+// ratios, too; or anything.
+enum class FlatForm { kOwn, kLambda, kRatios, kAll };
+
+inline FlatForm flat_form(const ReturnsProblem& p) {
+  if (p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber) return FlatForm::kAll;
+  const bool has_own = p.values.data && !p.values_are_next, has_ratios = p.rhos.data || p.pg_advantages.data;
+  if (has_ratios) return has_own ? FlatForm::kRatios : FlatForm::kAll;
+  return has_own ? FlatForm::kOwn : FlatForm::kLambda;
+}
+
+// Elements of 16 bytes; vectors of a lane, odd, so that the lanes' lie in different banks; warps of a block.
+constexpr int flat_vector(int64_t element_bytes) { return static_cast<int>(16 / element_bytes); }
+constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 3 : 5; }
+constexpr int kFlatReturnsWarps = 16, kFlatReturnsTileWarps = 4;
+// Every multiple of so many elements is an aligned address in every operand.
+constexpr int kFlatReturnsGrain = 16;
+// With fewer warps a multiprocessor, lanes have one vector.
+constexpr int kFewFlatWarps = 8;
+
+struct FlatReturnsPlan {
+  int vectors, warps;   // of a lane, of a block
+  int64_t rows, tiles;  // of a tile; blocks
+  int64_t shared_bytes;
+};
+
+struct FlatReturnsSizes {
+  int64_t bytes, wide;  // of an element, of its accumulator
+  int vectors;
+  int64_t slice() const { return int64_t{32} * vectors * flat_vector(bytes); }  // elements of a warp
+
+  // visit(bytes of an element, whether the values behind a slice are its, too) for all operands of steps.
+  template <typename Visit>
+  void each_operand(const ReturnsProblem& p, const Visit& visit) const {
+    const bool shifted = !p.next_values.data;
+    visit(p.rewards, bytes, false);
+    if (p.values.data) visit(p.values, bytes, shifted);
+    if (p.next_values.data) visit(p.next_values, bytes, false);
+    if (p.rhos.data) visit(p.rhos, bytes, false);
+    if (p.terminated.data) visit(p.terminated, p.terminated_is_bool ? 1 : bytes, false);
+    if (p.truncated.data) visit(p.truncated, p.truncated_is_bool ? 1 : bytes, false);
+    if (p.gamma.kind == GammaKind::kStep) visit(p.gamma.tensor, wide, false);
+    if (p.trace.kind == GammaKind::kStep) visit(p.trace.tensor, wide, false);
+  }
+  // Policy-gradient advantages take the place of ratios.
+  static bool has_pg_slot(const ReturnsProblem& p) { return p.pg_advantages.data && !p.rhos.data; }
+  int64_t warp_bytes(const ReturnsProblem& p) const {
+    int64_t sum = has_pg_slot(p) ? slice() * bytes : 0;
+    each_operand(p, [&](const ReturnsInput&, int64_t size, bool is_shifted) {
+      sum += slice() * size + (is_shifted ? 16 : 0);
+    });
+    return sum;
+  }
+  // Of what rows have of their own.
+  int64_t row_bytes(const ReturnsProblem& p) const { return wide + (has_row_rates(p) ? 40 : 0); }
+};
+
+// Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
+inline std::optional<FlatReturnsPlan> plan_flat_returns(
+    const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes) {
+  if (p.steps || !is_contiguous(p)) return std::nullopt;
+  const int64_t bytes = bytes_of(p.dtype), count = p.rows() * p.length;
+  FlatReturnsSizes sizes{bytes, std::max<int64_t>(bytes, 4), flat_vectors(bytes)};
+  FlatReturnsPlan best{};
+  const auto consider = [&](int vectors) {
+    sizes.vectors = vectors;
+    double least = 0.0;
+    for (int warps = 1; warps <= kFlatReturnsWarps; ++warps) {
+      const int64_t room = warps * sizes.slice(), most = (room - kFlatReturnsGrain) / p.length;
+      if (most < 1) continue;
+      // No more than give every multiprocessor a block.
+      int64_t rows = std::clamp<int64_t>(p.rows() / multiprocessors, 1, most);
+      // Tiles that begin at whole vectors, where that takes few rows.
+      const int64_t even = kFlatReturnsGrain / std::gcd(int64_t{kFlatReturnsGrain}, p.length);
+      if (rows >= 4 * even) rows = rows / even * even;
+      const int64_t shared = warps * sizes.warp_bytes(p) + rows * sizes.row_bytes(p);
+      if (shared > shared_bytes) break;
+      const double lost = static_cast<double>(room) / static_cast<double>(rows * p.length) +
+          0.03 * std::abs(warps - kFlatReturnsTileWarps);
+      if (least == 0.0 || lost < least) {
+        least = lost;
+        best = {vectors, warps, rows, ceil_div(p.rows(), rows), shared};
+      }
+    }
+  };
+  if (count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
+  if (best.rows == 0) consider(flat_vectors(bytes));
+  if (best.rows == 0 || best.tiles >= int64_t{1} << 31) return std::nullopt;
+  return best;
+}
+
+}  // namespace dcs
