@@ -15,12 +15,12 @@ template <typename T, FlatForm kForm, int kVectors>
 __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kForm))
     flat_returns_kernel(const __grid_constant__ FlatReturnsParams<T> p) {
   using Lane = FlatLane<T, kForm, kVectors>;
-  using Acc = typename Lane::Acc;
+  using Wide = typename Lane::Wide;
   extern __shared__ __align__(128) unsigned char flat_returns_shared[];
   __shared__ uint64_t full[kFlatReturnsWarps];
-  __shared__ Piece<double> pieces[kFlatReturnsWarps];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
-            warps = static_cast<int>(blockDim.x) / 32;
+  __shared__ Piece<Wide> pieces[kFlatReturnsWarps];
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
+            warps = static_cast<int>(blockDim.x / 32);
   const FlatTileRows tile(p);
   const FlatSlice<T, kVectors> slice{p, tile, flat_returns_shared + warp * p.warp_bytes, warp, lane};
   launch_dependents();
@@ -31,27 +31,28 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   __syncwarp();
   griddepcontrol_wait();
   slice.load(&full[warp]);
-  Lane steps(slice, flat_returns_shared + p.rows_at);
-  steps.find_rows();
+  Lane at(slice, flat_returns_shared + p.rows_at);
+  at.find_rows();
   __syncwarp();
   mbarrier_wait(&full[warp], 0);
-  steps.find_cuts();
-  typename Lane::Differences differences;
+  at.find_cuts();
+  typename Lane::Steps steps;
   double gates = 1.0;
-  const double total = static_cast<double>(steps.total(differences, gates));
-  FlatCarry carry;
-  const Piece<double> piece = steps.exchange(total, gates, carry);
+  const auto total = at.total(steps, gates);
+  FlatCarry<Wide> carry;
+  const Piece<Wide> piece = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
   if (lane == 0) pieces[warp] = piece;
   __syncthreads();
-  double before = 0.0, weight = 1.0;
+  Wide behind = 0, weight = 1;
 #pragma unroll 1
   for (int w = warp + 1; w < warps; ++w) {
-    const Piece<double> next = pieces[w];
-    before = fold(before, weight, next.total);
+    const Piece<Wide> next = pieces[w];
+    behind = fold(behind, weight, next.total);
     if (next.closed) break;
-    weight = clamped_mul(weight, next.gates);
+    if constexpr (std::is_same_v<Wide, float>) weight *= next.gates;
+    else weight = clamped_mul(weight, next.gates);
   }
-  steps.finish(differences, static_cast<Acc>(carry.enters ? fold(carry.before, carry.weight, before) : carry.before));
+  at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();
 }
 

@@ -8,10 +8,13 @@
 
 namespace dcs {
 
-// A lane's part of the warp's piece.
+// What of the carry into a warp reaches a lane: what the lanes behind it carry into it, and what takes a carry over them,
+// where no cut lies in them.
+template <typename Wide>
 struct FlatCarry {
-  double before, weight;  // what the lanes behind it carry into it, and what takes a carry over them
-  bool enters;            // no cut lies in them
+  Wide before, weight;
+  bool enters;
+  __device__ __forceinline__ Wide from(Wide warp) const { return enters ? fold(before, weight, warp) : before; }
 };
 
 template <typename T, FlatForm kForm, int kVectors>
@@ -19,14 +22,17 @@ struct FlatLane {
   using Slice = FlatSlice<T, kVectors>;
   using Acc = typename Types<T>::Acc;
   using Chunk = Vector<T, Slice::kVec>;
-  using Differences = Acc[Slice::kOwn];
+  using Steps = Acc[Slice::kOwn];
   static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
   static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
   static constexpr bool kAll = kForm == FlatForm::kAll, kRatios = kForm == FlatForm::kRatios || kAll,
                         kKnownOwn = kForm == FlatForm::kOwn || kForm == FlatForm::kRatios;
   static_assert(kOwn < 32);
-  // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps.
-  using StepGate = Gate<Acc, sizeof(T) == 2 && !kAll>;
+  // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps, and
+  // so is what floats lose between lanes.
+  static constexpr bool kShort = sizeof(T) == 2 && !kAll;
+  using StepGate = Gate<Acc, kShort>;
+  using Wide = std::conditional_t<kShort && !kRatios, float, double>;
 
   const FlatReturnsParams<T>& p;
   const Slice& slice;
@@ -64,7 +70,7 @@ struct FlatLane {
     return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
   }
   __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }
-  // The numbers of rows that end in the slice are there for its lanes.
+  // The numbers of rows that end in the slice are there for its lanes; discounts of all that it has a part of.
   __device__ __forceinline__ void find_rows() {
     const int first = slice.warp * Slice::kSteps - slice.tile.offset;
     const Place place = place_of(first + lane * kOwn);
@@ -72,19 +78,22 @@ struct FlatLane {
     ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
     behind_row = place.row + __popc(ends);
     if (!kAll && !p.is_shifted) return;
+    const bool has_rates = kAll && p.row_rates;
     const int begin = max(place_of(first).row, 0);
-    const int end = min(place_of(first + Slice::kSteps).row + (kAll && p.row_rates ? 1 : 0), slice.tile.rows);
+    const int end = min(place_of(first + Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
 #pragma unroll 1
     for (int row = begin + lane; row < end; row += 32) {
-      const RowIndex index(p.of_rows, slice.tile.row + row);
-      if (p.is_shifted)
-        last_values[row] = p.bootstrap.data
-            ? cast<Acc>(static_cast<const T*>(p.bootstrap.data)[index.offset(p.bootstrap.strides)])
-            : Acc(0);
+      if (p.is_shifted) {
+        Acc value = 0;
+        if (p.bootstrap)
+          value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
+        last_values[row] = value;
+      }
       if constexpr (kAll) {
-        if (p.row_rates)
-          row_rates[row] = rates_of<Acc>(
-              p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
+        if (!has_rates) continue;
+        const RowIndex index(p.of_rows, slice.tile.row + row);
+        row_rates[row] = rates_of<Acc>(
+            p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
       }
     }
   }
@@ -93,34 +102,31 @@ struct FlatLane {
 
   __device__ __forceinline__ uint32_t read_flags(int slot, bool is_bool) const {
     if (slot < 0) return 0;
-    if (!is_bool) {
-      const T* const numbers = reinterpret_cast<const T*>(here + slot) + lane * kOwn;
-      uint32_t bits = 0;
-#pragma unroll 1
-      for (int i = 0; i < kOwn; ++i) bits |= (cast<Acc>(numbers[i]) != Acc(0) ? 1u : 0u) << i;
-      return bits;
-    }
     constexpr int kWords = kVec > 4 ? kVec / 4 : 1;
-    const unsigned char* const from = here + slot + lane * kOwn;
-    uint32_t bits = 0, all = 0;
-    uint32_t words[kVectors][kWords] = {};
+    uint32_t bits = 0, bytes = 0;
+    if (is_bool) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const Vector<uint8_t, kVec> raw = *reinterpret_cast<const Vector<uint8_t, kVec>*>(from + k * kVec);
-      memcpy(words[k], &raw, kVec);
-      uint32_t some = __dp4a(words[k][0], 0x08040201u, 0u);
-      if constexpr (kWords > 1) some = __dp4a(words[k][1], 0x80402010u, some);
-      bits |= some << (k * kVec);
+      for (int k = 0; k < kVectors; ++k) {
+        const Vector<uint8_t, kVec> raw = reinterpret_cast<const Vector<uint8_t, kVec>*>(here + slot)[lane * kVectors + k];
+        uint32_t words[kWords] = {};
+        memcpy(words, &raw, kVec);
+        uint32_t some = __dp4a(words[0], 0x08040201u, 0u);
+        if constexpr (kWords > 1) some = __dp4a(words[1], 0x80402010u, some);
+        bits |= some << (k * kVec);
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) all |= words[k][w];
+        for (int w = 0; w < kWords; ++w) bytes |= words[w];
+      }
     }
-    if (all & 0xfefefefeu) {
-      // Any byte but 0 is set.
+    if (!is_bool || (bytes & 0xfefefefeu)) {
+      // Any byte, and any number, but 0 is set.
       bits = 0;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k)
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) bits |= flag_bits(words[k][w]) << (k * kVec + 4 * w);
+#pragma unroll 1
+      for (int i = 0; i < kOwn; ++i) {
+        const int at = lane * kOwn + i;
+        const bool is_set =
+            is_bool ? here[slot + at] != 0 : cast<Acc>(reinterpret_cast<const T*>(here + slot)[at]) != Acc(0);
+        bits |= (is_set ? 1u : 0u) << i;
+      }
     }
     return bits;
   }
@@ -129,6 +135,8 @@ struct FlatLane {
                    flags = terminates | read_flags(p.slots.truncated, p.truncated_is_bool);
     cuts = flags | ends;
     drops = p.is_shifted ? flags : terminates;
+    // Without values there are those behind rows.
+    if (!kKnownOwn && p.has_no_values) drops |= ~ends;
     if constexpr (!kKnownOwn && !kAll) {
       if (p.rest_is_nothing) drops |= ~cuts;
       if (p.gamma_is_nothing) drops |= cuts;
@@ -143,7 +151,10 @@ struct FlatLane {
   template <typename E>
   __device__ __forceinline__ void read(int slot, int k, Acc (&to)[kVec]) const {
     if constexpr (std::is_same_v<E, T>) {
-      unpack(chunk(slot, k), to);
+      const uint4 words = *reinterpret_cast<const uint4*>(&chunk(slot, k));
+      Chunk raw;
+      memcpy(&raw, &words, sizeof raw);
+      unpack(raw, to);
     } else {
       const Vector<E, 16 / sizeof(E)>* const from =
           reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) + (lane * kVectors + k) * (kVec * sizeof(E) / 16);
@@ -189,8 +200,12 @@ struct FlatLane {
     __device__ __forceinline__ explicit RowWalk(const FlatLane& of) : at(of), row(of.behind_row) {
       gamma = at.p.rates.gamma;
       rest = at.p.rates.rest;
-      if constexpr (std::is_same_v<StepGate, Gate<Acc, true>>) gate = {at.p.gate};
+      if constexpr (kShort) gate = {at.p.gate};
       else gate = at.p.rates.gate;
+      // Else each step that uses them would read them again.
+      reload(gamma);
+      if constexpr (!kKnownOwn) reload(rest);
+      reload(gate.value);
       if constexpr (kAll) {
         if (at.p.row_rates) enter();
       }
@@ -208,20 +223,23 @@ struct FlatLane {
     }
   };
 
-  // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ.
-  __device__ __forceinline__ Acc total(Differences& differences, double& gates) const {
+  // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In `steps`
+  // what each step adds or, where gates do not differ, the sums from nothing.
+  __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
+    return p.is_shifted ? total_in<true>(steps, gates) : total_in<false>(steps, gates);
+  }
+  template <bool kShifted>
+  __device__ __forceinline__ Acc total_in(Steps& steps, double& gates) const {
     RowWalk rows(*this);
     Acc y = 0, product = 1, after = 0;
     int row = behind_row;
-    const bool has_values = kKnownOwn || p.slots.values >= 0;
-    if (has_values && p.is_shifted)
-      after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
+    if (kShifted) after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc rewards[kVec], values[kVec] = {}, next[kVec];
       read<T>(p.slots.rewards, k, rewards);
-      if (has_values) read<T>(p.slots.values, k, values);
-      if (p.is_shifted) {
+      if (kShifted || has_own()) read<T>(p.slots.values, k, values);
+      if constexpr (kShifted) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
         after = values[0];
@@ -238,28 +256,19 @@ struct FlatLane {
 #pragma unroll
       for (int j = kVec - 1; j >= 0; --j) {
         const int i = k * kVec + j;
-        const bool is_first = i == kOwn - 1, is_cut = cuts >> i & 1;
+        const bool is_cut = i == kOwn - 1 || cuts >> i & 1;
         rows.move_to(i);
-        Acc weight = has_own() || is_cut ? rows.gamma : rows.rest;
-        bool leaves_out = drops >> i & 1;
-        if constexpr (kAll) {
-          if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
-            const Acc gamma = p.slots.gamma >= 0 ? factors.gammas[j] : rows.gamma,
-                      trace = p.slots.trace >= 0 ? factors.traces[j] : trace_of(rows);
-            weight = has_own() || is_cut ? gamma : gamma - gamma * trace;
-          }
-          leaves_out = leaves_out || (!has_own() && weight == Acc(0));
-        }
         Acc difference = rewards[j];
-        if (!leaves_out) difference += weight * next[j];
+        if (!leaves_out(rows, factors, i)) difference += weight_of(rows, factors, i) * next[j];
         if (has_own()) difference -= values[j];
-        differences[i] = difference;
         if constexpr (kRatios) {
+          steps[i] = difference;
           const Acc own_factor = factor(factors, j), delta = difference * ratio(factors.ratios[j], p.clip_rho);
           product *= own_factor;
-          y = is_first || is_cut ? delta : rows.gate.step(delta, own_factor * y);
+          y = is_cut ? delta : rows.gate.step(delta, own_factor * y);
         } else {
-          y = is_first || is_cut ? difference : rows.gate.step(difference, y);
+          if (!is_cut) difference = rows.gate.step(difference, y);
+          steps[i] = y = difference;
         }
       }
     }
@@ -271,6 +280,24 @@ struct FlatLane {
       gates = clamped_mul(cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product), power);
     }
     return y;
+  }
+  // Of the next state's value.
+  __device__ __forceinline__ Acc weight_of(const RowWalk& rows, const Factors& factors, int i) const {
+    const bool takes_all = has_own() || (cuts >> i & 1);
+    if constexpr (kAll) {
+      if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
+        const Acc gamma = p.slots.gamma >= 0 ? factors.gammas[i % kVec] : rows.gamma,
+                  trace = p.slots.trace >= 0 ? factors.traces[i % kVec] : trace_of(rows);
+        return takes_all ? gamma : gamma - gamma * trace;
+      }
+    }
+    return takes_all ? rows.gamma : rows.rest;
+  }
+  __device__ __forceinline__ bool leaves_out(const RowWalk& rows, const Factors& factors, int i) const {
+    if constexpr (kAll) {
+      if (!has_own() && weight_of(rows, factors, i) == Acc(0)) return true;
+    }
+    return drops >> i & 1;
   }
   // The row's trace: of discounts of which one is a step's.
   __device__ __forceinline__ Acc trace_of(const RowWalk& rows) const {
@@ -290,16 +317,20 @@ struct FlatLane {
   }
 
   // The warp's piece, in its first lane, and what is known of the carry into each lane.
-  __device__ __forceinline__ Piece<double> exchange(double total, double gates, FlatCarry& carry) const {
+  __device__ __forceinline__ Piece<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
+    const auto power = [&](int j) {
+      if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];
+      else return p.powers[j];
+    };
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
-      const double other = shuffle_down(total, d);
-      if (reach >= d) total = fold(total, kRatios ? gates : p.powers[j], other);
+      const Wide other = shuffle_down(total, d);
+      if (reach >= d) total = fold(total, kRatios ? gates : power(j), other);
       if constexpr (kRatios) {
-        const double others = shuffle_down(gates, d);
+        const Wide others = shuffle_down(gates, d);
         if (reach >= d) gates = clamped_mul(gates, others);
       }
     }
@@ -307,48 +338,63 @@ struct FlatLane {
     if constexpr (kRatios) {
       carry.weight = shuffle_down(gates, 1);
     } else {
-      double power = 1.0;
+      carry.weight = 1;
 #pragma unroll
       for (int j = 0; j < 5; ++j)
-        if ((31 - lane) >> j & 1) power *= p.powers[j];
-      carry.weight = bounded_product(power, p.powers[0]);
+        if ((31 - lane) >> j & 1) carry.weight *= power(j);
+      if constexpr (std::is_same_v<Wide, double>) carry.weight = bounded_product(carry.weight, p.powers[0]);
+      else if (p.short_powers[0] != 0.f && fabsf(carry.weight) < FLT_MIN) carry.weight = copysignf(FLT_MIN, carry.weight);
     }
-    if (lane == 31) carry.before = 0.0, carry.weight = 1.0;
+    if (lane == 31) carry.before = 0, carry.weight = 1;
     carry.enters = (ahead >> 1) == 0;
-    return {total, kRatios ? gates : p.powers[5], closed != 0};
+    return {total, kRatios ? gates : power(5), closed != 0};
   }
 
   // The results from the carry into the lane, in the place of operands.
-  __device__ __forceinline__ void finish(const Differences& differences, Acc y) const {
+  __device__ __forceinline__ void finish(Steps& steps, Acc y) const {
+    if constexpr (!kRatios) {
+      // Behind the last cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
+      const uint32_t open = cuts ? ~((2u << (31 - __clz(static_cast<int>(cuts)))) - 1) : ~0u;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (open >> i & 1) steps[i] = fold(steps[i], p.step_powers[kOwn - 1 - i], y);
+    }
     RowWalk rows(*this);
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
-      Acc own[kVec] = {}, advantages[kVec], targets[kVec], pg[kVec];
-      if (has_own() && p.slots.targets >= 0) read<T>(p.slots.values, k, own);
-      Factors factors;
-      read_factors(k, factors);
+      Acc advantages[kVec], pg[kVec];
+      if constexpr (kRatios) {
+        Factors factors;
+        read_factors(k, factors);
 #pragma unroll
-      for (int j = kVec - 1; j >= 0; --j) {
-        const int i = k * kVec + j;
-        const bool is_cut = cuts >> i & 1;
-        rows.move_to(i);
-        const Acc difference = differences[i];
-        if constexpr (kRatios) {
+        for (int j = kVec - 1; j >= 0; --j) {
+          const int i = k * kVec + j;
+          const bool is_cut = cuts >> i & 1;
+          rows.move_to(i);
+          const Acc difference = steps[i];
           Acc of_row = 1;
           if constexpr (kAll) of_row = factors.gammas[j] * factors.traces[j];
           pg[j] = ratio(factors.ratios[j], p.clip_pg) * (is_cut ? difference : rows.gate.step(difference, of_row * y));
           const Acc delta = difference * ratio(factors.ratios[j], p.clip_rho);
           y = is_cut ? delta : rows.gate.step(delta, factor(factors, j) * y);
-        } else {
-          y = is_cut ? difference : rows.gate.step(difference, y);
+          advantages[j] = y;
         }
-        advantages[j] = y;
-        targets[j] = has_own() ? y + own[j] : y;
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) advantages[j] = steps[k * kVec + j];
       }
-      if (p.slots.advantages >= 0) chunk(p.slots.advantages, k) = pack<Acc, T, kVec>(advantages);
-      if (p.slots.targets >= 0) chunk(p.slots.targets, k) = pack<Acc, T, kVec>(targets);
       if constexpr (kRatios) {
         if (p.slots.pg_advantages >= 0) chunk(p.slots.pg_advantages, k) = pack<Acc, T, kVec>(pg);
+      }
+      if (p.slots.advantages >= 0) chunk(p.slots.advantages, k) = pack<Acc, T, kVec>(advantages);
+      if (p.slots.targets >= 0) {
+        if (has_own()) {
+          Acc own[kVec];
+          read<T>(p.slots.values, k, own);
+#pragma unroll
+          for (int j = 0; j < kVec; ++j) advantages[j] += own[j];
+        }
+        chunk(p.slots.targets, k) = pack<Acc, T, kVec>(advantages);
       }
     }
   }

@@ -30,6 +30,7 @@ struct FlatSlots {
   int advantages = -1, targets = -1, pg_advantages = -1;
 };
 
+constexpr int kMostFlatOwn = 24;  // steps of a lane
 constexpr int kMostFlatOperands = 8, kMostFlatResults = 3;
 
 template <typename T>
@@ -38,24 +39,35 @@ struct FlatReturnsParams {
   FlatTensor operands[kMostFlatOperands], results[kMostFlatResults];
   int operand_count, result_count;
   FlatSlots slots;
-  ReturnsInput bootstrap;
+  const char* bootstrap;     // of the first row
+  int64_t bootstrap_stride;  // from row to row, in bytes
   ReturnsDiscount gamma, trace;
   Rates<Acc> rates;   // where none is a row's
   double powers[6];   // of gamma * trace over 1, 2, 4, ... lanes
-  Acc gate;           // the same of one step, in one number
+  float short_powers[6];
+  Acc gate;                      // the same of one step, in one number
+  Acc step_powers[kMostFlatOwn];  // of 1, 2, 3, ... steps
   Acc clip_rho, clip_c, clip_pg;
-  bool row_rates, has_own_values, is_shifted;  // values are those of the step before's next state
+  bool row_rates, has_own_values, has_no_values;
+  bool is_shifted;  // values are those of the step before's next state
   bool terminated_is_bool, truncated_is_bool;
   bool rest_is_nothing, gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
   uint32_t row_ends;                       // bits at the multiples of length
   Divisor length;
   int lift;  // rows before a tile: of kFlatReturnsGrain elements at least
-  int tile_rows;
-  int64_t rows, count;
+  int tile_rows, tile_steps, last_rows;  // the last tile's
+  int64_t count;
   int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
   int values_at;             // the values behind them, from there
   FlatParams of_rows, line;  // for copies of what is not flat: all rows, and all of a packed tensor as one
 };
+
+// A bounded power of a number up to 1, which does not vanish in Acc either.
+template <typename Acc>
+Acc narrowed_power(double power) {
+  constexpr double kLeast = std::is_same_v<Acc, float> ? static_cast<double>(FLT_MIN) : DBL_MIN;
+  return static_cast<Acc>(power != 0.0 && std::fabs(power) < kLeast ? std::copysign(kLeast, power) : power);
+}
 
 // Outer, length and inner, as copies of rows want them.
 inline FlatParams flat_geometry(int64_t outer, int64_t length, int64_t inner) {
@@ -109,7 +121,10 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   slots.gamma = slot_of(p.gamma.kind == GammaKind::kStep);
   slots.trace = slot_of(p.trace.kind == GammaKind::kStep);
   params.has_own_values = p.values.data && !p.values_are_next;
+  params.has_no_values = !p.values.data && !p.next_values.data;
   params.is_shifted = !p.next_values.data;
+  // Nobody looks at what is read in their place.
+  if (!p.values.data) slots.values = slots.rewards;
   const auto result = [&](const ReturnsOutput& output, int slot) {
     if (!output.data) return -1;
     FlatTensor tensor = flat_tensor<T>(p, output.data, output.strides, kBytes);
@@ -123,7 +138,9 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
   params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(Rates<Acc>)) : 0;
-  params.bootstrap = p.bootstrap_value;
+  params.bootstrap = static_cast<const char*>(p.bootstrap_value.data);
+  params.bootstrap_stride =
+      (p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer) * kBytes;
   params.gamma = p.gamma;
   params.trace = p.trace;
   params.row_rates = has_row_rates(p);
@@ -133,7 +150,11 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
   params.gate = make_gate<Acc, true>(params.rates.carried).value;
   const int64_t own = slice / 32;
-  for (int j = 0; j < 6; ++j) params.powers[j] = bounded_power(params.rates.carried, own << j);
+  for (int j = 0; j < 6; ++j) {
+    params.powers[j] = bounded_power(params.rates.carried, own << j);
+    params.short_powers[j] = narrowed_power<float>(params.powers[j]);
+  }
+  for (int64_t i = 0; i < own; ++i) params.step_powers[i] = narrowed_power<Acc>(bounded_power(params.rates.carried, i + 1));
   params.clip_rho = static_cast<Acc>(p.clip_rho);
   params.clip_c = static_cast<Acc>(p.clip_c);
   params.clip_pg = static_cast<Acc>(p.clip_pg);
@@ -145,7 +166,8 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.length = Divisor(static_cast<uint32_t>(p.length));
   params.lift = static_cast<int>(ceil_div(kFlatReturnsGrain, p.length));
   params.tile_rows = static_cast<int>(plan.rows);
-  params.rows = p.rows();
+  params.tile_steps = static_cast<int>(plan.rows * p.length);
+  params.last_rows = static_cast<int>(p.rows() - (plan.tiles - 1) * plan.rows);
   params.count = p.rows() * p.length;
   params.of_rows = flat_geometry(p.outer, p.length, p.inner);
   params.line = flat_geometry(1, params.count, 1);

@@ -16,15 +16,17 @@ struct FlatTileRows {
   int64_t base;  // the last multiple of the grain up to its first step
   int rows;
   int offset, steps;  // of its first step from there; of all
+  int left;           // elements of the tensors from there on, or more than a tile has
 
   template <typename T>
   __device__ __forceinline__ explicit FlatTileRows(const FlatReturnsParams<T>& p)
-      : row(static_cast<int64_t>(blockIdx.x) * p.tile_rows),
-        rows(static_cast<int>(min(int64_t{p.tile_rows}, p.rows - row))),
-        steps(rows * static_cast<int>(p.length.divisor)) {
-    const int64_t low = row * p.length.divisor;
-    offset = static_cast<int>(low % kFlatReturnsGrain);
+      : row(static_cast<int64_t>(blockIdx.x) * p.tile_rows) {
+    const int64_t low = static_cast<int64_t>(blockIdx.x) * p.tile_steps;
+    rows = blockIdx.x + 1 == gridDim.x ? p.last_rows : p.tile_rows;
+    steps = rows * static_cast<int>(p.length.divisor);
+    offset = static_cast<int>(static_cast<uint32_t>(low) % kFlatReturnsGrain);
     base = low - offset;
+    left = static_cast<int>(min(p.count - base, int64_t{1} << 30));
   }
 };
 
@@ -42,8 +44,8 @@ struct FlatSlice {
   // Elements of an operand that there are.
   __device__ __forceinline__ int count_of(const FlatTensor& tensor) const {
     const int end = tile.offset + tile.steps, whole = (end + kFlatReturnsGrain - 1) / kFlatReturnsGrain * kFlatReturnsGrain;
-    const int own = min(whole - warp * kSteps, kSteps);
-    return own <= 0 ? 0 : static_cast<int>(min(int64_t{own + tensor.extra}, p.count - first()));
+    const int before = warp * kSteps, own = min(whole - before, kSteps);
+    return own <= 0 ? 0 : min(own + tensor.extra, tile.left - before);
   }
   static __device__ __forceinline__ int arrivals(const FlatReturnsParams<T>& p) {
     return DCS_HAS_BULK_COPIES ? p.operand_count : 32;

@@ -16,6 +16,12 @@ namespace dcs {
 // ratios, too; or anything.
 enum class FlatForm { kOwn, kLambda, kRatios, kAll };
 
+// Where rows' values behind them lie apart by one stride.
+inline bool has_even_bootstrap(const ReturnsProblem& p) {
+  const Strides& s = p.bootstrap_value.strides;
+  return !p.bootstrap_value.data || p.inner == 1 || p.outer == 1 || s.outer == s.inner * p.inner;
+}
+
 inline FlatForm flat_form(const ReturnsProblem& p) {
   if (p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next, has_ratios = p.rhos.data || p.pg_advantages.data;
@@ -72,7 +78,10 @@ struct FlatReturnsSizes {
 // Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
 inline std::optional<FlatReturnsPlan> plan_flat_returns(
     const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes) {
-  if (p.steps || !is_contiguous(p)) return std::nullopt;
+  if (p.steps || !is_contiguous(p) || !has_even_bootstrap(p)) return std::nullopt;
+  // Powers of larger numbers would lose what sums that cancel are worth.
+  const bool are_numbers = flat_form(p) != FlatForm::kAll;
+  if (are_numbers && !(std::fabs(p.gamma.value * p.trace.value) <= 1.0)) return std::nullopt;
   const int64_t bytes = bytes_of(p.dtype), count = p.rows() * p.length;
   FlatReturnsSizes sizes{bytes, std::max<int64_t>(bytes, 4), flat_vectors(bytes)};
   FlatReturnsPlan best{};
