@@ -1,5 +1,6 @@
 // `_temporal_difference_scan` and its gradients on CUDA.
 #include "returns/launch.h"
+#include "returns/flat_rows/launch.h"
 #include "dcs/returns/gradients.h"
 #include "dcs/returns/ops.h"
 #include "common/host.h"
@@ -18,12 +19,26 @@ ReturnsLauncher* launcher(ElementType dtype) {
   }
 }
 
+FlatReturnsLauncher* flat_launcher(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Half: return launch_flat_returns_half;
+    case ElementType::BFloat16: return launch_flat_returns_bfloat16;
+    case ElementType::Double: return launch_flat_returns_double;
+    default: return launch_flat_returns_float;
+  }
+}
+
 struct CudaReturns {
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
+    if (takes_flat_returns(together)) {
+      if (const auto rows = plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes))
+        return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
+            "launching the kernel");
+    }
     ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
     if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
     const Workspace workspace(rewards, plans.workspace_bytes());

@@ -3,13 +3,13 @@
 // step, or an episode's.
 #pragma once
 
-#include "returns/flat_rows/slice.cuh"
+#include "returns/flat_rows/cuts.cuh"
 #include "scan/carry/segment.cuh"
 
 namespace dcs {
 
-// What of the carry into a warp reaches a lane: what the lanes behind it carry into it, and what takes a carry over them,
-// where no cut lies in them.
+// What of the carry into a warp reaches a lane: what the lanes behind it carry into it, and what takes a carry over
+// them, where no cut lies in them.
 template <typename Wide>
 struct FlatCarry {
   Wide before, weight;
@@ -18,132 +18,26 @@ struct FlatCarry {
 };
 
 template <typename T, FlatForm kForm, int kVectors>
-struct FlatLane {
-  using Slice = FlatSlice<T, kVectors>;
-  using Acc = typename Types<T>::Acc;
-  using Chunk = Vector<T, Slice::kVec>;
-  using Steps = Acc[Slice::kOwn];
-  static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
-  static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
-  static constexpr bool kAll = kForm == FlatForm::kAll, kRatios = kForm == FlatForm::kRatios || kAll,
-                        kKnownOwn = kForm == FlatForm::kOwn || kForm == FlatForm::kRatios;
-  static_assert(kOwn < 32);
+struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
+  using Cuts = FlatLaneCuts<T, kForm, kVectors>;
+  using Cuts::Cuts, Cuts::kAll, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
+  using Cuts::p, Cuts::here, Cuts::last_values, Cuts::row_rates, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
+      Cuts::drops, Cuts::has_own, Cuts::clamped_row;
+  using typename Cuts::Acc;
+  using typename Cuts::Slice;
+  using Chunk = Vector<T, kVec>;
+  using Steps = Acc[kOwn];
   // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps, and
   // so is what floats lose between lanes.
   static constexpr bool kShort = sizeof(T) == 2 && !kAll;
   using StepGate = Gate<Acc, kShort>;
   using Wide = std::conditional_t<kShort && !kRatios, float, double>;
 
-  const FlatReturnsParams<T>& p;
-  const Slice& slice;
-  unsigned char* const here;
-  Acc* const last_values;  // behind the tile's rows
-  Rates<Acc>* const row_rates;
-  const int lane;
-  int behind_row;          // of the step behind the lane's last one, in the tile
-  uint32_t ends;           // bits: a row's last step
-  uint32_t cuts, drops;    // nothing is carried into the step; it leaves the next state's value out
-
-  // `rows`: what those of the tile have of their own.
-  __device__ __forceinline__ FlatLane(const Slice& of, unsigned char* rows)
-      : p(of.p),
-        slice(of),
-        here(of.here),
-        last_values(reinterpret_cast<Acc*>(rows + p.values_at)),
-        row_rates(reinterpret_cast<Rates<Acc>*>(rows)),
-        lane(of.lane) {}
-
-  __device__ __forceinline__ bool has_own() const {
-    if constexpr (kAll) return p.has_own_values;
-    return kKnownOwn;
+  // Of a parameter the compiler knows that it can be read again, and does so in every step that uses it.
+  __device__ __forceinline__ void keep(float& value) const {
+    value = __uint_as_float(__float_as_uint(value) ^ p.nothing);
   }
-
-  // Rows.
-
-  // A row, and how many of its steps come before, of a step counted from the tile's first one.
-  struct Place {
-    int row, done;
-  };
-  __device__ __forceinline__ Place place_of(int step) const {
-    const int length = static_cast<int>(p.length.divisor);
-    const uint32_t up = static_cast<uint32_t>(step + p.lift * length), row = p.length.of(up);
-    return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
-  }
-  __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }
-  // The numbers of rows that end in the slice are there for its lanes; discounts of all that it has a part of.
-  __device__ __forceinline__ void find_rows() {
-    const int first = slice.warp * Slice::kSteps - slice.tile.offset;
-    const Place place = place_of(first + lane * kOwn);
-    const int until = static_cast<int>(p.length.divisor) - 1 - place.done;
-    ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
-    behind_row = place.row + __popc(ends);
-    if (!kAll && !p.is_shifted) return;
-    const bool has_rates = kAll && p.row_rates;
-    const int begin = max(place_of(first).row, 0);
-    const int end = min(place_of(first + Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
-#pragma unroll 1
-    for (int row = begin + lane; row < end; row += 32) {
-      if (p.is_shifted) {
-        Acc value = 0;
-        if (p.bootstrap)
-          value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
-        last_values[row] = value;
-      }
-      if constexpr (kAll) {
-        if (!has_rates) continue;
-        const RowIndex index(p.of_rows, slice.tile.row + row);
-        row_rates[row] = rates_of<Acc>(
-            p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
-      }
-    }
-  }
-
-  // Flags.
-
-  __device__ __forceinline__ uint32_t read_flags(int slot, bool is_bool) const {
-    if (slot < 0) return 0;
-    constexpr int kWords = kVec > 4 ? kVec / 4 : 1;
-    uint32_t bits = 0, bytes = 0;
-    if (is_bool) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const Vector<uint8_t, kVec> raw = reinterpret_cast<const Vector<uint8_t, kVec>*>(here + slot)[lane * kVectors + k];
-        uint32_t words[kWords] = {};
-        memcpy(words, &raw, kVec);
-        uint32_t some = __dp4a(words[0], 0x08040201u, 0u);
-        if constexpr (kWords > 1) some = __dp4a(words[1], 0x80402010u, some);
-        bits |= some << (k * kVec);
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) bytes |= words[w];
-      }
-    }
-    if (!is_bool || (bytes & 0xfefefefeu)) {
-      // Any byte, and any number, but 0 is set.
-      bits = 0;
-#pragma unroll 1
-      for (int i = 0; i < kOwn; ++i) {
-        const int at = lane * kOwn + i;
-        const bool is_set =
-            is_bool ? here[slot + at] != 0 : cast<Acc>(reinterpret_cast<const T*>(here + slot)[at]) != Acc(0);
-        bits |= (is_set ? 1u : 0u) << i;
-      }
-    }
-    return bits;
-  }
-  __device__ __forceinline__ void find_cuts() {
-    const uint32_t terminates = read_flags(p.slots.terminated, p.terminated_is_bool),
-                   flags = terminates | read_flags(p.slots.truncated, p.truncated_is_bool);
-    cuts = flags | ends;
-    drops = p.is_shifted ? flags : terminates;
-    // Without values there are those behind rows.
-    if (!kKnownOwn && p.has_no_values) drops |= ~ends;
-    if constexpr (!kKnownOwn && !kAll) {
-      if (p.rest_is_nothing) drops |= ~cuts;
-      if (p.gamma_is_nothing) drops |= cuts;
-    }
-  }
-
-  // Steps.
+  __device__ __forceinline__ void keep(double&) const {}
 
   __device__ __forceinline__ Chunk& chunk(int slot, int k) const {
     return reinterpret_cast<Chunk*>(here + slot)[lane * kVectors + k];
@@ -156,8 +50,8 @@ struct FlatLane {
       memcpy(&raw, &words, sizeof raw);
       unpack(raw, to);
     } else {
-      const Vector<E, 16 / sizeof(E)>* const from =
-          reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) + (lane * kVectors + k) * (kVec * sizeof(E) / 16);
+      const Vector<E, 16 / sizeof(E)>* const from = reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) +
+          (lane * kVectors + k) * (kVec * sizeof(E) / 16);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
     }
@@ -172,7 +66,7 @@ struct FlatLane {
       if (p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
-      const auto read_rates = [&](int slot, Acc (&rates)[kVec]) {
+      const auto read_rates = [&](int slot, Acc(&rates)[kVec]) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) rates[j] = 1;
         if (slot >= 0) read<Acc>(slot, k, rates);
@@ -202,10 +96,10 @@ struct FlatLane {
       rest = at.p.rates.rest;
       if constexpr (kShort) gate = {at.p.gate};
       else gate = at.p.rates.gate;
-      // Else each step that uses them would read them again.
-      reload(gamma);
-      if constexpr (!kKnownOwn) reload(rest);
-      reload(gate.value);
+      at.keep(gamma);
+      if constexpr (!kKnownOwn) at.keep(rest);
+      at.keep(gate.value);
+      if constexpr (std::is_same_v<StepGate, Gate<float>>) at.keep(gate.rest);
       if constexpr (kAll) {
         if (at.p.row_rates) enter();
       }
@@ -223,8 +117,8 @@ struct FlatLane {
     }
   };
 
-  // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In `steps`
-  // what each step adds or, where gates do not differ, the sums from nothing.
+  // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In
+  // `steps` what each step adds or, where gates do not differ, the sums from nothing.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
     return p.is_shifted ? total_in<true>(steps, gates) : total_in<false>(steps, gates);
   }
@@ -243,23 +137,31 @@ struct FlatLane {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
         after = values[0];
-        if (ends >> (k * kVec) & kVecBits) {
-#pragma unroll
-          for (int j = kVec - 1; j >= 0; --j)
-            if (ends >> (k * kVec + j) & 1) next[j] = last_values[clamped_row(--row)];
-        }
       } else {
         read<T>(p.slots.next_values, k, next);
       }
       Factors factors;
       read_factors(k, factors);
+      if (kShifted && ends >> (k * kVec) & kVecBits) {
+        // Rewards have the values behind rows added to them: else each step would choose what it adds.
+        RowWalk there = rows;
+#pragma unroll
+        for (int j = kVec - 1; j >= 0; --j) {
+          const int i = k * kVec + j;
+          if (!(ends >> i & 1)) continue;
+          there.move_to(i);
+          const Acc value = last_values[clamped_row(--row)];
+          if (!leaves_out(there, factors, i, drops)) rewards[j] += weight_of(there, factors, i) * value;
+        }
+      }
 #pragma unroll
       for (int j = kVec - 1; j >= 0; --j) {
         const int i = k * kVec + j;
         const bool is_cut = i == kOwn - 1 || cuts >> i & 1;
         rows.move_to(i);
         Acc difference = rewards[j];
-        if (!leaves_out(rows, factors, i)) difference += weight_of(rows, factors, i) * next[j];
+        if (!leaves_out(rows, factors, i, kShifted ? drops | ends : drops))
+          difference += weight_of(rows, factors, i) * next[j];
         if (has_own()) difference -= values[j];
         if constexpr (kRatios) {
           steps[i] = difference;
@@ -293,11 +195,11 @@ struct FlatLane {
     }
     return takes_all ? rows.gamma : rows.rest;
   }
-  __device__ __forceinline__ bool leaves_out(const RowWalk& rows, const Factors& factors, int i) const {
+  __device__ __forceinline__ bool leaves_out(const RowWalk& rows, const Factors& factors, int i, uint32_t out) const {
     if constexpr (kAll) {
       if (!has_own() && weight_of(rows, factors, i) == Acc(0)) return true;
     }
-    return drops >> i & 1;
+    return out >> i & 1;
   }
   // The row's trace: of discounts of which one is a step's.
   __device__ __forceinline__ Acc trace_of(const RowWalk& rows) const {
@@ -343,7 +245,8 @@ struct FlatLane {
       for (int j = 0; j < 5; ++j)
         if ((31 - lane) >> j & 1) carry.weight *= power(j);
       if constexpr (std::is_same_v<Wide, double>) carry.weight = bounded_product(carry.weight, p.powers[0]);
-      else if (p.short_powers[0] != 0.f && fabsf(carry.weight) < FLT_MIN) carry.weight = copysignf(FLT_MIN, carry.weight);
+      else if (p.short_powers[0] != 0.f && fabsf(carry.weight) < FLT_MIN)
+        carry.weight = copysignf(FLT_MIN, carry.weight);
     }
     if (lane == 31) carry.before = 0, carry.weight = 1;
     carry.enters = (ahead >> 1) == 0;
@@ -355,9 +258,19 @@ struct FlatLane {
     if constexpr (!kRatios) {
       // Behind the last cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
       const uint32_t open = cuts ? ~((2u << (31 - __clz(static_cast<int>(cuts)))) - 1) : ~0u;
+      Acc powers[kVec];
+      if constexpr (kShort) {
+        powers[0] = p.gate;
+        keep(powers[0]);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i)
-        if (open >> i & 1) steps[i] = fold(steps[i], p.step_powers[kOwn - 1 - i], y);
+        for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
+      }
+#pragma unroll
+      for (int i = kOwn - 1; i >= 0; --i) {
+        const Acc power = kShort ? powers[kVec - 1 - i % kVec] : p.step_powers[kOwn - 1 - i];
+        if (open >> i & 1) steps[i] = fold(steps[i], power, y);
+        if (kShort && i % kVec == 0) y *= power;
+      }
     }
     RowWalk rows(*this);
 #pragma unroll

@@ -1,5 +1,5 @@
-// The launchers of the temporal difference scan of rows that fit into a block, one a storage type; each in a file of its
-// own so that they compile side by side.
+// The launchers of the temporal difference scan of rows that fit into a block, one a storage type; each in a file of
+// its own so that they compile side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -7,7 +7,6 @@
 
 #include "common/divisor.cuh"
 #include "dcs/returns/flat_rows_plan.h"
-#include "dcs/scan/plan/powers.h"
 #include "returns/step.cuh"
 #include "scan/rows/flat.cuh"
 
@@ -42,19 +41,21 @@ struct FlatReturnsParams {
   const char* bootstrap;     // of the first row
   int64_t bootstrap_stride;  // from row to row, in bytes
   ReturnsDiscount gamma, trace;
-  Rates<Acc> rates;   // where none is a row's
-  double powers[6];   // of gamma * trace over 1, 2, 4, ... lanes
+  Rates<Acc> rates;  // where none is a row's
+  double powers[6];  // of gamma * trace over 1, 2, 4, ... lanes
   float short_powers[6];
-  Acc gate;                      // the same of one step, in one number
+  Acc gate;                       // the same of one step, in one number
   Acc step_powers[kMostFlatOwn];  // of 1, 2, 3, ... steps
   Acc clip_rho, clip_c, clip_pg;
+  uint32_t nothing;  // 0
   bool row_rates, has_own_values, has_no_values;
   bool is_shifted;  // values are those of the step before's next state
   bool terminated_is_bool, truncated_is_bool;
-  bool rest_is_nothing, gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
-  uint32_t row_ends;                       // bits at the multiples of length
+  bool rest_is_nothing,
+      gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
+  uint32_t row_ends;     // bits at the multiples of length
   Divisor length;
-  int lift;  // rows before a tile: of kFlatReturnsGrain elements at least
+  int lift;                              // rows before a tile: of kFlatReturnsGrain elements at least
   int tile_rows, tile_steps, last_rows;  // the last tile's
   int64_t count;
   int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
@@ -139,8 +140,7 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.rows_at = plan.warps * params.warp_bytes;
   params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(Rates<Acc>)) : 0;
   params.bootstrap = static_cast<const char*>(p.bootstrap_value.data);
-  params.bootstrap_stride =
-      (p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer) * kBytes;
+  params.bootstrap_stride = (p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer) * kBytes;
   params.gamma = p.gamma;
   params.trace = p.trace;
   params.row_rates = has_row_rates(p);
@@ -154,7 +154,8 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
     params.powers[j] = bounded_power(params.rates.carried, own << j);
     params.short_powers[j] = narrowed_power<float>(params.powers[j]);
   }
-  for (int64_t i = 0; i < own; ++i) params.step_powers[i] = narrowed_power<Acc>(bounded_power(params.rates.carried, i + 1));
+  for (int64_t i = 0; i < own; ++i)
+    params.step_powers[i] = narrowed_power<Acc>(bounded_power(params.rates.carried, i + 1));
   params.clip_rho = static_cast<Acc>(p.clip_rho);
   params.clip_c = static_cast<Acc>(p.clip_c);
   params.clip_pg = static_cast<Acc>(p.clip_pg);

@@ -43,7 +43,8 @@ struct FlatSlice {
 
   // Elements of an operand that there are.
   __device__ __forceinline__ int count_of(const FlatTensor& tensor) const {
-    const int end = tile.offset + tile.steps, whole = (end + kFlatReturnsGrain - 1) / kFlatReturnsGrain * kFlatReturnsGrain;
+    const int end = tile.offset + tile.steps,
+              whole = (end + kFlatReturnsGrain - 1) / kFlatReturnsGrain * kFlatReturnsGrain;
     const int before = warp * kSteps, own = min(whole - before, kSteps);
     return own <= 0 ? 0 : min(own + tensor.extra, tile.left - before);
   }
@@ -58,8 +59,7 @@ struct FlatSlice {
       const int count = count_of(tensor), bytes = count * tensor.bytes;
       in_parts = !tensor.is_flat || bytes % 16 != 0;
       mbarrier_arrive_expect_tx(barrier, in_parts ? 0 : bytes);
-      if (!in_parts && bytes > 0)
-        bulk_load(here + tensor.slot, tensor.data + first() * tensor.bytes, bytes, barrier);
+      if (!in_parts && bytes > 0) bulk_load(here + tensor.slot, tensor.data + first() * tensor.bytes, bytes, barrier);
       in_parts = in_parts && count > 0;
     }
 #else

@@ -32,7 +32,7 @@ inline FlatForm flat_form(const ReturnsProblem& p) {
 // Elements of 16 bytes; vectors of a lane, odd, so that the lanes' lie in different banks; warps of a block.
 constexpr int flat_vector(int64_t element_bytes) { return static_cast<int>(16 / element_bytes); }
 constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 3 : 5; }
-constexpr int kFlatReturnsWarps = 16, kFlatReturnsTileWarps = 4;
+constexpr int kFlatReturnsWarps = 12, kFlatReturnsTileWarps = 4;
 // Every multiple of so many elements is an aligned address in every operand.
 constexpr int kFlatReturnsGrain = 16;
 // With fewer warps a multiprocessor, lanes have one vector.
@@ -66,9 +66,8 @@ struct FlatReturnsSizes {
   static bool has_pg_slot(const ReturnsProblem& p) { return p.pg_advantages.data && !p.rhos.data; }
   int64_t warp_bytes(const ReturnsProblem& p) const {
     int64_t sum = has_pg_slot(p) ? slice() * bytes : 0;
-    each_operand(p, [&](const ReturnsInput&, int64_t size, bool is_shifted) {
-      sum += slice() * size + (is_shifted ? 16 : 0);
-    });
+    each_operand(
+        p, [&](const ReturnsInput&, int64_t size, bool is_shifted) { sum += slice() * size + (is_shifted ? 16 : 0); });
     return sum;
   }
   // Of what rows have of their own.
@@ -110,6 +109,15 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
   if (best.rows == 0) consider(flat_vectors(bytes));
   if (best.rows == 0 || best.tiles >= int64_t{1} << 31) return std::nullopt;
   return best;
+}
+
+// Aligned rows of the common forms have kernels of their own: of whole vectors a lane where they are short, of tiles
+// that are copied ahead where elements are wide enough not to be bound by instructions.
+inline bool takes_flat_returns(const ReturnsProblem& p) {
+  const int64_t bytes = bytes_of(p.dtype), lanes = p.length * bytes / 16;
+  const bool is_whole = rows_are_aligned(p) && p.length * bytes % 16 == 0 && form_of(p) != kAnyForm;
+  const bool are_short = lanes <= 8 && (lanes & (lanes - 1)) == 0;
+  return !is_whole || (!are_short && bytes == 2);
 }
 
 }  // namespace dcs

@@ -1,0 +1,131 @@
+// What a lane knows of its steps of a slice (slice.cuh) before it looks at their values: where rows and episodes end,
+// and what rows have of their own.
+#pragma once
+
+#include "returns/flat_rows/slice.cuh"
+
+namespace dcs {
+
+template <typename T, FlatForm kForm, int kVectors>
+struct FlatLaneCuts {
+  using Slice = FlatSlice<T, kVectors>;
+  using Acc = typename Types<T>::Acc;
+  static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
+  static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
+  static constexpr bool kAll = kForm == FlatForm::kAll, kRatios = kForm == FlatForm::kRatios || kAll,
+                        kKnownOwn = kForm == FlatForm::kOwn || kForm == FlatForm::kRatios;
+  static_assert(kOwn < 32);
+  const FlatReturnsParams<T>& p;
+  const Slice& slice;
+  unsigned char* const here;
+  Acc* const last_values;  // behind the tile's rows
+  Rates<Acc>* const row_rates;
+  const int lane;
+  int behind_row;        // of the step behind the lane's last one, in the tile
+  uint32_t ends;         // bits: a row's last step
+  uint32_t cuts, drops;  // nothing is carried into the step; it leaves the next state's value out
+
+  // `rows`: what those of the tile have of their own.
+  __device__ __forceinline__ FlatLaneCuts(const Slice& of, unsigned char* rows)
+      : p(of.p),
+        slice(of),
+        here(of.here),
+        last_values(reinterpret_cast<Acc*>(rows + p.values_at)),
+        row_rates(reinterpret_cast<Rates<Acc>*>(rows)),
+        lane(of.lane) {}
+
+  __device__ __forceinline__ bool has_own() const {
+    if constexpr (kAll) return p.has_own_values;
+    return kKnownOwn;
+  }
+
+  // Rows.
+
+  // A row, and how many of its steps come before, of a step counted from the tile's first one.
+  struct Place {
+    int row, done;
+  };
+  __device__ __forceinline__ Place place_of(int step) const {
+    const int length = static_cast<int>(p.length.divisor);
+    const uint32_t up = static_cast<uint32_t>(step + p.lift * length), row = p.length.of(up);
+    return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
+  }
+  __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }
+  // The numbers of rows that end in the slice are there for its lanes; discounts of all that it has a part of.
+  __device__ __forceinline__ void find_rows() {
+    const int first = slice.warp * Slice::kSteps - slice.tile.offset;
+    const Place place = place_of(first + lane * kOwn);
+    const int until = static_cast<int>(p.length.divisor) - 1 - place.done;
+    ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
+    behind_row = place.row + __popc(ends);
+    if (!kAll && !p.is_shifted) return;
+    const bool has_rates = kAll && p.row_rates;
+    const int begin = max(place_of(first).row, 0);
+    const int end = min(place_of(first + Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
+#pragma unroll 1
+    for (int row = begin + lane; row < end; row += 32) {
+      if (p.is_shifted) {
+        Acc value = 0;
+        if (p.bootstrap)
+          value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
+        last_values[row] = value;
+      }
+      if constexpr (kAll) {
+        if (!has_rates) continue;
+        const RowIndex index(p.of_rows, slice.tile.row + row);
+        row_rates[row] =
+            rates_of<Acc>(p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
+      }
+    }
+  }
+
+  // Flags.
+
+  __device__ __forceinline__ uint32_t read_flags(int slot, bool is_bool) const {
+    if (slot < 0) return 0;
+    constexpr int kWords = kVec > 4 ? kVec / 4 : 1;
+    uint32_t bits = 0, bytes = 0;
+    if (is_bool) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        // In whole words: bytes would be taken apart.
+        using Word = std::conditional_t<kVec == 2, uint16_t, uint32_t>;
+        uint32_t words[kWords];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w)
+          words[w] = reinterpret_cast<const Vector<Word, kWords>*>(here + slot)[lane * kVectors + k].elements[w];
+        uint32_t some = __dp4a(words[0], 0x08040201u, 0u);
+        if constexpr (kWords > 1) some = __dp4a(words[1], 0x80402010u, some);
+        bits |= some << (k * kVec);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) bytes |= words[w];
+      }
+    }
+    if (!is_bool || (bytes & 0xfefefefeu)) {
+      // Any byte, and any number, but 0 is set.
+      bits = 0;
+#pragma unroll 1
+      for (int i = 0; i < kOwn; ++i) {
+        const int at = lane * kOwn + i;
+        const bool is_set =
+            is_bool ? here[slot + at] != 0 : cast<Acc>(reinterpret_cast<const T*>(here + slot)[at]) != Acc(0);
+        bits |= (is_set ? 1u : 0u) << i;
+      }
+    }
+    return bits;
+  }
+  __device__ __forceinline__ void find_cuts() {
+    const uint32_t terminates = read_flags(p.slots.terminated, p.terminated_is_bool),
+                   flags = terminates | read_flags(p.slots.truncated, p.truncated_is_bool);
+    cuts = flags | ends;
+    drops = p.is_shifted ? flags : terminates;
+    // Without values there are those behind rows.
+    if (!kKnownOwn && p.has_no_values) drops |= ~ends;
+    if constexpr (!kKnownOwn && !kAll) {
+      if (p.rest_is_nothing) drops |= ~cuts;
+      if (p.gamma_is_nothing) drops |= cuts;
+    }
+  }
+};
+
+}  // namespace dcs
