@@ -16,7 +16,7 @@ class Trial : public trials::RolloutTrial<T> {
 
   bool run() {
     together = with_rows_together(p);
-    const auto found = plan_flat_returns(together, c.multiprocessors, 227 << 10);
+    const auto found = plan_flat_returns(together, c.multiprocessors, 224 << 10, 16);
     if (!found) return true;
     plan = *found;
     // What may be read in whole vectors.
@@ -45,11 +45,13 @@ class Trial : public trials::RolloutTrial<T> {
   template <FlatForm kForm, int kVectors>
   bool run() {
     const auto params = flat_returns_params<T>(together, plan);
-    const bool ended = emulation::launch(plan.tiles, 32 * plan.warps, plan.shared_bytes, false, c.seed,
-        [&] { flat_returns_kernel<T, kForm, kVectors>(params); });
+    const bool ended = emulation::launch(
+        plan.tiles, 32 * plan.warps, plan.shared_bytes, plan.cluster > 1, c.seed,
+        [&] { flat_returns_kernel<T, kForm, kVectors>(params); }, plan.cluster);
     if (this->is_right(ended)) return true;
-    printf("form %d, aligned %d, numeric %d, %d vectors, %d warps, %ld tiles of %ld rows\n", static_cast<int>(kForm),
-        c.aligned, c.numeric_flags, plan.vectors, plan.warps, plan.tiles, plan.rows);
+    printf("form %d, aligned %d, numeric %d, %d vectors, %d warps, clusters of %d, %ld tiles of %ld rows\n",
+        static_cast<int>(kForm), c.aligned, c.numeric_flags, plan.vectors, plan.warps, plan.cluster, plan.tiles,
+        plan.rows);
     return false;
   }
 
@@ -60,10 +62,11 @@ class Trial : public trials::RolloutTrial<T> {
 trials::Rollout draw(std::mt19937& random) {
   trials::Rollout c = trials::draw_rollout(random);
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  const unsigned form = random() % 5;
+  const unsigned form = random() % 6;
   c.length = form == 0 ? 1 + up_to(3) : form == 1 ? 1 + up_to(60) : form == 4 ? 1 + up_to(9000) : 1 + up_to(800);
-  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(8);
-  c.inner = random() % 2 ? 1 : up_to(form == 4 ? 2 : 6);
+  if (form == 5) c.length = 4000 + up_to(80000);
+  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 ? 2 : 8);
+  c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   c.contiguous = true;
   c.aligned = random() % 4 != 0;
   if (random() % 2) c.padded = c.padded_flags = c.padded_results = false;

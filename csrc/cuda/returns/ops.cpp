@@ -35,7 +35,8 @@ struct CudaReturns {
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
     if (takes_flat_returns(together)) {
-      if (const auto rows = plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes))
+      if (const auto rows = plan_flat_returns(
+              together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster))
         return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
             "launching the kernel");
     }

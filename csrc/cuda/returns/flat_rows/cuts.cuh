@@ -47,7 +47,7 @@ struct FlatLaneCuts {
   };
   __device__ __forceinline__ Place place_of(int step) const {
     const int length = static_cast<int>(p.length.divisor);
-    const uint32_t up = static_cast<uint32_t>(step + p.lift * length), row = p.length.of(up);
+    const uint32_t up = static_cast<uint32_t>(step + slice.tile.before + p.lift * length), row = p.length.of(up);
     return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
   }
   __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }

@@ -1,8 +1,9 @@
 // The temporal difference scan of contiguous time, where rows fit into a block, whatever their length and alignment:
 // they are one flat sequence, of which a block takes whole rows and a warp a slice that comes to shared memory and goes
-// from there in whole vectors. No block waits for another.
+// from there in whole vectors. Of longer rows each is a cluster's, whose blocks wait for each other alone.
 #pragma once
 
+#include "common/ptx/cluster.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/flat_rows/lane.cuh"
 
@@ -10,6 +11,45 @@ namespace dcs {
 
 // Blocks of a multiprocessor for whose registers there is room.
 constexpr int flat_returns_blocks(FlatForm form) { return form == FlatForm::kOwn || form == FlatForm::kLambda ? 2 : 1; }
+
+// Some of the pieces of a row in order of time as one, up to the first that is closed: what lies behind it is not seen.
+template <typename Wide>
+__device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>* pieces, int begin, int end) {
+  Piece<Wide> all{0, 1, false};
+#pragma unroll 1
+  for (int i = begin; i < end; ++i) {
+    const Piece<Wide> next = pieces[i];
+    all.total = fold(all.total, all.gates, next.total);
+    all.closed = next.closed;
+    if (all.closed) break;
+    if constexpr (std::is_same_v<Wide, float>) all.gates *= next.gates;
+    else all.gates = clamped_mul(all.gates, next.gates);
+  }
+  return all;
+}
+
+// What the blocks of a row leave each other, in shared memory.
+template <typename Wide>
+struct FlatCluster {
+  Piece<Wide> own;
+  Piece<Wide> blocks[kMostRowCluster];
+
+  // The carry into the block, by all threads. It stays until all have read (`leave`).
+  __device__ __forceinline__ Wide enter(const Piece<Wide>* warps, int rank, int count) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) own = joined(warps, 0, static_cast<int>(blockDim.x / 32));
+    arrive_in_cluster();
+    wait_for_cluster();
+    if (thread < count) blocks[thread] = in_cluster(own, static_cast<uint32_t>(thread));
+    __syncthreads();
+    arrive_in_cluster_relaxed();
+    return joined(blocks, rank + 1, count).total;
+  }
+  static __device__ __forceinline__ void leave() {
+    __syncwarp();
+    wait_for_cluster();
+  }
+};
 
 template <typename T, FlatForm kForm, int kVectors>
 __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kForm))
@@ -43,17 +83,13 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   const Piece<Wide> piece = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
   if (lane == 0) pieces[warp] = piece;
   __syncthreads();
-  Wide behind = 0, weight = 1;
-#pragma unroll 1
-  for (int w = warp + 1; w < warps; ++w) {
-    const Piece<Wide> next = pieces[w];
-    behind = fold(behind, weight, next.total);
-    if (next.closed) break;
-    if constexpr (std::is_same_v<Wide, float>) weight *= next.gates;
-    else weight = clamped_mul(weight, next.gates);
-  }
+  __shared__ FlatCluster<Wide> cluster;
+  Wide behind = 0;
+  if (p.cluster > 1) behind = cluster.enter(pieces, tile.rank, p.cluster);
+  behind = after(joined(pieces, warp + 1, warps), behind);
   at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();
+  if (p.cluster > 1) FlatCluster<Wide>::leave();
 }
 
 }  // namespace dcs

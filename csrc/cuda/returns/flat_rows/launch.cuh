@@ -12,8 +12,15 @@ cudaError_t launch_flat_returns_as(
   const auto kernel = flat_returns_kernel<T, kForm, kVectors>;
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, device.shared_per_block);
   if (error != cudaSuccess) return error;
-  return launch_dependent(kernel, device.cluster > 1, plan.tiles, 32 * plan.warps, plan.shared_bytes, stream,
-      flat_returns_params<T>(problem, plan));
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (device.cluster > 1) attributes[count++] = programmatic_serialization();
+  if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
+  // More than 8 blocks need leave, which belongs to the device.
+  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  const cudaLaunchConfig_t config =
+      launch_config(plan.tiles, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, flat_returns_params<T>(problem, plan));
 }
 
 template <typename T, FlatForm kForm>

@@ -56,6 +56,7 @@ struct FlatReturnsParams {
   uint32_t row_ends;     // bits at the multiples of length
   Divisor length;
   int lift;                              // rows before a tile: of kFlatReturnsGrain elements at least
+  int cluster;                           // blocks of a row, or 1
   int tile_rows, tile_steps, last_rows;  // the last tile's
   int64_t count;
   int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
@@ -167,7 +168,8 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.length = Divisor(static_cast<uint32_t>(p.length));
   params.lift = static_cast<int>(ceil_div(kFlatReturnsGrain, p.length));
   params.tile_rows = static_cast<int>(plan.rows);
-  params.tile_steps = static_cast<int>(plan.rows * p.length);
+  params.cluster = plan.cluster;
+  params.tile_steps = static_cast<int>(plan.cluster == 1 ? plan.rows * p.length : plan.warps * slice);
   params.last_rows = static_cast<int>(p.rows() - (plan.tiles - 1) * plan.rows);
   params.count = p.rows() * p.length;
   params.of_rows = flat_geometry(p.outer, p.length, p.inner);

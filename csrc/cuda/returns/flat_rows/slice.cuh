@@ -18,14 +18,30 @@ struct FlatTileRows {
   int offset, steps;  // of its first step from there; of all
   int left;           // elements of the tensors from there on, or more than a tile has
 
+  int before = 0;  // of its first row, in other tiles
+  int rank = 0;    // of the block in its cluster
+
   template <typename T>
-  __device__ __forceinline__ explicit FlatTileRows(const FlatReturnsParams<T>& p)
-      : row(static_cast<int64_t>(blockIdx.x) * p.tile_rows) {
-    const int64_t low = static_cast<int64_t>(blockIdx.x) * p.tile_steps;
-    rows = blockIdx.x + 1 == gridDim.x ? p.last_rows : p.tile_rows;
-    steps = rows * static_cast<int>(p.length.divisor);
-    offset = static_cast<int>(static_cast<uint32_t>(low) % kFlatReturnsGrain);
-    base = low - offset;
+  __device__ __forceinline__ explicit FlatTileRows(const FlatReturnsParams<T>& p) {
+    const int length = static_cast<int>(p.length.divisor);
+    if (p.cluster == 1) {
+      row = static_cast<int64_t>(blockIdx.x) * p.tile_rows;
+      const int64_t low = static_cast<int64_t>(blockIdx.x) * p.tile_steps;
+      rows = blockIdx.x + 1 == gridDim.x ? p.last_rows : p.tile_rows;
+      steps = rows * length;
+      offset = static_cast<int>(static_cast<uint32_t>(low) % kFlatReturnsGrain);
+      base = low - offset;
+    } else {
+      const uint32_t blocks = static_cast<uint32_t>(p.cluster), number = blockIdx.x / blocks;
+      row = number;
+      rank = static_cast<int>(blockIdx.x - number * blocks);
+      rows = 1;
+      const int64_t start = row * length, first = start / kFlatReturnsGrain * kFlatReturnsGrain;
+      base = first + static_cast<int64_t>(rank) * p.tile_steps;
+      offset = static_cast<int>(max(start - base, int64_t{0}));
+      before = static_cast<int>(base + offset - start);
+      steps = max(min(p.tile_steps - offset, length - before), 0);
+    }
     left = static_cast<int>(min(p.count - base, int64_t{1} << 30));
   }
 };

@@ -40,6 +40,7 @@ constexpr int kFewFlatWarps = 8;
 
 struct FlatReturnsPlan {
   int vectors, warps;   // of a lane, of a block
+  int cluster;          // blocks of a row: 1 where a block takes whole rows
   int64_t rows, tiles;  // of a tile; blocks
   int64_t shared_bytes;
 };
@@ -74,9 +75,27 @@ struct FlatReturnsSizes {
   int64_t row_bytes(const ReturnsProblem& p) const { return wide + (has_row_rates(p) ? 40 : 0); }
 };
 
+// A row in a cluster: as many blocks as every device puts into one, or as many as there can be.
+inline std::optional<FlatReturnsPlan> plan_clustered_returns(
+    const ReturnsProblem& p, FlatReturnsSizes sizes, int64_t shared_bytes, int64_t cluster) {
+  sizes.vectors = flat_vectors(sizes.bytes);
+  const auto plan_of = [&](int64_t warps) {
+    const int64_t blocks = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
+    return FlatReturnsPlan{sizes.vectors, static_cast<int>(warps), static_cast<int>(std::min<int64_t>(blocks, 1 << 20)),
+        1, p.rows() * blocks, warps * sizes.warp_bytes(p) + sizes.row_bytes(p)};
+  };
+  for (const int warps : {4, 6, 8, kFlatReturnsWarps}) {
+    const FlatReturnsPlan plan = plan_of(warps);
+    const int64_t most = warps < kFlatReturnsWarps ? kMostFlatCluster : kMostRowCluster;
+    if (plan.cluster <= std::min(most, cluster) && plan.shared_bytes <= shared_bytes && plan.tiles < int64_t{1} << 31)
+      return plan;
+  }
+  return std::nullopt;
+}
+
 // Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
 inline std::optional<FlatReturnsPlan> plan_flat_returns(
-    const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes) {
+    const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes, int64_t cluster) {
   if (p.steps || !is_contiguous(p) || !has_even_bootstrap(p)) return std::nullopt;
   // Powers of larger numbers would lose what sums that cancel are worth.
   const bool are_numbers = flat_form(p) != FlatForm::kAll;
@@ -101,13 +120,14 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
           0.03 * std::abs(warps - kFlatReturnsTileWarps);
       if (least == 0.0 || lost < least) {
         least = lost;
-        best = {vectors, warps, rows, ceil_div(p.rows(), rows), shared};
+        best = {vectors, warps, 1, rows, ceil_div(p.rows(), rows), shared};
       }
     }
   };
   if (count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
   if (best.rows == 0) consider(flat_vectors(bytes));
-  if (best.rows == 0 || best.tiles >= int64_t{1} << 31) return std::nullopt;
+  if (best.rows == 0) return plan_clustered_returns(p, sizes, shared_bytes, cluster);
+  if (best.tiles >= int64_t{1} << 31) return std::nullopt;
   return best;
 }
 
