@@ -63,7 +63,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   };
   __device__ __forceinline__ void read_factors(int k, Factors& to) const {
     if constexpr (kRatios) {
-      if (p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
+      if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
       const auto read_rates = [&](int slot, Acc(&rates)[kVec]) {
@@ -76,7 +76,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     }
   }
   __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {
-    return p.slots.rhos >= 0 ? clipped(of_step, most) : Acc(1);
+    return !kAll || p.slots.rhos >= 0 ? clipped(of_step, most) : Acc(1);
   }
   // What a step's gate has beside its row's.
   __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
@@ -167,7 +167,8 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           steps[i] = difference;
           const Acc own_factor = factor(factors, j), delta = difference * ratio(factors.ratios[j], p.clip_rho);
           product *= own_factor;
-          y = is_cut ? delta : rows.gate.step(delta, own_factor * y);
+          const Acc next = rows.gate.step(delta, own_factor * y);
+          y = is_cut ? delta : next;
         } else {
           if (!is_cut) difference = rows.gate.step(difference, y);
           steps[i] = y = difference;
@@ -287,9 +288,12 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           const Acc difference = steps[i];
           Acc of_row = 1;
           if constexpr (kAll) of_row = factors.gammas[j] * factors.traces[j];
-          pg[j] = ratio(factors.ratios[j], p.clip_pg) * (is_cut ? difference : rows.gate.step(difference, of_row * y));
           const Acc delta = difference * ratio(factors.ratios[j], p.clip_rho);
-          y = is_cut ? delta : rows.gate.step(delta, factor(factors, j) * y);
+          // Both are formed in any case: a branch a step would take longer.
+          const Acc with_carry = rows.gate.step(difference, of_row * y),
+                    next = rows.gate.step(delta, factor(factors, j) * y);
+          pg[j] = ratio(factors.ratios[j], p.clip_pg) * (is_cut ? difference : with_carry);
+          y = is_cut ? delta : next;
           advantages[j] = y;
         }
       } else {

@@ -24,8 +24,9 @@ inline bool has_even_bootstrap(const ReturnsProblem& p) {
 
 inline FlatForm flat_form(const ReturnsProblem& p) {
   if (p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber) return FlatForm::kAll;
-  const bool has_own = p.values.data && !p.values_are_next, has_ratios = p.rhos.data || p.pg_advantages.data;
-  if (has_ratios) return has_own ? FlatForm::kRatios : FlatForm::kAll;
+  const bool has_own = p.values.data && !p.values_are_next;
+  if (p.rhos.data && has_own) return FlatForm::kRatios;
+  if (p.rhos.data || p.pg_advantages.data) return FlatForm::kAll;
   return has_own ? FlatForm::kOwn : FlatForm::kLambda;
 }
 
