@@ -71,6 +71,13 @@ Acc narrowed_power(double power) {
   return static_cast<Acc>(power != 0.0 && std::fabs(power) < kLeast ? std::copysign(kLeast, power) : power);
 }
 
+// A number in Acc: a finite one stays finite.
+template <typename Acc>
+Acc narrowed(double number) {
+  constexpr double kMost = std::is_same_v<Acc, float> ? static_cast<double>(FLT_MAX) : DBL_MAX;
+  return static_cast<Acc>(std::fabs(number) <= DBL_MAX ? std::fmax(-kMost, std::fmin(kMost, number)) : number);
+}
+
 // Outer, length and inner, as copies of rows want them.
 inline FlatParams flat_geometry(int64_t outer, int64_t length, int64_t inner) {
   FlatParams params{};
@@ -149,7 +156,7 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
     return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
   };
   params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
-  params.gate = make_gate<Acc, true>(params.rates.carried).value;
+  params.gate = narrowed<Acc>(params.rates.carried);
   const int64_t own = slice / 32;
   for (int j = 0; j < 6; ++j) {
     params.powers[j] = bounded_power(params.rates.carried, own << j);
