@@ -160,7 +160,7 @@ def _columns() -> list[Problem]:
                 initial=True,
                 backward=True,
             ),
-            Problem("small_columns_kernel", (30_000, 7), dtype),
+            Problem("small_columns_kernel", (15_000, 7), dtype),
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True),
             Problem("held_columns_kernel", (60_000, 40), dtype),
             Problem("held_columns_kernel", (30_000, 7), dtype, "step", backward=True),

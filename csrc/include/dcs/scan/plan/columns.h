@@ -108,7 +108,8 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
   SmallColumnsPlan plan{};
   if (contiguous || is_windowed(p) || !powers_fold(p) || p.backward || bytes_of(p.dtype) > 4 ||
-      (p.shifted && p.initial) || !plan_small_span(plan, p, device))
+      (p.shifted && p.initial) || p.length > kLongestSmallColumn ||
+      p.rows() * p.length > kSmallColumnElements * device.multiprocessors || !plan_small_span(plan, p, device))
     return std::nullopt;
   const int64_t groups = p.outer * plan.spans, places = device.multiprocessors / kClusterMultiprocessors;
   const int64_t most = places > 0 ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
