@@ -93,6 +93,11 @@ def test_stream_shim_is_weak() -> None:
     assert undefined_symbols(library("_C_cuda.so")).get("aoti_torch_get_current_cuda_stream") in ("w", None)
 
 
+def test_host_code_calls_no_device_function() -> None:
+    """nvcc compiles such a call and puts exit(1) in its place."""
+    assert "exit" not in undefined_symbols(library("_C_cuda.so"))
+
+
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_needed_libraries(name: str) -> None:
     """No CUDA runtime (it is linked in), no libtorch_python, no search path of the machine that built it."""
