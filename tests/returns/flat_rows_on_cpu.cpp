@@ -16,7 +16,8 @@ class Trial : public trials::RolloutTrial<T> {
 
   bool run() {
     together = with_rows_together(p);
-    const auto found = plan_flat_returns(together, c.multiprocessors, 224 << 10, 16);
+    const auto found = c.seed % 4 ? plan_flat_returns(together, c.multiprocessors, 224 << 10, 16)
+                                  : plan_flat_returns(together, c.multiprocessors, 96 << 10, 1);
     if (!found) return true;
     plan = *found;
     // What may be read in whole vectors.
@@ -60,11 +61,14 @@ class Trial : public trials::RolloutTrial<T> {
 };
 
 trials::Rollout draw(std::mt19937& random) {
-  trials::Rollout c = trials::draw_rollout(random);
+  trials::Rollout c = trials::draw_odd_rollout(random);
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
   const unsigned form = random() % 6;
   c.length = form == 0 ? 1 + up_to(3) : form == 1 ? 1 + up_to(60) : form == 4 ? 1 + up_to(9000) : 1 + up_to(800);
-  if (form == 5) c.length = 4000 + up_to(80000);
+  if (form == 5) {
+    c.length = 4000 + up_to(80000);
+    if (random() % 2) c.multiprocessors = 132;  // of which some make a large cluster
+  }
   c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 ? 2 : 8);
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   c.contiguous = true;

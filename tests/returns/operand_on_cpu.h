@@ -11,15 +11,21 @@
 
 namespace trials {
 
+// What a tensor is the same along.
+enum class Same { kNothing, kTime, kOuter, kInner };
+
 // A tensor, and memory around it that must stay as it is.
 template <typename T>
 class Operand {
  public:
   template <typename Case>
-  Operand(const Case& c, bool padded) {
+  Operand(const Case& c, bool padded, Same same = Same::kNothing) {
     const int64_t more = padded ? 3 : 0;
     strides = c.contiguous ? dcs::Strides{c.inner * (c.length + more), 1, c.length + more}
                            : dcs::Strides{c.length * (c.inner + more), c.inner + more, 1};
+    if (same == Same::kTime) strides.time = 0;
+    if (same == Same::kOuter) strides.outer = 0;
+    if (same == Same::kInner) strides.inner = 0;
     const int64_t before = is_aligned(c) ? 16 / static_cast<int64_t>(sizeof(T)) : 1;
     memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + before + 1), untouched());
     data = memory_.data() + before;

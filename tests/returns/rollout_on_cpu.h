@@ -25,6 +25,8 @@ struct Rollout {
   double gamma_value, trace_value;
   int multiprocessors;
   unsigned seed;
+  Same same_flags = Same::kNothing, same_rates = Same::kNothing, same_values = Same::kNothing;
+  bool infinite = false;  // some rewards are, and what counts for nothing is no number
 };
 
 // What is drawn for it. Derived classes run kernels on it, and ask whether that was right; those of other kernels than
@@ -37,15 +39,15 @@ class RolloutTrial {
       : c(of),
         random(of.seed),
         rewards(c, c.padded),
-        values(c, c.padded),
-        next(c, c.padded),
+        values(c, c.padded, c.same_values),
+        next(c, c.padded, c.same_values),
         rhos(c, c.padded),
-        terminated(c, c.padded),
-        truncated(c, c.padded),
-        is_terminated(c, c.padded_flags),
-        is_truncated(c, c.padded_flags),
-        gammas(c, c.padded),
-        traces(c, c.padded),
+        terminated(c, c.padded, c.same_flags),
+        truncated(c, c.padded, c.same_flags),
+        is_terminated(c, c.padded_flags, c.same_flags),
+        is_truncated(c, c.padded_flags, c.same_flags),
+        gammas(c, c.padded, c.same_rates),
+        traces(c, c.padded, c.same_rates),
         advantages(c, c.padded_results),
         targets(c, c.padded_results),
         pg(c, c.padded_results) {
@@ -65,6 +67,7 @@ class RolloutTrial {
       row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
       bootstraps.push_back(narrowed<T>(normal(random)));
     }
+    if (c.infinite) spoil();
     describe();
   }
 
@@ -104,6 +107,8 @@ class RolloutTrial {
   bool is_near(const char* name, const Operand<T>& output, int64_t o, int64_t t, int64_t i, double wanted,
       double largest) const {
     const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 3e-6 : 2e-13, value = widened(output.at(o, t, i));
+    // As a NaN or as an infinity, it is where the recurrence carries it.
+    if (!std::isfinite(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
     return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
   }
 
@@ -124,11 +129,11 @@ class RolloutTrial {
       const double weight = own_values || is_cut ? g : g - g * l, rho = c.rhos ? widened(rhos.at(o, t, i)) : 1.0;
       const bool drops = c.next_values ? terminates : ends;
       const double own = own_values ? widened(values.at(o, t, i)) : 0.0,
-                   difference = reward + (drops ? 0.0 : weight * after) - own;
+                   difference = reward + (drops || (!own_values && weight == 0.0) ? 0.0 : weight * after) - own;
       const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
       const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
       carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
-      largest = std::max(largest, std::abs(carry));
+      if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
         return this->is_near(name, found, o, t, i, wanted, largest);
       };
@@ -145,6 +150,22 @@ class RolloutTrial {
     for (int64_t o = 0; o < c.outer; ++o)
       for (int64_t t = 0; t < c.length; ++t)
         for (int64_t i = 0; i < c.inner; ++i) visit(o, t, i);
+  }
+  // One reward, and next states' values where episodes end.
+  void spoil() {
+    std::uniform_real_distribution<double> uniform;
+    rewards.at(c.outer / 2, static_cast<int64_t>(uniform(random) * static_cast<double>(c.length)), c.inner / 2) =
+        narrowed<T>(INFINITY);
+    if (c.same_flags != c.same_values) return;
+    each([&](int64_t o, int64_t t, int64_t i) {
+      const bool terminates = c.terminated && is_terminated.at(o, t, i);
+      if (terminates) next.at(o, t, i) = narrowed<T>(NAN);
+      if (!c.values_are_next || !(terminates || (c.truncated && is_truncated.at(o, t, i)))) return;
+      if (t + 1 < c.length) values.at(o, t + 1, i) = narrowed<T>(NAN);
+      else bootstraps[static_cast<size_t>(o * c.inner + i)] = narrowed<T>(NAN);
+    });
+    if (c.values_are_next && c.same_values == Same::kNothing)
+      for (int64_t i = 0; i < c.inner; ++i) values.at(0, 0, i) = narrowed<T>(NAN);
   }
   void describe() {
     p.dtype = sizeof(T) == 2 ? dcs::ElementType::BFloat16
@@ -211,6 +232,20 @@ inline Rollout draw_rollout(std::mt19937& random) {
   c.trace_value = kGammas[random() % 3];
   c.multiprocessors = static_cast<int>(up_to(6));
   c.seed = random();
+  return c;
+}
+
+// The same, and operands that are broadcast, numbers that are not finite, discounts of any sign.
+inline Rollout draw_odd_rollout(std::mt19937& random) {
+  Rollout c = draw_rollout(random);
+  const auto same = [&] { return random() % 4 ? Same::kNothing : static_cast<Same>(random() % 4); };
+  c.same_flags = same();
+  c.same_rates = same();
+  c.same_values = same();
+  c.infinite = random() % 3 == 0;
+  constexpr double kGammas[] = {0.0, -0.9, -1.0, 1.0005, 0.3};
+  if (random() % 3 == 0) c.gamma_value = kGammas[random() % 5];
+  if (random() % 3 == 0) c.trace_value = kGammas[random() % 5];
   return c;
 }
 

@@ -16,7 +16,8 @@ class Trial : public trials::RolloutTrial<T> {
 
   bool run() {
     const auto found = plan_tiles(aligned(), c.multiprocessors, c.seed % 2);
-    if (!found) return this->complain("the plan", 0, 0, 0, 0.0, 0.0);
+    // Powers above 1 are not folded.
+    if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = *found;
     const WalkForm form = tile_form(p);
     if constexpr (sizeof(T) == 2) {
@@ -64,7 +65,7 @@ class Trial : public trials::RolloutTrial<T> {
 
 // Walks of many tiles are many threads here.
 trials::Rollout draw(std::mt19937& random) {
-  trials::Rollout c = trials::draw_rollout(random);
+  trials::Rollout c = trials::draw_odd_rollout(random);
   c.contiguous = false;
   c.length = std::min<int64_t>(c.length, 12000);
   if (random() % 3 == 0) c.inner = (c.inner + 1) / 2 * 2;

@@ -127,7 +127,10 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
   };
   if (count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
   if (best.rows == 0) consider(flat_vectors(bytes));
-  if (best.rows == 0) return plan_clustered_returns(p, sizes, shared_bytes, cluster);
+  // Parts of a GPU may have no group of multiprocessors for more blocks than every device with clusters puts into one.
+  if (best.rows == 0)
+    return plan_clustered_returns(p, sizes, shared_bytes,
+        multiprocessors < kClusterMultiprocessors ? std::min(cluster, kMostFlatCluster) : cluster);
   if (best.tiles >= int64_t{1} << 31) return std::nullopt;
   return best;
 }
