@@ -21,6 +21,7 @@ struct Case {
   bool reset, initial, reverse, shifted, backward;
   bool tiny_rows;  // time is contiguous
   bool small;      // by the kernel of small scans
+  bool infinite;   // a value of the input is, and a gate is no number
   Lie lies[5];     // of the input, the output, the gates, the saved output, the resets
   int multiprocessors, cluster;
   unsigned seed;
@@ -106,6 +107,7 @@ class Trial {
       initial[i] = narrowed<T>(normal(random));
       row_gammas[i] = static_cast<float>(1.0 - 1.5 * uniform(random));
     }
+    if (c.infinite) spoil();
     describe();
   }
 
@@ -134,6 +136,12 @@ class Trial {
   }
 
  private:
+  // An infinity in the input, and a gate of all bits, which is no number: of a step at which warps may begin.
+  void spoil() {
+    x.at(0, static_cast<int64_t>(random() % static_cast<unsigned>(c.length)), 0) = narrowed<T>(INFINITY);
+    const int64_t n = static_cast<int64_t>(random() % static_cast<unsigned>(c.length)) / 64 * 64;
+    memset(&gates.at(c.outer - 1, c.reverse ? c.length - 1 - n : n, c.inner - 1), 0xff, sizeof(T));
+  }
   void describe() {
     p.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
     p.outer = c.outer, p.length = c.length, p.inner = c.inner;
@@ -225,6 +233,7 @@ class Trial {
     return c.initial ? widened(initial[static_cast<size_t>(o * c.inner + i)]) : 0.0;
   }
   static bool is_near(double found, double wanted, double scale) {
+    if (!std::isfinite(wanted)) return !std::isfinite(found);
     const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 2e-7 : 2e-12;
     return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);
   }
@@ -254,7 +263,7 @@ class Trial {
       const bool cut = (n == 0 && !enters) || (exists && c.reset && resets.at(o, from, i));
       const double value = widened(x.at(o, t, i)), found = widened(y.at(o, t, i));
       state = cut ? value : value + gate(o, from, i) * state;
-      largest = std::max(largest, std::abs(state));
+      if (std::isfinite(state)) largest = std::max(largest, std::abs(state));
       if (!is_near(found, state, largest)) return complain("y", o, t, i, found, state);
       if (!c.backward) continue;
       const double next = n + 1 < c.length ? widened(saved.at(o, after, i)) : started(o, i);
@@ -324,7 +333,8 @@ Case draw(std::mt19937& random) {
   c.lies[1] = kOutputs[random() % 4];
   c.multiprocessors = static_cast<int>(form == 5 ? 132 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
-  c.cluster = one_in(2) ? 16 : 0;
+  c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
+  c.infinite = !c.backward && one_in(4);
   c.seed = random();
   return c;
 }

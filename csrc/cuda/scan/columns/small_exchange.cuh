@@ -8,15 +8,16 @@
 
 namespace dcs {
 
-// A piece in shared memory, or on its way to another block. Gates that are no number say that it is closed: no product
-// of floats has such bits.
+// A piece in shared memory, or on its way to another block. Gates of all bits say that it is closed: those that are
+// no number are given other bits.
 struct alignas(16) ColumnLetter {
   double total, gates;
   static __device__ __forceinline__ double closed_gates() { return __hiloint2double(-1, -1); }
 
   __device__ __forceinline__ ColumnLetter& operator=(const Piece<double>& piece) {
     total = piece.total;
-    gates = piece.closed ? closed_gates() : piece.gates;
+    const double open_gates = piece.gates == piece.gates ? piece.gates : __hiloint2double(0x7ff80000, 0);
+    gates = piece.closed ? closed_gates() : open_gates;
     return *this;
   }
   __device__ __forceinline__ Piece<double> piece() const { return {total, gates, __double2hiint(gates) == -1}; }
