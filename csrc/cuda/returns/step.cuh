@@ -71,6 +71,13 @@ Rates<Acc> number_rates(double gamma, double trace) {
   return rates;
 }
 
+// Of a call: discounts that are one a step are 1.
+template <typename Acc>
+Rates<Acc> rates_beside_steps(const ReturnsProblem& p) {
+  const auto beside = [](const ReturnsDiscount& rate) { return rate.kind == GammaKind::kStep ? 1.0 : rate.value; };
+  return number_rates<Acc>(beside(p.gamma), beside(p.trace));
+}
+
 // base^exponent for a power of two; a finite base's stays finite.
 inline double finite_power(double base, int exponent) {
   for (int e = 1; e < exponent; e *= 2)

@@ -152,10 +152,7 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.gamma = p.gamma;
   params.trace = p.trace;
   params.row_rates = has_row_rates(p);
-  const auto beside_steps = [](const ReturnsDiscount& rate) {
-    return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
-  };
-  params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
+  params.rates = rates_beside_steps<Acc>(p);
   params.gate = narrowed<Acc>(params.rates.carried);
   const int64_t own = slice / 32;
   for (int j = 0; j < 6; ++j) {

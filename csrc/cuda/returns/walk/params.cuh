@@ -78,10 +78,7 @@ ReturnsWalkParams<typename Types<T>::Acc> walk_params(const ReturnsProblem& p, i
   params.row_gamma = p.gamma;
   params.row_trace = p.trace;
   params.row_rates = has_row_rates(p);
-  const auto beside_steps = [](const ReturnsDiscount& rate) {
-    return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
-  };
-  params.rates = number_rates<Acc>(beside_steps(p.gamma), beside_steps(p.trace));
+  params.rates = rates_beside_steps<Acc>(p);
   params.clip_rho = static_cast<Acc>(p.clip_rho);
   params.clip_c = static_cast<Acc>(p.clip_c);
   params.clip_pg = static_cast<Acc>(p.clip_pg);

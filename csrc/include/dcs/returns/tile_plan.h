@@ -79,14 +79,7 @@ inline std::optional<HeldColumnsPlan> plan_tiles(const ReturnsProblem& p, int64_
   HeldColumnsPlan plan{};
   plan.pairs = bytes == 2 && form != WalkForm::kAll && columns_pair(p);
   const int columns = plan.pairs ? 2 : 1;
-  const int64_t cells = p.inner / columns, folded = plan.pairs && step ? cells * 2 : cells;
-  plan.spans = static_cast<int>(ceil_div(folded, kSpan));
-  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
-  plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
-  plan.walks = p.outer * plan.spans;
-  plan.parts = kColumnThreads / plan.span;
-  const int64_t folded_span = plan.span * (folded / cells);
-  plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
+  const int64_t folded_span = share_cells(plan, p.outer, p.inner / columns, step);
   const int64_t most = tile_column_steps(bytes, columns, form), least = std::min<int64_t>(most, kFewestTileSteps);
   // As many blocks for every multiprocessor; lanes read some tiles at most at once.
   const int64_t whole = ceil_div(p.length, plan.parts * most);

@@ -218,6 +218,19 @@ inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room, boo
   plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + plan.read_bits));
 }
 
+// Spans of a tensor's cells, and a block's parts of one; how many columns of a span lanes fold.
+inline int64_t share_cells(HeldColumnsPlan& plan, int64_t outer, int64_t cells, bool step) {
+  const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
+  plan.spans = static_cast<int>(ceil_div(folded, kSpan));
+  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
+  plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
+  plan.walks = outer * plan.spans;
+  plan.parts = kColumnThreads / plan.span;
+  const int64_t folded_span = plan.span * (folded / cells);
+  plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
+  return folded_span;
+}
+
 inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
@@ -228,14 +241,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
   const int steps = held_steps(bytes * columns, step, p.backward);
-  const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
-  plan.spans = static_cast<int>(ceil_div(folded, kSpan));
-  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
-  plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
-  plan.walks = p.outer * plan.spans;
-  plan.parts = kColumnThreads / plan.span;
-  const int64_t folded_span = plan.span * (folded / cells);
-  plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
+  const int64_t folded_span = share_cells(plan, p.outer, cells, step);
   plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
   // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
   // for all multiprocessors.
