@@ -108,7 +108,7 @@ class Trial : public trials::RolloutTrial<T> {
 trials::Rollout draw(std::mt19937& random) {
   trials::Rollout c = trials::draw_rollout(random);
   c.length = std::clamp<int64_t>(c.length, 2, 2000);
-  c.rhos = c.advantages = c.pg = false;
+  c.rhos = c.advantages = c.pg = c.narrow_gamma = c.narrow_trace = false;
   c.targets = true;
   return c;
 }

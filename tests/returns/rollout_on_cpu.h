@@ -21,6 +21,7 @@ struct Rollout {
   bool aligned;                                           // first elements
   bool values, next_values, bootstrap, rhos, terminated, truncated, numeric_flags, values_are_next;
   dcs::GammaKind gamma, trace;
+  bool narrow_gamma = false, narrow_trace = false;  // one a step is in half precision, where all else is
   bool advantages, targets, pg;
   double gamma_value, trace_value;
   int multiprocessors;
@@ -48,6 +49,8 @@ class RolloutTrial {
         is_truncated(c, c.padded_flags, c.same_flags),
         gammas(c, c.padded, c.same_rates),
         traces(c, c.padded, c.same_rates),
+        narrow_gammas(c, c.padded, c.same_rates),
+        narrow_traces(c, c.padded, c.same_rates),
         advantages(c, c.padded_results),
         targets(c, c.padded_results),
         pg(c, c.padded_results) {
@@ -60,8 +63,8 @@ class RolloutTrial {
       is_truncated.at(o, t, i) = uniform(random) < 0.01;
       terminated.at(o, t, i) = narrowed<T>(is_terminated.at(o, t, i));
       truncated.at(o, t, i) = narrowed<T>(is_truncated.at(o, t, i));
-      gammas.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
-      traces.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
+      draw_rate(o, t, i, c.narrow_gamma, gammas, narrow_gammas);
+      draw_rate(o, t, i, c.narrow_trace, traces, narrow_traces);
     });
     for (int64_t row = 0; row < c.outer * c.inner; ++row) {
       row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
@@ -87,6 +90,7 @@ class RolloutTrial {
   Operand<T> rewards, values, next, rhos, terminated, truncated;
   Operand<uint8_t> is_terminated, is_truncated;
   Operand<Acc> gammas, traces;
+  Operand<T> narrow_gammas, narrow_traces;  // the same numbers
   Operand<T> advantages, targets, pg;
   std::vector<float> row_gammas;
   std::vector<T> bootstraps;
@@ -151,6 +155,12 @@ class RolloutTrial {
       for (int64_t t = 0; t < c.length; ++t)
         for (int64_t i = 0; i < c.inner; ++i) visit(o, t, i);
   }
+  static constexpr bool kHalf = sizeof(T) == 2;
+  void draw_rate(int64_t o, int64_t t, int64_t i, bool is_narrow, Operand<Acc>& wide, Operand<T>& narrow) {
+    const double rate = 0.9 + 0.1 * std::uniform_real_distribution<double>()(random);
+    narrow.at(o, t, i) = narrowed<T>(rate);
+    wide.at(o, t, i) = static_cast<Acc>(kHalf && is_narrow ? widened(narrow.at(o, t, i)) : rate);
+  }
   // One reward, and next states' values where episodes end.
   void spoil() {
     std::uniform_real_distribution<double> uniform;
@@ -185,19 +195,23 @@ class RolloutTrial {
     if (c.terminated) p.terminated = flag(terminated, is_terminated);
     if (c.truncated) p.truncated = flag(truncated, is_truncated);
     p.values_are_next = c.values_are_next;
-    discount(p.gamma, c.gamma, c.gamma_value, gammas);
-    discount(p.trace, c.trace, c.trace_value, traces);
+    discount(p.gamma, c.gamma, c.gamma_value, c.narrow_gamma, gammas, narrow_gammas);
+    discount(p.trace, c.trace, c.trace_value, c.narrow_trace, traces, narrow_traces);
     p.clip_rho = 1.1, p.clip_c = 0.9, p.clip_pg = 1.2;
     if (c.advantages) p.advantages = {advantages.data, advantages.strides};
     if (c.targets) p.targets = {targets.data, targets.strides};
     if (c.pg) p.pg_advantages = {pg.data, pg.strides};
   }
-  void discount(dcs::ReturnsDiscount& rate, dcs::GammaKind kind, double value, const Operand<Acc>& steps) {
+  void discount(dcs::ReturnsDiscount& rate, dcs::GammaKind kind, double value, bool is_narrow,
+      const Operand<Acc>& steps, const Operand<T>& narrow_steps) {
     rate.kind = kind;
     rate.value = kind == dcs::GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
     if (kind == dcs::GammaKind::kRow)
       rate.dtype = dcs::ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
-    if (kind == dcs::GammaKind::kStep) rate.tensor = {steps.data, steps.strides};
+    if (kind != dcs::GammaKind::kStep) return;
+    rate.dtype = sizeof(Acc) == 8 ? dcs::ElementType::Double : dcs::ElementType::Float;
+    rate.tensor = {steps.data, steps.strides};
+    if (kHalf && is_narrow) rate.dtype = p.dtype, rate.tensor = {narrow_steps.data, narrow_steps.strides};
   }
 };
 
@@ -232,6 +246,8 @@ inline Rollout draw_rollout(std::mt19937& random) {
   c.trace_value = kGammas[random() % 3];
   c.multiprocessors = static_cast<int>(up_to(6));
   c.seed = random();
+  c.narrow_gamma = !one_in(3);
+  c.narrow_trace = !one_in(3);
   return c;
 }
 

@@ -63,6 +63,8 @@ void run_n_step(ReturnsProblem problem) {
 }  // namespace cpu
 
 struct CpuReturns {
+  static constexpr bool kReadsNarrowRates = false;
+
   static void run(const ReturnsProblem& problem, const Tensor&) {
     for (const ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
       if (output->data)

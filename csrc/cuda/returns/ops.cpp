@@ -29,6 +29,8 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
 }
 
 struct CudaReturns {
+  static constexpr bool kReadsNarrowRates = false;
+
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);

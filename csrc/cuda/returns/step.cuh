@@ -78,6 +78,37 @@ Rates<Acc> rates_beside_steps(const ReturnsProblem& p) {
   return number_rates<Acc>(beside(p.gamma), beside(p.trace));
 }
 
+// A step's own discount as it is in memory: in the dtype of the arithmetic, or narrow, in that of the rewards. It is
+// converted where it is used: before, the conversion would wait for it.
+template <typename T>
+using RateBits = std::conditional_t<sizeof(T) == 2, uint32_t, T>;
+// read(an element): by elements of its type, either way.
+template <typename T, typename Read>
+__device__ __forceinline__ void read_rate_bits(bool is_narrow, const Read& read) {
+  if constexpr (sizeof(T) == 2) {
+    if (is_narrow) {
+      read(uint16_t{});
+      return;
+    }
+  }
+  read(RateBits<T>{});
+}
+template <typename T>
+__device__ __forceinline__ typename Types<T>::Acc rate_of_bits(RateBits<T> bits, bool is_narrow) {
+  if constexpr (sizeof(T) == 2) {
+    const uint16_t narrow = static_cast<uint16_t>(bits);
+    return is_narrow ? cast<float>(*reinterpret_cast<const T*>(&narrow)) : __uint_as_float(bits);
+  } else {
+    return bits;
+  }
+}
+// Of a 1 that is not narrow.
+template <typename T>
+__device__ __forceinline__ RateBits<T> bits_of_one() {
+  if constexpr (sizeof(T) == 2) return __float_as_uint(1.f);
+  else return 1;
+}
+
 // base^exponent for a power of two; a finite base's stays finite.
 inline double finite_power(double base, int exponent) {
   for (int e = 1; e < exponent; e *= 2)

@@ -28,11 +28,12 @@ struct ReturnsChunksParams {
   LinesOf<char> advantages, targets, pg_advantages;
   Rates<Acc> rates;  // where gamma and the trace are numbers
   Divisor length, sequences, parts;
-  int column_bits;              // of the sequences of tiles that are no pieces of memory
-  bool own_rates;               // gamma or the trace is one of a tile's column: then gates may differ
-  bool step_gamma, step_trace;  // they are factors of steps
-  bool alike;                   // all tensors have the same strides
-  bool padded;                  // a tensor's rows are more apart than their lines
+  int column_bits;                        // of the sequences of tiles that are no pieces of memory
+  bool own_rates;                         // gamma or the trace is one of a tile's column: then gates may differ
+  bool step_gamma, step_trace;            // they are factors of steps
+  bool gamma_is_narrow, trace_is_narrow;  // those of steps
+  bool alike;                             // all tensors have the same strides
+  bool padded;                            // a tensor's rows are more apart than their lines
   // In a tile that is one piece of memory places are elements, in others lines: of a line, of a row, and what 256 slots
   // are beyond whole rows.
   int line_places, row_places, back;
@@ -72,7 +73,7 @@ ReturnsChunksParams<typename Types<T>::Acc> chunks_params(
     input(lines, from, is_bool ? 1 : int64_t{sizeof(T)});
   };
   const auto rate = [&](auto& lines, const ReturnsDiscount& from) {
-    if (from.kind == GammaKind::kStep) input(lines, from.tensor, sizeof(Acc));
+    if (from.kind == GammaKind::kStep) input(lines, from.tensor, bytes_of(from.dtype));
   };
   const auto output = [&](auto& lines, const ReturnsOutput& to) { set(lines, to.data, to.strides, sizeof(T)); };
   input(params.rewards, problem.rewards, sizeof(T));
@@ -96,6 +97,8 @@ ReturnsChunksParams<typename Types<T>::Acc> chunks_params(
       problem.gamma.kind == GammaKind::kStep || (plan.row_gates && problem.gamma.kind == GammaKind::kRow);
   params.step_trace =
       problem.trace.kind == GammaKind::kStep || (plan.row_gates && problem.trace.kind == GammaKind::kRow);
+  params.gamma_is_narrow = problem.gamma.is_narrow();
+  params.trace_is_narrow = problem.trace.is_narrow();
   params.line_places = plan.linear ? plan.sequences : 1;
   params.row_places = static_cast<int>(problem.length) * params.line_places;
   params.back = (plan.linear ? kChunkThreads : kChunkThreads / plan.sequences) % params.row_places;

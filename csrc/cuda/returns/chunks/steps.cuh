@@ -169,6 +169,21 @@ struct ReturnsSteps {
     return static_cast<const T*>(p.bootstrap_value
             .data)[places.at_row(places.row_of_line(of_line), places.column_of_slot(slot), p.bootstrap_value.strides)];
   }
+  // The steps' own. Narrow ones become numbers here: their bits would take registers that there are not.
+  __device__ __forceinline__ void read_step_rates(
+      const LinesOf<const char>& lines, bool is_narrow, Acc (&to)[kCount]) const {
+    if (!lines.data) return;
+    if constexpr (sizeof(T) == 2) {
+      if (is_narrow) {
+        T narrow[kCount] = {};
+        read<T>(lines, narrow);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) to[j] = cast<Acc>(narrow[j]);
+        return;
+      }
+    }
+    read<Acc>(lines, to);
+  }
   // Of the steps' rows, where each has one.
   __device__ __forceinline__ void read_rates(const ReturnsDiscount& rate, Acc (&to)[kCount]) const {
     if (rate.kind != GammaKind::kRow) return;
@@ -196,8 +211,8 @@ struct ReturnsSteps {
     read_flags(params.truncated, p.truncated_is_bool, truncated);
     if constexpr (kGates) {
       if (params.rhos.data) read<T>(params.rhos, rhos);
-      if (params.gamma.data) read<Acc>(params.gamma, gammas);
-      if (params.trace.data) read<Acc>(params.trace, traces);
+      read_step_rates(params.gamma, params.gamma_is_narrow, gammas);
+      read_step_rates(params.trace, params.trace_is_narrow, traces);
       if (places.plan.row_gates) {
         read_rates(p.gamma, gammas);
         read_rates(p.trace, traces);

@@ -66,13 +66,15 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
-      const auto read_rates = [&](int slot, Acc(&rates)[kVec]) {
+      const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) rates[j] = 1;
-        if (slot >= 0) read<Acc>(slot, k, rates);
+        if (slot < 0) return;
+        if (sizeof(T) == 2 && is_narrow) read<T>(slot, k, rates);
+        else read<Acc>(slot, k, rates);
       };
-      read_rates(p.slots.gamma, to.gammas);
-      read_rates(p.slots.trace, to.traces);
+      read_rates(p.slots.gamma, p.gamma_is_narrow, to.gammas);
+      read_rates(p.slots.trace, p.trace_is_narrow, to.traces);
     }
   }
   __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {

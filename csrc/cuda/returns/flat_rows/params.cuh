@@ -51,6 +51,7 @@ struct FlatReturnsParams {
   bool row_rates, has_own_values, has_no_values;
   bool is_shifted;  // values are those of the step before's next state
   bool terminated_is_bool, truncated_is_bool;
+  bool gamma_is_narrow, trace_is_narrow;  // those of steps
   bool rest_is_nothing,
       gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
   uint32_t row_ends;     // bits at the multiples of length
@@ -166,6 +167,8 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.clip_pg = static_cast<Acc>(p.clip_pg);
   params.terminated_is_bool = p.terminated_is_bool;
   params.truncated_is_bool = p.truncated_is_bool;
+  params.gamma_is_narrow = p.gamma.is_narrow();
+  params.trace_is_narrow = p.trace.is_narrow();
   params.rest_is_nothing = !params.has_own_values && params.rates.rest == Acc(0);
   params.gamma_is_nothing = !params.has_own_values && params.rates.gamma == Acc(0);
   for (int64_t i = 0; i < 32; i += p.length) params.row_ends |= 1u << i;

@@ -116,6 +116,13 @@ struct TileColumns {
   __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int from, Element (&to)[kLoads]) const {
     each_of<kFull, Element, kLoads>(tensor, from, [&](int i, const Element& element) { to[i] = element; });
   }
+  template <bool kFull>
+  __device__ __forceinline__ void read_rates(
+      const WalkTensor<const char>& tensor, bool is_narrow, int from, RateBits<T> (&to)[kLoads]) const {
+    read_rate_bits<T>(is_narrow, [&](auto bits) {
+      each_of<kFull, decltype(bits), kLoads>(tensor, from, [&](int i, const auto& element) { to[i] = element; });
+    });
+  }
   // Without branches between the batches, where those that have come would be waited for and used.
   template <bool kFull, typename Element>
   __device__ __forceinline__ void read_or_zeros(const WalkTensor<const char>& tensor, Element (&to)[kSteps]) const {
@@ -189,22 +196,27 @@ struct TileColumns {
     for (int k = 0; k < kSteps; k += kLoads) {
       if (k >= t.part_steps) break;
       Cell rewards[kLoads], own[kLoads] = {}, ratios[kLoads];
-      Acc gammas[kLoads] = {}, traces[kLoads] = {};
+      RateBits<T> gammas[kLoads] = {}, traces[kLoads] = {};
       read<kFull>(call.rewards, k, rewards);
       read<kFull>(is_both ? call.next_values : call.values, k, own);
       if constexpr (kGates) read<kFull>(call.rhos, k, ratios);
       if constexpr (kAll) {
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) gammas[i] = traces[i] = 1;
-        read<kFull>(call.gamma, k, gammas);
-        read<kFull>(call.trace, k, traces);
+        for (int i = 0; i < kLoads; ++i) gammas[i] = traces[i] = bits_of_one<T>();
+        read_rates<kFull>(call.gamma, call.gamma_is_narrow, k, gammas);
+        read_rates<kFull>(call.trace, call.trace_is_narrow, k, traces);
       }
       if (k == 0) read_all_flags<kFull>();
       each<kFull, kLoads>(
           [&](int i) {
             Cell following = behind;
             if (call.has_next_values) following = own[i - k];
-            set_step(i, rewards[i - k], own[i - k], following, gammas[kAll ? i - k : 0], traces[kAll ? i - k : 0]);
+            Acc own_gamma = 1, own_trace = 1;
+            if constexpr (kAll) {
+              own_gamma = rate_of_bits<T>(gammas[i - k], call.gamma_is_narrow);
+              own_trace = rate_of_bits<T>(traces[i - k], call.trace_is_narrow);
+            }
+            set_step(i, rewards[i - k], own[i - k], following, own_gamma, own_trace);
             behind = own[i - k];
           },
           k);

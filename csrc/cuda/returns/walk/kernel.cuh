@@ -39,7 +39,7 @@ struct ReturnsWalk {
 
   // The batch.
   Cell r[kBatch], v[kBatch], next[kAll ? kBatch : 1], rho[kRatios ? kBatch : 1];
-  Acc gamma[kAll ? kBatch : 1], trace[kAll ? kBatch : 1];
+  RateBits<T> gamma[kAll ? kBatch : 1], trace[kAll ? kBatch : 1];
   uint32_t terminates[kBatch], truncates[kBatch];
 
   __device__ __forceinline__ ReturnsWalk(const ReturnsWalkParams<Acc>& given, uint32_t outer, uint32_t cell)
@@ -61,7 +61,7 @@ struct ReturnsWalk {
       terminates[b] = truncates[b] = 0;
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) v[b].set(u, cast<T>(Acc(0)));
-      if constexpr (kAll) gamma[b] = trace[b] = 1;
+      if constexpr (kAll) gamma[b] = trace[b] = bits_of_one<T>();
     }
     const char* const bootstrap = begin(params.bootstrap);
 #pragma unroll
@@ -136,6 +136,13 @@ struct ReturnsWalk {
     each<kGuarded, Element>(tensor, at, first, left, [&](int b, const Element& element) { to[b] = element; });
   }
   template <bool kGuarded>
+  __device__ __forceinline__ static void read_rates(
+      const WalkTensor<const char>& tensor, const char* at, bool is_narrow, int first, int left, RateBits<T>* to) {
+    read_rate_bits<T>(is_narrow, [&](auto bits) {
+      each<kGuarded, decltype(bits)>(tensor, at, first, left, [&](int b, const auto& element) { to[b] = element; });
+    });
+  }
+  template <bool kGuarded>
   __device__ __forceinline__ static void read_flags(
       const WalkTensor<const char>& tensor, const char* at, bool is_bool, int first, int left, uint32_t (&to)[kBatch]) {
     if (is_bool) {
@@ -161,8 +168,8 @@ struct ReturnsWalk {
     if constexpr (kRatios) read<kGuarded>(params.rhos, rhos, first, left, rho);
     if constexpr (kAll) {
       read<kGuarded>(params.next_values, next_values, first, left, next);
-      read<kGuarded>(params.gamma, gammas, first, left, gamma);
-      read<kGuarded>(params.trace, traces, first, left, trace);
+      read_rates<kGuarded>(params.gamma, gammas, params.gamma_is_narrow, first, left, gamma);
+      read_rates<kGuarded>(params.trace, traces, params.trace_is_narrow, first, left, trace);
     }
     read_flags<kGuarded>(params.terminated, terminated, params.terminated_is_bool, first, left, terminates);
     read_flags<kGuarded>(params.truncated, truncated, params.truncated_is_bool, first, left, truncates);
@@ -182,10 +189,12 @@ struct ReturnsWalk {
     if constexpr (kAll) {
       // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
       if (params.gamma.last || params.trace.last) {
-        const Acc own_trace = params.trace.last ? trace[b] : rates[u].trace;
-        if (params.gamma.last) own_gamma = gamma[b];
+        const Acc step_gamma = rate_of_bits<T>(gamma[b], params.gamma_is_narrow),
+                  step_trace = rate_of_bits<T>(trace[b], params.trace_is_narrow);
+        const Acc own_trace = params.trace.last ? step_trace : rates[u].trace;
+        if (params.gamma.last) own_gamma = step_gamma;
         rest = own_gamma - own_gamma * own_trace;
-        factor = gamma[b] * trace[b];
+        factor = step_gamma * step_trace;
       }
     }
     const Acc weight = has_own || is_cut ? own_gamma : rest;

@@ -35,7 +35,8 @@ struct ReturnsWalkParams {
   Acc clip_rho, clip_c, clip_pg;
   bool row_rates, has_own_values, has_next_values;
   bool terminated_is_bool, truncated_is_bool;
-  uint32_t truncated_drops;  // all bits where a truncated step's next value is not read
+  bool gamma_is_narrow, trace_is_narrow;  // those of steps
+  uint32_t truncated_drops;               // all bits where a truncated step's next value is not read
   int length;
   uint32_t cells;
   Divisor in_line;
@@ -70,11 +71,13 @@ ReturnsWalkParams<typename Types<T>::Acc> walk_params(const ReturnsProblem& p, i
   input(params.truncated, p.truncated, p.truncated_is_bool ? 1 : sizeof(T));
   input(params.bootstrap,
       {p.bootstrap_value.data, {p.bootstrap_value.strides.outer, 0, p.bootstrap_value.strides.inner}}, sizeof(T));
-  if (p.gamma.kind == GammaKind::kStep) input(params.gamma, p.gamma.tensor, sizeof(Acc));
-  if (p.trace.kind == GammaKind::kStep) input(params.trace, p.trace.tensor, sizeof(Acc));
+  if (p.gamma.kind == GammaKind::kStep) input(params.gamma, p.gamma.tensor, bytes_of(p.gamma.dtype));
+  if (p.trace.kind == GammaKind::kStep) input(params.trace, p.trace.tensor, bytes_of(p.trace.dtype));
   output(params.advantages, p.advantages);
   output(params.targets, p.targets);
   output(params.pg_advantages, p.pg_advantages);
+  params.gamma_is_narrow = p.gamma.is_narrow();
+  params.trace_is_narrow = p.trace.is_narrow();
   params.row_gamma = p.gamma;
   params.row_trace = p.trace;
   params.row_rates = has_row_rates(p);

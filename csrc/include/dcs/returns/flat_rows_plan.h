@@ -61,8 +61,8 @@ struct FlatReturnsSizes {
     if (p.rhos.data) visit(p.rhos, bytes, false);
     if (p.terminated.data) visit(p.terminated, p.terminated_is_bool ? 1 : bytes, false);
     if (p.truncated.data) visit(p.truncated, p.truncated_is_bool ? 1 : bytes, false);
-    if (p.gamma.kind == GammaKind::kStep) visit(p.gamma.tensor, wide, false);
-    if (p.trace.kind == GammaKind::kStep) visit(p.trace.tensor, wide, false);
+    if (p.gamma.kind == GammaKind::kStep) visit(p.gamma.tensor, bytes_of(p.gamma.dtype), false);
+    if (p.trace.kind == GammaKind::kStep) visit(p.trace.tensor, bytes_of(p.trace.dtype), false);
   }
   // Policy-gradient advantages take the place of ratios.
   static bool has_pg_slot(const ReturnsProblem& p) { return p.pg_advantages.data && !p.rhos.data; }

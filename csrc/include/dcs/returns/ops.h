@@ -1,6 +1,7 @@
 // `_temporal_difference_scan` and `_n_step_returns` over a backend: checks, the (outer, time, inner) view of every
 // operand, outputs. A backend gives
 //   static void run(const ReturnsProblem&, const Tensor& rewards)   rewards: for the stream and the device
+//   static constexpr bool kReadsNarrowRates                         whether its scan reads ReturnsDiscount::is_narrow()
 // The sentences are those of torch_dcs_ops/ops/returns/validate.py (a test compares the two).
 #pragma once
 
@@ -106,9 +107,14 @@ inline ScalarType arithmetic_dtype(ScalarType dtype) { return dtype == ScalarTyp
 // Points the problem's operands at the tensors of a validated call.
 class ReturnsOperands {
  public:
-  // `rewards`, or a tensor of their shape and dtype.
-  ReturnsOperands(const Tensor& rewards, int64_t dim, Layout& layout)
-      : layout_(layout), sizes_(sizes_of(rewards)), dim_(dim), arithmetic_(arithmetic_dtype(rewards.scalar_type())) {}
+  // `rewards`, or a tensor of their shape and dtype. `narrow_rates`: discounts of that dtype, one a step, are not
+  // converted to the one of the arithmetic.
+  ReturnsOperands(const Tensor& rewards, int64_t dim, Layout& layout, bool narrow_rates = false)
+      : layout_(layout),
+        sizes_(sizes_of(rewards)),
+        dim_(dim),
+        arithmetic_(arithmetic_dtype(rewards.scalar_type())),
+        narrowest_(narrow_rates ? rewards.scalar_type() : arithmetic_) {}
 
   void output(ReturnsOutput& output, const Tensor& tensor, bool is_row = false) {
     output.data = tensor.mutable_data_ptr();
@@ -137,7 +143,7 @@ class ReturnsOperands {
       rate = torch::stable::squeeze(*rate, dim_);
       is_step = false;
     }
-    if (is_step) convert(rate, arithmetic_);
+    if (is_step && rate->scalar_type() != narrowest_) convert(rate, arithmetic_);
     discount.kind = is_step ? GammaKind::kStep : GammaKind::kRow;
     discount.dtype = element_type(rate->scalar_type());
     input(discount.tensor, rate, !is_step);
@@ -149,7 +155,7 @@ class ReturnsOperands {
   Layout& layout_;
   Sizes sizes_;
   int64_t dim_;
-  ScalarType arithmetic_;
+  ScalarType arithmetic_, narrowest_;  // of discounts that are one a step
 };
 
 template <typename Backend>
@@ -173,7 +179,7 @@ std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   // Over all steps it is the scan.
   if (call.n && *call.n < call.rewards.size(call.dim)) problem.steps = *call.n;
   Layout layout(sizes_of(call.rewards), call.dim);
-  ReturnsOperands operands(call.rewards, call.dim, layout);
+  ReturnsOperands operands(call.rewards, call.dim, layout, Backend::kReadsNarrowRates && !problem.steps);
   if (call.need_advantages) operands.output(problem.advantages, advantages);
   if (call.need_targets) operands.output(problem.targets, targets);
   if (call.need_pg) operands.output(problem.pg_advantages, pg_advantages);

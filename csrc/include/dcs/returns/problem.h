@@ -23,13 +23,18 @@ struct ReturnsOutput {
   Strides strides;
 };
 
-// gamma, or the trace: `kNumber` takes `value`, `kRow` reads `data` in `dtype` (any floating dtype, its time stride is
-// 0), `kStep` reads `data` in the dtype of the arithmetic: double for double rewards, else float.
+// gamma, or the trace: `kNumber` takes `value`, `kRow` and `kStep` read `data` in `dtype`. One a row has any floating
+// dtype, and its time stride is 0. One a step has that of the arithmetic, double for double rewards, else float; or,
+// for backends that read it so, the half precision of the rewards.
 struct ReturnsDiscount {
   GammaKind kind = GammaKind::kNumber;
   double value = 1.0;
   ElementType dtype = ElementType::Double;
   ReturnsInput tensor;
+
+  bool is_narrow() const {
+    return kind == GammaKind::kStep && (dtype == ElementType::Half || dtype == ElementType::BFloat16);
+  }
 };
 
 // All sizes are at least 1.

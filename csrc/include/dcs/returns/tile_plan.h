@@ -27,10 +27,12 @@ constexpr int tile_column_blocks(int64_t bytes) { return bytes > 4 ? 2 : 3; }
 // Visits the operands with a value for every step: pointer, strides, bytes of an element. True where `test` is for all.
 template <typename Test>
 bool all_step_operands(const ReturnsProblem& p, const Test& test) {
-  const int64_t bytes = bytes_of(p.dtype), wide = p.dtype == ElementType::Double ? 8 : 4;
+  const int64_t bytes = bytes_of(p.dtype);
   const auto input = [&](const ReturnsInput& of, int64_t size) { return !of.data || test(of.data, of.strides, size); };
   const auto output = [&](const ReturnsOutput& of) { return !of.data || test(of.data, of.strides, bytes); };
-  const auto rate = [&](const ReturnsDiscount& of) { return of.kind != GammaKind::kStep || input(of.tensor, wide); };
+  const auto rate = [&](const ReturnsDiscount& of) {
+    return of.kind != GammaKind::kStep || input(of.tensor, bytes_of(of.dtype));
+  };
   return input(p.rewards, bytes) && input(p.values, bytes) && input(p.next_values, bytes) && input(p.rhos, bytes) &&
       input(p.terminated, p.terminated_is_bool ? 1 : bytes) && input(p.truncated, p.truncated_is_bool ? 1 : bytes) &&
       rate(p.gamma) && rate(p.trace) && output(p.advantages) && output(p.targets) && output(p.pg_advantages);
