@@ -29,7 +29,7 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
 }
 
 struct CudaReturns {
-  static constexpr bool kReadsNarrowRates = false;
+  static constexpr bool kReadsNarrowRates = true;
 
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
