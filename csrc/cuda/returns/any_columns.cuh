@@ -4,7 +4,6 @@
 // scan the totals of a column, and each warp goes through its steps again from its carry.
 #pragma once
 
-#include "common/device.h"
 #include "returns/step.cuh"
 #include "scan/carry/segment.cuh"
 
@@ -46,8 +45,8 @@ struct ReturnsColumnsRound {
   int count = 0;
   bool even = false;  // the warp's steps and columns are all there; the same for all lanes
 
-  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsProblem& p, const Rates<Acc>& rates, int64_t outer,
-      int64_t inner, bool inside, bool whole_block)
+  __device__ __forceinline__ ReturnsColumnsRound(
+      const ReturnsProblem& p, const Rates<Acc>& rates, int64_t outer, int64_t inner, bool inside, bool whole_block)
       : p(p),
         rates(rates),
         outer(outer),
@@ -208,7 +207,8 @@ struct ReturnsColumnsRound {
   }
   // The results, from the warp's carry.
   __device__ __forceinline__ void apply(const Words& words, const Segments& segments) {
-    // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there are.
+    // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there
+    // are.
     reload(clip_rho);
     reload(clip_c);
     Acc y = static_cast<Acc>(segments.totals[threadIdx.x / 32][threadIdx.x % 32]);
@@ -267,16 +267,6 @@ __global__ void __launch_bounds__(32 * kAnyColumnWarps, 1)
     round.exchange_carries(segments);
     round.apply(words, segments);
   }
-}
-
-// As many warps of a block as a column has steps for.
-template <typename T>
-cudaError_t launch_any_columns(const ReturnsProblem& problem, cudaStream_t stream) {
-  int warps = 1;  // a power of two: lanes scan the warps' totals
-  while (warps < kAnyColumnWarps && warps * kAnyColumnSteps<T> < problem.length) warps *= 2;
-  returns_any_columns_kernel<T>
-      <<<static_cast<unsigned>(ceil_div(problem.rows(), 32)), 32 * warps, 0, stream>>>(problem);
-  return cudaGetLastError();
 }
 
 }  // namespace dcs

@@ -1,6 +1,7 @@
 // Launches the kernel that a temporal difference scan takes (dcs/returns/kernels.h).
 #pragma once
 
+#include "common/device.h"
 #include "returns/any_columns.cuh"
 #include "returns/chunks/launch.cuh"
 #include "returns/launch.h"
@@ -10,6 +11,16 @@
 #include "returns/walk/launch.cuh"
 
 namespace dcs {
+
+// As many warps of a block as a column has steps for.
+template <typename T>
+cudaError_t launch_any_columns(const ReturnsProblem& problem, cudaStream_t stream) {
+  int warps = 1;  // a power of two: lanes scan the warps' totals
+  while (warps < kAnyColumnWarps && warps * kAnyColumnSteps<T> < problem.length) warps *= 2;
+  returns_any_columns_kernel<T>
+      <<<static_cast<unsigned>(ceil_div(problem.rows(), 32)), 32 * warps, 0, stream>>>(problem);
+  return cudaGetLastError();
+}
 
 template <typename T>
 cudaError_t launch_returns(const ReturnsProblem& problem, const ReturnsKernelPlan& plan, const Device& device,

@@ -30,8 +30,7 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
 
 cudaError_t launch(const ReturnsProblem& problem, const ReturnsKernelPlan& plan, const Device& device,
     const Tensor& like, cudaStream_t stream) {
-  if (plan.kernel == ReturnsKernel::kFlatRows)
-    return flat_launcher(problem.dtype)(problem, plan.rows, device, stream);
+  if (plan.kernel == ReturnsKernel::kFlatRows) return flat_launcher(problem.dtype)(problem, plan.rows, device, stream);
   const Workspace workspace(like, plan.workspace_bytes());
   return launcher(problem.dtype)(problem, plan, device, workspace.data(), stream);
 }

@@ -68,14 +68,21 @@ inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) 
 // Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each. Neighboring
 // ones that are a sector of memory at least, for all that a longer column reads is to be used. As long as there are
 // fewer columns tiles are faster where these have enough steps.
-constexpr int64_t kWalkedColumns = 64, kWalkedLongColumns = 160, kFewWalkedSteps = 16, kWalkedSector = 32;
-constexpr int64_t kLeastTiledColumn = 64;
+constexpr int64_t kWalkedColumns = 64, kWalkedLongColumns = 160, kWalkedSector = 32;
+constexpr int64_t kFewWalkedSteps = 16, kMostWalkedSteps = 32, kLeastTiledColumn = 64;
 
 inline bool takes_walk(const ReturnsProblem& p, int64_t multiprocessors) {
   if (is_contiguous(p) || !counts_in_32_bits(p) || p.rows() >= int64_t{1} << 31) return false;
-  const int64_t least = p.length >= kLeastTiledColumn ? kWalkedLongColumns : kWalkedColumns;
-  return p.length <= kFewWalkedSteps ||
-      (p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector);
+  if (p.length <= kFewWalkedSteps) return true;
+  const int64_t least = p.length <= kMostWalkedSteps ? 1
+      : p.length >= kLeastTiledColumn                ? kWalkedLongColumns
+                                                     : kWalkedColumns;
+  return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector;
+}
+
+// Short columns of which a sector has steps of several, one behind the other: tiles of one piece of memory (chunks).
+inline bool takes_tiles(const ReturnsProblem& p) {
+  return !is_contiguous(p) && (p.length >= kLeastTiledColumn || !lies_linear(p));
 }
 
 struct ReturnsCandidate {
@@ -112,9 +119,9 @@ constexpr ReturnsCandidate kReturnsCandidates[] = {
         }},
     {ReturnsKernel::kTileColumns, "tile_columns", "fewer columns",
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan& plan) {
-          return !is_contiguous(p) && has_plan(plan_tiles(p, device.multiprocessors, device.cluster > 1), plan.tiles);
+          return takes_tiles(p) && has_plan(plan_tiles(p, device.multiprocessors, device.cluster > 1), plan.tiles);
         }},
-    {ReturnsKernel::kChunks, "chunks", "longer contiguous rows, and what else is counted in 32 bits",
+    {ReturnsKernel::kChunks, "chunks", "longer contiguous rows, short columns one behind the other",
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan& plan) {
           return has_plan(plan_chunks(p, device.multiprocessors), plan.chunks);
         }},
