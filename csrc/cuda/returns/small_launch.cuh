@@ -85,18 +85,10 @@ class SmallReturnsLaunch {
   template <int kForm, int kWarps, typename Wide, bool kEven>
   void launch_few_columns() {
     ReturnsFewCall<Acc> call{};
-    call.rewards = p_.rewards.data;
-    call.values = p_.values.data;
-    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
-    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
-    call.advantages = p_.advantages.data;
-    call.targets = p_.targets.data;
-    call.pg_advantages = p_.pg_advantages.data;
+    set_operands(call);
     call.next_values = p_.next_values.data ? p_.next_values.data : p_.bootstrap_value.data;
-    call.rhos = p_.rhos.data;
     call.columns = static_cast<int>(p_.rows());
     call.length = static_cast<int>(p_.length);
-    call.bootstrap_stride = bootstrap_stride();
     const Rates<Acc> rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
     call.gamma = rates.gamma;
     call.rest = rates.rest;
@@ -112,25 +104,28 @@ class SmallReturnsLaunch {
 
   ReturnsSmallCall<Acc> short_rows_call() const {
     ReturnsSmallCall<Acc> call{known_of<Acc>(p_, 16 / sizeof(T))};
-    call.rewards = p_.rewards.data;
-    call.values = p_.values.data;
+    set_operands(call);
     call.next_values = p_.next_values.data;
-    call.rhos = p_.rhos.data;
     call.bootstrap = p_.bootstrap_value.data;
-    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
-    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
-    call.advantages = p_.advantages.data;
-    call.targets = p_.targets.data;
-    call.pg_advantages = p_.pg_advantages.data;
     call.rows = p_.rows();
-    call.bootstrap_stride = bootstrap_stride();
     call.length = static_cast<int>(p_.length);
     call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
     return call;
   }
 
-  int64_t bootstrap_stride() const {
-    return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
+  // What both kernels are given.
+  template <typename Call>
+  void set_operands(Call& call) const {
+    call.rewards = p_.rewards.data;
+    call.values = p_.values.data;
+    call.rhos = p_.rhos.data;
+    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
+    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
+    call.advantages = p_.advantages.data;
+    call.targets = p_.targets.data;
+    call.pg_advantages = p_.pg_advantages.data;
+    const Strides& last = p_.bootstrap_value.strides;
+    call.bootstrap_stride = p_.inner > 1 ? last.inner : last.outer;
   }
 
   const ReturnsProblem& p_;

@@ -85,10 +85,9 @@ inline bool takes_tiles(const ReturnsProblem& p) {
   return !is_contiguous(p) && (p.length >= kLeastTiledColumn || !lies_linear(p));
 }
 
+// plan(...): whether the kernel takes the problem; its pieces go into the plan.
 struct ReturnsCandidate {
   ReturnsKernel kernel;
-  const char* name;
-  const char* takes;
   bool (*plan)(const ReturnsProblem&, const DeviceLimits&, ReturnsKernelPlan&);
 };
 
@@ -99,34 +98,35 @@ bool has_plan(const std::optional<Plan>& found, Plan& plan) {
 }
 
 constexpr ReturnsCandidate kReturnsCandidates[] = {
-    {ReturnsKernel::kNSteps, "n_steps", "returns over n steps",
+    {ReturnsKernel::kNSteps,
         [](const ReturnsProblem& p, const DeviceLimits&, ReturnsKernelPlan&) { return p.steps != 0; }},
-    {ReturnsKernel::kShortRows, "short_rows", "packed rows of common forms, of 1, 2, 4 or 8 whole vectors",
+    {ReturnsKernel::kShortRows,
         [](const ReturnsProblem& p, const DeviceLimits&, ReturnsKernelPlan&) { return takes_short_rows(p); }},
-    {ReturnsKernel::kFewColumns, "few_columns", "few columns of common forms and at most 256 steps",
+    {ReturnsKernel::kFewColumns,
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan&) {
           return takes_few_columns(p, device.multiprocessors);
         }},
-    {ReturnsKernel::kFlatRows, "flat_rows", "contiguous rows that fit into a block or a cluster",
+    // Contiguous rows that fit into a block or a cluster.
+    {ReturnsKernel::kFlatRows,
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan& plan) {
           return has_plan(
               plan_flat_returns(p, device.multiprocessors, device.shared_bytes - kStaticBytes, device.cluster),
               plan.rows);
         }},
-    {ReturnsKernel::kWalk, "walk", "columns that fill the GPU, or few steps",
+    {ReturnsKernel::kWalk,
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan&) {
           return takes_walk(p, device.multiprocessors);
         }},
-    {ReturnsKernel::kTileColumns, "tile_columns", "fewer columns",
+    {ReturnsKernel::kTileColumns,
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan& plan) {
           return takes_tiles(p) && has_plan(plan_tiles(p, device.multiprocessors, device.cluster > 1), plan.tiles);
         }},
-    {ReturnsKernel::kChunks, "chunks", "longer contiguous rows, short columns one behind the other",
+    // Longer contiguous rows, short columns one behind the other, and what else is counted in 32 bits.
+    {ReturnsKernel::kChunks,
         [](const ReturnsProblem& p, const DeviceLimits& device, ReturnsKernelPlan& plan) {
           return has_plan(plan_chunks(p, device.multiprocessors), plan.chunks);
         }},
-    {ReturnsKernel::kAnyColumns, "any_columns", "everything else",
-        [](const ReturnsProblem&, const DeviceLimits&, ReturnsKernelPlan&) { return true; }},
+    {ReturnsKernel::kAnyColumns, [](const ReturnsProblem&, const DeviceLimits&, ReturnsKernelPlan&) { return true; }},
 };
 
 // `p`: with_rows_together(...).
