@@ -31,6 +31,7 @@ struct Prefixes {
 // A lane's steps, in the order of the scan: step 0 is the latest.
 template <typename Acc, int kForm, int kCount>
 struct KnownSteps {
+  using Given = ReturnsGiven<kForm>;
   static constexpr bool kHasValues = kForm & kWithValues, kHasNext = kForm & kWithNext, kHasRhos = kForm & kWithRhos;
   static constexpr bool kHasOwn = has_own_values(kForm);
 

@@ -28,28 +28,24 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
   }
 }
 
-cudaError_t launch(const ReturnsProblem& problem, const ReturnsKernelPlan& plan, const Device& device,
-    const Tensor& like, cudaStream_t stream) {
-  if (plan.kernel == ReturnsKernel::kFlatRows) return flat_launcher(problem.dtype)(problem, plan.rows, device, stream);
-  const Workspace workspace(like, plan.workspace_bytes());
-  return launcher(problem.dtype)(problem, plan, device, workspace.data(), stream);
-}
-
 struct CudaReturns {
   static void run(const ReturnsProblem& problem, const Tensor& rewards) {
     const int32_t index = rewards.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
-    const DeviceLimits limits{device.multiprocessors, device.shared_per_block, device.cluster};
-    const cudaStream_t stream = current_stream(index);
-    const auto run_planned = [&](const ReturnsProblem& part, const ReturnsKernelPlan& plan) {
-      check_cuda(launch(part, plan, device, rewards, stream), kReturns, "launching the kernel");
-    };
     const ReturnsProblem together = with_rows_together(problem);
-    const ReturnsKernelPlan plan = plan_returns_kernel(together, limits);
-    if (plan.kernel != ReturnsKernel::kAnyColumns) return run_planned(together, plan);
-    each_counted_part(
-        together, [&](const ReturnsProblem& part) { run_planned(part, plan_returns_kernel(part, limits)); });
+    if (takes_flat_returns(together)) {
+      if (const auto rows = plan_flat_returns(
+              together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster))
+        return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
+            "launching the kernel");
+    }
+    ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
+    if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
+    const Workspace workspace(rewards, plans.workspace_bytes());
+    check_cuda(launcher(problem.dtype)(
+                   plans.chunks ? together : problem, device, plans, workspace.data(), current_stream(index)),
+        kReturns, "launching the kernel");
   }
 
   static void run_gradients(const ReturnsGradientsProblem& problem, const Tensor& like) {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "dcs/returns/kernels.h"
 #include "returns/fixed_forms.cuh"
 #include "common/vector.cuh"
 
@@ -24,6 +23,8 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
 
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
+
+constexpr int kShortRowThreads = 128;
 
 // Rows of `lanes` vectors, a power of two up to 8; every operand one row behind the other, in whole vectors. Wide: of
 // what goes between lanes.
@@ -89,6 +90,11 @@ __global__ void __launch_bounds__(kShortRowThreads)
   if constexpr (Steps::kHasRhos)
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
+
+// Few columns with time outside: kSmallColumns of them a block, kSmallSteps steps a lane, at most kSmallWarps warps. A
+// block's loads ask for every row of memory that it has a step of, and for whole sectors of 32 bytes there: with fewer
+// columns a block, for more blocks, or wider words of fewer lanes it was slower.
+constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 // What the first loads need comes first: a line of 64 bytes of these is read from memory too.
 template <typename Acc>

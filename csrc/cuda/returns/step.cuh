@@ -1,4 +1,4 @@
-// What the kernels of the temporal difference scan share: a row's discounts.
+// What the kernels of the temporal difference scan share: what they know of a call beforehand, and a row's discounts.
 #pragma once
 
 #include <cfloat>
@@ -13,6 +13,20 @@ namespace dcs {
 
 // Whether a step's own value is taken from its difference and added to its target.
 constexpr bool has_own_values(int form) { return (form & kWithValues) && !(form & kValuesAreNext); }
+
+template <int kForm>
+struct ReturnsGiven {
+  static constexpr bool kFull = kForm == kAnyForm;
+  // Whether there may be policy-gradient advantages, and whether the gates of steps may differ.
+  static constexpr bool kHasPg = kFull || (kForm & kWithRhos), kGates = kHasPg;
+  static constexpr bool kOwnValues = has_own_values(kForm);
+  bool values, own_values, next, rhos;
+  __device__ __forceinline__ explicit ReturnsGiven(const ReturnsProblem& p)
+      : values(kFull ? p.values.data != nullptr : (kForm & kWithValues) != 0),
+        own_values(kFull ? values && !p.values_are_next : kOwnValues),
+        next(kFull ? p.next_values.data != nullptr : (kForm & kWithNext) != 0),
+        rhos(kFull ? p.rhos.data != nullptr : (kForm & kWithRhos) != 0) {}
+};
 
 // The discounts of a row. Those that are one a step are 1 here: they come in as factors of each step.
 template <typename Acc>

@@ -157,19 +157,13 @@ inline ReturnsPlan plan_returns(const ReturnsProblem& p, int64_t multiprocessors
 }
 
 // Whether sizes and strides are 32-bit numbers, as the kernels count.
-constexpr int64_t kMostCounted = int64_t{1} << 30;
-
-inline bool strides_are_near(const ReturnsProblem& p) {
-  bool are_near = true;
-  const auto is_near = [&](const Strides& s) {
-    are_near = are_near && (p.length == 1 || s.time < kMostCounted / 8) && (p.inner == 1 || s.inner < kMostCounted / 8);
-  };
+inline bool counts_in_32_bits(const ReturnsProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  bool fits = p.outer * p.length <= kMost && p.length * p.inner <= kMost && p.inner <= kMost;
+  const auto is_near = [&](const Strides& s) { fits = fits && s.time < kMost / 8 && s.inner < kMost / 8; };
   each_step_strides(p, is_near);
   each_row_strides(p, is_near);
-  return are_near;
-}
-inline bool counts_in_32_bits(const ReturnsProblem& p) {
-  return p.outer * p.length <= kMostCounted && p.length * p.inner <= kMostCounted && strides_are_near(p);
+  return fits;
 }
 
 // Whether 256 slots of a tile are less than 2^31 bytes apart in every tensor, as the kernels count.
@@ -182,9 +176,66 @@ inline bool slots_are_near(const ReturnsProblem& p, const ReturnsPlan& plan) {
   return are_near;
 }
 
-// `p`: with_rows_together(...). Any strides and options.
+// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each. Neighboring
+// ones that are a sector of memory at least, for all that a longer column reads is to be used.
+// Blocks share out the steps of float columns of the common forms, and tiles those of other columns with as many steps
+// as kLeastTiledColumn, which is faster as long as columns are fewer.
+constexpr int64_t kWalkedColumns = 64, kWalkedLongColumns = 160, kWalkedFloatColumns = 256, kFewWalkedSteps = 16,
+                  kWalkedSector = 32;
+constexpr int64_t kLeastTiledColumn = 64;
+
+inline bool takes_walk(const ReturnsProblem& p, int64_t multiprocessors) {
+  if (p.steps || is_contiguous(p) || !counts_in_32_bits(p) || p.rows() >= int64_t{1} << 31) return false;
+  if (p.length <= kFewWalkedSteps) return true;
+  const bool blocks_share = p.dtype == ElementType::Float && form_of(p) != kAnyForm;
+  const int64_t least = blocks_share  ? kWalkedFloatColumns
+      : p.length >= kLeastTiledColumn ? kWalkedLongColumns
+                                      : kWalkedColumns;
+  return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector;
+}
+
+// Rows, and columns, that are divided: of so many steps at least, and so many at most for 100 multiprocessors. On an
+// H200 they then take less time than by kernels that give each a warp or a block.
+constexpr int64_t kLeastDividedRow = 12000, kLeastDividedColumn = 300, kLeastSmallColumn = 1000;
+constexpr int64_t kDividedRowsPercent = 30, kDividedColumnsPercent = 800;
+// Rows of one behind the other that other kernels put into packs, which are aligned.
+constexpr int64_t kMostPackedSteps = 256;
+// Steps of a row that has tiles of its own.
+constexpr int64_t kLeastRowApart = 2000;
+// Lines of an odd number of columns, which other kernels read one by one in half precision.
+constexpr int64_t kFewestOddLines = 15;
+// Fewer elements are read in less time than a block's phases take.
+constexpr int64_t kFewestChunkElements = 1 << 18;
+
+// All rows of all tensors begin at whole vectors.
+inline bool rows_are_aligned(const ReturnsProblem& p) {
+  const int64_t bytes = bytes_of(p.dtype);
+  bool are_aligned = reinterpret_cast<uintptr_t>(p.rewards.data) % 16 == 0;
+  each_step_strides(p, [&](const Strides& s) {
+    are_aligned =
+        are_aligned && (p.outer == 1 || s.outer * bytes % 16 == 0) && (p.inner == 1 || s.inner * bytes % 16 == 0);
+  });
+  return are_aligned;
+}
+
+// Where they take less time than the kernels that are made for aligned tensors of common forms, each row or column in
+// one block. `p`: with_rows_together(...).
 inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t multiprocessors) {
-  if (!counts_in_32_bits(p)) return std::nullopt;
+  if (p.steps || takes_walk(p, multiprocessors) || !counts_in_32_bits(p)) return std::nullopt;
+  if (p.outer > 1 && has_row_rates(p) && p.length > kMostRowGates && p.length < kLeastRowApart) return std::nullopt;
+  const bool rows = is_contiguous(p), is_large = p.rows() * p.length >= kFewestChunkElements;
+  const bool are_few = p.rows() * 100 <= multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent);
+  bool takes = are_few && p.length >= (rows ? kLeastDividedRow : is_large ? kLeastDividedColumn : kLeastSmallColumn);
+  const bool is_common = form_of(p) != kAnyForm;
+  if (is_large && rows) {
+    const bool has_factors = p.rhos.data || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
+    if (p.length <= kMostPackedSteps && lies_linear(p)) takes = takes || !is_common;
+    else takes = takes || !rows_are_aligned(p) || (!is_common && !has_factors);
+  } else if (is_large && !is_common && !p.rhos.data) {
+    const bool are_odd_halves = (p.dtype == ElementType::Half || p.dtype == ElementType::BFloat16) && p.inner % 2 != 0;
+    takes = takes || lies_linear(p) || (are_odd_halves && p.outer * p.length >= kFewestOddLines);
+  }
+  if (!takes) return std::nullopt;
   const ReturnsPlan plan = plan_returns(p, multiprocessors);
   return slots_are_near(p, plan) ? std::optional<ReturnsPlan>(plan) : std::nullopt;
 }

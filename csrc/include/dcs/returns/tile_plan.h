@@ -43,6 +43,15 @@ inline bool columns_pair(const ReturnsProblem& p) {
   });
 }
 
+// Every operand's rows of columns are whole words of 16 bytes.
+inline bool columns_take_words(const ReturnsProblem& p) {
+  return p.length > 1 && all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
+    const auto whole = [&](int64_t elements) { return elements * bytes % 16 == 0; };
+    return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && whole(p.inner) && whole(s.time) &&
+        (p.outer == 1 || whole(s.outer));
+  });
+}
+
 // What carries between tiles are multiplied by, as the scan of differences has it.
 inline ScanProblem carried_scan(const ReturnsProblem& p) {
   ScanProblem scan{};
@@ -90,5 +99,30 @@ inline std::optional<HeldColumnsPlan> plan_tiles(const ReturnsProblem& p, int64_
   // Blocks and words are counted in 32 bits.
   return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
 }
+
+// Whole words of enough columns for most multiprocessors (returns/warp_columns.cuh).
+inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors) {
+  const int64_t columns = bytes_of(p.dtype) == 2 ? 64 : 32;
+  return form_of(p) != kAnyForm && bytes_of(p.dtype) <= 4 && columns_take_words(p) &&
+      p.outer * ceil_div(p.inner, columns) * 4 >= multiprocessors * 3;
+}
+
+// Fewer steps than kLeastTiledColumn are a round of blocks that share a column's time (returns/block_columns.cuh), or
+// all in registers (returns/small.cuh).
+inline std::optional<HeldColumnsPlan> plan_tile_columns(
+    const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters) {
+  if (is_contiguous(p) || p.length < kLeastTiledColumn || takes_walk(p, multiprocessors) ||
+      takes_warp_columns(p, multiprocessors))
+    return std::nullopt;
+  return plan_tiles(p, multiprocessors, has_clusters);
+}
+
+// Kernels that blocks share time in have a plan and a workspace: of plan_tile_columns(...), else of plan_chunks(...),
+// whose problem has its rows together.
+struct ReturnsPlans {
+  std::optional<HeldColumnsPlan> tiles;
+  std::optional<ReturnsPlan> chunks;
+  int64_t workspace_bytes() const { return tiles ? tiles->workspace_bytes : chunks ? chunks->workspace_bytes() : 0; }
+};
 
 }  // namespace dcs

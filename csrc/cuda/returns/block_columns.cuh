@@ -1,13 +1,19 @@
-// The temporal difference scan along any dimension, of any size, with any strides and options: what no other kernel
-// counts in 32 bits. Neighboring lanes take neighboring columns, the warps of a block share a column's time out among
-// them. A round is kSteps steps a warp: all are read at once, a warp's total from nothing goes to shared memory, lanes
-// scan the totals of a column, and each warp goes through its steps again from its carry.
+// The temporal difference scan along any dimension and with any strides: neighboring lanes take neighboring columns,
+// the warps of a block share a column's time out among them. A round is kCount steps a warp: all are read at once, a
+// warp's total from nothing goes to shared memory, lanes scan the totals of a column, and each warp goes through its
+// steps again from its carry.
 #pragma once
 
 #include "returns/step.cuh"
 #include "scan/carry/segment.cuh"
 
 namespace dcs {
+
+template <typename Acc>
+struct ReturnsColumnsCall {
+  ReturnsProblem problem;
+  Rates<Acc> rates;  // of the kernels of known forms
+};
 
 // Where the warps of a block leave their segments: an entry a warp and column, padded against bank conflicts.
 template <int kWarps>
@@ -19,50 +25,56 @@ struct ReturnsColumnSegments {
 
 // A warp's steps of a round, kCount of each of a lane's columns. Arrays alone: beside one that a loop indexes the
 // compiler keeps no scalar in a register.
-template <typename T, int kCount>
+template <typename T, bool kAny, int kCount>
 struct ReturnsColumnWords {
   using Acc = typename Types<T>::Acc;
   T rewards[kCount], values[kCount], next[kCount], rhos[kCount];
-  Acc gammas[kCount], traces[kCount];
+  Acc gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
   uint32_t terminates, truncates, cuts;  // bit i: step i
   Acc differences[kCount];
 };
 
-template <typename T, int kCount, int kWarps>
+template <typename T, int kForm, int kCount, int kWarps>
 struct ReturnsColumnsRound {
   using Acc = typename Types<T>::Acc;
-  using Words = ReturnsColumnWords<T, kCount>;
+  using Given = ReturnsGiven<kForm>;
+  static constexpr bool kFull = Given::kFull, kGates = Given::kGates;
+  using Words = ReturnsColumnWords<T, kFull, kCount>;
   using Segments = ReturnsColumnSegments<kWarps>;
 
+  const ReturnsColumnsCall<Acc>& call;
   const ReturnsProblem& p;
-  const Rates<Acc>& rates;
+  const Rates<Acc>& own_rates;
   const int64_t outer, inner;  // of the lane's column
   const bool inside, whole_block;
-  const bool has_values, has_own_values, has_next, has_rhos, step_gamma, step_trace;
+  const Given given;
+  const bool step_gamma, step_trace;
   Acc clip_rho, clip_c, clip_pg;
   // Of the round. Steps are counted from the last one: first, first + 1, ...
   int64_t first = 0;
   int count = 0;
   bool even = false;  // the warp's steps and columns are all there; the same for all lanes
 
-  __device__ __forceinline__ ReturnsColumnsRound(
-      const ReturnsProblem& p, const Rates<Acc>& rates, int64_t outer, int64_t inner, bool inside, bool whole_block)
-      : p(p),
-        rates(rates),
+  __device__ __forceinline__ ReturnsColumnsRound(const ReturnsColumnsCall<Acc>& call, const Rates<Acc>& own_rates,
+      int64_t outer, int64_t inner, bool inside, bool whole_block)
+      : call(call),
+        p(call.problem),
+        own_rates(own_rates),
         outer(outer),
         inner(inner),
         inside(inside),
         whole_block(whole_block),
-        has_values(p.values.data),
-        has_own_values(has_values && !p.values_are_next),
-        has_next(p.next_values.data),
-        has_rhos(p.rhos.data),
-        step_gamma(p.gamma.kind == GammaKind::kStep),
-        step_trace(p.trace.kind == GammaKind::kStep),
-        clip_rho(has_rhos ? static_cast<Acc>(p.clip_rho) : Acc(1)),
-        clip_c(has_rhos ? static_cast<Acc>(p.clip_c) : Acc(1)),
-        clip_pg(has_rhos ? static_cast<Acc>(p.clip_pg) : Acc(1)) {}
+        given(p),
+        step_gamma(kFull && p.gamma.kind == GammaKind::kStep),
+        step_trace(kFull && p.trace.kind == GammaKind::kStep),
+        clip_rho(given.rhos ? static_cast<Acc>(p.clip_rho) : Acc(1)),
+        clip_c(given.rhos ? static_cast<Acc>(p.clip_c) : Acc(1)),
+        clip_pg(given.rhos ? static_cast<Acc>(p.clip_pg) : Acc(1)) {}
 
+  __device__ __forceinline__ const Rates<Acc>& rates() const {
+    if constexpr (kFull) return own_rates;
+    else return call.rates;
+  }
   // An operand at the column's last step.
   template <typename U>
   __device__ __forceinline__ const U* at_last(const void* data, const Strides& strides) const {
@@ -96,7 +108,7 @@ struct ReturnsColumnsRound {
   }
   __device__ __forceinline__ void load_flags(uint32_t& bits, const ReturnsInput& flags, bool is_bool) const {
     if (!flags.data) return;
-    if (is_bool) {
+    if (!kFull || is_bool) {
       uint8_t bytes[kCount];
       load_operand(bytes, flags);
 #pragma unroll
@@ -114,35 +126,47 @@ struct ReturnsColumnsRound {
   __device__ __forceinline__ T load(Words& words, T bootstrap) const {
     load_operand(words.rewards, p.rewards);
     T value_behind = first == 0 ? bootstrap : cast<T>(Acc(0));
-    if (has_values) {
+    if (given.values) {
       load_operand(words.values, p.values);
-      if (!has_next && first > 0 && count > 0)
+      if (!given.next && first > 0 && count > 0)
         value_behind = *(at_last<T>(p.values.data, p.values.strides) - (first - 1) * p.values.strides.time);
     }
-    if (has_next) load_operand(words.next, p.next_values);
-    if (has_rhos) load_operand(words.rhos, p.rhos);
-    if (step_gamma) load_operand(words.gammas, p.gamma.tensor);
-    if (step_trace) load_operand(words.traces, p.trace.tensor);
+    if (given.next) load_operand(words.next, p.next_values);
+    if (given.rhos) load_operand(words.rhos, p.rhos);
+    if constexpr (kFull) {
+      if (step_gamma) load_operand(words.gammas, p.gamma.tensor);
+      if (step_trace) load_operand(words.traces, p.trace.tensor);
+    }
     words.terminates = words.truncates = 0;
     load_flags(words.terminates, p.terminated, p.terminated_is_bool);
-    load_flags(words.truncates, p.truncated, p.truncated_is_bool);
+    if constexpr (kFull || (kForm & kWithNext)) load_flags(words.truncates, p.truncated, p.truncated_is_bool);
+    else load_flags(words.terminates, p.truncated, p.truncated_is_bool);  // without next values they do the same
     return value_behind;
   }
 
   __device__ __forceinline__ Acc ratio(const Words& words, int i, Acc most) const {
-    return has_rhos ? clipped(cast<Acc>(words.rhos[i]), most) : Acc(1);
+    return given.rhos ? clipped(cast<Acc>(words.rhos[i]), most) : Acc(1);
   }
   // Of gamma * trace, what is one a step.
   __device__ __forceinline__ Acc steps_of(const Words& words, int i) const {
-    const Acc factor = step_gamma ? words.gammas[i] : Acc(1);
-    return step_trace ? factor * words.traces[i] : factor;
+    Acc factor = 1;
+    if constexpr (kFull) {
+      if (step_gamma) factor = words.gammas[i];
+      if (step_trace) factor *= words.traces[i];
+    }
+    return factor;
   }
   // What the next state's value counts.
   __device__ __forceinline__ Acc weight(const Words& words, int i, bool cut) const {
-    const Acc weight = step_gamma ? words.gammas[i] : rates.gamma;
-    if (has_own_values || cut) return weight;
-    if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i] : rates.trace);
-    return rates.rest;
+    Acc weight = rates().gamma;
+    if constexpr (kFull) {
+      if (step_gamma) weight = words.gammas[i];
+    }
+    if (given.own_values || cut) return weight;
+    if constexpr (kFull) {
+      if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i] : rates().trace);
+    }
+    return rates().rest;
   }
 
   // The warp's totals from a carry of nothing, to shared memory.
@@ -150,30 +174,31 @@ struct ReturnsColumnsRound {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t lasts = first == 0 ? 1u : 0u, ends = words.terminates | words.truncates;
     words.cuts = ends | lasts;
-    const uint32_t drops = has_next ? words.terminates : ends;  // the next state's value
+    uint32_t drops = given.next ? words.terminates : ends;  // the next state's value
+    if constexpr (!kFull) drops = left_out(given.own_values, rates(), drops, words.cuts);
     Acc y = 0, after = cast<Acc>(value_behind), product = 1;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const bool cut = words.cuts >> i & 1;
-      const Acc reward = cast<Acc>(words.rewards[i]), own = has_values ? cast<Acc>(words.values[i]) : Acc(0);
-      const Acc next = has_next ? cast<Acc>(words.next[i]) : after, weighted = weight(words, i, cut);
-      const bool dropped = drops >> i & 1 || (!has_own_values && weighted == Acc(0));
-      words.differences[i] = (dropped ? reward : reward + weighted * next) - (has_own_values ? own : Acc(0));
+      const Acc reward = cast<Acc>(words.rewards[i]), own = given.values ? cast<Acc>(words.values[i]) : Acc(0);
+      const Acc next = given.next ? cast<Acc>(words.next[i]) : after, weighted = weight(words, i, cut);
+      const bool dropped = drops >> i & 1 || (kFull && !given.own_values && weighted == Acc(0));
+      words.differences[i] = (dropped ? reward : reward + weighted * next) - (given.own_values ? own : Acc(0));
       const Acc delta = ratio(words, i, clip_rho) * words.differences[i],
                 factor = steps_of(words, i) * ratio(words, i, clip_c);
-      y = cut ? delta : rates.gate.step(delta, factor * y);
-      product *= factor;
+      y = cut ? delta : rates().gate.step(delta, factor * y);
+      if (kGates) product *= factor;
       after = own;
     }
     double gates = static_cast<double>(product);
-    if (!in_range(product)) {
+    if (kGates && !in_range(product)) {
       gates = 1.0;
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         gates = clamped_mul(gates, static_cast<double>(steps_of(words, i) * ratio(words, i, clip_c)));
     }
     segments.totals[warp][lane] = y;
-    segments.products[warp][lane] = clamped_mul(gates, power);
+    if constexpr (kGates) segments.products[warp][lane] = clamped_mul(gates, power);
     segments.closed[warp][lane] = words.cuts != 0;
     __syncthreads();
   }
@@ -207,41 +232,42 @@ struct ReturnsColumnsRound {
   }
   // The results, from the warp's carry.
   __device__ __forceinline__ void apply(const Words& words, const Segments& segments) {
-    // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there
-    // are.
-    reload(clip_rho);
-    reload(clip_c);
+    if constexpr (kGates) {
+      // Made again from here on: to keep every clipped ratio across the barriers would take more registers than there
+      // are.
+      reload(clip_rho);
+      reload(clip_c);
+    }
     Acc y = static_cast<Acc>(segments.totals[threadIdx.x / 32][threadIdx.x % 32]);
     T* const advantages = results(p.advantages);
     T* const targets = results(p.targets);
     T* const pg_advantages = results(p.pg_advantages);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      Acc pg = 0;
       const bool cut = words.cuts >> i & 1;
       const Acc difference = words.differences[i];
       const Acc delta = ratio(words, i, clip_rho) * difference, factor = steps_of(words, i);
-      const Acc pg = ratio(words, i, clip_pg) * (cut ? difference : rates.gate.step(difference, factor * y));
-      y = cut ? delta : rates.gate.step(delta, factor * ratio(words, i, clip_c) * y);
-      const Acc target = y + (has_own_values ? cast<Acc>(words.values[i]) : Acc(0));
+      if (Given::kHasPg) pg = ratio(words, i, clip_pg) * (cut ? difference : rates().gate.step(difference, factor * y));
+      y = cut ? delta : rates().gate.step(delta, factor * ratio(words, i, clip_c) * y);
+      const Acc target = y + (given.own_values ? cast<Acc>(words.values[i]) : Acc(0));
       if (even || i < count) {
         if (p.advantages.data) advantages[-i * p.advantages.strides.time] = cast<T>(y);
         if (p.targets.data) targets[-i * p.targets.strides.time] = cast<T>(target);
-        if (p.pg_advantages.data) pg_advantages[-i * p.pg_advantages.strides.time] = cast<T>(pg);
+        if constexpr (Given::kHasPg)
+          if (p.pg_advantages.data) pg_advantages[-i * p.pg_advantages.strides.time] = cast<T>(pg);
       }
     }
   }
 };
 
-template <typename T>
-constexpr int kAnyColumnSteps = sizeof(T) <= 4 ? 8 : 4;  // of a warp's round
-constexpr int kAnyColumnWarps = 8;
-
-template <typename T>
-__global__ void __launch_bounds__(32 * kAnyColumnWarps, 1)
-    returns_any_columns_kernel(const __grid_constant__ ReturnsProblem p) {
-  constexpr int kSteps = kAnyColumnSteps<T>;
-  using Round = ReturnsColumnsRound<T, kSteps, kAnyColumnWarps>;
+// In kAnyForm discounts may be one a step and flags need not be bool.
+template <typename T, int kForm, int kCount, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    returns_columns_kernel(const __grid_constant__ ReturnsColumnsCall<typename Types<T>::Acc> params) {
+  using Round = ReturnsColumnsRound<T, kForm, kCount, kWarps>;
   using Acc = typename Round::Acc;
+  const ReturnsProblem& p = params.problem;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t columns = p.outer * p.inner, column = (static_cast<int64_t>(blockIdx.x) * 32 + lane);
   const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 <= columns;
@@ -250,16 +276,18 @@ __global__ void __launch_bounds__(32 * kAnyColumnWarps, 1)
   const auto in_row = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
 
   __shared__ typename Round::Segments segments;
-  const Rates<Acc> rates =
-      rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides), in_row(p.trace.tensor.strides));
-  Round round(p, rates, outer, inner, inside, whole_block);
-  const double power = power_of<kSteps>(rates.carried);  // c over a warp's steps
+  Rates<Acc> own_rates;
+  Round round(params, own_rates, outer, inner, inside, whole_block);
+  if constexpr (Round::kFull)
+    own_rates = rates_of<Acc>(p.gamma, p.trace, in_row(p.gamma.tensor.strides), in_row(p.trace.tensor.strides));
+  const double power = power_of<kCount>(round.rates().carried);  // c over a warp's steps
+  if constexpr (!Round::kGates) segments.products[warp][lane] = power;
   T bootstrap = cast<T>(Acc(0));
   if (p.bootstrap_value.data && inside && warp == 0)
     bootstrap = static_cast<const T*>(p.bootstrap_value.data)[in_row(p.bootstrap_value.strides)];
   if (warp == 0) segments.carries[lane] = 0.0;
 
-  for (int64_t begin = 0; begin < p.length; begin += warps * kSteps) {
+  for (int64_t begin = 0; begin < p.length; begin += warps * kCount) {
     round.begin(begin);
     typename Round::Words words;
     const auto value_behind = round.load(words, bootstrap);
