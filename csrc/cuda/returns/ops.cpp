@@ -34,8 +34,8 @@ struct CudaReturns {
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
-    const auto rows = plan_flat_returns(
-        together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
+    const auto rows =
+        plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
     if (rows && takes_flat_returns(together, *rows))
       return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
           "launching the kernel");
