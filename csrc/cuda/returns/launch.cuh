@@ -94,7 +94,7 @@ class ReturnsLaunch {
         });
         return cudaGetLastError();
       }
-      if (takes_few_columns()) {
+      if (takes_few_columns(p_, device_.multiprocessors)) {
         small<kForm>([&](auto wide) {
           using Wide = decltype(wide);
           constexpr int kHalf = kSmallWarps / 2;
@@ -155,17 +155,6 @@ class ReturnsLaunch {
       return false;
     return all([](const Operand& o) {
       return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0;
-    });
-  }
-
-  // Two blocks a multiprocessor at most: with more the other kernel has enough of them, and reads longer pieces of
-  // memory.
-  bool takes_few_columns() const {
-    if (p_.outer != 1 || p_.length > kSmallWarps * kSmallWarpSteps ||
-        p_.rows() > int64_t{2} * kSmallColumns * device_.multiprocessors)
-      return false;
-    return all([this](const Operand& o) {
-      return (p_.inner == 1 || o.strides.inner == 1) && (p_.length == 1 || o.strides.time == p_.inner);
     });
   }
 

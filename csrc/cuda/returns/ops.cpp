@@ -36,12 +36,11 @@ struct CudaReturns {
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
-    if (takes_flat_returns(together)) {
-      if (const auto rows = plan_flat_returns(
-              together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster))
-        return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
-            "launching the kernel");
-    }
+    const auto rows =
+        plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
+    if (rows && takes_flat_returns(together, *rows))
+      return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
+          "launching the kernel");
     ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
     if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
     const Workspace workspace(rewards, plans.workspace_bytes());

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
+#include "dcs/returns/tile_plan.h"
 #include "returns/fixed_forms.cuh"
 #include "common/vector.cuh"
 
@@ -90,11 +91,6 @@ __global__ void __launch_bounds__(kShortRowThreads)
   if constexpr (Steps::kHasRhos)
     if (call.pg_advantages) static_cast<Word*>(call.pg_advantages)[at] = pack<Acc, T, kVec>(pg_advantages);
 }
-
-// Few columns with time outside: kSmallColumns of them a block, kSmallSteps steps a lane, at most kSmallWarps warps. A
-// block's loads ask for every row of memory that it has a step of, and for whole sectors of 32 bytes there: with fewer
-// columns a block, for more blocks, or wider words of fewer lanes it was slower.
-constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 // What the first loads need comes first: a line of 64 bytes of these is read from memory too.
 template <typename Acc>

@@ -136,12 +136,13 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
 }
 
 // Aligned rows of the common forms have kernels of their own: of whole vectors a lane where they are short, of tiles
-// that are copied ahead where elements are wide enough not to be bound by instructions.
-inline bool takes_flat_returns(const ReturnsProblem& p) {
+// that are copied ahead where they do not fit into a block and elements are wide enough not to be bound by
+// instructions.
+inline bool takes_flat_returns(const ReturnsProblem& p, const FlatReturnsPlan& plan) {
   const int64_t bytes = bytes_of(p.dtype), lanes = p.length * bytes / 16;
   const bool is_whole = rows_are_aligned(p) && p.length * bytes % 16 == 0 && form_of(p) != kAnyForm;
   const bool are_short = lanes <= 8 && (lanes & (lanes - 1)) == 0;
-  return !is_whole || (!are_short && bytes == 2);
+  return !is_whole || (!are_short && (bytes == 2 || plan.cluster == 1));
 }
 
 }  // namespace dcs

@@ -45,9 +45,9 @@ inline bool columns_pair(const ReturnsProblem& p) {
   });
 }
 
-// Every operand's rows of columns are whole words of 16 bytes.
+// Every operand's rows of columns are whole words of 16 bytes, and there is a column for every lane of a warp.
 inline bool columns_take_words(const ReturnsProblem& p) {
-  return p.length > 1 && all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
+  return p.length > 1 && p.inner >= 32 && all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
     const auto whole = [&](int64_t elements) { return elements * bytes % 16 == 0; };
     return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && whole(p.inner) && whole(s.time) &&
         (p.outer == 1 || whole(s.outer));
@@ -109,12 +109,27 @@ inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors)
       p.outer * ceil_div(p.inner, columns) * 4 >= multiprocessors * 3;
 }
 
-// Fewer steps than kLeastTiledColumn are a round of blocks that share a column's time (returns/block_columns.cuh), or
-// all in registers (returns/small.cuh).
+// Few columns one beside the other with time outside, all of it in registers (returns/small.cuh): kSmallColumns of them
+// a block, kSmallSteps steps a lane, at most kSmallWarps warps. A block's loads ask for every row of memory that it has
+// a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of
+// fewer lanes it was slower. Two blocks a multiprocessor at most: with more the other kernels have enough of them, and
+// read longer pieces of memory.
+constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
+
+inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) {
+  if (bytes_of(p.dtype) > 4 || form_of(p) == kAnyForm || p.outer != 1 || p.length > kSmallWarps * kSmallWarpSteps ||
+      p.rows() > 2 * kSmallColumns * multiprocessors)
+    return false;
+  return all_step_operands(p, [&](const void*, const Strides& s, int64_t) {
+    return (p.inner == 1 || s.inner == 1) && (p.length == 1 || s.time == p.inner);
+  });
+}
+
+// Fewer steps than kLeastTiledColumn are a round of blocks that share a column's time (returns/block_columns.cuh).
 inline std::optional<HeldColumnsPlan> plan_tile_columns(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters) {
   if (is_contiguous(p) || p.length < kLeastTiledColumn || takes_walk(p, multiprocessors) ||
-      takes_warp_columns(p, multiprocessors))
+      takes_few_columns(p, multiprocessors) || takes_warp_columns(p, multiprocessors))
     return std::nullopt;
   return plan_tiles(p, multiprocessors, has_clusters);
 }
