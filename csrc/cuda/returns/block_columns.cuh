@@ -29,7 +29,7 @@ template <typename T, bool kAny, int kCount>
 struct ReturnsColumnWords {
   using Acc = typename Types<T>::Acc;
   T rewards[kCount], values[kCount], next[kCount], rhos[kCount];
-  Acc gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
+  RateBits<T> gammas[kAny ? kCount : 1], traces[kAny ? kCount : 1];
   uint32_t terminates, truncates, cuts;  // bit i: step i
   Acc differences[kCount];
 };
@@ -49,6 +49,7 @@ struct ReturnsColumnsRound {
   const bool inside, whole_block;
   const Given given;
   const bool step_gamma, step_trace;
+  const bool gamma_is_narrow, trace_is_narrow;  // those of steps
   Acc clip_rho, clip_c, clip_pg;
   // Of the round. Steps are counted from the last one: first, first + 1, ...
   int64_t first = 0;
@@ -67,6 +68,8 @@ struct ReturnsColumnsRound {
         given(p),
         step_gamma(kFull && p.gamma.kind == GammaKind::kStep),
         step_trace(kFull && p.trace.kind == GammaKind::kStep),
+        gamma_is_narrow(kFull && p.gamma.is_narrow()),
+        trace_is_narrow(kFull && p.trace.is_narrow()),
         clip_rho(given.rhos ? static_cast<Acc>(p.clip_rho) : Acc(1)),
         clip_c(given.rhos ? static_cast<Acc>(p.clip_c) : Acc(1)),
         clip_pg(given.rhos ? static_cast<Acc>(p.clip_pg) : Acc(1)) {}
@@ -106,6 +109,15 @@ struct ReturnsColumnsRound {
   __device__ __forceinline__ void load_operand(U (&to)[kCount], const ReturnsInput& operand) const {
     load(to, at_last<U>(operand.data, operand.strides), operand.strides);
   }
+  __device__ __forceinline__ void load_rates(
+      RateBits<T> (&to)[kCount], const ReturnsInput& operand, bool is_narrow) const {
+    read_rate_bits<T>(is_narrow, [&](auto bits) {
+      decltype(bits) loaded[kCount];
+      load_operand(loaded, operand);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to[i] = loaded[i];
+    });
+  }
   __device__ __forceinline__ void load_flags(uint32_t& bits, const ReturnsInput& flags, bool is_bool) const {
     if (!flags.data) return;
     if (!kFull || is_bool) {
@@ -134,8 +146,8 @@ struct ReturnsColumnsRound {
     if (given.next) load_operand(words.next, p.next_values);
     if (given.rhos) load_operand(words.rhos, p.rhos);
     if constexpr (kFull) {
-      if (step_gamma) load_operand(words.gammas, p.gamma.tensor);
-      if (step_trace) load_operand(words.traces, p.trace.tensor);
+      if (step_gamma) load_rates(words.gammas, p.gamma.tensor, gamma_is_narrow);
+      if (step_trace) load_rates(words.traces, p.trace.tensor, trace_is_narrow);
     }
     words.terminates = words.truncates = 0;
     load_flags(words.terminates, p.terminated, p.terminated_is_bool);
@@ -147,12 +159,18 @@ struct ReturnsColumnsRound {
   __device__ __forceinline__ Acc ratio(const Words& words, int i, Acc most) const {
     return given.rhos ? clipped(cast<Acc>(words.rhos[i]), most) : Acc(1);
   }
+  __device__ __forceinline__ Acc gamma_of(const Words& words, int i) const {
+    return rate_of_bits<T>(words.gammas[i], gamma_is_narrow);
+  }
+  __device__ __forceinline__ Acc trace_of(const Words& words, int i) const {
+    return rate_of_bits<T>(words.traces[i], trace_is_narrow);
+  }
   // Of gamma * trace, what is one a step.
   __device__ __forceinline__ Acc steps_of(const Words& words, int i) const {
     Acc factor = 1;
     if constexpr (kFull) {
-      if (step_gamma) factor = words.gammas[i];
-      if (step_trace) factor *= words.traces[i];
+      if (step_gamma) factor = gamma_of(words, i);
+      if (step_trace) factor *= trace_of(words, i);
     }
     return factor;
   }
@@ -160,11 +178,11 @@ struct ReturnsColumnsRound {
   __device__ __forceinline__ Acc weight(const Words& words, int i, bool cut) const {
     Acc weight = rates().gamma;
     if constexpr (kFull) {
-      if (step_gamma) weight = words.gammas[i];
+      if (step_gamma) weight = gamma_of(words, i);
     }
     if (given.own_values || cut) return weight;
     if constexpr (kFull) {
-      if (step_gamma || step_trace) return weight - weight * (step_trace ? words.traces[i] : rates().trace);
+      if (step_gamma || step_trace) return weight - weight * (step_trace ? trace_of(words, i) : rates().trace);
     }
     return rates().rest;
   }

@@ -27,7 +27,7 @@ class ReturnsLaunch {
  public:
   ReturnsLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream)
       : p_(problem), device_(device), stream_(stream) {
-    const int64_t size = sizeof(T), wide = sizeof(Acc);
+    const int64_t size = sizeof(T);
     const auto flag_size = [&](bool is_bool) { return is_bool ? int64_t{1} : size; };
     add(p_.rewards, size, kStagedRewards);
     add(p_.values, size, kStagedValues);
@@ -35,8 +35,8 @@ class ReturnsLaunch {
     add(p_.rhos, size, kStagedRhos);
     add(p_.terminated, flag_size(p_.terminated_is_bool), kStagedTerminated);
     add(p_.truncated, flag_size(p_.truncated_is_bool), kStagedTruncated);
-    if (p_.gamma.kind == GammaKind::kStep) add(p_.gamma.tensor, wide, kStagedGamma);
-    if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, wide, kStagedTrace);
+    if (p_.gamma.kind == GammaKind::kStep) add(p_.gamma.tensor, bytes_of(p_.gamma.dtype), kStagedGamma);
+    if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, bytes_of(p_.trace.dtype), kStagedTrace);
     for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages})
       add({output->data, output->strides}, size, kStagedTensors);
     form_ = form_of(p_);

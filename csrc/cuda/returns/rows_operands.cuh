@@ -167,6 +167,12 @@ struct ReturnsRowsOperands {
     if (!kFull || is_bool) fetch_operand<1>(which, at, to, base, left);
     else fetch_operand<sizeof(T)>(which, at, to, base, left);
   }
+  __device__ __forceinline__ void fetch_rate(const ReturnsDiscount& rate, StagedTensor which, const Place& at,
+      unsigned char* to, int64_t base, int64_t left) const {
+    if (rate.kind != GammaKind::kStep) return;
+    if (sizeof(T) == 2 && rate.is_narrow()) fetch_operand<sizeof(T)>(which, at, to, base, left);
+    else fetch_operand<sizeof(Acc)>(which, at, to, base, left);
+  }
   __device__ __forceinline__ void fetch(const Place& at, int stage) const {
     if (at.lot < params.lots) {
       unsigned char* const to = ring + stage * params.stage_bytes;
@@ -178,8 +184,8 @@ struct ReturnsRowsOperands {
       if (given.next) fetch_operand<sizeof(T)>(kStagedNext, at, to, base, left);
       if (given.rhos) fetch_operand<sizeof(T)>(kStagedRhos, at, to, base, left);
       if constexpr (kFull) {
-        if (p.gamma.kind == GammaKind::kStep) fetch_operand<sizeof(Acc)>(kStagedGamma, at, to, base, left);
-        if (p.trace.kind == GammaKind::kStep) fetch_operand<sizeof(Acc)>(kStagedTrace, at, to, base, left);
+        fetch_rate(p.gamma, kStagedGamma, at, to, base, left);
+        fetch_rate(p.trace, kStagedTrace, at, to, base, left);
       }
     }
     commit_copies();
@@ -236,6 +242,8 @@ struct ReturnsRowsOperands {
           to[j] = discount_of_row<Acc>(
               tensor.data, discount.dtype, packed_row(at, i), p.inner, tensor.strides.outer, tensor.strides.inner);
       }
+    } else if (sizeof(T) == 2 && discount.is_narrow()) {
+      read(here, which, c, to);
     } else {
       // As wide as Acc: a chunk of half precision has two of these.
       constexpr int kWide = 16 / sizeof(Acc);

@@ -32,7 +32,7 @@ struct ReturnsDiscount {
   ElementType dtype = ElementType::Double;
   ReturnsInput tensor;
 
-  bool is_narrow() const {
+  constexpr bool is_narrow() const {
     return kind == GammaKind::kStep && (dtype == ElementType::Half || dtype == ElementType::BFloat16);
   }
 };
