@@ -1,8 +1,6 @@
 // Launches the kernels of columns of any number and alignment.
 #pragma once
 
-#include <type_traits>
-
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/columns/few_steps.cuh"
@@ -16,30 +14,42 @@
 
 namespace dcs {
 
-// kernel_of(whether there is a gamma a step, whether it is the backward, columns of a cell), all as types.
-template <typename T, typename Plan, typename KernelOf, typename... Arguments>
-cudaError_t launch_cells(const ScanProblem& problem, const Plan& plan, cudaStream_t stream, const KernelOf& kernel_of,
-    const Arguments&... arguments) {
+template <typename T>
+cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
   return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = kernel_of(step, backward, std::integral_constant<int, 1>());
+    auto kernel = walk_columns_kernel<T, step(), backward(), 1>;
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = kernel_of(step, backward, std::integral_constant<int, 2>());
+      if (plan.pairs) kernel = walk_columns_kernel<T, step(), backward(), 2>;
     }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem, arguments...);
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
   });
 }
 
-template <typename T>
-cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
-  return launch_cells<T>(problem, plan, stream,
-      [](auto step, auto backward, auto unit) { return walk_columns_kernel<T, step(), backward(), unit()>; });
+// Of the plan's unit.
+template <typename T, bool kStep, bool kBackward>
+auto few_steps_kernel_of(const FewStepsPlan& plan) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.unit == 8) return few_steps_kernel<T, kStep, kBackward, 8>;
+  }
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.unit == 4) return few_steps_kernel<T, kStep, kBackward, 4>;
+    if (plan.unit == 2) return few_steps_kernel<T, kStep, kBackward, 2>;
+  }
+  return few_steps_kernel<T, kStep, kBackward, 1>;
+}
+
+inline FewStepsParams few_steps_params(const ScanProblem& problem, const FewStepsPlan& plan) {
+  const int64_t side_by_side = problem.inner / plan.unit;
+  return {problem, Divisor(static_cast<uint32_t>(side_by_side)), static_cast<uint32_t>(problem.outer * side_by_side),
+      plan.cells};
 }
 
 template <typename T>
 cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& plan, cudaStream_t stream) {
-  return launch_cells<T>(
-      problem, plan, stream,
-      [](auto step, auto backward, auto unit) { return few_steps_kernel<T, step(), backward(), unit()>; }, plan.cells);
+  const auto kernel =
+      by_form<T>(problem, [&](auto step, auto backward) { return few_steps_kernel_of<T, step(), backward()>(plan); });
+  return launch_dependent(
+      kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, few_steps_params(problem, plan));
 }
 
 inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
