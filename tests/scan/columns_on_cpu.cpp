@@ -328,12 +328,15 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
-  if (few_steps && one_in(2)) {  // in words of 8 and 16 bytes
+  const bool in_words = few_steps && one_in(2);  // of 8 and 16 bytes
+  if (in_words) {
     const int64_t unit = one_in(2) ? 8 : 4;
     c.inner = (c.inner + unit - 1) / unit * unit;
+    c.tiny_rows = false;
+    if (one_in(2)) c.length = up_to(kFewestSteps);
     for (Lie& lie : c.lies) lie = Lie::kDense;
   }
-  c.multiprocessors = static_cast<int>(form == 5 ? 132 : one_in(8) ? 40 : up_to(6));
+  c.multiprocessors = static_cast<int>(form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
   c.infinite = !c.backward && one_in(4);

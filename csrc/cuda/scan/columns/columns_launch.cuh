@@ -1,6 +1,8 @@
 // Launches the kernels of columns of any number and alignment.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/columns/few_steps.cuh"
@@ -38,8 +40,23 @@ auto few_steps_kernel_of(const FewStepsPlan& plan) {
   return few_steps_kernel<T, kStep, kBackward, 1>;
 }
 
-inline FewStepsParams few_steps_params(const ScanProblem& problem, const FewStepsPlan& plan) {
-  const int64_t side_by_side = problem.inner / plan.unit;
+// With operands from the scan's first step on, so that threads need not ask which way it goes.
+inline FewStepsParams few_steps_params(ScanProblem problem, const FewStepsPlan& plan) {
+  const int64_t bytes = bytes_of(problem.dtype), side_by_side = problem.inner / plan.unit;
+  const auto turn = [&](auto& pointer, Strides& strides, int64_t size, int64_t later = 0) {
+    if (!pointer) return;
+    const int64_t first = problem.reverse ? problem.length - 1 - later : later;
+    pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
+        reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(first * strides.time * size));
+    if (problem.reverse) strides.time = -strides.time;
+  };
+  turn(problem.input, problem.input_strides, bytes);
+  turn(problem.output, problem.output_strides, bytes);
+  turn(problem.saved, problem.saved_strides, bytes, 1);
+  turn(problem.reset, problem.reset_strides, 1);
+  turn(problem.gamma, problem.gamma_strides, bytes);
+  turn(problem.grad_gamma, problem.grad_gamma_strides, bytes);  // a row's stays as gamma: their time strides are 0
+  problem.reverse = false;
   return {problem, Divisor(static_cast<uint32_t>(side_by_side)), static_cast<uint32_t>(problem.outer * side_by_side),
       plan.cells};
 }

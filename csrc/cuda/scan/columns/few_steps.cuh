@@ -9,7 +9,7 @@
 namespace dcs {
 
 struct FewStepsParams {
-  ScanProblem problem;
+  ScanProblem problem;   // forward in time: operands begin at the scan's first step, the saved output at its second
   Divisor side_by_side;  // cells, a word of columns each, of one `outer`
   uint32_t all;          // of them
   int cells;             // of a thread
@@ -34,15 +34,11 @@ struct FewSteps {
   Word x[kSteps], g[kStep ? kSteps : 1], after[kBackward ? kSteps : 1];  // then the outputs and gates' gradients
   uint32_t flags = 0;                                                    // of kUnit columns a step
 
-  // An operand at the column's first step, in the order of the scan, or some steps later.
+  // An operand at the columns.
   template <typename E>
-  __device__ __forceinline__ Steps<E> steps_of(
-      const ScanProblem& p, E* pointer, const Strides& strides, int later = 0) const {
-    const int64_t apart = p.reverse ? -strides.time : strides.time,
-                  begin = (p.reverse ? (p.length - 1) * strides.time : 0) + later * apart;
-    const int64_t outer = p.outer == 1 ? 0 : at.outer * strides.outer,
-                  column = kUnit > 2 ? at.column : at.column * strides.inner;
-    return {pointer + (begin + outer + column), apart};
+  __device__ __forceinline__ Steps<E> steps_of(E* pointer, const Strides& strides) const {
+    const int64_t column = kUnit > 2 ? at.column : at.column * strides.inner;
+    return {pointer + (at.outer * strides.outer + column), strides.time};
   }
   static __device__ __forceinline__ Word next(Steps<const T>& steps) {
     const Word word = *reinterpret_cast<const Word*>(steps.at);
@@ -56,9 +52,9 @@ struct FewSteps {
 
   __device__ __forceinline__ void load(const ScanProblem& p) {
     const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
-    auto input = steps_of(p, static_cast<const T*>(p.input), p.input_strides);
-    auto gates = steps_of(p, static_cast<const T*>(p.gamma), p.gamma_strides);
-    auto saved = steps_of(p, static_cast<const T*>(p.saved), p.saved_strides, 1);
+    auto input = steps_of(static_cast<const T*>(p.input), p.input_strides);
+    auto gates = steps_of(static_cast<const T*>(p.gamma), p.gamma_strides);
+    auto saved = steps_of(static_cast<const T*>(p.saved), p.saved_strides);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
@@ -72,15 +68,14 @@ struct FewSteps {
     constexpr bool kWords = kUnit % 4 == 0;
     constexpr int kLoads = kWords ? kUnit / 4 : kUnit, kColumns = kUnit / kLoads;
     const int length = static_cast<int>(p.length);
-    auto steps = steps_of(p, p.reset, p.reset_strides);
+    auto steps = steps_of(reinterpret_cast<const unsigned char*>(p.reset), p.reset_strides);
     uint32_t read[kSteps][kLoads];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
-        read[i][j] =
-            kWords ? reinterpret_cast<const uint32_t*>(steps.at)[j] : (steps.at[j * p.reset_strides.inner] ? 1 : 0);
+        read[i][j] = kWords ? reinterpret_cast<const uint32_t*>(steps.at)[j] : steps.at[j * p.reset_strides.inner];
       steps.at += steps.apart;
     }
 #pragma unroll
@@ -88,7 +83,7 @@ struct FewSteps {
       if (i >= length) break;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
-        flags |= (kWords ? flag_bits(read[i][j]) : read[i][j]) << (i * kUnit + j * kColumns);
+        flags |= (kWords ? flag_bits(read[i][j]) : read[i][j] ? 1u : 0u) << (i * kUnit + j * kColumns);
     }
   }
 
@@ -103,8 +98,8 @@ struct FewSteps {
       }
     }
     const int length = static_cast<int>(p.length);
-    auto output = steps_of(p, static_cast<T*>(p.output), p.output_strides);
-    auto grad_gamma = steps_of(p, static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
+    auto output = steps_of(static_cast<T*>(p.output), p.output_strides);
+    auto grad_gamma = steps_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
