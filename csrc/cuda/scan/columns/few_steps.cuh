@@ -153,7 +153,7 @@ struct FewSteps {
 template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), kUnit, kStep, kBackward))
     few_steps_kernel(const __grid_constant__ FewStepsParams params) {
-  constexpr int kCells = few_steps_cells(kStep, kBackward);
+  constexpr int kCells = few_steps_cells(kUnit * sizeof(T), kStep, kBackward);
   const ScanProblem& p = params.problem;
   const uint32_t first = blockIdx.x * (params.cells * kColumnThreads) + threadIdx.x;
   overlap_launches();

@@ -33,7 +33,7 @@ std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLim
   for (int wide = static_cast<int>(16 / bytes); wide > 1 && unit == 1; wide /= 2)
     if (bytes <= 4 && fits(wide)) unit = wide;
   const int64_t columns = p.rows() / unit,
-                most = p.reset ? 1 : few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward);
+                most = p.reset ? 1 : few_steps_cells(bytes * unit, p.gamma_kind == GammaKind::kStep, p.backward);
   if (columns >= int64_t{1} << 31) return std::nullopt;  // threads count in 31 bits
   // Several where there are as many threads as a multiprocessor holds all the same.
   const int64_t cells = std::clamp<int64_t>(columns / threads, 1, most);
