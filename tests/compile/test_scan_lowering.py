@@ -69,6 +69,7 @@ def gae_inputs(batch: int, length: int, time: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("time", [0, 1])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.each_pair
 def test_gae_is_one_kernel(kernels: Kernels, dynamic: bool, time: int, looped: bool) -> None:
     import torch._inductor.config as inductor_config
 
@@ -134,6 +135,7 @@ def test_normalized_returns_minus_a_baseline_are_one_kernel(kernels: Kernels, ti
 @lowering_test
 @pytest.mark.parametrize("time", [0, 1])
 @pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.each_value
 def test_backward_is_one_kernel(kernels: Kernels, kind: str, time: int) -> None:
     """The upstream gradient, the adjoint scan, the gradients of gates and what made the input: nothing is copied."""
 
@@ -188,6 +190,7 @@ COMPANIONS = {
 @lowering_test
 @pytest.mark.parametrize("companion", COMPANIONS)
 @pytest.mark.parametrize("time", [0, 1])
+@pytest.mark.each_value
 def test_a_right_scan_beside_others(kernels: Kernels, time: int, companion: str) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x + 1

@@ -151,6 +151,7 @@ class Products:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow), "dcs"])
 @pytest.mark.parametrize("policy", [False, True], ids=["log_probs", "policy"])
+@pytest.mark.each_value
 def test_compiled(
     device: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, backend: str, policy: bool
 ) -> None:

@@ -282,6 +282,7 @@ SUMS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.usefixtures("on_the_device")

@@ -35,7 +35,7 @@ from log_bmm.oracle import (
     sum_dtype,
 )
 from support.selection import slow
-from support.subprocesses import run_in_the_interpreter, run_tests
+from support.subprocesses import run_in_the_interpreter, run_with_instruction_set
 
 LARGE = [] if INTERPRETED else [256 if GPU else 128]
 # The tiles' edges, K below what a product of exponentials pays for, vectors, a whole of several slices of k.
@@ -68,7 +68,7 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("isa", ["default", slow("avx2")])
 def test_lesser_instruction_sets(isa: str) -> None:
     chosen = "op-cpu and (products or largest or (samples and N) or (shapes and dtype2) or (data_sets and 64- and N))"
-    run_tests(__file__, "-k", chosen, TORCH_DCS_CPU_ISA=isa)
+    run_with_instruction_set(isa, __file__, "-k", chosen)
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -358,9 +358,8 @@ def test_samples(kernel: Kernel, name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1, 30, 50])
 @pytest.mark.parametrize("shape", SELECTED[-4:], ids=str)
-def test_samples_of_any_shape(
-    kernel: Kernel, shape: tuple[int, int, int, int], scale: float, dtype: torch.dtype
-) -> None:
+@pytest.mark.each_pair
+def test_samples_of_any_shape(kernel: Kernel, shape: tuple[int, ...], scale: float, dtype: torch.dtype) -> None:
     batch, rows, depth, columns = shape
     a, b = (scale * torch.randn(batch, *sides) for sides in ((rows, depth), (depth, columns)))
     b[torch.rand(b.shape) < 0.2] = -INF

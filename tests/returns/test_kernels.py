@@ -16,7 +16,7 @@ from torch_dcs_ops.reference import scan as reference_scan
 from scan.oracle import HALF, LAYOUTS, REAL_DTYPES
 from support.cuda_graphs import captured
 from support.selection import slow
-from support.subprocesses import run_tests
+from support.subprocesses import run_tests, run_with_instruction_set
 
 OP = torch.ops.dcs._temporal_difference_scan.default
 CLIPS = (1.1, 0.9, 1.3)
@@ -386,7 +386,7 @@ def test_the_bits_are_the_same_from_run_to_run(device: str) -> None:
 @pytest.mark.skipif(_native.CPU.kind != "native", reason="there is no CPU library")
 @pytest.mark.parametrize("instructions", [slow("default"), "avx2"])
 def test_other_instruction_sets(instructions: str) -> None:
-    run_tests(__file__, "-k", "cpu and (test_dtypes or nan or beyond)", TORCH_DCS_CPU_ISA=instructions)
+    run_with_instruction_set(instructions, __file__, "-k", "cpu and (test_dtypes or nan or beyond)")
 
 
 def test_the_reference_serves_where_there_are_no_kernels() -> None:

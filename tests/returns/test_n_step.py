@@ -21,7 +21,7 @@ from torch_dcs_ops.reference.returns import NStepCall
 
 from returns.test_kernels import Call, budgets, call, wide
 from scan.oracle import LAYOUTS, REAL_DTYPES
-from support.subprocesses import run_in_the_interpreter, run_tests
+from support.subprocesses import rare, run_tests
 
 OP = torch.ops.dcs._n_step_returns.default
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -225,16 +225,8 @@ def test_one_call_without_gradients_and_in_a_graph(device: str, fresh_compiler: 
 # The Triton kernel.
 
 kernel_test = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_in_the_interpreter"
+    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_triton.py"
 )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernel runs in this process")
-def test_in_the_interpreter() -> None:
-    """The short ones run with test_triton.py."""
-    pytest.importorskip("triton")
-    run_in_the_interpreter(__file__, "-k", "triton", "-m", "slow")
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU")
@@ -248,12 +240,14 @@ def test_all_of_the_kernel_tests() -> None:
     [pytest.param((3, 90), 1, marks=pytest.mark.slow), ((21, 40), 0), ((2, 19, 9), 1), ((1, 3), 0)],
     ids=str,
 )
-def test_triton(shape: tuple[int, ...], dim: int) -> None:
+@pytest.mark.parametrize("every", [5, rare(1)])
+def test_triton(every: int, shape: tuple[int, ...], dim: int) -> None:
+    """All options, and every fifth of them: each value of each, and each dtype."""
     pytest.importorskip("triton")
     launch = importlib.import_module("torch_dcs_ops.triton_kernels.returns.n_step").n_step_returns
     device = "cpu" if INTERPRETED else "cuda"
-    options = itertools.product((False, True), ("number", "row", "step"), ("bool", "float", "none"))
-    for i, (next_values, rates, flags) in enumerate(options):
+    options = list(itertools.product((False, True), ("number", "row", "step"), ("bool", "float", "none")))
+    for i, (next_values, rates, flags) in list(enumerate(options))[::every]:
         dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float16)[i % 4]
         c = call(shape, dim, dtype, device, rates=rates, flags=flags, seed=i, **kind(next_values))
         for n in (1, 4, 2**40):

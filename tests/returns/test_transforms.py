@@ -178,8 +178,10 @@ def test_vmap_of_flags_and_of_gradients(device: str) -> None:
         torch.testing.assert_close(gradients[i], func.grad(loss)(x["values"], flags[i]))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("dim", "layout"), [(k % 2, layout) for k, layout in enumerate(LAYOUTS)])
-def test_opcheck(device: str, dim: int, layout: str) -> None:
+@pytest.mark.parametrize("number", range(3))
+def test_opcheck(device: str, number: int, dim: int, layout: str) -> None:
     """All four tests; sizes are made symbolic as well."""
     change = LAYOUTS[layout]
 
@@ -197,10 +199,9 @@ def test_opcheck(device: str, dim: int, layout: str) -> None:
         (leaf(*shape).detach(), leaf(*shape).detach(), None, None, None, flags[1], None, 0.9, None, 0.9, None, 1.0, 1.0,
          1.0, dim, True, False, False),
     ]  # fmt: skip
-    for call in calls:
-        result = opcheck(OP, call)
-        assert set(result.values()) == {"SUCCESS"}, result
-        assert len(result) == 4
+    result = opcheck(OP, calls[number])
+    assert set(result.values()) == {"SUCCESS"}, result
+    assert len(result) == 4
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (0, 3), (3, 0), (1, 1)], ids=str)

@@ -20,6 +20,7 @@ from torch_dcs_ops.reference.returns import TemporalDifferenceCall
 
 from returns import test_kernels, test_n_step
 from returns.test_kernels import KINDS, Call, call, check
+from support.selection import slow
 from support.subprocesses import run_in_the_interpreter, run_tests
 
 pytest.importorskip("triton")
@@ -35,9 +36,10 @@ SHAPES = (((3, 300), 1), ((5, 7), 1), ((21, 140), 0), ((2, 19, 9), 1), ((40, 3),
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernel runs in this process")
-def test_in_the_interpreter() -> None:
-    """With the short ones of test_n_step.py, in one process."""
-    run_in_the_interpreter(__file__, test_n_step.__file__, "-k", "triton", "-m", "not slow")
+@pytest.mark.parametrize("marks", ["not slow", slow("slow")])
+def test_in_the_interpreter(marks: str) -> None:
+    """With those of test_n_step.py, in one process."""
+    run_in_the_interpreter(__file__, test_n_step.__file__, "-k", "triton", "-m", marks)
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no GPU")
@@ -58,6 +60,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @kernel_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 def test_shapes(shape: tuple[int, ...], dim: int, kind: str) -> None:
@@ -66,6 +69,7 @@ def test_shapes(shape: tuple[int, ...], dim: int, kind: str) -> None:
 
 
 @kernel_test
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rates", ["number", "row", "step"])
 def test_discounts_and_flags(rates: str, kind: str) -> None:

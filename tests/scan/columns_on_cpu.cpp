@@ -194,12 +194,9 @@ class Trial {
     }
     if (small) return launch_small<kStep>();
     if (few) {
-      return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] {
-        if constexpr (sizeof(T) == 2) {
-          if (few->pairs) return few_steps_kernel<T, kStep, kBackward, 2>(p, few->cells);
-        }
-        few_steps_kernel<T, kStep, kBackward, 1>(p, few->cells);
-      });
+      const FewStepsParams params = few_steps_params(p, *few);
+      const auto kernel = few_steps_kernel_of<T, kStep, kBackward>(*few);
+      return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] { kernel(params); });
     }
     return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -300,14 +297,14 @@ Case draw(std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
   Case c{};
-  const unsigned form = random() % 6;  // the last one: more tiles than two levels of groups hold
-  c.outer = one_in(2) ? 1 : up_to(form == 0 ? 20 : 3);
+  const unsigned form = random() % 7;                            // 5: more tiles than two levels of groups hold
+  const bool few_steps = form == 6 || (form == 0 && one_in(2));  // of columns of which a thread takes several
+  c.outer = one_in(2) ? 1 : up_to(form == 0 || few_steps ? 20 : 3);
   c.length = form == 5 ? 4500 + up_to(1000)
       : form == 0      ? up_to(12)
       : form == 1      ? up_to(60)
       : form == 2      ? up_to(30000)
                        : up_to(3000);
-  const bool few_steps = form == 0 && one_in(2);  // of columns of which a thread takes several
   if (few_steps) c.length = up_to(kFewSteps);
   c.tiny_rows = few_steps && one_in(3);
   c.inner = 1 +
@@ -331,7 +328,15 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
-  c.multiprocessors = static_cast<int>(form == 5 ? 132 : one_in(8) ? 40 : up_to(6));
+  const bool in_words = few_steps && one_in(2);  // of 8 and 16 bytes
+  if (in_words) {
+    const int64_t unit = one_in(2) ? 8 : 4;
+    c.inner = (c.inner + unit - 1) / unit * unit;
+    c.tiny_rows = false;
+    if (one_in(2)) c.length = up_to(kFewestSteps);
+    for (Lie& lie : c.lies) lie = Lie::kDense;
+  }
+  c.multiprocessors = static_cast<int>(form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
   c.infinite = !c.backward && one_in(4);

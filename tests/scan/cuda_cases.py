@@ -168,6 +168,7 @@ def _columns() -> list[Problem]:
             Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
             Problem("few_steps_kernel", (7, 3002), dtype, "step", reset=True, initial=True, backward=True),
+            Problem("few_steps_kernel", (3, 600_000), dtype, "row", reset=True, initial=True, backward=True),
         ]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
     problems.append(Problem("split_columns_kernel", (1024, 96), HALF))

@@ -50,6 +50,7 @@ SIZES = ((3, 5), (4, 7), (6, 12))
 @pytest.mark.parametrize("kind", ["number", "row", "step"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.each_pair
 def test_training_step_through_aot_autograd(device: str, dynamic: bool, window: int | None, kind: str) -> None:
     check_training(device, train_step(window), kind, SIZES, backend="aot_eager", dynamic=dynamic)
 

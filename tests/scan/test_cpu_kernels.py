@@ -7,7 +7,6 @@ chunks of a few long rows, windows; each compiled for three instruction sets.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ import torch_dcs_ops  # noqa: F401  (loads the library)
 from torch_dcs_ops import _native
 
 from scan.oracle import DTYPES, LAYOUTS, REAL_DTYPES, make, make_gamma, make_reset, wide_dtype
-from support.subprocesses import run_tests
+from support.subprocesses import run_with_instruction_set
 
 pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled CPU library is not loaded")
 
@@ -391,9 +390,7 @@ def test_the_raw_op_refuses_bad_arguments(
 @pytest.mark.parametrize("isa", ["default", "avx2", "avx512"])
 def test_every_instruction_set(isa: str) -> None:
     """The library reads TORCH_DCS_CPU_ISA at its first call; what the CPU lacks falls back: this passes anywhere."""
-    if os.environ.get("TORCH_DCS_CPU_ISA"):
-        pytest.skip("runs inside itself")
     selected = "vector_edges or layouts or growing or (chunks and float32)"
     if isa == "avx512":
         selected = "vector_edges"
-    run_tests(__file__, "-k", selected, TORCH_DCS_CPU_ISA=isa)
+    run_with_instruction_set(isa, __file__, "-k", selected)

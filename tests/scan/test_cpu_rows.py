@@ -7,7 +7,6 @@ go eight abreast in lines, and so do chunks of a few; few columns have a kernel 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from torch_dcs_ops import _native
 
 from scan.oracle import REAL_DTYPES
 from scan.test_cpu_kernels import Case, assert_close, oracle
-from support.subprocesses import environment, run_tests
+from support.selection import slow
+from support.subprocesses import environment, run_with_instruction_set
 
 pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled CPU library is not loaded")
 
@@ -193,8 +193,6 @@ def test_nothing_beyond_the_operands_is_touched() -> None:
     assert done.stdout.strip() == "untouched", (done.returncode, done.stderr[-2000:])
 
 
-@pytest.mark.parametrize("isa", ["default", "avx2"])
+@pytest.mark.parametrize("isa", [slow("default"), "avx2"])
 def test_other_instruction_sets(isa: str) -> None:
-    if os.environ.get("TORCH_DCS_CPU_ISA"):
-        pytest.skip("runs inside itself")
-    run_tests(__file__, "-k", "special or untouched or nothing or anywhere and float32", TORCH_DCS_CPU_ISA=isa)
+    run_with_instruction_set(isa, __file__, "-k", "special or untouched or nothing or anywhere and float32")

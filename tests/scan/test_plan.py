@@ -51,6 +51,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("held_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("walk_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
+        ("walk_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
         ("flat_rows", [1000000, 3], {}),
         ("few_steps", [1000000, 3], {"gamma": "row"}),
         ("few_steps", [1000000, 7], {"initial": True, "dtype": torch.bfloat16}),
@@ -218,3 +219,22 @@ def test_limits_of_this_gpu() -> None:
     assert limits.multiprocessors == facts.multi_processor_count
     assert limits.shared_bytes >= facts.shared_memory_per_block
     assert torch_dcs_ops.info()["kernels"]["cuda"]["kind"] != "native" or limits.cluster in (0, 8, 16)
+
+
+def test_few_steps_read_the_widest_words_of_columns() -> None:
+    """Up to 16 bytes, of at most 4 steps; of more steps up to 8; all of them only where there are many columns."""
+    for columns, dtype, unit in (
+        (5_468_832, torch.float16, 8),
+        (5_468_836, torch.float16, 4),
+        (5_468_838, torch.bfloat16, 2),
+        (5_468_831, torch.bfloat16, 1),
+        (5_468_832, torch.float32, 4),
+        (5_468_834, torch.float32, 2),
+        (5_468_832, torch.float64, 1),
+        (400_000, torch.float16, 4),
+    ):
+        pieces = plan([2, columns], dtype, 0)["pieces"]
+        assert pieces["unit"] == unit
+        assert pieces["cells"] * pieces["blocks"] * 256 * unit >= columns
+    assert plan([5, 5_468_832], torch.float16, 0, reset=True)["pieces"]["unit"] == 4
+    assert plan([5, 5_468_832], torch.float64, 0, reset=True)["pieces"]["cells"] == 1

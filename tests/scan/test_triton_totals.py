@@ -21,18 +21,12 @@ from torch_dcs_ops.reference.scan import ScanCall
 
 from scan.triton_cases import INTERPRETED, Case, expanded, on_device
 from support.sm_90 import compiled_for_sm_90
-from support.subprocesses import rare, run_in_the_interpreter
+from support.subprocesses import rare
 
 triton = pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
-kernel_test = pytest.mark.skipif(not (INTERPRETED or GPU), reason="no GPU: runs in test_in_the_interpreter")
+kernel_test = pytest.mark.skipif(not (INTERPRETED or GPU), reason="no GPU: runs in test_triton_kernels.py")
 SMALL = {"LANES": 4, "LINE": 16, "COLUMN_LANES": 16, "LANE_STEPS": 16, "BUSY_PROGRAMS": 1, "FOLD": 4}
-
-
-@pytest.mark.skipif(INTERPRETED or GPU, reason="the kernels run in this process")
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_in_the_interpreter(marks: str) -> None:
-    run_in_the_interpreter(__file__, "-m", marks)
 
 
 @pytest.fixture

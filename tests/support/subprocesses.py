@@ -40,6 +40,15 @@ def run_tests(file: str, *arguments: str, **changes: str) -> None:
     assert "passed" in done.stdout
 
 
+def run_with_instruction_set(isa: str, file: str, *arguments: str) -> None:
+    """`run_tests` with the CPU kernels of `isa`, unless this process has them. What is slow is left to test-cpus."""
+    if os.environ.get("TORCH_DCS_CPU_ISA"):
+        pytest.skip("runs inside itself")
+    if torch.backends.cpu.get_cpu_capability() == isa.upper():
+        pytest.skip(f"{isa} is what this process runs")
+    run_tests(file, *arguments, "-m", "not slow", TORCH_DCS_CPU_ISA=isa)
+
+
 # Inductor starts no processes of its own that compile: each takes eight seconds to import torch.
 COMPILES_ITSELF = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # Beside other tests on two cores, the threads of a product of 128 by 64 by 256 wait four times as long as they compute.

@@ -1,6 +1,6 @@
 """The rows' pass of linear_kl_div: the Triton kernel and plain PyTorch, against autograd in float64.
 
-On a GPU for real; without one in Triton's interpreter, which one test starts in a process of its own.
+On a GPU for real; without one in Triton's interpreter, where test_rows.py runs this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRow
 
 from linear_cross_entropy.rows.oracle import GPU, INTERPRETED, error, wide
 from support.sm_90 import compiled_for_sm_90, constants_behind_acc
-from support.subprocesses import run_in_the_interpreter
 
 DIRECTIONS = ("forward", "reverse", "jsd")
 KERNELS = ["triton-cpu"] if INTERPRETED else ["plain-cpu"] + (["triton-cuda"] if GPU else [])
@@ -34,12 +33,6 @@ SIZES = (1, 33, 5000) if INTERPRETED else (1, 2, 33, 1000, 2048, 9001)
 LARGE_SIZES = (50_257, 131_072, 256_001) if GPU else ()
 DTYPES = (torch.bfloat16,) if INTERPRETED else (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ROWS = 3
-
-
-@pytest.mark.skipif(INTERPRETED or GPU, reason="the Triton kernel runs in this process")
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_in_the_interpreter(__file__)
 
 
 @pytest.fixture(params=KERNELS)
@@ -245,6 +238,7 @@ def test_what_is_not_finite(kernel: Any, direction: str, value: float) -> None:
         assert error(rows[1:], exact[1:]) < 1e-5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     ("rows", "features", "classes"), [(6, 4, 520), (5, 9, 333), (9, 2, 1604), (7, 3, 97)] + [(300, 64, 40_008)] * GPU

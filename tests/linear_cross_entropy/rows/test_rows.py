@@ -38,7 +38,7 @@ from linear_cross_entropy.rows.oracle import (
     wide,
 )
 from support.sm_90 import compiled_for_sm_90, constants_behind_acc
-from support.subprocesses import environment, run_in_the_interpreter, run_tests
+from support.subprocesses import environment, run_in_the_interpreter, run_with_instruction_set
 
 ALL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The interpreter takes some 10 ms a row.
@@ -56,16 +56,18 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
 
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the Triton kernel runs in this process")
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marks: str) -> None:
+    """With test_kl_rows.py, in one process."""
     pytest.importorskip("triton")
-    run_in_the_interpreter(__file__)
+    run_in_the_interpreter(__file__, str(Path(__file__).with_name("test_kl_rows.py")), "-m", marks)
 
 
 @pytest.mark.skipif(INTERPRETED or not _native.CPU_LIBRARY.loaded, reason="there are no compiled kernels")
 @pytest.mark.parametrize("isa", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
 def test_lesser_instruction_sets(isa: str) -> None:
     float64 = str(Path(__file__).with_name("test_rows_float64.py"))
-    run_tests(__file__, float64, "-k", "op-cpu and (sizes or certain or 2500 or float64)", TORCH_DCS_CPU_ISA=isa)
+    run_with_instruction_set(isa, __file__, float64, "-k", "op-cpu and (sizes or certain or 2500 or float64)")
 
 
 def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ cudaError_t launch_gradient_sources(
     const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
 cudaError_t launch_gradients(
     const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
-// All of it, a thread a column (walk.cuh).
+// All of it, one thread per column (walk.cuh).
 cudaError_t launch_gradients_walk(const ReturnsGradientsProblem&, const Device&, cudaStream_t);
 
 }  // namespace dcs

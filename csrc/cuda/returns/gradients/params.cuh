@@ -25,7 +25,7 @@ struct GradientsParams {
   GradientsOperand<const uint8_t> ends, lacks_after;
   ReturnsDiscount gamma, trace;
   GradientsOperand<const Acc> step_gamma, step_trace;
-  Rates<Acc> rates;  // where both are numbers
+  Rates<Acc> rates;  // where both are shared
   bool row_rates, step_rates;
   double clip_rho, clip_c, clip_pg;
   bool has_own_values, has_next_values, is_n_step;

@@ -8,7 +8,7 @@ namespace dcs {
 
 constexpr int kSlotThreads = 256, kSlots = 4;
 
-// Where they are. Those beyond the last one are read as the last one is, and not written.
+// Their indices. Those beyond the last one are read as the last one is, and not written.
 template <typename T>
 struct Slots {
   using Acc = typename Types<T>::Acc;
@@ -35,12 +35,12 @@ struct Slots {
   __device__ __forceinline__ bool is_there(int j) const { return there >> j & 1; }
   __device__ __forceinline__ bool is_first(int j) const { return firsts >> j & 1; }
   __device__ __forceinline__ bool is_last(int j) const { return lasts >> j & 1; }
-  // Of a value a row.
+  // The offset of a per-row value.
   __device__ __forceinline__ int64_t row(int j, const Strides& strides) const {
     return slow[j] * strides.outer + (params.shape.time_is_fast ? mid[j] : fast[j]) * strides.inner;
   }
   template <typename Element>
-  __device__ __forceinline__ Element* place(const GradientsOperand<Element>& operand, int j, int later = 0) const {
+  __device__ __forceinline__ Element* address(const GradientsOperand<Element>& operand, int j, int later = 0) const {
     const int64_t offset =
         operand.dense ? at[j] : slow[j] * operand.slow + mid[j] * operand.mid + fast[j] * operand.fast;
     return operand.data + (offset + later * operand.time);
@@ -54,7 +54,7 @@ struct Slots {
     if (!from.data) return;
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
-      if (which(j)) to[j] = static_cast<To>(*place(from, j, later));
+      if (which(j)) to[j] = static_cast<To>(*address(from, j, later));
   }
   template <typename To, typename Element>
   __device__ __forceinline__ void read(const GradientsOperand<Element>& from, To (&to)[kSlots]) const {
@@ -65,7 +65,7 @@ struct Slots {
     if (!to.data) return;
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
-      if (is_there(j)) *place(to, j) = cast<Element>(value(j));
+      if (is_there(j)) *address(to, j) = cast<Element>(value(j));
   }
 };
 
@@ -73,7 +73,7 @@ struct Slots {
 template <typename Acc>
 struct SlotRates {
   Acc gamma, rest, product;  // rest: gamma - gamma * lambda
-  double gate;               // gamma * lambda, where both are numbers or one a row
+  double gate;               // gamma * lambda, where both are shared or per row
 };
 
 // `later` steps after the slot.
@@ -86,8 +86,8 @@ __device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(const Slot
     rates = rates_of<Acc>(params.gamma, params.trace, slots.row(j, params.gamma.tensor.strides),
         slots.row(j, params.trace.tensor.strides));
   if (!params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
-  const Acc gamma = params.step_gamma.data ? *slots.place(params.step_gamma, j, later) : rates.gamma,
-            trace = params.step_trace.data ? *slots.place(params.step_trace, j, later) : rates.trace;
+  const Acc gamma = params.step_gamma.data ? *slots.address(params.step_gamma, j, later) : rates.gamma,
+            trace = params.step_trace.data ? *slots.address(params.step_trace, j, later) : rates.trace;
   return {gamma, gamma - gamma * trace, gamma * trace, 0.0};
 }
 

@@ -52,8 +52,11 @@ struct ColumnValues {
     return cast<Wide>(cast<Acc>(static_cast<const T*>(
         p.initial)[at.outer * p.initial_strides.outer + (at.column + u) * p.initial_strides.inner]));
   }
+  static __device__ __forceinline__ bool has_own_gamma(const ScanProblem& p) {
+    return !kStep && p.gamma_kind == GammaKind::kRow;
+  }
   static __device__ __forceinline__ Wide gamma_of(const ScanProblem& p, const ColumnPlace& at, int u) {
-    if (kStep || p.gamma_kind != GammaKind::kRow) return cast<Wide>(p.gamma_value);
+    if (!has_own_gamma(p)) return cast<Wide>(p.gamma_value);
     return load_gamma<Wide>(p.gamma, p.gamma_dtype,
         at.outer * p.gamma_strides.outer + (at.column + u) * p.gamma_strides.inner, p.conjugate_gamma);
   }
@@ -64,6 +67,7 @@ struct ColumnValues {
         (at.column + u) * p.grad_gamma_strides.inner;
     to[partial] = cast<Acc>(sum);
     if (partial == 0)
+#pragma unroll 1
       for (int64_t j = partials; j < p.partials; ++j) to[j] = cast<Acc>(0.0);
   }
 };
@@ -86,10 +90,12 @@ struct ColumnScan {
   Wide sum[kUnit];
 
   __device__ __forceinline__ void begin(const ScanProblem& p, const ColumnPlace& at) {
+    Gate<float, kShort> shared{};  // a number's is made once for all columns
+    if constexpr (kHalf) shared = make_gate<float, kShort>(p.gamma_value);
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       gamma[u] = Values::gamma_of(p, at, u);
-      if constexpr (kHalf) gate[u] = make_gate<float, kShort>(gamma[u]);
+      if constexpr (kHalf) gate[u] = Values::has_own_gamma(p) ? make_gate<float, kShort>(gamma[u]) : shared;
       if constexpr (kBackward) beyond[u] = cast<Sum>(Values::initial_of(p, at, u));
       sum[u] = cast<Wide>(0.0);
       y[u] = cast<Sum>(kBackward ? cast<Wide>(0.0) : Values::initial_of(p, at, u));

@@ -16,30 +16,57 @@
 
 namespace dcs {
 
-// kernel_of(whether there is a gamma a step, whether it is the backward, columns of a cell), all as types.
-template <typename T, typename Plan, typename KernelOf, typename... Arguments>
-cudaError_t launch_cells(const ScanProblem& problem, const Plan& plan, cudaStream_t stream, const KernelOf& kernel_of,
-    const Arguments&... arguments) {
+template <typename T>
+cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
   return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = kernel_of(step, backward, std::integral_constant<int, 1>());
+    auto kernel = walk_columns_kernel<T, step(), backward(), 1>;
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = kernel_of(step, backward, std::integral_constant<int, 2>());
+      if (plan.pairs) kernel = walk_columns_kernel<T, step(), backward(), 2>;
     }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem, arguments...);
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
   });
 }
 
-template <typename T>
-cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
-  return launch_cells<T>(problem, plan, stream,
-      [](auto step, auto backward, auto unit) { return walk_columns_kernel<T, step(), backward(), unit()>; });
+// Of the plan's unit.
+template <typename T, bool kStep, bool kBackward>
+auto few_steps_kernel_of(const FewStepsPlan& plan) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.unit == 8) return few_steps_kernel<T, kStep, kBackward, 8>;
+  }
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.unit == 4) return few_steps_kernel<T, kStep, kBackward, 4>;
+    if (plan.unit == 2) return few_steps_kernel<T, kStep, kBackward, 2>;
+  }
+  return few_steps_kernel<T, kStep, kBackward, 1>;
+}
+
+// With operands from the scan's first step on, so that threads need not ask which way it goes.
+inline FewStepsParams few_steps_params(ScanProblem problem, const FewStepsPlan& plan) {
+  const int64_t bytes = bytes_of(problem.dtype), side_by_side = problem.inner / plan.unit;
+  const auto turn = [&](auto& pointer, Strides& strides, int64_t size, int64_t later = 0) {
+    if (!pointer) return;
+    const int64_t first = problem.reverse ? problem.length - 1 - later : later;
+    pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
+        reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(first * strides.time * size));
+    if (problem.reverse) strides.time = -strides.time;
+  };
+  turn(problem.input, problem.input_strides, bytes);
+  turn(problem.output, problem.output_strides, bytes);
+  turn(problem.saved, problem.saved_strides, bytes, 1);
+  turn(problem.reset, problem.reset_strides, 1);
+  turn(problem.gamma, problem.gamma_strides, bytes);
+  turn(problem.grad_gamma, problem.grad_gamma_strides, bytes);  // a row's stays as gamma: their time strides are 0
+  problem.reverse = false;
+  return {problem, Divisor(static_cast<uint32_t>(side_by_side)), static_cast<uint32_t>(problem.outer * side_by_side),
+      plan.cells};
 }
 
 template <typename T>
 cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& plan, cudaStream_t stream) {
-  return launch_cells<T>(
-      problem, plan, stream,
-      [](auto step, auto backward, auto unit) { return few_steps_kernel<T, step(), backward(), unit()>; }, plan.cells);
+  const auto kernel =
+      by_form<T>(problem, [&](auto step, auto backward) { return few_steps_kernel_of<T, step(), backward()>(plan); });
+  return launch_dependent(
+      kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, few_steps_params(problem, plan));
 }
 
 inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {

@@ -1,115 +1,175 @@
 // Scans of few steps along a strided time: a thread takes several columns, and asks for all of their steps at once.
 #pragma once
 
+#include "common/divisor.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/columns/column_values.cuh"
 #include "dcs/scan/plan/tuning.h"
 
 namespace dcs {
 
-// kUnit neighboring columns of T.
+struct FewStepsParams {
+  ScanProblem problem;   // forward in time: operands begin at the scan's first step, the saved output at its second
+  Divisor side_by_side;  // cells, a word of columns each, of one `outer`
+  uint32_t all;          // of them
+  int cells;             // of a thread
+};
+
+// kUnit neighboring columns of T, a word of each step.
 template <typename T, bool kStep, bool kBackward, int kUnit>
 struct FewSteps {
-  using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
+  // Columns that are scanned at a time, once all words have been asked for: the state of all would take more registers
+  // than the words.
+  static constexpr int kSome = sizeof(T) == 2 && kUnit > 1 ? 2 : 1, kParts = kUnit / kSome;
+  static constexpr int kSteps = few_steps_of(sizeof(T), kUnit);
+  using Scan = ColumnScan<T, kStep, kBackward, kSome>;
   using Cell = typename Scan::Cell;
+  using Acc = typename Types<T>::Acc;
+  static constexpr int kSums = sizeof(Acc) * kUnit <= 16 ? kUnit : 16 / sizeof(Acc);  // of gamma's gradient, of a word
+  struct alignas(kUnit * sizeof(T)) Word {
+    Cell parts[kParts];
+  };
 
   ColumnPlace at;
-  Cell x[kFewSteps], g[kStep ? kFewSteps : 1], after[kBackward ? kFewSteps : 1];
+  Word x[kSteps], g[kStep ? kSteps : 1], after[kBackward ? kSteps : 1];  // then the outputs and gates' gradients
+  uint32_t flags = 0;                                                    // of kUnit columns a step
 
-  // An operand at the column's first step, in the order of the scan, or some steps later.
+  // An operand at the columns.
   template <typename E>
-  __device__ __forceinline__ Steps<E> steps_of(
-      const ScanProblem& p, E* pointer, const Strides& strides, int later = 0) const {
-    const int64_t apart = p.reverse ? -strides.time : strides.time,
-                  begin = (p.reverse ? (p.length - 1) * strides.time : 0) + later * apart;
-    const int64_t outer = p.outer == 1 ? 0 : at.outer * strides.outer;
-    return {pointer + (begin + outer + at.column * strides.inner), apart};
+  __device__ __forceinline__ Steps<E> steps_of(E* pointer, const Strides& strides) const {
+    const int64_t column = kUnit > 2 ? at.column : at.column * strides.inner;
+    return {pointer + (at.outer * strides.outer + column), strides.time};
   }
-  template <typename E>
-  static __device__ __forceinline__ Cell next(Steps<E>& steps) {
-    const Cell cell = *reinterpret_cast<const Cell*>(steps.at);
+  static __device__ __forceinline__ Word next(Steps<const T>& steps) {
+    const Word word = *reinterpret_cast<const Word*>(steps.at);
     steps.at += steps.apart;
-    return cell;
+    return word;
   }
-  static __device__ __forceinline__ void put_next(Steps<T>& steps, const Cell& cell) {
-    *reinterpret_cast<Cell*>(steps.at) = cell;
+  static __device__ __forceinline__ void put_next(Steps<T>& steps, const Word& word) {
+    *reinterpret_cast<Word*>(steps.at) = word;
     steps.at += steps.apart;
-  }
-  // Of which columns the flag is set, as bits.
-  static __device__ __forceinline__ uint32_t next_flags(Steps<const bool>& flags, int64_t apart) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) bits |= (flags.at[u * apart] ? 1u : 0u) << u;
-    flags.at += flags.apart;
-    return bits;
   }
 
   __device__ __forceinline__ void load(const ScanProblem& p) {
     const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
-    auto input = steps_of(p, static_cast<const T*>(p.input), p.input_strides);
-    auto gates = steps_of(p, static_cast<const T*>(p.gamma), p.gamma_strides);
-    auto saved = steps_of(p, static_cast<const T*>(p.saved), p.saved_strides, 1);
+    auto input = steps_of(static_cast<const T*>(p.input), p.input_strides);
+    auto gates = steps_of(static_cast<const T*>(p.gamma), p.gamma_strides);
+    auto saved = steps_of(static_cast<const T*>(p.saved), p.saved_strides);
 #pragma unroll
-    for (int i = 0; i < kFewSteps; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
       x[i] = next(input);
-      if constexpr (kStep) g[i] = i >= shift ? next(gates) : Cell{};
-      if constexpr (kBackward) after[i] = i + 1 < length ? next(saved) : Cell{};
+      if constexpr (kStep) g[i] = i >= shift ? next(gates) : Word{};
+      if constexpr (kBackward) after[i] = i + 1 < length ? next(saved) : Word{};
+    }
+  }
+  // Of four and more columns they are words, too.
+  __device__ __forceinline__ void load_flags(const ScanProblem& p) {
+    constexpr bool kWords = kUnit % 4 == 0;
+    constexpr int kLoads = kWords ? kUnit / 4 : kUnit, kColumns = kUnit / kLoads;
+    const int length = static_cast<int>(p.length);
+    auto steps = steps_of(reinterpret_cast<const unsigned char*>(p.reset), p.reset_strides);
+    uint32_t read[kSteps][kLoads];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i >= length) break;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+        read[i][j] = kWords ? reinterpret_cast<const uint32_t*>(steps.at)[j] : steps.at[j * p.reset_strides.inner];
+      steps.at += steps.apart;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i >= length) break;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+        flags |= (kWords ? flag_bits(read[i][j]) : read[i][j] ? 1u : 0u) << (i * kUnit + j * kColumns);
     }
   }
 
-  __device__ __forceinline__ void run(const ScanProblem& p) const {
-    const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
-    const bool carries_in = p.initial && !p.backward, has_flags = p.reset;
-    const int64_t flag_apart = p.reset_strides.inner;
-    auto output = steps_of(p, static_cast<T*>(p.output), p.output_strides);
-    auto grad_gamma = steps_of(p, static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
-    auto cut_flags = steps_of(p, p.reset, p.reset_strides), drop_flags = cut_flags;
-    Scan scan;
-    scan.begin(p, at);
+  __device__ __forceinline__ void run(const ScanProblem& p) {
+    Acc sums[kSums];
 #pragma unroll
-    for (int i = 0; i < kFewSteps; ++i) {
+    for (int part = 0; part < kParts; ++part) {
+      run_part(p, part, sums);
+      if constexpr (kBackward && !kStep) {
+        const int end = (part + 1) * kSome;
+        if (end % kSums == 0) put_sums(p, end - kSums, sums);
+      }
+    }
+    const int length = static_cast<int>(p.length);
+    auto output = steps_of(static_cast<T*>(p.output), p.output_strides);
+    auto grad_gamma = steps_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
-      uint32_t cuts = has_flags && i >= shift ? next_flags(cut_flags, flag_apart) : 0;
-      if (i == 0 && !carries_in) cuts = (1u << kUnit) - 1;
-      put_next(output, scan.step(x[i], g[kStep ? i : 0], p.conjugate_gamma, cuts));
+      put_next(output, x[i]);
+      if constexpr (kStep && kBackward) put_next(grad_gamma, g[i]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run_part(const ScanProblem& p, int part, Acc (&sums)[kSums]) {
+    constexpr uint32_t kAll = (1u << kSome) - 1;
+    const int shift = p.shifted ? 1 : 0, length = static_cast<int>(p.length);
+    const bool carries_in = p.initial && !p.backward;
+    const uint32_t drops = flags >> (part * kSome),
+                   cuts = flags << (shift * kUnit) >> (part * kSome) | (carries_in ? 0 : kAll);
+    Scan scan;
+    scan.begin(p, {at.outer, at.column + part * kSome});
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i >= length) break;
+      x[i].parts[part] =
+          scan.step(x[i].parts[part], g[kStep ? i : 0].parts[part], p.conjugate_gamma, cuts >> (i * kUnit) & kAll);
       if constexpr (kBackward) {
-        const uint32_t drops = has_flags ? next_flags(drop_flags, flag_apart) : 0;
-        const Cell terms = scan.gradient(after[i], i + 1 == length, drops);
-        if constexpr (kStep) put_next(grad_gamma, terms);
+        const Cell terms = scan.gradient(after[i].parts[part], i + 1 == length, drops >> (i * kUnit) & kAll);
+        if constexpr (kStep) g[i].parts[part] = terms;
       }
     }
     if constexpr (kBackward && !kStep) {
 #pragma unroll
-      for (int u = 0; u < kUnit; ++u) Scan::Values::put_sum(p, at, u, 0, 1, scan.sum[u]);
+      for (int u = 0; u < kSome; ++u) sums[(part * kSome + u) % kSums] = cast<Acc>(scan.sum[u]);
+    }
+  }
+  // Gamma's gradients of some columns from `first` on, as one word where they lie so.
+  __device__ __forceinline__ void put_sums(const ScanProblem& p, int first, const Acc (&sums)[kSums]) const {
+    using Sums = Vector<Acc, kSums>;
+    const Strides& strides = p.grad_gamma_strides;
+    Acc* const to = static_cast<Acc*>(p.grad_gamma) + (at.outer * strides.outer + at.column + first);
+    if (p.partials == 1 && strides.inner == 1 && reinterpret_cast<uintptr_t>(to) % sizeof(Sums) == 0) {
+      Sums word;
+#pragma unroll
+      for (int u = 0; u < kSums; ++u) word.set(u, sums[u]);
+      *reinterpret_cast<Sums*>(to) = word;
+    } else {
+#pragma unroll
+      for (int u = 0; u < kSums; ++u) Scan::Values::put_sum(p, at, first + u, 0, 1, cast<typename Scan::Wide>(sums[u]));
     }
   }
 };
 
-// Blocks of a multiprocessor: what registers have room for.
-constexpr int few_steps_blocks(int bytes, bool one_tensor) {
-  return bytes > 8 ? 2 : bytes > 4 ? 3 : one_tensor ? 5 : 4;
-}
-
-// A thread takes `cells`, kColumnThreads apart, so that a warp reads neighbors.
+// A thread's cells are kColumnThreads apart, so that a warp reads neighbors.
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), !kStep && !kBackward))
-    few_steps_kernel(const __grid_constant__ ScanProblem p, const int cells) {
-  constexpr int kCells = few_steps_cells(kStep, kBackward);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (cells * kColumnThreads) + threadIdx.x,
-                side_by_side = p.inner / kUnit, all = p.outer * side_by_side;
+__global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), kUnit, kStep, kBackward))
+    few_steps_kernel(const __grid_constant__ FewStepsParams params) {
+  constexpr int kCells = few_steps_cells(kUnit * sizeof(T), kStep, kBackward);
+  const ScanProblem& p = params.problem;
+  const uint32_t first = blockIdx.x * (params.cells * kColumnThreads) + threadIdx.x;
   overlap_launches();
   FewSteps<T, kStep, kBackward, kUnit> columns[kCells];
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {
-    const int64_t cell = first + j * kColumnThreads;
-    if (j >= cells || cell >= all) break;
-    columns[j].at = place_of(cell, side_by_side, p.outer, kUnit);
+    const uint32_t cell = first + j * kColumnThreads;
+    if (j >= params.cells || cell >= params.all) break;
+    const uint32_t outer = p.outer == 1 ? 0 : params.side_by_side.of(cell);
+    columns[j].at = {outer, int64_t{cell - outer * params.side_by_side.divisor} * kUnit};
     columns[j].load(p);
+    if (j == 0 && p.reset) columns[j].load_flags(p);  // a thread's only cell then
   }
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {
-    if (j >= cells || first + j * kColumnThreads >= all) break;
+    if (j >= params.cells || first + j * kColumnThreads >= params.all) break;
     columns[j].run(p);
   }
 }

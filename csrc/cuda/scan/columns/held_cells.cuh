@@ -1,4 +1,4 @@
-// Where a thread of columns/held_columns.cuh has the cells of its part: the first ones in shared memory, if the part is
+// The resident cells of a thread's part in columns/held_columns.cuh: the first ones in shared memory, if the part is
 // long, the others in registers.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace dcs {
 
-// In registers: those of two bytes in twos.
+// In registers: two cells of two bytes share one.
 template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2>
 struct HeldCells {
   Cell cells[kCount];
@@ -40,47 +40,47 @@ struct CellSteps {
   __device__ __forceinline__ CellSteps after(int steps) const { return {at + int64_t{apart} * steps, apart}; }
 };
 
-// In shared memory, of one operand: in a tile that is one piece of memory, or slots of the thread's own, which no other
+// In shared memory, of one operand: in a contiguous tile, or in slots of the thread's own, which no other one
 // touches. One step's slots of all threads are neighbors: the lanes of a warp have different banks.
 template <typename Cell, bool kFlat>
 struct EarlyCells {
-  static constexpr int kApart = kColumnThreads * static_cast<int>(sizeof(Cell));
+  static constexpr int kStride = kColumnThreads * static_cast<int>(sizeof(Cell));
   char* at;
   int apart;
-  __device__ __forceinline__ int step_bytes() const { return kFlat ? apart : kApart; }
+  __device__ __forceinline__ int step_bytes() const { return kFlat ? apart : kStride; }
   __device__ __forceinline__ Cell get(int i) const { return *reinterpret_cast<const Cell*>(at + i * step_bytes()); }
   __device__ __forceinline__ void move(int steps) { at += steps * step_bytes(); }
 
-  // Of `steps` steps, those from `least` to `most`, and zeros: cells of two bytes through registers, others by copies
-  // that the thread waits for later. kFull: all of them.
+  // Of `steps` steps, those from `least` to `most`, and zeros: cells of two bytes through registers, others by
+  // asynchronous copies that the thread waits for later. kFull: all of them.
   template <bool kFull>
-  __device__ __forceinline__ void bring(CellSteps<const char> from, int steps, int least, int most) const {
+  __device__ __forceinline__ void load(CellSteps<const char> from, int steps, int least, int most) const {
     constexpr int kAtOnce = sizeof(Cell) == 2 ? 4 * kEarlyBatch : kEarlyBatch;
     char* to = at;
 #pragma unroll 1
-    for (int k = 0; k < steps; k += kAtOnce, to += kAtOnce * kApart) {
+    for (int k = 0; k < steps; k += kAtOnce, to += kAtOnce * kStride) {
       Cell loaded[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (i % kEarlyBatch == 0 && k + i >= steps) break;
         const bool exists = kFull || (k + i >= least && k + i < most);
         if constexpr (sizeof(Cell) == 2) loaded[i] = exists ? *reinterpret_cast<const Cell*>(from.at) : Cell{};
-        else copy_async<sizeof(Cell)>(to + i * kApart, from.at, exists ? static_cast<int>(sizeof(Cell)) : 0);
+        else copy_async<sizeof(Cell)>(to + i * kStride, from.at, exists ? static_cast<int>(sizeof(Cell)) : 0);
         from.next();
       }
       if constexpr (sizeof(Cell) == 2) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (i % kEarlyBatch == 0 && k + i >= steps) break;
-          *reinterpret_cast<Cell*>(to + i * kApart) = loaded[i];
+          *reinterpret_cast<Cell*>(to + i * kStride) = loaded[i];
         }
       }
     }
   }
 };
 
-// Flags of a column's next steps, a bit each: those from `least` to `most`. kAtOnce of them are on
-// their way before one is used. kBatch: `least` is 0, and `most` is a multiple of it or one more.
+// Flags of a column's next steps, a bit each: those from `least` to `most`. kAtOnce loads are in
+// flight before a flag is used. kBatch: `least` is 0, and `most` is a multiple of it or one more.
 template <int kCount, int kAtOnce, int kBatch, typename Bits>
 __device__ __forceinline__ Bits flags_of(CellSteps<const char> from, int least, int most) {
   constexpr int kSum = 16;

@@ -1,9 +1,9 @@
 // Scans along a strided time over fewer columns than threads that fill the GPU. A block takes a tile, some steps of a
-// span of cells, which are columns or pairs of columns of halves; each of its threads holds some neighboring steps of a
-// cell, which are read once: in registers, and where there are many tiles the first of them in shared memory. Totals
-// meet in shared memory and, between the tiles of a walk, in global memory (tile_carries.cuh). Where all columns are
-// few (kFlat) a tile is one piece of memory, which goes through shared memory in whole vectors; elsewhere neighboring
-// lanes read neighboring cells, whatever their alignment.
+// span of cells, which are columns or pairs of half-precision columns; some neighboring steps of a cell are resident in
+// each of its threads, read once: in registers, and where there are many tiles the first of them in shared memory.
+// Totals are folded in shared memory and, between the tiles of a span, in global memory (tile_carries.cuh). Where all
+// columns are few (kFlat) a tile is contiguous and copied to shared memory and back in whole vectors; elsewhere
+// neighboring lanes read neighboring cells, whatever their alignment.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -28,7 +28,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   using Values = ColumnValues<T, kStep>;
   using Carries = TileCarries<T, kStep, kUnit, kFlat || kBackward || kCellBytes != 4 ? 2 : 4>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
-  // Cells on their way before the first use: packing waits for them.
+  // Loads in flight before the first use: packing waits for them.
   static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
                                                                                   : std::min(kSteps, kHeldWords / 2);
 
@@ -71,50 +71,50 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     return __all_sync(0xffffffffu, full);
   }
 
-  // In memory, from the part's first step on.
+  // Addresses in global memory, from the part's first step on.
   struct Sources {
     CellSteps<const char> input, gates, saved;
   };
   template <bool kFull>
-  __device__ __forceinline__ void load_held(const TileMemory& memory, const Sources& from) {
-    const auto bring = [&](const auto& part, int later, auto& to) {
+  __device__ __forceinline__ void load_resident(const TileMemory& memory, const Sources& from) {
+    const auto load_operand = [&](const auto& part, int later, auto& to) {
       auto from = part.after(early_steps());
       const int least = first_step + later < 0 ? 1 : 0,
                 most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
 #pragma unroll
       for (int k = 0; k < kSteps; k += kLoads) {
         Cell loaded[kLoads];
-        const auto bring_one = [&](int i) {
+        const auto load_cell = [&](int i) {
           if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(from.at);
           else loaded[i - k] = Cell{};
           from.next();
         };
-        each<kFull, kLoads>(bring_one, k);
+        each<kFull, kLoads>(load_cell, k);
 #pragma unroll
         for (int i = k; i < k + kLoads; ++i) to.set(i, loaded[i - k]);
       }
     };
-    if constexpr (kFlat) bring(in_tile(memory.tile_of(0)), 0, x);
-    else bring(from.input, 0, x);
+    if constexpr (kFlat) load_operand(in_tile(memory.tile_of(0)), 0, x);
+    else load_operand(from.input, 0, x);
     if constexpr (kStep) {
-      if (kFlat && !p.shifted) bring(in_tile(memory.tile_of(1)), 0, gates);
-      else bring(from.gates, p.shifted ? -1 : 0, gates);
+      if (kFlat && !p.shifted) load_operand(in_tile(memory.tile_of(1)), 0, gates);
+      else load_operand(from.gates, p.shifted ? -1 : 0, gates);
     }
-    if constexpr (kBackward) bring(from.saved, 1, saved);
+    if constexpr (kBackward) load_operand(from.saved, 1, saved);
   }
-  // The same of the early steps, where they are not in a tile.
+  // The same for the early steps, where they are not in a tile.
   template <bool kFull>
   __device__ __forceinline__ void load_early(const TileMemory& memory, const Sources& from) const {
     if constexpr (kEarly && !kFlat) {
       if (t.early_steps == 0) return;
-      const auto bring = [&](const CellSteps<const char>& part, int later, Operand operand) {
+      const auto load_operand = [&](const CellSteps<const char>& part, int later, Operand operand) {
         const int64_t first = early_step() + later;
         const int least = first < 0 ? 1 : 0, most = static_cast<int>(min(int64_t{kMostEarlySteps}, p.length - first));
-        early_cells(memory, operand).template bring<kFull>(part, t.early_steps, least, most);
+        early_cells(memory, operand).template load<kFull>(part, t.early_steps, least, most);
       };
-      bring(from.input, 0, kInput);
-      if constexpr (kStep) bring(from.gates, p.shifted ? -1 : 0, kGates);
-      if constexpr (kBackward) bring(from.saved, 1, kSaved);
+      load_operand(from.input, 0, kInput);
+      if constexpr (kStep) load_operand(from.gates, p.shifted ? -1 : 0, kGates);
+      if constexpr (kBackward) load_operand(from.saved, 1, kSaved);
       commit_copies();
     }
   }
@@ -130,7 +130,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     if constexpr (kStep) from.gates = find(p.gamma, p.gamma_strides, p.shifted ? -1 : 0);
     if constexpr (kBackward) from.saved = find(p.saved, p.saved_strides, 1);
     load_early<kFull>(memory, from);
-    load_held<kFull>(memory, from);
+    load_resident<kFull>(memory, from);
     read_flags<kFull>(memory);
   }
 
@@ -174,7 +174,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     uint32_t cut, cut_after;
   };
   // Visits the part's steps in the order of the scan, with their numbers in it, in a batch, and whether it is the first
-  // one, which the compiler knows of most that are not: the early ones, then those held.
+  // one, which the compiler knows of most that are not: the early ones, then those in registers.
   template <bool kFull, bool kCuts, typename Visit>
   __device__ __forceinline__ void each_step(const TileMemory& memory, const Visit& visit) const {
     if constexpr (kEarly) {
@@ -236,7 +236,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     }
   }
 
-  // The part's pieces, from nothing.
+  // The part's pieces, with a zero carry.
   template <bool kFull, bool kCuts>
   __device__ __forceinline__ void add_up(const TileMemory& memory, Piece<Wide> (&pieces)[kUnit]) const {
     Sum y[kUnit];
@@ -273,7 +273,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     if constexpr (kFlat) return in_tile(memory.tile_of(0));
     else return in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
   }
-  // The results from what enters the part; of gamma's gradient, the sums.
+  // The results from the carry into the part; of gamma's gradient, the sums.
   template <bool kFull, bool kCuts>
   __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
     auto to = results(memory);
@@ -307,7 +307,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     });
   }
 
-  // What enters the thread's part.
+  // The carry into the thread's part.
   __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
@@ -317,7 +317,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
     for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
   }
   __device__ __forceinline__ void add_sums(const Carries& carries, const Wide (&sums)[kUnit]) const {
-    __syncthreads();  // others may still read what is before a part
+    __syncthreads();  // others may still read the carries into their parts
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
@@ -339,20 +339,20 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   const auto copy = [&] {
     return TileCopy(params, memory, held.tile, held.outer, params.plan.span * Held::kCellBytes);
   };
-  const auto put_tag = [&] {
+  const auto store_tag = [&] {
     if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
   };
-  if constexpr (kFlat) copy().template bring<kStep>(put_tag);
+  if constexpr (kFlat) copy().template bring<kStep>(store_tag);
   const bool full = held.is_full();
   if (full) held.template load<true>(memory);
   else held.template load<false>(memory);
   const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
-  if constexpr (!kFlat) put_tag();
+  if constexpr (!kFlat) store_tag();
   carries.put_powers(held.works, held.part, held.cell, held.gamma);
   const bool cuts = held.has_flags();
   if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
   Piece<Wide> pieces[kUnit];
-  // Passes without questions: for rare elements only where there are no resets.
+  // Passes without branches: of rare element types only where there are no resets.
   const bool plain = full && (Held::kCommon || !cuts);
   if (!plain) held.template add_up<false, true>(memory, pieces);
   else if (Held::kCommon && cuts) held.template add_up<true, true>(memory, pieces);
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
   held.enter(carries, pieces, y);
   held.find_steps();
   Wide sums[kUnit] = {};
-  // A thread without cells of its own would read, as input, results that another thread has put there.
+  // A thread without cells of its own would read, as input, results that another thread has stored there.
   if (!kFlat || held.works) {
     if (!plain) held.template finish<false, true>(memory, y, sums);
     else if (Held::kCommon && cuts) held.template finish<true, true>(memory, y, sums);

@@ -1,4 +1,4 @@
-// Where a thread of columns/held_columns.cuh is in its tile, and where its operands are.
+// A thread's position in its tile of columns/held_columns.cuh, and the addresses of its operands.
 #pragma once
 
 #include "common/ptx/known_address.cuh"
@@ -14,13 +14,13 @@ struct HeldPlace {
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
                        kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
-  static constexpr bool kCommon = kSize == 2 || std::is_floating_point_v<T>;  // what others are not worth is left out
-  // Whether some steps can be in shared memory (plan_held_columns): of a tile that is one piece, only what is in it.
+  static constexpr bool kCommon = kSize == 2 || std::is_floating_point_v<T>;  // rare types have no early steps
+  // Whether some steps can be in shared memory (plan_held_columns): of a contiguous tile, only the operands in it.
   static constexpr bool kEarly = kCommon && kSteps >= kEarlyBatch && !(kFlat && kBackward);
 
   const ScanProblem& p;
   const HeldColumnsPlan& t;
-  uint32_t tile, walk;  // of the walk's tiles
+  uint32_t tile, walk;  // `walk`: a span of an outer row, whose tiles follow each other in time
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
@@ -36,7 +36,7 @@ struct HeldPlace {
     find_steps();
   }
 
-  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
+  // The thread's position in the tile. Also after the exchange, which has no registers for what is quickly recomputed.
   __device__ __forceinline__ void find_steps() {
     uint32_t thread = threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(tile), "+r"(first_column));
@@ -70,7 +70,7 @@ struct HeldPlace {
   __device__ __forceinline__ int64_t row_of(int64_t position) const {
     return p.reverse ? p.length - 1 - position : position;
   }
-  // An operand from a step on in memory, or from the part's first one on in a tile of shared memory.
+  // An operand from a step on in global memory, or from the part's first one on in a tile of shared memory.
   template <typename Byte>
   __device__ __forceinline__ CellSteps<Byte> in_memory(
       Byte* pointer, const Strides& strides, int64_t step, int u = 0, int bytes = kSize) const {

@@ -1,9 +1,9 @@
-// Small scans along a strided time, whose time is latency: one trip to memory, one exchange, one trip back. A block, or
-// a cluster of blocks along time, takes a span of neighboring cells, which are columns or pairs of columns of halves,
-// through all of time. Lane (slot, cell) of a warp has a few neighboring steps of a cell in registers and asks for all
-// that they need at once. Slots, warps and the blocks of a cluster fold totals alike, back to the nearest cut. Where
-// all columns are few (`flat`) what a warp has is one piece of memory: it comes and goes in that order by way of shared
-// memory. Where columns start is arithmetic in 32 bits, as the problem has fewer elements.
+// Small scans along a strided time, which are bound by latency: one round trip to memory, one exchange, one store. A
+// block, or a cluster of blocks along time, takes a span of neighboring cells, which are columns or pairs of
+// half-precision columns, through all of time. Lane (slot, cell) of a warp has a few neighboring steps of a cell in
+// registers and issues all loads that they need at once. Slots, warps and the blocks of a cluster fold totals alike,
+// back to the nearest cut. Where all columns are few (`flat`) a warp's elements are contiguous: they are read and
+// written in that order and transposed in shared memory. Offsets are 32-bit, as the problem has fewer elements.
 #pragma once
 
 #include <type_traits>
@@ -26,17 +26,17 @@ __device__ __forceinline__ double product_of_each(const Each& each) {
   return careful;
 }
 
-// `kStep`: one gamma a step.
+// `kStep`: per-step gamma.
 template <typename T, bool kStep, int kUnit>
 __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
   using Place = SmallColumnPlace<T, kStep, kUnit>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
-  __shared__ ColumnMail<kUnit> mail;
+  __shared__ ColumnExchange<kUnit> exchange;
   launch_dependents();
   const Place at(p);
-  if (p.cluster.divisor > 1) mail.open(at.rank, kUnit << p.cell_bits);
+  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, kUnit << p.cell_bits);
   uint32_t* const shared = reinterpret_cast<uint32_t*>(small_columns_shared) + at.warp * (p.steps * kSmallPitch);
   griddepcontrol_wait();
 
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   };
 
   if (p.flat) {
-    at.turn_to_own(x, shared);
-    if constexpr (kStep) at.turn_to_own(step_gates, shared);
+    at.transpose_to_own(x, shared);
+    if constexpr (kStep) at.transpose_to_own(step_gates, shared);
   }
   // A bit a step, before which the scan starts anew. The first step's value takes the initial one.
   uint32_t cuts[kUnit] = {};
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     }
   };
 
-  // The thread's pieces from nothing, what enters them, and the results.
+  // The thread's pieces with a zero carry, the carries into them, and the results.
   Acc y[kUnit];
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) pieces[u].total = y[u], pieces[u].closed = cuts[u] != 0;
   double carries[kUnit];
-  enter(at, pieces, mail, carries);
+  enter(at, pieces, exchange, carries);
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries[u]);
   at.each([&](int k) {

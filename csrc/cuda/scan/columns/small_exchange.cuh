@@ -1,5 +1,5 @@
-// What enters each thread's steps of columns/small_columns.cuh: totals meet in a warp by shuffles, between warps in
-// shared memory, and between the blocks of a cluster in that of all later ones.
+// The carries into each thread's steps of columns/small_columns.cuh: totals are folded in a warp by shuffles, between
+// warps in shared memory, and between the blocks of a cluster in that of all later ones.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -8,13 +8,13 @@
 
 namespace dcs {
 
-// A piece in shared memory, or on its way to another block. Gates of all bits say that it is closed: those that are
-// no number are given other bits.
-struct alignas(16) ColumnLetter {
+// A piece as 16 bytes of shared memory, this block's or another one's. Gates with all bits set say that it is closed:
+// NaNs are given other bits.
+struct alignas(16) PackedPiece {
   double total, gates;
   static __device__ __forceinline__ double closed_gates() { return __hiloint2double(-1, -1); }
 
-  __device__ __forceinline__ ColumnLetter& operator=(const Piece<double>& piece) {
+  __device__ __forceinline__ PackedPiece& operator=(const Piece<double>& piece) {
     total = piece.total;
     const double open_gates = piece.gates == piece.gates ? piece.gates : __hiloint2double(0x7ff80000, 0);
     gates = piece.closed ? closed_gates() : open_gates;
@@ -23,24 +23,25 @@ struct alignas(16) ColumnLetter {
   __device__ __forceinline__ Piece<double> piece() const { return {total, gates, __double2hiint(gates) == -1}; }
 };
 
-// What warps leave each other, and the blocks of a cluster the later ones.
+// What warps store for each other, and blocks of a cluster, by remote stores, for the later ones. The transaction
+// barrier `arrivals` completes when the pieces of all earlier blocks have come.
 template <int kUnit>
-struct ColumnMail {
+struct ColumnExchange {
   static constexpr int kColumns = kSmallSpan * kUnit;
-  ColumnLetter warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
+  PackedPiece warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
   uint64_t arrivals;
 
-  __device__ __forceinline__ void open(int rank, int columns) {
-    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(ColumnLetter)));
+  __device__ __forceinline__ void init_barrier(int rank, int columns) {
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedPiece)));
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
   __device__ __forceinline__ void send(const Piece<double>& piece, int rank, int column, uint32_t to) {
-    ColumnLetter letter;
-    letter = piece;
-    ColumnLetter& place = blocks[rank][column];
-    store_async_in_cluster(&place.total, &arrivals, to, letter.total);
-    store_async_in_cluster(&place.gates, &arrivals, to, letter.gates);
+    PackedPiece packed_piece;
+    packed_piece = piece;
+    PackedPiece& remote = blocks[rank][column];
+    store_async_in_cluster(&remote.total, &arrivals, to, packed_piece.total);
+    store_async_in_cluster(&remote.gates, &arrivals, to, packed_piece.gates);
   }
 };
 
@@ -54,8 +55,8 @@ __device__ __forceinline__ Piece<double> piece_of_lane(const Piece<double>& piec
 // Each slot's pieces with those of the slots before it, of the same cell.
 template <int kUnit>
 __device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const SmallColumnsParams& p) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, apart = 1 << p.cell_bits;
-  const uint32_t up_to_own = p.cell_lanes << (lane & (apart - 1)) & (0xffffffffu >> (31 - lane));
+  const int lane = static_cast<int>(threadIdx.x) % 32, stride = 1 << p.cell_bits;
+  const uint32_t up_to_own = p.cell_lanes << (lane & (stride - 1)) & (0xffffffffu >> (31 - lane));
   int reach[kUnit];  // lanes back to the nearest closed one, or to all
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
@@ -64,7 +65,7 @@ __device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const
     pieces[u].closed = closed != 0;
   }
 #pragma unroll 1
-  for (int d = apart; d < 32; d *= 2) {
+  for (int d = stride; d < 32; d *= 2) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       const double other = shuffle_up(pieces[u].total, d), other_gates = shuffle_up(pieces[u].gates, d);
@@ -74,9 +75,10 @@ __device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const
     }
   }
 }
-// The first `count` of the letters in all lanes of a cell, of which each slot takes `each`: some at once, in a tree.
+// The first `count` of the pieces, folded, in all lanes of a cell. Each slot takes `each` of them: some at once, in a
+// tree.
 template <int kUnit, int kRows>
-__device__ __forceinline__ void fold_letters(const ColumnLetter (&letters)[kRows][kSmallSpan * kUnit], int count,
+__device__ __forceinline__ void fold_packed(const PackedPiece (&packed_pieces)[kRows][kSmallSpan * kUnit], int count,
     int each, int slot, int column, const SmallColumnsParams& p, Piece<double> (&folded)[kUnit]) {
   constexpr int kAtOnce = kUnit == 1 ? 4 : 2;  // with the other column's
 #pragma unroll
@@ -89,7 +91,7 @@ __device__ __forceinline__ void fold_letters(const ColumnLetter (&letters)[kRows
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int number = slot * each + i + j;
-        some[j] = letters[min(number, kRows - 1)][column + u].piece();
+        some[j] = packed_pieces[min(number, kRows - 1)][column + u].piece();
         if (i + j >= each || number >= count) some[j] = identity<double>();
       }
 #pragma unroll
@@ -106,34 +108,34 @@ __device__ __forceinline__ void fold_letters(const ColumnLetter (&letters)[kRows
   for (int u = 0; u < kUnit; ++u) folded[u] = piece_of_lane(folded[u], last);
 }
 
-// What enters each thread's steps, from its pieces.
+// The carries into each thread's steps, from its pieces.
 template <int kUnit, typename Place>
 __device__ __forceinline__ void enter(
-    const Place& at, Piece<double> (&pieces)[kUnit], ColumnMail<kUnit>& mail, double (&carries)[kUnit]) {
+    const Place& at, Piece<double> (&pieces)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
   const SmallColumnsParams& p = at.p;
-  const int apart = 1 << p.cell_bits, column = at.cell * kUnit;
+  const int stride = 1 << p.cell_bits, column = at.cell * kUnit;
   fold_slots(pieces, p);
   if (at.slot + 1 == at.slots) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) mail.warps[at.warp][column + u] = pieces[u];
+    for (int u = 0; u < kUnit; ++u) exchange.warps[at.warp][column + u] = pieces[u];
   }
   Piece<double> before[kUnit], warps_before[kUnit];
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
-    const int other = max(at.lane - apart, 0);
+    const int other = max(at.lane - stride, 0);
     before[u] = piece_of_lane(pieces[u], other);
     if (at.slot == 0) before[u] = identity<double>();
   }
   __syncthreads();
-  fold_letters(mail.warps, at.warp, p.slot_warps, at.slot, column, p, warps_before);
+  fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, column, p, warps_before);
   if (p.cluster.divisor > 1) {
-    wait_for_cluster();  // until the others' mail is open
+    wait_for_cluster();  // until the others' barriers are initialized
     if (at.warp + 1 == at.warps) {
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
-        const Piece<double> block = joined(warps_before[u], mail.warps[at.warp][column + u].piece());
+        const Piece<double> block = joined(warps_before[u], exchange.warps[at.warp][column + u].piece());
         for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
-          mail.send(block, at.rank, column + u, static_cast<uint32_t>(to));
+          exchange.send(block, at.rank, column + u, static_cast<uint32_t>(to));
       }
     }
   }
@@ -144,8 +146,8 @@ __device__ __forceinline__ void enter(
   }
   if (at.rank == 0) return;
   Piece<double> blocks_before[kUnit];
-  mbarrier_wait(&mail.arrivals, 0);
-  fold_letters(mail.blocks, at.rank, p.slot_blocks, at.slot, column, p, blocks_before);
+  mbarrier_wait(&exchange.arrivals, 0);
+  fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, column, p, blocks_before);
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) carries[u] = after(before[u], blocks_before[u].total);
 }

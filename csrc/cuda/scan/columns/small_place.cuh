@@ -1,4 +1,4 @@
-// Where a thread of columns/small_columns.cuh is, where its operands are, and how it reads and writes them.
+// A thread's position in columns/small_columns.cuh, the addresses of its operands, and its loads and stores.
 #pragma once
 
 #include <cstring>
@@ -33,7 +33,7 @@ struct SmallColumnsParams {
   double number, power;  // gamma; over a thread's steps
 };
 
-// Where a thread is, and where its operands are.
+// A thread's position, and the addresses of its operands.
 template <typename T, bool kStep, int kUnit>
 struct SmallColumnPlace {
   static constexpr int kMost = small_column_steps(kStep, kUnit == 2);
@@ -46,7 +46,7 @@ struct SmallColumnPlace {
   int rank = 0;  // of the block in its cluster
   int outer, width, column;
   int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
-  int in_piece;                 // cells of the warp's piece of memory
+  int piece_cells;              // cells of the warp's contiguous piece
 
   __device__ __forceinline__ explicit SmallColumnPlace(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
@@ -57,13 +57,13 @@ struct SmallColumnPlace {
     outer = static_cast<int>(p.spans.of(group));
     const int first_cell = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
     width = min(p.span, p.cells - first_cell);
-    // What is turned around as one piece has its columns turned around, too.
+    // A contiguous piece in reverse has its columns in reverse, too.
     const int existing = min(cell, width - 1);
     column = (p.flat && p.reverse ? width - 1 - existing : first_cell + existing) * kUnit;
     warp_step = (rank * warps + warp) * slots * p.steps;
     first = warp_step + slot * p.steps;
     count = cell < width ? max(0, min(p.steps, p.length - first)) : 0;
-    in_piece = max(0, min(slots * p.steps, p.length - warp_step)) * width;
+    piece_cells = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }
 
   template <typename Visit>
@@ -78,25 +78,25 @@ struct SmallColumnPlace {
   __device__ __forceinline__ int offset(const SmallColumnOperand& of, int u = 0) const {
     return outer * of.outer + (column + u) * of.inner;
   }
-  // What a thread reads and writes of an operand: its own steps, or every 32nd cell of the warp's piece.
-  struct Walk {
-    int at, apart, least, most;
+  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd cell of the warp's piece.
+  struct Range {
+    int at, stride, least, most;
   };
-  __device__ __forceinline__ Walk walk(const SmallColumnOperand& of, int back) const {
+  __device__ __forceinline__ Range range(const SmallColumnOperand& of, int back) const {
     if (!p.flat) return {offset(of) + (first - back) * of.time, of.time, first < back ? 1 : 0, count};
-    const int place = (warp_step - back) * width + lane;
-    return {outer * of.outer + (p.reverse ? width - 1 - place : place) * kUnit, (p.reverse ? -32 : 32) * kUnit,
-        place < 0 ? 1 : 0, (in_piece - lane + 31) >> 5};
+    const int index = (warp_step - back) * width + lane;
+    return {outer * of.outer + (p.reverse ? width - 1 - index : index) * kUnit, (p.reverse ? -32 : 32) * kUnit,
+        index < 0 ? 1 : 0, (piece_cells - lane + 31) >> 5};
   }
   __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0) const {
-    const Walk steps = walk(of, back);
+    const Range steps = range(of, back);
     const T* const from = static_cast<const T*>(of.data) + steps.at;
     each([&](int k) {
       load_words_where(
-          k >= steps.least && k < steps.most, reinterpret_cast<const Cell*>(from + k * steps.apart), &to[k]);
+          k >= steps.least && k < steps.most, reinterpret_cast<const Cell*>(from + k * steps.stride), &to[k]);
     });
   }
-  // The flags of a cell are neighbors too.
+  // The flags of a cell's columns are neighbors too.
   __device__ __forceinline__ void ask_flags(Words& to) const {
     const uint8_t* const from =
         static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first - p.back) * p.reset.time;
@@ -119,29 +119,29 @@ struct SmallColumnPlace {
       load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial, u), &to[u]);
   }
 
-  // Words in the order of the piece become the thread's own, and back.
-  __device__ __forceinline__ void turn_to_own(Words& words, uint32_t* shared) const {
+  // From words in the order of the piece to the thread's own steps, and back.
+  __device__ __forceinline__ void transpose_to_own(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) { shared[k * kSmallPitch + lane] = words[k]; });
     __syncwarp();
-    each([&](int k) { words[k] = shared[own_place(k)]; });
+    each([&](int k) { words[k] = shared[own_index(k)]; });
   }
-  __device__ __forceinline__ void turn_to_piece(Words& words, uint32_t* shared) const {
+  __device__ __forceinline__ void transpose_to_piece(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) {
-      if (cell < width) shared[own_place(k)] = words[k];
+      if (cell < width) shared[own_index(k)] = words[k];
     });
     __syncwarp();
     each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
   }
   __device__ __forceinline__ void store(Words& words, uint32_t* shared) const {
-    if (p.flat) turn_to_piece(words, shared);
-    const Walk steps = walk(p.output, 0);
+    if (p.flat) transpose_to_piece(words, shared);
+    const Range steps = range(p.output, 0);
     T* const to = static_cast<T*>(const_cast<void*>(p.output.data)) + steps.at;
     each([&](int k) {
       Cell out;
       memcpy(&out, &words[k], sizeof out);
-      if (k < steps.most) *reinterpret_cast<Cell*>(to + k * steps.apart) = out;
+      if (k < steps.most) *reinterpret_cast<Cell*>(to + k * steps.stride) = out;
     });
   }
 
@@ -150,9 +150,9 @@ struct SmallColumnPlace {
   }
 
  private:
-  __device__ __forceinline__ int own_place(int k) const {
-    const int place = (slot * p.steps + k) * width + cell;
-    return place + (place >> 5);
+  __device__ __forceinline__ int own_index(int k) const {
+    const int index = (slot * p.steps + k) * width + cell;
+    return index + (index >> 5);
   }
 };
 

@@ -1,10 +1,10 @@
-// What enters each part of a tile of columns: from the totals of the parts before it, by way of shared memory, and of
-// the tiles before, by way of global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
+// The carry into each part of a tile of columns: from the totals of the parts before it, in shared memory, and of the
+// tiles before, in global memory (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix
 // scan with decoupled look-back", NVIDIA NVR-2016-002). Some lanes fold a column, always in the same tree: each has
 // some of its parts, and the words of some tiles before. All tiles are one group where they are few; else these lanes'
 // words are a group's, others read as many groups' at the same time, and a group of groups waits for the one before.
 // Blocks begin in the order of their tiles, and a tile's total needs its own elements only, so every total that is
-// waited for will come.
+// waited for will be published.
 #pragma once
 
 #include "scan/carry/piece_words.cuh"
@@ -17,8 +17,8 @@ template <typename Wide, bool kStep, int kUnit>
 struct CarryExchange {
   static constexpr int kColumns = kUnit * kSpan, kPowers = kStep ? 0 : kColumns;
   static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
-  // Of the parts, then of the parts before them; with a gamma a row `gates` are powers over the parts before from the
-  // start, and with a number `before` are those.
+  // Of the parts, then of the parts before them; with a per-row gamma `gates` are powers over the parts before from the
+  // start, and with a shared gamma `before` are those.
   Wide totals[kItems], gates[kItems];
   bool closed[kItems];
   Piece<Wide> tiles[kColumns], near[kColumns];  // this one, those before in the group
@@ -28,8 +28,8 @@ struct CarryExchange {
   uint64_t tag;  // of this launch's words
 };
 
-// A thread's part in it, which has registers for so many words on their way. Its own part and cell in the tile may be
-// others than those it folds for.
+// A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and cell in the
+// tile may be others than those it folds for.
 template <typename T, bool kStep, int kUnit, int kMostReads>
 struct TileCarries {
   using Wide = typename Types<T>::Wide;
@@ -38,9 +38,9 @@ struct TileCarries {
   static constexpr int kTogether = kStep ? 1 : kUnit;
   using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
 
-  static constexpr int kReads = sizeof(Words) > 16 ? 1 : kMostReads;  // words of a lane on their way
+  static constexpr int kReads = sizeof(Words) > 16 ? 1 : kMostReads;  // of a lane's words, in flight
 
-  enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // where its powers are
+  enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // offsets of its powers
 
   const HeldColumnsParams& params;
   const HeldColumnsPlan& t = params.plan;
@@ -105,13 +105,13 @@ struct TileCarries {
     shared.closed[item] = piece.closed;
   }
 
-  // What enters a part, after `exchange`.
+  // The carry into a part, after `exchange`.
   __device__ __forceinline__ Wide entering(int part, int column) const {
     Wide carry = shared.carries[column];
     if (t.tiles > 1) carry = after(shared.near[column], carry);
     return after(get(part, column), carry);
   }
-  // From the parts' pieces (`put`) what enters each, by all threads.
+  // From the parts' pieces (`put`) the carry into each, by all threads.
   __device__ __forceinline__ void exchange(const ColumnPlace& block) const {
     __syncthreads();
     const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
@@ -220,8 +220,8 @@ struct TileCarries {
     fold_lanes(own, powers_of(column) + kParts + t.lane_bits);
     return own;
   }
-  // Leaves before each of a lane's parts what is before it in the tile; `folded` is what fold_parts gave.
-  __device__ __forceinline__ void put_before(int column, bool exists, const Piece<Wide>& folded) const {
+  // Stores over each of a lane's parts the piece of all before it in the tile; `folded` is what fold_parts gave.
+  __device__ __forceinline__ void store_before(int column, bool exists, const Piece<Wide>& folded) const {
     Piece<Wide> running{shuffle_up(folded.total, 1, fan), cast<Wide>(1.0), false};
     if constexpr (kStep) running.gates = shuffle_up(folded.gates, 1, fan);
     running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(folded.closed), 1, fan) != 0;
@@ -237,13 +237,13 @@ struct TileCarries {
   }
 
   // The lanes' words of one level, `count` of them up to `end`, folded in the last lane: a lane has 2^read_bits of
-  // them, of which the first ones may not exist. All that are missing are asked for at once, as each would take a trip
-  // to memory.
+  // them, of which the first ones may not exist. All that are missing are loaded at once, as each would take a round
+  // trip to memory.
   __device__ __forceinline__ void fold_words(
       int column, int level, uint32_t end, int count, Level powers, Piece<Wide> (&folded)[kTogether]) const {
     const int first = count + ((lane - fan) << t.read_bits);
     const uint32_t apart = words_apart();
-    // Of the lane's next word, which may not exist; words from `least` on do, and there are so many to come.
+    // Of the lane's next word, which may not exist; words from `least` on do, and so many are left.
     uint32_t index = index_of(level, end, column) + static_cast<uint32_t>(first - count) * apart;
     int least = -first, left = 1 << t.read_bits;
     Words asked[kReads]{};
@@ -303,10 +303,10 @@ struct TileCarries {
     for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
     const bool publishes = is_last && tile + 1 < t.tiles;
     if (publishes && !ends_group()) words()[index_of(0, tile, column)].publish(own, shared.tag);
-    // Before the words, most of which come later: what is not there takes another trip.
+    // Before the words are loaded, as most are published later: a word that is missing takes another round trip.
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      put_before(column + u, exists, own[u]);
+      store_before(column + u, exists, own[u]);
       if (!is_last) continue;
       if constexpr (!kStep) {
         own[u].gates = powers_of(column + u)[kTiles];
@@ -327,7 +327,7 @@ struct TileCarries {
     }
     if (publishes && ends_group() && !ends_above()) words()[index_of(1, group(), column)].publish(near, shared.tag);
   }
-  // What enters their group.
+  // The carry into their group.
   __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnPlace& block) const {
     const uint32_t above = group() >> (t.fan_bits + t.read_bits);
     Piece<Wide> groups[kTogether], carries[kTogether];

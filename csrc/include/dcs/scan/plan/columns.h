@@ -23,13 +23,22 @@ template <int kMostSteps>
 std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLimits& device) {
   const bool neighbors = p.inner >= 2 && p.output_strides.inner == 1;
   if (is_windowed(p) || p.length > kMostSteps || !(neighbors || has_tiny_rows(p))) return std::nullopt;
-  const bool pairs = halves_pair(p);
-  const int64_t columns = p.rows() / (pairs ? 2 : 1),
-                most = p.reset ? 1 : few_steps_cells(p.gamma_kind == GammaKind::kStep, p.backward);
+  // The widest words that leave threads enough to fill a part of the GPU.
+  const int64_t bytes = bytes_of(p.dtype), threads = int64_t{kResidentThreads} * device.multiprocessors;
+  const auto fits = [&](int unit) {
+    return p.length <= few_steps_of(bytes, unit) && columns_make_words(p, unit) &&
+        (bytes * unit <= 4 || p.rows() / unit >= threads / kFewStepsShare);
+  };
+  int unit = 1;
+  for (int wide = static_cast<int>(16 / bytes); wide > 1 && unit == 1; wide /= 2)
+    if (bytes <= 4 && fits(wide)) unit = wide;
+  const int64_t columns = p.rows() / unit,
+                most = p.reset ? 1 : few_steps_cells(bytes * unit, p.gamma_kind == GammaKind::kStep, p.backward);
+  if (columns >= int64_t{1} << 31) return std::nullopt;  // threads count in 31 bits
   // Several where there are as many threads as a multiprocessor holds all the same.
-  const int64_t cells = std::clamp<int64_t>(columns / (int64_t{kResidentThreads} * device.multiprocessors), 1, most);
+  const int64_t cells = std::clamp<int64_t>(columns / threads, 1, most);
   const int64_t blocks = ceil_div(columns, cells * kColumnThreads);
-  return FewStepsPlan{pairs, static_cast<int>(cells), blocks, blocks <= device.early_blocks(p)};
+  return FewStepsPlan{unit, static_cast<int>(cells), blocks, blocks <= device.early_blocks(p)};
 }
 
 // Any strides, sizes and gammas.

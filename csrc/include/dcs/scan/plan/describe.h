@@ -84,7 +84,7 @@ inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
   pieces.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
 }
 inline void describe_pieces(const FewStepsPlan& plan, JsonObject& pieces) {
-  pieces.add("pairs", plan.pairs).add("cells", plan.cells).add("blocks", plan.blocks);
+  pieces.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);
 }
 inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);

@@ -85,8 +85,8 @@ struct LongRowsPlan {
 
 // A thread takes all steps of some columns, a few each (columns/few_steps.cuh).
 struct FewStepsPlan {
-  bool pairs;  // half-precision elements are read in pairs
-  int cells;   // of a thread: columns, or pairs of them
+  int unit;   // neighboring columns that are read as one word
+  int cells;  // of a thread, of so many columns
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };

@@ -79,13 +79,14 @@ bool all_operands(const ScanProblem& p, const Test& test) {
       (!(p.backward && step) || test(p.grad_gamma, p.grad_gamma_strides, bytes));
 }
 
-// Two neighboring columns make a word in all operands but the flags.
-inline bool columns_pair(const ScanProblem& p) {
-  return p.inner % 2 == 0 && all_operands(p, [](const void* pointer, const Strides& s, int64_t bytes) {
-    return bytes == 1 ||
-        (s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % (2 * bytes) == 0 && s.time % 2 == 0 &&
-            s.outer % 2 == 0);
+// So many neighboring columns make a word in all operands; in pairs, flags need not.
+inline bool columns_make_words(const ScanProblem& p, int64_t unit) {
+  return p.inner % unit == 0 && all_operands(p, [unit](const void* pointer, const Strides& s, int64_t bytes) {
+    return (bytes == 1 && unit == 2) ||
+        (s.inner == 1 && reinterpret_cast<uintptr_t>(pointer) % (unit * bytes) == 0 && s.time % unit == 0 &&
+            s.outer % unit == 0);
   });
 }
+inline bool columns_pair(const ScanProblem& p) { return columns_make_words(p, 2); }
 
 }  // namespace dcs

@@ -134,7 +134,19 @@ constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kWalkBytes = 4 * 192;         // of a step, a multiprocessor, from which on threads walk alone
 constexpr int64_t kFewWalkSteps = 64;           // that a thread walks in any case
 constexpr int kFewSteps = 8, kFewestSteps = 4;  // that a thread holds (columns/few_steps.cuh); that it always takes
-constexpr int few_steps_cells(bool step, bool backward) { return step || backward ? 1 : 2; }
+// Of words of so many bytes: cells of a thread.
+constexpr int few_steps_cells(int64_t bytes, bool step, bool backward) {
+  return (bytes == 2 && !(step && backward) ? 2 : 1) * (step || backward ? 1 : 2);
+}
+constexpr int64_t kFewStepsShare = 4;  // words wider than 4 bytes leave so many fewer threads than a GPU has, at most
+// Steps that it holds of words of so many columns; blocks of a multiprocessor, which its registers have room for.
+constexpr int few_steps_of(int64_t bytes, int unit) {
+  return unit > 1 && bytes * unit == 16 ? kFewestSteps : kFewSteps;
+}
+constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward) {
+  if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
+  return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
+}
 constexpr int kHeldWords = 32;   // of four bytes that a thread holds
 constexpr int kHeldBatch = 4;    // of its steps at once
 constexpr int kEarlyWords = 32;  // that it has in shared memory beside them where there are many tiles
