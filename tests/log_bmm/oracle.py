@@ -69,10 +69,15 @@ def forward_error(out: Tensor, expected: Tensor) -> float:
     return float(worst.max()) if worst.numel() else 0.0
 
 
-def gradient_error(gradient: Tensor, expected: Tensor) -> float:
-    """The largest, relative to the largest gradient."""
+def gradient_error(gradient: Tensor, expected: Tensor, magnitudes: Tensor | None = None) -> float:
+    """The largest, relative to the largest gradient.
+
+    magnitudes: the sums of their terms' absolute values, which the error is relative to where terms may cancel: each is
+    rounded by a part of itself.
+    """
     gradient = gradient.detach().cpu().double()
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    sizes = expected.abs() if magnitudes is None else magnitudes
+    scale = float(sizes.max()) if expected.numel() else 0.0
     if not scale:
         return float(gradient.abs().max()) if gradient.numel() else 0.0
     return float((gradient - expected).abs().max()) / scale
