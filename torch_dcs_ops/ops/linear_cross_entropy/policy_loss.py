@@ -22,7 +22,8 @@ from .arguments import apply_scale, check_argument_types, check_keyword_types
 from .id_ops import checked
 from .log_probs import linear_log_probs
 from .policy_chunks import Wanted
-from .row_losses import RowLoss, Statistics, check_rows_do_not_mix, flat, row_loss
+from .row_losses import RowLoss, Statistics, flat, row_loss
+from .row_probe import check_rows_do_not_mix
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
 from .validate import check_ids, normal_ignore_index
 
@@ -119,7 +120,8 @@ def linear_policy_loss(
 
     Under torch.compile and torch.func, for the reduction "none" and for float16, loss_fn is called once, for all rows,
     behind linear_log_probs: the same values and gradients, with the logits made twice. Differentiable any number of
-    times. A few rows are looked at to refuse a loss_fn that mixes rows, in eager calls, once for each function.
+    times. In eager calls, once for each function, rows are looked at to refuse a loss_fn that mixes them, as by a mean
+    over a sequence; under torch.compile and torch.func nothing is, and such a loss is right there alone.
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.
