@@ -335,8 +335,11 @@ RESULT = "loss_fn must return a loss for every row, of the shape (4,), got "
         ({"zero_if_empty": "yes"}, (), TypeError, "zero_if_empty must be a bool, got str"),
         ({"return_statistics": "x"}, (), TypeError, "return_statistics must be a bool, got str"),
         ({"softcap": "a"}, (), TypeError, "softcap must be a number or None, got str"),
+        ({"memory_budget": 2.5}, (), TypeError, "memory_budget must be an integer or None, got float"),
+        ({"need_entropy": 3}, (), TypeError, "need_entropy must be a bool, got 3"),
+        ({"return_statistics": None}, (), TypeError, "return_statistics must be a bool, got NoneType"),
     ],
-    ids=range(23),
+    ids=range(26),
 )  # fmt: skip
 def test_sentences(changes: Any, args: Any, error: type[Exception], sentence: str, reduction: str) -> None:
     call = {"input": X, "linear_weight": W, "target": T, "loss_fn": lambda log_probs, *_: log_probs, **changes}
