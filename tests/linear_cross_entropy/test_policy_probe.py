@@ -102,6 +102,34 @@ def test_rows_that_mix_are_told_of_many(device: str) -> None:
         )
 
 
+def test_a_function_that_is_defined_anew_is_looked_at_once(device: str) -> None:
+    """Its code is the same; one with another flag, or around another function, is not."""
+    calls = 0
+
+    def made(clip: float, mixes: bool, inner: Any = None) -> Any:
+        def loss(log_probs: Tensor, _: Tensor, old: Tensor, advantages: Tensor, sequence: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            rows = (
+                -((log_probs - old).exp().clamp(1 - clip, 1 + clip) * advantages) if inner is None else inner(log_probs)
+            )
+            return rows - rows.mean() if mixes else rows
+
+        return loss
+
+    def calls_of(loss: Any) -> int:
+        before = calls
+        call(device, loss)
+        return calls - before
+
+    assert calls_of(made(0.2, False)) > calls_of(made(0.3, False)) == 1
+    with pytest.raises(RuntimeError, match=REFUSED):
+        call(device, made(0.3, True))
+    assert calls_of(made(0.2, False, torch.exp)) > 1
+    with pytest.raises(RuntimeError, match=REFUSED):
+        call(device, made(0.2, False, lambda log_probs: log_probs.cumsum(0)))
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 12, 31, 64, 100])
 def test_splits_part_any_two_rows(count: int) -> None:
     splits = torch.stack(list(row_probe._splits(count, torch.device("cpu")))).double()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from types import MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the rows' statistics
 _FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
 _probed: weakref.WeakSet[Any] = weakref.WeakSet()
 _probed_methods: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+_probed_codes: weakref.WeakKeyDictionary[CodeType, set[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 
 
 class _Rows(NamedTuple):
@@ -272,11 +273,29 @@ def _refusing(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return refusing
 
 
-def _place_of(loss_fn: Callable[..., Tensor]) -> tuple[weakref.WeakSet[Any], Any]:
-    """Where it is noted that it has been looked at. A method is another object whenever it is asked for."""
+def _place_of(loss_fn: Callable[..., Tensor]) -> tuple[Any, Any]:
+    """Where it is noted that it has been looked at, and as what.
+
+    A method is another object whenever it is asked for, and a function that is defined anew in every step as well: that
+    is one with its code and its flags. What calls a function that it has been given is looked at as the object it is.
+    """
     if isinstance(loss_fn, MethodType):
         return _probed_methods.setdefault(loss_fn.__self__, weakref.WeakSet()), loss_fn.__func__
+    if isinstance(loss_fn, FunctionType):
+        given = _given_to(loss_fn)
+        if not any(map(callable, given)):
+            flags = tuple(value for value in given if value is None or isinstance(value, (bool, str)))
+            return _probed_codes.setdefault(loss_fn.__code__, set()), flags
     return _probed, loss_fn
+
+
+def _given_to(function: FunctionType) -> list[Any]:
+    """What it has from where it was defined: its closure and its defaults."""
+    given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            given.append(cell.cell_contents)
+    return given
 
 
 def _is_probed(loss_fn: Callable[..., Tensor]) -> bool:
