@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from .ops.linear_cross_entropy.arguments import check_argument_types, check_keyword_types
 from .ops.linear_cross_entropy.loss import check_keywords, linear_cross_entropy
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         dtype: torch.dtype | None
 
 
+_OP = "LinearCrossEntropyLoss"
 __all__ = ["LinearCrossEntropyLoss"]
 
 # What a call returns: the loss, or a tuple that begins with it.
@@ -32,8 +34,9 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     """A linear layer to `num_classes` logits and the cross entropy of them, as one op that never holds the logits.
 
     :class:`torch.nn.LinearCrossEntropyLoss` (torch >= 2.13), whose calls run unchanged and whose state dict loads, with
-    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here, and checked at
-    once. `out_features` and `options` are torch's and taken only as () and None.
+    the options of :func:`torch_dcs_ops.linear_cross_entropy`: those documented there are keywords here, checked at
+    once, and attributes, which every call reads. `out_features` and `options` are torch's and taken only as () and
+    None.
 
     Args:
         in_features: D, the last dimension of input.
@@ -53,6 +56,18 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     """
 
     weight: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: float
+    softcap: float | None
+    logit_scale: float | Tensor
+    z_loss: float
+    shift: bool | int
+    grad_filter_eps: float | None
+    memory_budget: int | None
+    accumulate_dtype: torch.dtype | None
+    logits_dtype: torch.dtype | None
+    zero_if_empty: bool
 
     @overload
     def __init__(
@@ -118,12 +133,14 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         return_z_loss: bool = False,
     ) -> None:
         super().__init__()
-        if tuple(out_features) != ():
-            raise RuntimeError(f"LinearCrossEntropyLoss: out_features must be (), got {tuple(out_features)}")
+        if not isinstance(out_features, (tuple, list)) or len(out_features):
+            raise RuntimeError(f"{_OP}: out_features must be (), got {out_features}")
+        flags = {"return_lse": return_lse, "return_predictions": return_predictions, "return_z_loss": return_z_loss}
+        check_keyword_types(_OP, {"in_features": in_features, "num_classes": num_classes, "bias": bias, **flags})
+        check_argument_types(_OP, {}, {"weight": weight})
         if weight is not None and weight.shape != (num_classes,):
             raise RuntimeError(
-                f"LinearCrossEntropyLoss: weight must have the shape ({num_classes},), one entry a class, got "
-                f"{tuple(weight.shape)}"
+                f"{_OP}: weight must have the shape ({num_classes},), one entry a class, got {tuple(weight.shape)}"
             )
         keywords: dict[str, Any] = {
             "reduction": reduction,
@@ -139,23 +156,20 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
             "logits_dtype": logits_dtype,
             "zero_if_empty": zero_if_empty,
         }
-        check_keywords("LinearCrossEntropyLoss", options, keywords)
+        check_keywords(_OP, options, keywords)
         self.num_classes = num_classes
         self.register_buffer("weight", weight)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        # A parameter becomes one of the module's.
-        self.logit_scale = keywords.pop("logit_scale")
-        self.keywords: dict[str, Any] = keywords | {
-            "return_lse": return_lse,
-            "return_predictions": return_predictions,
-            "return_z_loss": return_z_loss,
-        }
+        # A logit_scale that is a parameter becomes one of the module's.
+        for name, value in (keywords | flags).items():
+            setattr(self, name, value)
+        self._options = (*keywords, *flags)
 
     def forward(self, input: Tensor, target: Tensor) -> _Results:
+        options = {name: getattr(self, name) for name in self._options}
         results = linear_cross_entropy(
-            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight,
-            logit_scale=self.logit_scale, **self.keywords,
-        )  # fmt: skip
+            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight, **options
+        )
         return cast("_Results", results)
 
     if TYPE_CHECKING:
@@ -163,6 +177,10 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         def __call__(self, input: Tensor, target: Tensor) -> _Results: ...
 
     def extra_repr(self) -> str:
-        scale = {} if isinstance(self.logit_scale, Tensor) else {"logit_scale": self.logit_scale}
-        shown = {name: value for name, value in (self.keywords | scale).items() if value not in (None, False)}
+        values = {name: getattr(self, name) for name in self._options}
+        shown = {
+            name: value
+            for name, value in values.items()
+            if not isinstance(value, Tensor) and value not in (None, False)
+        }
         return ", ".join((f"num_classes={self.num_classes}", *(f"{name}={value!r}" for name, value in shown.items())))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
-from torch_dcs_ops import linear_cross_entropy, linear_log_probs
+from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs, linear_policy_loss
 from torch_dcs_ops.reference.linear_cross_entropy.loss import Options
 
 from linear_cross_entropy.oracle import leaf
@@ -180,7 +182,6 @@ def test_options_of_torch_are_refused() -> None:
         ({"linear_weight": None}, "linear_weight must be a tensor, got NoneType"),
         ({"linear_bias": 0.5}, "linear_bias must be a tensor or None, got float"),
         ({"weight": [1.0] * 5}, "weight must be a tensor or None, got list"),
-        ({"reduction": None}, "reduction must be a string, got NoneType"),
         ({"memory_budget": 1e9}, "memory_budget must be an integer or None, got float"),
         ({"ignore_index": 0.5}, "ignore_index must be an integer or None, got float"),
         ({"accumulate_dtype": "float32"}, "accumulate_dtype must be a torch.dtype or None, got str"),
@@ -192,6 +193,11 @@ def test_options_of_torch_are_refused() -> None:
         ({"logit_scale": "2"}, "logit_scale must be a number or a tensor of one, got str"),
         ({"z_loss": None}, "z_loss must be a number, got NoneType"),
         ({"zero_if_empty": "yes"}, "zero_if_empty must be a bool, got str"),
+        ({"zero_if_empty": None}, "zero_if_empty must be a bool, got NoneType"),
+        ({"zero_if_empty": 3}, "zero_if_empty must be a bool, got 3"),
+        ({"return_lse": "no"}, "return_lse must be a bool, got str"),
+        ({"return_predictions": [1]}, "return_predictions must be a bool, got list"),
+        ({"return_z_loss": torch.ones(2)}, "return_z_loss must be a bool, got Tensor"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -205,14 +211,51 @@ def test_arguments_of_other_types(changes: Any, sentence: str) -> None:
 def test_out_of_range_targets(wrong: int) -> None:
     target = Y.clone()
     target[1, 1] = wrong
-    sentence = re.escape(OP + f"target must be in [0, 4] or ignore_index (-100), got {wrong}")
+    sentence = re.escape(f"target must be in [0, 4] or ignore_index (-100), got {wrong}")
     for x in (X, leaf(X)):
-        for run in (linear_cross_entropy, linear_log_probs, torch.ops.dcs.linear_cross_entropy):
-            with pytest.raises(IndexError, match=sentence):
+        for run in (linear_cross_entropy, torch.ops.dcs.linear_cross_entropy):
+            with pytest.raises(IndexError, match=OP + sentence):
                 run(x, W, target)
+        for options in ({}, {"need_entropy": False}, {"return_lse": True}):
+            for ids in (target, target.unsqueeze(-1).expand(2, 3, 2)):
+                with pytest.raises(IndexError, match=f"^linear_log_probs: {sentence}"):
+                    linear_log_probs(x, W, ids, **options)
+        for reduction in ("mean", "none"):
+            with pytest.raises(IndexError, match=f"^linear_policy_loss: {sentence}"):
+                linear_policy_loss(x, W, target, lambda log_probs, _: -log_probs, reduction=reduction)
     with pytest.raises(IndexError, match=sentence):
         linear_cross_entropy(X, W, target, weight=torch.ones(5), reduction="none")
     linear_cross_entropy(X, W, target, ignore_index=wrong)
+
+
+@pytest.mark.parametrize("reduction", [None, 3, [1]])
+def test_a_reduction_is_a_value_error(reduction: Any) -> None:
+    """Of any type, as torch.nn.functional's."""
+    calls: tuple[Any, ...] = (
+        lambda: linear_cross_entropy(X, W, Y, reduction=reduction),
+        lambda: linear_kl_div(X, W, X, W, reduction=reduction),
+        lambda: linear_policy_loss(X, W, Y, lambda log_probs, _: -log_probs, reduction=reduction),
+    )
+    with pytest.raises(ValueError, match=re.escape(f"{reduction} is not a valid value for reduction")):
+        functional.cross_entropy(X[0], Y[0], reduction=reduction)
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(f'reduction must be "none", "mean" or "sum", got {reduction}')):
+            call()
+
+
+def test_uint8_targets() -> None:
+    """As F.cross_entropy takes them."""
+    target = torch.tensor([[0, 4, 2], [3, 1, 1]])
+    calls: tuple[Any, ...] = (
+        lambda y: linear_cross_entropy(X, W, y, ignore_index=1),
+        lambda y: linear_log_probs(X, W, y)[0],
+        lambda y: linear_policy_loss(X, W, y, lambda log_probs, _: -log_probs, ignore_index=1),
+        lambda y: linear_kl_div(X, W, X * 2, W, target=y, ignore_index=1),
+    )
+    for call in calls:
+        torch.testing.assert_close(call(target.byte()), call(target), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="target must be int64"):
+        calls[0](target.int())
 
 
 def test_shifted_targets_are_checked_where_they_are_used() -> None:
@@ -231,6 +274,15 @@ def test_log_probs_sentences() -> None:
         linear_log_probs(X, W, Y, softcap=-1.0)
     with pytest.raises(TypeError, match="linear_log_probs: input must be a tensor, got list"):
         linear_log_probs([1.0], W, Y)  # type: ignore[arg-type]
+    for target in (Q, Y.int()):
+        with pytest.raises(RuntimeError, match=r"^linear_log_probs: target must be int64 \(class indices\), got \w+$"):
+            linear_log_probs(X, W, target)
+    for name in ("need_entropy", "return_lse", "return_predictions", "return_argmax_log_prob"):
+        for value, found in (("no", "str"), (None, "NoneType"), (3, "3"), (2.5, "float"), (torch.int8, "dtype")):
+            with pytest.raises(TypeError, match=f"^linear_log_probs: {name} must be a bool, got {found}$"):
+                linear_log_probs(X, W, Y, **{name: value})
+        for value in (numpy.True_, 1, 0, numpy.False_):
+            linear_log_probs(X, W, Y, **{name: value})
 
 
 def test_the_row_op_is_not_differentiable() -> None:

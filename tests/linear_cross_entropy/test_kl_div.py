@@ -354,9 +354,14 @@ V = torch.ones(5, 4)
         ((X, W, E, V), {"temperature": "2"}, TypeError, "temperature must be a number, got str"),
         ((X, W, E, V), {"teacher_bias": 1}, TypeError, "teacher_bias must be a tensor or None, got int"),
         ((X, W, [1.0], V), {}, TypeError, "teacher_input must be a tensor, got list"),
+        ((X, W, E, None), {}, TypeError, "teacher_weight must be a tensor, got NoneType"),
+        ((None, W, E, V), {"reduction": "none"}, TypeError, "input must be a tensor, got NoneType"),
+        ((leaf(X), None, E, V), {}, TypeError, "linear_weight must be a tensor, got NoneType"),
+        ((X, W, E, V), {"zero_if_empty": "no"}, TypeError, "zero_if_empty must be a bool, got str"),
+        ((X, W, E, V), {"zero_if_empty": None, "reduction": "none"}, TypeError, "zero_if_empty must be a bool, got"),
         ((X, W, E, V), {"teacher_bias": torch.ones(4)}, RuntimeError, "teacher_bias must have the shape (5,)"),
     ],
-    ids=range(14),
+    ids=range(19),
 )  # fmt: skip
 def test_sentences(args: Any, options: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=re.escape(f"linear_kl_div: {sentence}")):

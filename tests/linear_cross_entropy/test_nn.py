@@ -103,10 +103,40 @@ def test_sentences() -> None:
         ({"memory_budget": 0}, RuntimeError, "memory_budget must be at least 1 byte, got 0"),
         ({"shift": "yes"}, TypeError, "shift must be an integer or a bool, got str"),
         ({"accumulate_dtype": "float32"}, TypeError, "accumulate_dtype must be a torch.dtype or None, got str"),
-        ({"reduction": None}, TypeError, "reduction must be a string, got NoneType"),
+        ({"reduction": None}, ValueError, 'reduction must be "none", "mean" or "sum", got None'),
+        ({"weight": [1.0, 2.0]}, TypeError, "weight must be a tensor or None, got list"),
+        ({"weight": "a"}, TypeError, "weight must be a tensor or None, got str"),
+        ({"accumulate_dtype": torch.int8}, RuntimeError, "accumulate_dtype must be None or bfloat16 or float32 or"),
+        ({"logits_dtype": torch.int8}, RuntimeError, "logits_dtype must be None or float16 or bfloat16 or float32 or"),
+        ({"return_lse": "no"}, TypeError, "return_lse must be a bool, got str"),
+        ({"return_z_loss": None}, TypeError, "return_z_loss must be a bool, got NoneType"),
+        ({"zero_if_empty": 3}, TypeError, "zero_if_empty must be a bool, got 3"),
+        ({"bias": "no"}, TypeError, "bias must be a bool, got str"),
+        ({"out_features": 3}, RuntimeError, "out_features must be (), got 3"),
     ],
     ids=str,
 )
 def test_keywords_are_checked_at_once(keywords: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=re.escape(f"LinearCrossEntropyLoss: {sentence}")):
         LinearCrossEntropyLoss(7, 13, **keywords)
+    with pytest.raises(TypeError, match="LinearCrossEntropyLoss: in_features must be an integer, got float"):
+        LinearCrossEntropyLoss(7.0, 13)  # type: ignore[arg-type]
+
+
+def test_attributes_are_read_by_a_call() -> None:
+    """As torch's own losses read them."""
+    problem = make((6,), dtype=torch.float32)
+    module = LinearCrossEntropyLoss(7, 13, bias=True)
+    values: dict[str, Any] = {
+        "reduction": "none", "ignore_index": int(problem.target[0]), "label_smoothing": 0.1, "softcap": 3.0,
+        "logit_scale": 2.0, "z_loss": 0.1, "return_lse": True,
+    }  # fmt: skip
+    for name, value in values.items():
+        setattr(module, name, value)
+    wanted = LinearCrossEntropyLoss(7, 13, bias=True, **values)
+    wanted.load_state_dict(module.state_dict())
+    torch.testing.assert_close(module(problem.input, problem.target), wanted(problem.input, problem.target))
+    assert repr(module) == repr(wanted)
+    module.reduction = "avg"
+    with pytest.raises(ValueError, match='reduction must be "none", "mean" or "sum", got "avg"'):
+        module(problem.input, problem.target)

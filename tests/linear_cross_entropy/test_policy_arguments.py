@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import linear_log_probs, linear_policy_loss
 from torch_dcs_ops.ops.linear_cross_entropy import ids as ids_module
-from torch_dcs_ops.ops.linear_cross_entropy import row_losses
+from torch_dcs_ops.ops.linear_cross_entropy import row_probe
 
 from linear_cross_entropy.oracle import leaf, make
 from linear_cross_entropy.policy_oracle import plain, policy, surrogate
@@ -226,7 +226,8 @@ def test_a_loss_may_check_its_arguments(device: str) -> None:
 
     mask = torch.ones_like(problem.input[:, 0])
     assert linear_policy_loss(leaf(problem.input), *problem[1:3], loss, mask).requires_grad
-    assert loss in row_losses._probed
+    assert row_probe._is_probed(loss)
+    del row_probe._probed_codes[loss.__code__]  # for another device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -242,7 +243,9 @@ def test_a_loss_of_single_rows_is_taken(device: str, name: str, dtype: torch.dty
 
 
 def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
-    """Where their gradients are 0, which says nothing, those of the largest ones are; all again while these are 0."""
+    """A few one by one, then all, and half of them. Where the few's gradients are 0, which says nothing, those of the
+    largest ones are; all again while these are 0.
+    """
     problem = make((ROWS,), device=device, ignored=0.0)
     sizes: list[int] = []
 
@@ -250,14 +253,14 @@ def test_rows_are_looked_at_once_for_a_function(device: str) -> None:
         sizes.append(log_probs.numel())
         return -advantages * log_probs
 
-    looks = [4, 1, 1, 1, 1, 4, 1, 1, 1, 1]
-    looked_at, looked_twice = [*looks, 12], [*looks, 12, *looks, 12]
+    looks, splits, halves = [4, 1, 1, 1, 1, 4, 1, 1, 1, 1], [12] * 7, [12, 6, 12, 6]
+    looked_at, looked_twice = [*looks, *splits, *halves, 12], [*looks, 12, *looks, *splits, *halves, 12]
     for advantages, wanted in ((0.0, looked_twice), (1.0, looked_at), (1.0, [12])):
         sizes.clear()
         linear_policy_loss(leaf(problem.input), *problem[1:3], loss, torch.full_like(problem.input[:, 0], advantages))
         assert sizes == wanted
-    assert loss in row_losses._probed
-    row_losses._probed.discard(loss)
+    assert row_probe._is_probed(loss)
+    del row_probe._probed_codes[loss.__code__]
     # Two rows have a gradient, and are none of the first four that are looked at: a clipped ratio has none.
     few = torch.zeros_like(problem.input[:, 0])
     few[[1, 2]] = 1.0
@@ -294,7 +297,7 @@ def test_a_gradient_that_would_be_lost_is_refused(device: str) -> None:
         linear_policy_loss(x, w, target, lambda log_probs, _: log_probs * scale.exp())
     whole = leaf(torch.ones(ROWS, dtype=torch.float64, device=device))
     with pytest.raises(RuntimeError, match=re.escape("got one of the shape (12,) by another way")):
-        linear_policy_loss(x, w, target.clamp(min=0), lambda p, _: whole if p.numel() == ROWS else p.detach())
+        linear_policy_loss(x, w, target.clamp(min=0), lambda p, _: whole[: p.numel()])
     got = linear_policy_loss(x, w, target, lambda log_probs, _, scale: log_probs * scale.exp(), scale)
     wanted = linear_policy_loss(x, w, target, lambda log_probs, _: log_probs * scale.exp(), reduction="none").sum()
     counted = (target != -100).sum()
@@ -333,8 +336,11 @@ RESULT = "loss_fn must return a loss for every row, of the shape (4,), got "
         ({"zero_if_empty": "yes"}, (), TypeError, "zero_if_empty must be a bool, got str"),
         ({"return_statistics": "x"}, (), TypeError, "return_statistics must be a bool, got str"),
         ({"softcap": "a"}, (), TypeError, "softcap must be a number or None, got str"),
+        ({"memory_budget": 2.5}, (), TypeError, "memory_budget must be an integer or None, got float"),
+        ({"need_entropy": 3}, (), TypeError, "need_entropy must be a bool, got 3"),
+        ({"return_statistics": None}, (), TypeError, "return_statistics must be a bool, got NoneType"),
     ],
-    ids=range(23),
+    ids=range(26),
 )  # fmt: skip
 def test_sentences(changes: Any, args: Any, error: type[Exception], sentence: str, reduction: str) -> None:
     call = {"input": X, "linear_weight": W, "target": T, "loss_fn": lambda log_probs, *_: log_probs, **changes}

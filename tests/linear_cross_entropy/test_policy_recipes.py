@@ -149,6 +149,17 @@ def test_cispo(batch: Batch, page: dict[str, Any]) -> None:
     same(batch, got, mean(joined(over_tokens(batch, token))))
 
 
+def test_gspo(batch: Batch, page: dict[str, Any]) -> None:
+    """The sum of a sequence's differences over its tokens is bounded, as one ratio."""
+    mask = batch.targets != -100
+    ours = page["linear_log_probs"](*batch[:3], need_entropy=False)
+    got = page["gspo"](ours, batch.old, mask, batch.advantages, low=0.02, high=0.03)
+    terms = []
+    for sequence, a in zip(over_tokens(batch, lambda p, h, old, ref, a: p - old), batch.advantages, strict=True):
+        terms.append(clipped(mean(sequence).exp(), a, 0.98, 1.03))
+    same(batch, got, mean(terms))
+
+
 def sums(batch: Batch, page: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
     """Of the page's function as pairs, and of plain log-probabilities."""
     ours = page["sequence_log_probs"](*batch[:3])

@@ -10,24 +10,31 @@ import torch
 from torch import Tensor
 
 from .._common.validate import FLOATING, check_dense, check_device, dtype_name, fail
+from .validate import check_reduction
 
 # What a caller may scale the logits by.
 Scale = float | Tensor
 
 _INTEGERS = (int, torch.SymInt, numbers.Integral)
 _NUMBERS = (*_INTEGERS, float, torch.SymFloat, numbers.Real)
-_BOOLS = (*_INTEGERS, torch.SymBool)  # a schema takes 0 and 1 for a bool
+_FLAG = (object,)  # see _is_flag
 _NONE = type(None)
 # What a keyword takes, in types and in words.
 _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "reduction": ((str,), "a string"),
     "label_smoothing": (_NUMBERS, "a number"),
     "softcap": ((*_NUMBERS, _NONE), "a number or None"),
     "logit_scale": ((*_NUMBERS, Tensor), "a number or a tensor of one"),
     "z_loss": (_NUMBERS, "a number"),
-    "need_entropy": (_BOOLS, "a bool"),
-    "return_statistics": (_BOOLS, "a bool"),
-    "zero_if_empty": (_BOOLS, "a bool"),
+    "need_entropy": (_FLAG, "a bool"),
+    "return_statistics": (_FLAG, "a bool"),
+    "return_lse": (_FLAG, "a bool"),
+    "return_predictions": (_FLAG, "a bool"),
+    "return_argmax_log_prob": (_FLAG, "a bool"),
+    "return_z_loss": (_FLAG, "a bool"),
+    "zero_if_empty": (_FLAG, "a bool"),
+    "bias": (_FLAG, "a bool"),
+    "in_features": (_INTEGERS, "an integer"),
+    "num_classes": (_INTEGERS, "an integer"),
     "direction": ((str,), "a string"),
     "beta": (_NUMBERS, "a number"),
     "temperature": (_NUMBERS, "a number"),
@@ -76,8 +83,12 @@ def check_scale(op: str, logit_scale: Scale, name: str = "logit_scale") -> None:
 def check_argument_types(op: str, tensors: Mapping[str, object], keywords: dict[str, Any]) -> None:
     """A TypeError for what is no tensor or no number. For the path of an error: it is never run on a good call.
 
-    `tensors` must be such; keywords that the table lacks are tensors or None.
+    `tensors` must be such; keywords that the table lacks are tensors or None. A reduction is a ValueError, as of
+    torch.nn.functional.
     """
+    if "reduction" in keywords:
+        keywords = dict(keywords)
+        check_reduction(op, keywords.pop("reduction"))
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
@@ -92,5 +103,35 @@ def check_argument_types(op: str, tensors: Mapping[str, object], keywords: dict[
 def check_keyword_types(op: str, keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         types, words = _KINDS[name]
-        if not isinstance(value, types):
-            raise TypeError(f"{op}: {name} must be {words}, got {type(value).__name__}")
+        if not (_is_flag(value) if types is _FLAG else isinstance(value, types)):
+            raise TypeError(f"{op}: {name} must be {words}, got {_shown(value, types)}")
+
+
+def check_flags(op: str, **flags: object) -> None:
+    """What no schema sees, or sees as the truth of anything. On the path of every call."""
+    for name, value in flags.items():
+        if value is not True and value is not False:
+            check_keyword_types(op, {name: value})
+
+
+def _is_flag(value: object) -> bool:
+    """NumPy's bools too, and 0 and 1 as a schema takes them."""
+    if isinstance(value, _INTEGERS):
+        return value in (0, 1)
+    return isinstance(value, torch.SymBool) or type(value).__name__ in ("bool", "bool_")
+
+
+def _shown(value: object, types: tuple[Any, ...]) -> str:
+    return str(value) if types is _FLAG and isinstance(value, _INTEGERS) else type(value).__name__
+
+
+def class_indices(target: Tensor) -> Tensor:
+    """uint8 ones are taken, as by torch.nn.functional, and int64 from here on."""
+    return target.long() if isinstance(target, Tensor) and target.dtype == torch.uint8 else target
+
+
+def named(op: str, error: IndexError) -> IndexError:
+    """The error of a target out of range, which a shared kernel has raised, in the name of the function called."""
+    sentence = str(error)
+    before, found, after = sentence.partition(": target must be in ")
+    return IndexError(f"{op}{found}{after}") if found and before.startswith("linear_") else error

@@ -158,7 +158,7 @@ def _full_autograd(
 def _check_plain_ids(target: Tensor, options: HeadOptions, classes: int) -> None:
     # Under a transform or a mode there are no values to look at: the reference's gather does.
     if not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()):
-        check_target_range(target, options.ignore_index, classes)
+        check_target_range(target, options.ignore_index, classes, OP)
 
 
 class IdsFunction(Node):

@@ -153,7 +153,7 @@ def flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[
     ids = ids.reshape(ids.shape[:-1].numel(), ids.size(-1))
     # One a row is the row op's target, which asserts its range on CUDA: here that would be nine launches before a GEMM.
     if ids.size(1) > 1 or options.ignore_index != IGNORED or ids.device.type == "cpu":
-        check_target_range(ids, options.ignore_index, linear_weight.size(0))
+        check_target_range(ids, options.ignore_index, linear_weight.size(0), "linear_log_probs")
     if options.ignore_index != IGNORED:
         ids = torch.where(ids == options.ignore_index, IGNORED, ids)
     return ids, options._replace(ignore_index=IGNORED)

@@ -10,10 +10,10 @@ from torch import Tensor
 from ... import _registry
 from ...reference.linear_cross_entropy.kl_div import NAMES
 from .._common.autograd import is_plain_call
-from .arguments import apply_scale, check_argument_types
+from .arguments import apply_scale, check_argument_types, check_flags, class_indices
 from .kl_ops import OP
 from .kl_reduced import Reduction, reduced
-from .validate import normal_ignore_index
+from .validate import check_reduction, normal_ignore_index
 
 
 def linear_kl_div(
@@ -78,8 +78,8 @@ def linear_kl_div(
 
         >>> loss = torch_dcs_ops.linear_kl_div(hidden, head, teacher_hidden, teacher_head, target=labels)
     """
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f'{OP}: reduction must be "none", "mean" or "sum", got "{reduction}"')
+    check_reduction(OP, reduction)
+    check_flags(OP, zero_if_empty=zero_if_empty)
     input, linear_bias, logit_scale = apply_scale(OP, input, linear_bias, logit_scale)
     teacher_input, teacher_bias, teacher_logit_scale = apply_scale(
         OP, teacher_input, teacher_bias, teacher_logit_scale, "teacher_logit_scale"
@@ -89,6 +89,7 @@ def linear_kl_div(
         "logit_scale": logit_scale, "teacher_softcap": teacher_softcap, "teacher_logit_scale": teacher_logit_scale,
         "ignore_index": ignore_index, "memory_budget": memory_budget,
     }  # fmt: skip
+    target = None if target is None else class_indices(target)
     optional = {"linear_bias": linear_bias, "teacher_bias": teacher_bias, "target": target}
     operands = (input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias)
     how = Reduction(reduction, zero_if_empty)

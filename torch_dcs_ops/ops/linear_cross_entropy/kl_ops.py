@@ -30,6 +30,10 @@ Operands = tuple[Tensor | None, ...]
 
 
 def checked(operands: Operands, target: Tensor | None, options: Divergence, op: str = OP) -> None:
+    # A dispatcher hands None on for a tensor.
+    for name, operand in zip(NAMES[:4], operands[:4], strict=True):
+        if operand is None:
+            raise TypeError(f"{op}: {name} must be a tensor, got NoneType")
     student, teacher = driver.heads(operands, options)
     check_head(op, student.input, student.linear_weight, student.linear_bias)
     check_head(op, teacher.input, teacher.linear_weight, teacher.linear_bias, "teacher_")

@@ -19,7 +19,7 @@ from .._common import autocast, flops
 from .._common.autograd import apply, below, tracked
 from .._common.validate import dtype_name, fail
 from . import frozen_head, kept_logits  # noqa: F401  (register)
-from .arguments import apply_scale, check_argument_types
+from .arguments import apply_scale, check_argument_types, check_flags, class_indices, named
 from .autograd import differentiable
 from .compiled import keeps_logits
 from .id_ops import IdsFunction
@@ -120,7 +120,12 @@ def linear_log_probs(
 
         >>> log_probs, entropy = torch_dcs_ops.linear_log_probs(hidden, head, tokens, logit_scale=1 / temperature)
     """
+    check_flags(
+        _OP, need_entropy=need_entropy, return_lse=return_lse, return_predictions=return_predictions,
+        return_argmax_log_prob=return_argmax_log_prob,
+    )  # fmt: skip
     input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
+    target = class_indices(target)
     keywords: dict[str, Any] = {
         "linear_bias": linear_bias,
         "softcap": softcap,
@@ -137,9 +142,11 @@ def linear_log_probs(
         results = _full_op(
             input, linear_weight, target, **keywords, need_entropy=need_entropy, need_predictions=finds_best
         )
+    except IndexError as error:
+        raise named(_OP, error) from None
     except (AttributeError, RuntimeError, TypeError):
         tensors = {"input": input, "linear_weight": linear_weight, "target": target}
-        check_argument_types(_OP, tensors, {**keywords, "need_entropy": need_entropy})
+        check_argument_types(_OP, tensors, keywords)
         raise
     wanted = (True, need_entropy, return_lse, return_predictions, return_argmax_log_prob)
     asked = tuple(values for values, want in zip(results, wanted, strict=True) if want)
@@ -163,7 +170,7 @@ def _options(
         reduction="none", ignore_index=normal_ignore_index(ignore_index), softcap=softcap, logit_scale=logit_scale,
         memory_budget=memory_budget, logits_dtype=logits_dtype,
     )  # fmt: skip
-    if target.is_floating_point():
+    if target.dtype != torch.int64:
         fail(_OP, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")
     check_call(_OP, input, linear_weight, target, linear_bias, None, options)
     return options

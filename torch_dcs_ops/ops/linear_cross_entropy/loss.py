@@ -17,11 +17,18 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import below, tracked
 from . import vmap  # noqa: F401  (vmap registers)
-from .arguments import apply_scale, check_argument_types, check_keyword_types, check_scale
+from .arguments import (
+    apply_scale,
+    check_argument_types,
+    check_flags,
+    check_keyword_types,
+    check_scale,
+    class_indices,
+)
 from .autograd import differentiable
 from .kernel_ops import gemm_flops
 from .shift import Results, shifted
-from .validate import check_call, check_numbers, check_shift, normal_ignore_index
+from .validate import check_call, check_dtypes, check_numbers, check_reduction, check_shift, normal_ignore_index
 from .z_loss import z_loss_term
 
 _OP = "linear_cross_entropy"
@@ -119,7 +126,7 @@ def linear_cross_entropy(
     Args:
         input: (..., D), any leading shape; float16, bfloat16, float32 or float64, any strides.
         linear_weight: (V, D), input's dtype. K-dimensional weights are not taken.
-        target: class indices, int64 (...), or class probabilities, floating-point (..., V).
+        target: class indices, int64 or uint8 (...), or class probabilities, floating-point (..., V).
         linear_bias: (V,), input's dtype.
         weight: (V,), a factor of every class, of any floating dtype.
         reduction: "mean" divides by the weights of the valid targets (of all rows for class probabilities), as
@@ -165,15 +172,16 @@ def linear_cross_entropy(
 
     Example::
 
-        >>> hidden, head = torch.randn(2, 5, 8), torch.randn(100, 8)
-        >>> tokens = torch.randint(100, (2, 5))
+        >>> hidden, head, tokens = torch.randn(2, 5, 8), torch.randn(100, 8), torch.randint(100, (2, 5))
         >>> loss = torch_dcs_ops.linear_cross_entropy(hidden, head, tokens, shift=True)
     """
     _check_no_options(_OP, options)
+    wanted = {"return_lse": return_lse, "return_predictions": return_predictions, "return_z_loss": return_z_loss}
+    check_flags(_OP, zero_if_empty=zero_if_empty, **wanted)
     input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
-    is_aux = return_lse or return_predictions or return_z_loss
+    target = class_indices(target)
     results = _call(
-        _aux_op if is_aux else _op, input, linear_weight, target, linear_bias=linear_bias, weight=weight,
+        _aux_op if any(wanted.values()) else _op, input, linear_weight, target, linear_bias=linear_bias, weight=weight,
         reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss,
         logit_scale=logit_scale, shift=shift, grad_filter_eps=grad_filter_eps, memory_budget=memory_budget,
         accumulate_dtype=accumulate_dtype, logits_dtype=logits_dtype, zero_if_empty=zero_if_empty,
@@ -183,8 +191,7 @@ def linear_cross_entropy(
     loss, *rows = results
     if return_z_loss:
         rows.append(z_loss_term(rows[0], target, weight, reduction, ignore_index, z_loss, shift, zero_if_empty))
-    wanted = (return_lse, return_predictions, return_z_loss)
-    return (loss, *(values for values, want in zip(rows, wanted, strict=False) if want))
+    return (loss, *(values for values, want in zip(rows, wanted.values(), strict=False) if want))
 
 
 def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywords: Any) -> Tensor | Results:
@@ -201,13 +208,15 @@ def _call(op: Any, input: Tensor, linear_weight: Tensor, target: Tensor, **keywo
 def check_keywords(op: str, options: object, keywords: dict[str, Any]) -> None:
     """What is wrong with keywords whatever the tensors are."""
     _check_no_options(op, options)
-    check_keyword_types(op, keywords)
     numbers = dict(keywords)
+    check_reduction(op, numbers["reduction"])
+    check_keyword_types(op, {name: value for name, value in keywords.items() if name != "reduction"})
     check_shift(op, numbers.pop("shift"))
     del numbers["zero_if_empty"]
     if isinstance(numbers["logit_scale"], Tensor):
         check_scale(op, numbers.pop("logit_scale"))
     check_numbers(op, _options(**numbers))
+    check_dtypes(op, keywords["accumulate_dtype"], keywords["logits_dtype"])
 
 
 def _check_no_options(op: str, options: object) -> None:

@@ -27,16 +27,15 @@ from .gradients import ExactGradients, Gradients
 from .ids import IGNORED, Call, IdUpstream
 from .plan import Plan
 from .row_losses import (
-    PROBED_ROWS,
     RowGradients,
     RowLoss,
     Statistics,
-    check_rows_do_not_mix,
     gradients_of_rows,
     note_use_of_entropy,
     uses_entropy,
     where_rows,
 )
+from .row_probe import PROBED_ROWS, check_rows_do_not_mix, look, look_across, may_look, note_looked_at
 from .valid_rows import ValidRows
 
 
@@ -145,17 +144,14 @@ def _run_chunks(
 ) -> bool:
     """The loss and its gradients for one chunk after another."""
     call, of, wanted = problem.call, problem.of, problem.wanted
-    first: list[Statistics] = []
+    seen = _Seen(problem)
     is_entropic = False
     for part, logits in chunks:
         ids_of_part = problem.target[part]
         _, log_probs, of_rows = ids.statistics(call, logits, ids_of_part, False, wanted.entropy)
         entropy = of_rows[3] if wanted.entropy else None
         statistics = problem.statistics(log_probs, entropy)
-        if part.start < PROBED_ROWS:
-            first.append(statistics)
-            if part.stop >= min(PROBED_ROWS, problem.operand.size(0)):
-                check_rows_do_not_mix(of, _joined(first), of.part(slice(part.stop)))
+        seen.add(statistics, part.stop)
         found = problem.gradients_of(statistics, part)
         rows.put(part, log_probs, entropy, found)
         is_entropic = is_entropic or found.entropy is not None
@@ -165,6 +161,7 @@ def _run_chunks(
             upstream = IdUpstream(found.log_probs, found.entropy, None)
             gradients.add(logits, part, ids.to_gradient_(call, logits, ids_of_part, upstream, places))
         del logits
+    seen.check_chunks()
     if any(wanted.needs) and wanted.entropy and problem.operand.size(0):
         note_use_of_entropy(of.loss_fn, is_entropic)
     return True
@@ -207,8 +204,38 @@ def _run_scaled(
     return True
 
 
+class _Seen:
+    """The statistics of a call whose loss has not been looked at; of one that has, none."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self.problem = problem
+        self.parts: list[Statistics] = []
+        self.stop = self.looked_at = 0  # rows
+        self.says = self.is_known = False
+
+    def add(self, statistics: Statistics, stop: int) -> None:
+        """Looks at the first chunk, or at as many as have a few rows."""
+        of, total = self.problem.of, self.problem.operand.size(0)
+        if self.stop == 0:
+            self.is_known = not may_look(of, statistics)
+        if self.is_known:
+            return
+        self.parts.append(statistics)
+        self.stop = stop
+        if not self.looked_at and stop >= min(PROBED_ROWS, total):
+            self.says = look(of, _joined(self.parts), of.part(slice(stop)))
+            self.looked_at = stop
+
+    def check_chunks(self) -> None:
+        of = self.problem.of
+        if self.stop > self.looked_at:
+            look_across(of, _joined(self.parts), of.part(slice(self.stop)))
+        if self.says:
+            note_looked_at(of.loss_fn)
+
+
 def _joined(parts: list[Statistics]) -> Statistics:
-    """The statistics of chunks, of which the first ones may have a row each."""
+    """The statistics of chunks."""
     if len(parts) == 1:
         return parts[0]
     entropies = [part.entropy for part in parts if part.entropy is not None]

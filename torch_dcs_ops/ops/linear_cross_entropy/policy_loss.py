@@ -18,16 +18,16 @@ from ...reference.linear_cross_entropy.loss import Needs, zeroed_if_empty
 from .._common import autocast
 from .._common.autograd import Node, any_requires_grad, apply, is_plain_call
 from . import policy_chunks as driver
-from .arguments import apply_scale, check_argument_types, check_keyword_types
+from .arguments import apply_scale, check_argument_types, check_flags, check_keyword_types, class_indices, named
 from .id_ops import checked
 from .log_probs import linear_log_probs
 from .policy_chunks import Wanted
-from .row_losses import RowLoss, Statistics, check_rows_do_not_mix, flat, row_loss
+from .row_losses import RowLoss, Statistics, flat, row_loss
+from .row_probe import check_rows_do_not_mix
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
-from .validate import check_ids, normal_ignore_index
+from .validate import check_ids, check_reduction, normal_ignore_index
 
 _OP = "linear_policy_loss"
-_REDUCTIONS = ("none", "mean", "sum")
 _BEFORE_ARGS = 7  # of PolicyFunction's arguments
 Results = tuple[Tensor, ...]
 
@@ -119,7 +119,8 @@ def linear_policy_loss(
 
     Under torch.compile and torch.func, for the reduction "none" and for float16, loss_fn is called once, for all rows,
     behind linear_log_probs: the same values and gradients, with the logits made twice. Differentiable any number of
-    times. A few rows are looked at to refuse a loss_fn that mixes rows, in eager calls, once for each function.
+    times. In eager calls, once for each function, rows are looked at to refuse a loss_fn that mixes them, as by a mean
+    over a sequence; under torch.compile and torch.func nothing is, and such a loss is right there alone.
 
     Raises:
         IndexError: a target is out of range, on a CPU. On CUDA that is a device-side assertion.
@@ -134,25 +135,34 @@ def linear_policy_loss(
         ...     return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) - 0.01 * entropy
         >>> loss = torch_dcs_ops.linear_policy_loss(hidden, head, tokens, ppo, old_log_probs, advantages)
     """
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f'{_OP}: reduction must be "none", "mean" or "sum", got "{reduction}"')
+    check_reduction(_OP, reduction)
     wanted = _Result(reduction, zero_if_empty, need_entropy, return_statistics)
+    check_flags(_OP, zero_if_empty=zero_if_empty, need_entropy=need_entropy, return_statistics=return_statistics)
     input, linear_bias, logit_scale = apply_scale(_OP, input, linear_bias, logit_scale)
+    target = class_indices(target)
     options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget, logits_dtype)
     if not torch.compiler.is_compiling():  # There it is linear_log_probs that checks.
-        check_keyword_types(_OP, {**wanted._asdict(), "ignore_index": ignore_index})
+        check_keyword_types(_OP, {"ignore_index": ignore_index, "memory_budget": memory_budget})
         _check(input, linear_weight, linear_bias, target, options)
     of = row_loss(loss_fn, row_args, input)
     operands = (input, linear_weight, linear_bias, target)
+    try:
+        found = _call(operands, options, of, wanted)
+    except IndexError as error:
+        raise named(_OP, error) from None
+    return found if return_statistics else found[0]
+
+
+def _call(
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor], options: HeadOptions, of: RowLoss, wanted: _Result
+) -> Results:
     is_plain = is_plain_call(*operands, *of.args)
-    if is_plain and reduction != "none" and any_requires_grad(*operands, *of.args):
+    if is_plain and wanted.reduction != "none" and any_requires_grad(*operands, *of.args):
         operands = _autocast(*operands)
         if operands[0].dtype != torch.float16:
-            bare = of._replace(args=())
-            found: Results = apply(PolicyFunction, *operands, options, bare, wanted, *of.args)
-            return found if return_statistics else found[0]
-    found = _composed(*operands, options, of, wanted, is_plain)
-    return found if return_statistics else found[0]
+            found: Results = apply(PolicyFunction, *operands, options, of._replace(args=()), wanted, *of.args)
+            return found
+    return _composed(*operands, options, of, wanted, is_plain)
 
 
 def _check(

@@ -109,6 +109,16 @@ def check_shift(op: str, shift: int) -> None:
                  "shift the targets before, as torch_dcs_ops.distributed.context_parallel_targets does")  # fmt: skip
 
 
+def check_dtypes(op: str, accumulate_dtype: torch.dtype | None, logits_dtype: torch.dtype | None) -> None:
+    """Without input's dtype."""
+    for name, dtype, accepted in (
+        ("accumulate_dtype", accumulate_dtype, (torch.bfloat16, torch.float32, torch.float64)),
+        ("logits_dtype", logits_dtype, FLOATING),
+    ):
+        if dtype is not None and dtype not in accepted:
+            fail(op, f"{name} must be None or {' or '.join(map(dtype_name, accepted))}, got {dtype_name(dtype)}")
+
+
 def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
     check_numbers(op, options)
     allowed = {torch.bfloat16: (torch.bfloat16, torch.float32), torch.float64: (torch.float64,)}
@@ -131,8 +141,7 @@ def check_options(op: str, options: Options, dtype: torch.dtype) -> None:
 
 def check_numbers(op: str, options: Options) -> None:
     """What needs no tensor to look at. ValueError where torch.nn.functional has it."""
-    if options.reduction not in _REDUCTIONS:
-        raise ValueError(f'{op}: reduction must be "none", "mean" or "sum", got "{options.reduction}"')
+    check_reduction(op, options.reduction)
     if not 0 <= options.label_smoothing <= 1:
         fail(op, f"label_smoothing must be in [0, 1], got {options.label_smoothing}")
     check_options_of_head(op, options.softcap, options.logit_scale, options.memory_budget)
@@ -140,6 +149,13 @@ def check_numbers(op: str, options: Options) -> None:
         fail(op, f"z_loss must be a number >= 0, got {options.z_loss}")
     if options.grad_filter_eps is not None and not 0 <= options.grad_filter_eps < 1:
         fail(op, f"grad_filter_eps must be None or a number >= 0 and < 1, got {options.grad_filter_eps}")
+
+
+def check_reduction(op: str, reduction: object) -> None:
+    """A ValueError whatever it is, as torch.nn.functional's."""
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
+        found = f'"{reduction}"' if isinstance(reduction, str) else reduction
+        raise ValueError(f'{op}: reduction must be "none", "mean" or "sum", got {found}')
 
 
 def check_upstream(op: str, name: str, grad: Tensor | None, shape: torch.Size, input: Tensor) -> None:

@@ -83,13 +83,13 @@ def cross_entropy_rows_(call: RowsCall) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return loss, lse, argmax, entropies
 
 
-def check_target_range(target: Tensor, ignore_index: int, classes: int) -> None:
+def check_target_range(target: Tensor, ignore_index: int, classes: int, op: str = "linear_cross_entropy") -> None:
     """IndexError for a class index out of range; on CUDA a device-side assertion, which does not wait for the GPU."""
     wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
     if target.device.type == "cpu":
         if bool(wrong.any()):
             raise IndexError(
-                f"linear_cross_entropy: target must be in [0, {classes - 1}] or ignore_index ({ignore_index}), "
+                f"{op}: target must be in [0, {classes - 1}] or ignore_index ({ignore_index}), "
                 f"got {int(target[wrong][0])}"
             )
     elif target.device.type == "cuda":
