@@ -20,7 +20,7 @@ struct FewReturns {
   using Column = ReturnsColumn<T, kForm>;
   static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
   static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
-                       kSteps = kReturnsFewSteps;
+                       kSteps = few_returns_steps(kWide, kForm);
   // Halves are unpacked, and packed, in pairs.
   static constexpr int kSome = sizeof(T) == 2 && kWide > 1 ? 2 : 1, kParts = kWide / kSome;
   using Part = Vector<T, kSome>;

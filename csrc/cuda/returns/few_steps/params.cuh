@@ -22,7 +22,7 @@ struct FewReturnsParams {
   ReturnsWalkParams<Acc> call;
   FewReturnsRate<Acc> gamma, trace;
   bool bootstrap_makes_words;
-  uint32_t begins[4];  // a thread's words, from its first one on
+  uint32_t begins[3];  // a thread's words, from its first one on
 };
 
 template <typename T>

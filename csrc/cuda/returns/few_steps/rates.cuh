@@ -17,13 +17,8 @@ __device__ __forceinline__ Rates<float> rates_of_row(SplitRate<float> gamma, Spl
   rates.gamma = gamma.value;
   rates.trace = trace.value;
   const float product = gamma.value * trace.value;
-  if (!(fabsf(product) < FLT_MAX)) {
-    const double g = static_cast<double>(gamma.value), l = static_cast<double>(trace.value);
-    rates.rest = static_cast<float>(g - g * l);
-    rates.gate = split_gamma(g * l);
-    return rates;
-  }
-  const float lacks = fmaf(gamma.value, trace.rest, gamma.rest * trace.value);
+  const bool is_finite = fabsf(product) <= FLT_MAX;
+  const float lacks = is_finite ? fmaf(gamma.value, trace.rest, gamma.rest * trace.value) : 0.f;
   rates.rest = fmaf(-gamma.value, trace.value, gamma.value) + (gamma.rest - lacks);
   const float error = fmaf(gamma.value, trace.value, -product) + lacks;
   float value = product + error, rest = error - (value - product);
@@ -32,7 +27,12 @@ __device__ __forceinline__ Rates<float> rates_of_row(SplitRate<float> gamma, Spl
     rest += value - nearer;
     value = nearer;
   }
-  rates.gate = {value, rest == 0.f ? value * 0x1p-60f : rest};
+  if (rest == 0.f) rest = value * 0x1p-60f;
+  if (!is_finite) {
+    const bool is_large = fabsf(gamma.value) <= FLT_MAX && fabsf(trace.value) <= FLT_MAX;
+    value = rest = is_large ? copysignf(FLT_MAX, product) : product;
+  }
+  rates.gate = {value, rest};
   return rates;
 }
 __device__ __forceinline__ Rates<double> rates_of_row(SplitRate<double> gamma, SplitRate<double> trace) {

@@ -7,22 +7,19 @@
 
 namespace dcs {
 
-// Steps of a thread's words that it asks for at once.
-constexpr int kReturnsFewSteps = 4;
-// Columns of its widest words: 16 bytes, 8 where registers have room for no more tensors of those.
+// Columns of its widest words: of 16 bytes, of 8 where there are more tensors than registers have room for.
 constexpr int few_returns_wide(int64_t bytes, WalkForm form) {
   return bytes == 8 ? 1 : static_cast<int>((form == WalkForm::kPlain ? 16 : 8) / bytes);
 }
-// Its words, of narrower ones several.
+// A thread's words: several of narrow ones.
 constexpr int few_returns_words(int64_t bytes, int wide, WalkForm form) {
-  return form == WalkForm::kPlain ? (bytes == 8                       ? 2
-                                            : wide == 1               ? 4
-                                            : wide == 2 && bytes == 2 ? 2
-                                                                      : 1)
-      : bytes == 8                ? 1
-      : wide == 1                 ? 2
-                                  : 1;
+  const bool is_plain = form == WalkForm::kPlain;
+  if (bytes == 8) return is_plain ? 2 : 1;
+  if (wide == 1) return is_plain ? 3 : 2;
+  return is_plain && bytes * wide == 4 ? 2 : 1;
 }
+// Their steps that it asks for at once.
+constexpr int few_returns_steps(int wide, WalkForm form) { return wide == 1 && form == WalkForm::kAll ? 3 : 4; }
 
 // Longer columns are walked along by the step; fewer threads a multiprocessor leave too much of the GPU idle; fewer
 // columns side by side are too few for several words apart.
