@@ -41,7 +41,11 @@ inline bool takes_few_returns(const ReturnsProblem& p, int64_t multiprocessors) 
   const auto has_room = [&](const ReturnsDiscount& rate) {
     return bytes == 8 || rate.kind != GammaKind::kRow || rate.dtype != ElementType::Double;
   };
-  return p.length <= kMostFewReturns && p.inner >= kFewReturnsColumns && has_room(p.gamma) && has_room(p.trace) &&
+  // Bytes from a word to the next are 32-bit numbers in tensors of rows, too.
+  bool are_near = true;
+  each_row_strides(p, [&](const Strides& s) { are_near = are_near && s.inner < int64_t{1} << 24; });
+  return are_near && p.length <= kMostFewReturns && p.inner >= kFewReturnsColumns && has_room(p.gamma) &&
+      has_room(p.trace) &&
       p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, walk_form(p)) * multiprocessors;
 }
 
