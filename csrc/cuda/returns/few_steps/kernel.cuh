@@ -20,7 +20,7 @@ struct FewReturns {
   using Column = ReturnsColumn<T, kForm>;
   static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
   static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
-                       kSteps = few_returns_steps(kWide, kForm);
+                       kSteps = few_returns_steps(kForm);
   // Halves are unpacked, and packed, in pairs.
   static constexpr int kSome = sizeof(T) == 2 && kWide > 1 ? 2 : 1, kParts = kWide / kSome;
   using Part = Vector<T, kSome>;
@@ -39,16 +39,19 @@ struct FewReturns {
     NarrowPart parts[kWide == 1 ? 1 : kWide / 2];
   };
 
+  // Some steps: their rewards, values and ratios are later results. Each batch is a new one: what a step that is not
+  // there leaves as it was would be copied before it is loaded.
+  struct Batch {
+    Word r[kSteps][kWords], v[kSteps][kWords], rho[kRatios ? kSteps : 1][kWords], next[kAll ? kSteps : 1][kWords];
+    RateWord gamma[kAll ? kSteps : 1][kWords], trace[kAll ? kSteps : 1][kWords];
+    FlagWord terminates[kSteps][kWords], truncates[kSteps][kWords];
+  };
+
   const FewReturnsParams<Acc>& all;
   const ReturnsWalkParams<Acc>& params;
   const uint32_t outer, first;  // word
   Acc y[kUnit], after[kUnit];
   Acc row_gammas[kUnit], row_traces[kUnit];
-
-  // Of some steps: rewards, values and ratios, later results.
-  Word r[kSteps][kWords], v[kSteps][kWords], rho[kRatios ? kSteps : 1][kWords], next[kAll ? kSteps : 1][kWords];
-  RateWord gamma[kAll ? kSteps : 1][kWords], trace[kAll ? kSteps : 1][kWords];
-  FlagWord terminates[kSteps][kWords], truncates[kSteps][kWords];
 
   __device__ __forceinline__ FewReturns(const FewReturnsParams<Acc>& given, uint32_t outer, uint32_t first)
       : all(given), params(given.call), outer(outer), first(first) {}
@@ -57,10 +60,11 @@ struct FewReturns {
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (int done = 0; done < params.length; done += kSteps) {
-      load(done);
+      Batch batch;
+      load(batch, done);
       if (done == 0) begin();
-      use(done);
-      store(done);
+      use(batch, done);
+      store(batch, done);
     }
   }
 
@@ -70,7 +74,7 @@ struct FewReturns {
     Byte* at = last_of_cell(tensor, outer, first) + static_cast<int64_t>(done) * tensor.back;
     return w == 0 ? at : at + static_cast<int64_t>(static_cast<int>(all.begins[w])) * tensor.cell;
   }
-  // visit(step, word, its Element) of a tensor that is there.
+  // visit(step, word, its Element, whether there is such a step) of a tensor that is there.
   template <typename Element, typename Byte, typename Visit>
   __device__ __forceinline__ void each(const WalkTensor<Byte>& tensor, int done, const Visit& visit) const {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
@@ -80,12 +84,20 @@ struct FewReturns {
       Byte* const at = place(tensor, w, done);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
-        if (i < left) visit(i, w, *reinterpret_cast<Own*>(at + static_cast<int64_t>(i) * tensor.back));
+        visit(i, w, *reinterpret_cast<Own*>(at + static_cast<int64_t>(i) * tensor.back), i < left);
     }
   }
+  // Zeros where there is no step: to leave what was there would be a copy, which waits for what has been loaded.
   template <typename Element>
   __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int done, Element (*to)[kWords]) const {
-    if (tensor.last) each<Element>(tensor, done, [&](int i, int w, const Element& element) { to[i][w] = element; });
+    if (!tensor.last) {
+      fill(to, Element{});
+      return;
+    }
+    each<Element>(tensor, done, [&](int i, int w, const Element& element, bool is_step) {
+      to[i][w] = {};
+      if (is_step) to[i][w] = element;
+    });
   }
   template <typename Element>
   __device__ __forceinline__ static void fill(Element (*to)[kWords], const Element& with) {
@@ -106,9 +118,12 @@ struct FewReturns {
     if constexpr (sizeof(T) == 2) {
       if (is_narrow) {
         // As they are, for to take them apart would wait for them.
-        each<NarrowRates>(tensor, done, [&](int i, int w, const NarrowRates& rates) {
+        each<NarrowRates>(tensor, done, [&](int i, int w, const NarrowRates& rates, bool is_step) {
+          to[i][w] = {};
+          if (!is_step) return;
+          const NarrowRates word = rates;
 #pragma unroll
-          for (int k = 0; k < (kWide + 1) / 2; ++k) to[i][w].bits[k] = rates.parts[k];
+          for (int k = 0; k < (kWide + 1) / 2; ++k) to[i][w].bits[k] = word.parts[k];
         });
         return;
       }
@@ -117,39 +132,32 @@ struct FewReturns {
   }
   __device__ __forceinline__ void read_flags(
       const WalkTensor<const char>& tensor, bool is_bool, int done, FlagWord (*to)[kWords]) const {
-    if (!tensor.last) {
-      fill(to, FlagWord{});
-    } else if (is_bool) {
+    if (is_bool || !tensor.last) {
       read(tensor, done, to);
     } else {
-      each<Word>(tensor, done, [&](int i, int w, const Word& numbers) {
+      each<Word>(tensor, done, [&](int i, int w, const Word& numbers, bool is_step) {
         to[i][w] = {};
+        if (!is_step) return;
+        const Word word = numbers;
 #pragma unroll
         for (int k = 0; k < kWide; ++k)
-          if (cast<Acc>(numbers.parts[k / kSome].get(k % kSome)) != Acc(0))
+          if (cast<Acc>(word.parts[k / kSome].get(k % kSome)) != Acc(0))
             to[i][w].bytes[k / sizeof(Bytes)] |= 1u << 8 * (k % sizeof(Bytes));
       });
     }
   }
   // Asks for some steps.
-  __device__ __forceinline__ void load(int done) {
-    read(params.rewards, done, r);
-    if (params.values.last) read(params.values, done, v);
-    else fill(v, zeros());
-    if constexpr (kRatios) read(params.rhos, done, rho);
+  __device__ __forceinline__ void load(Batch& b, int done) const {
+    read(params.rewards, done, b.r);
+    read(params.values, done, b.v);
+    if constexpr (kRatios) read(params.rhos, done, b.rho);
     if constexpr (kAll) {
-      read(params.next_values, done, next);
-      read_rates(params.gamma, params.gamma_is_narrow, done, gamma);
-      read_rates(params.trace, params.trace_is_narrow, done, trace);
+      read(params.next_values, done, b.next);
+      read_rates(params.gamma, params.gamma_is_narrow, done, b.gamma);
+      read_rates(params.trace, params.trace_is_narrow, done, b.trace);
     }
-    read_flags(params.terminated, params.terminated_is_bool, done, terminates);
-    read_flags(params.truncated, params.truncated_is_bool, done, truncates);
-  }
-  __device__ __forceinline__ static Word zeros() {
-    Word word;
-#pragma unroll
-    for (int k = 0; k < kWide; ++k) word.parts[k / kSome].set(k % kSome, cast<T>(Acc(0)));
-    return word;
+    read_flags(params.terminated, params.terminated_is_bool, done, b.terminates);
+    read_flags(params.truncated, params.truncated_is_bool, done, b.truncates);
   }
 
   // One number for every column.
@@ -205,11 +213,11 @@ struct FewReturns {
     return word.bytes[k / sizeof(Bytes)] & 0xffu << 8 * (k % sizeof(Bytes));
   }
   // Some steps, whose operands have come, of some columns at a time.
-  __device__ __forceinline__ void use(int done) {
+  __device__ __forceinline__ void use(Batch& b, int done) {
 #pragma unroll
-    for (int c = 0; c < kUnit; c += kSome) use_part(done, c);
+    for (int c = 0; c < kUnit; c += kSome) use_part(b, done, c);
   }
-  __device__ __forceinline__ void use_part(int done, int first_column) {
+  __device__ __forceinline__ void use_part(Batch& b, int done, int first_column) {
     const int w = first_column / kWide, part = first_column % kWide / kSome;
     Column columns[kSome];
 #pragma unroll
@@ -225,30 +233,30 @@ struct FewReturns {
     for (int i = 0; i < kSteps; ++i) {
       if (i >= params.length - done) break;
       Acc reward[kSome], value[kSome], next_value[kSome], ratios[kSome] = {};
-      unpack(r[i][w].parts[part], reward);
-      unpack(v[i][w].parts[part], value);
-      Part following = v[i][w].parts[part];
+      unpack(b.r[i][w].parts[part], reward);
+      unpack(b.v[i][w].parts[part], value);
+      Part following = b.v[i][w].parts[part];
       if constexpr (kAll) {
-        if (params.next_values.last) following = next[i][w].parts[part];
+        if (params.next_values.last) following = b.next[i][w].parts[part];
       }
       unpack(following, next_value);
-      if constexpr (kRatios) unpack(rho[i][w].parts[part], ratios);
+      if constexpr (kRatios) unpack(b.rho[i][w].parts[part], ratios);
       Acc advantage[kSome], target[kSome], pg[kSome];
 #pragma unroll
       for (int u = 0; u < kSome; ++u) {
         const int k = part * kSome + u;
         const auto results = columns[u].step(params,
-            {reward[u], value[u], next_value[u], ratios[u], flag_of(terminates[i][w], k), flag_of(truncates[i][w], k),
-                i == 0 && done == 0},
+            {reward[u], value[u], next_value[u], ratios[u], flag_of(b.terminates[i][w], k),
+                flag_of(b.truncates[i][w], k), i == 0 && done == 0},
             [&] {
-              return typename Column::StepRates{rate_of(gamma[kAll ? i : 0][w], k, params.gamma_is_narrow),
-                  rate_of(trace[kAll ? i : 0][w], k, params.trace_is_narrow)};
+              return typename Column::StepRates{rate_of(b.gamma[kAll ? i : 0][w], k, params.gamma_is_narrow),
+                  rate_of(b.trace[kAll ? i : 0][w], k, params.trace_is_narrow)};
             });
         advantage[u] = results.advantage, target[u] = results.target, pg[u] = results.pg;
       }
-      r[i][w].parts[part] = pack<Acc, T, kSome>(advantage);
-      v[i][w].parts[part] = pack<Acc, T, kSome>(target);
-      if constexpr (kRatios) rho[i][w].parts[part] = pack<Acc, T, kSome>(pg);
+      b.r[i][w].parts[part] = pack<Acc, T, kSome>(advantage);
+      b.v[i][w].parts[part] = pack<Acc, T, kSome>(target);
+      if constexpr (kRatios) b.rho[i][w].parts[part] = pack<Acc, T, kSome>(pg);
     }
 #pragma unroll
     for (int u = 0; u < kSome; ++u) {
@@ -256,13 +264,16 @@ struct FewReturns {
       after[first_column + u] = columns[u].after;
     }
   }
-  __device__ __forceinline__ void store(int done) const {
+  __device__ __forceinline__ void store(const Batch& b, int done) const {
     const auto write = [&](const WalkTensor<char>& tensor, const Word(*from)[kWords]) {
-      if (tensor.last) each<Word>(tensor, done, [&](int i, int w, Word& to) { to = from[i][w]; });
+      if (tensor.last)
+        each<Word>(tensor, done, [&](int i, int w, Word& to, bool is_step) {
+          if (is_step) to = from[i][w];
+        });
     };
-    write(params.advantages, r);
-    write(params.targets, v);
-    if constexpr (kRatios) write(params.pg_advantages, rho);
+    write(params.advantages, b.r);
+    write(params.targets, b.v);
+    if constexpr (kRatios) write(params.pg_advantages, b.rho);
   }
 };
 

@@ -19,7 +19,7 @@ constexpr int few_returns_words(int64_t bytes, int wide, WalkForm form) {
   return is_plain && bytes * wide == 4 ? 2 : 1;
 }
 // Their steps that it asks for at once.
-constexpr int few_returns_steps(int wide, WalkForm form) { return wide == 1 && form == WalkForm::kAll ? 3 : 4; }
+constexpr int few_returns_steps(WalkForm form) { return form == WalkForm::kAll ? 3 : 4; }
 
 // Longer columns are walked along by the step; fewer threads a multiprocessor leave too much of the GPU idle; fewer
 // columns side by side are too few for several words apart.
