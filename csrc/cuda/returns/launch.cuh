@@ -17,7 +17,7 @@
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
 #include "returns/tile_columns/launch.cuh"
-#include "returns/walk/launch.cuh"
+#include "returns/walk/launch.h"
 #include "returns/warp_columns.cuh"
 
 namespace dcs {
@@ -317,7 +317,7 @@ class ReturnsLaunch {
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
     if (takes_walk(p_, device_.multiprocessors)) {
-      launch_walk<T>(p_, columns_pair(p_), device_, stream_);
+      launch_walk<T>(p_, device_, stream_);
       return;
     }
     constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;

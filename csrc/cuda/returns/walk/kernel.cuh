@@ -6,7 +6,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "common/vector.cuh"
-#include "returns/walk/params.cuh"
+#include "returns/walk/column.cuh"
 
 namespace dcs {
 
@@ -24,6 +24,7 @@ template <typename T, int kUnit, WalkForm kForm>
 struct ReturnsWalk {
   using Acc = typename Types<T>::Acc;
   using Cell = Vector<T, kUnit>;
+  using Column = ReturnsColumn<T, kForm>;
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
   static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
   static constexpr int kBatch = kReturnsWalkBatch<T, kUnit, kForm>;
@@ -33,9 +34,8 @@ struct ReturnsWalk {
   const uint32_t outer, cell;
   const char *rewards, *values, *next_values, *rhos, *gammas, *traces, *terminated, *truncated;
   char *advantages, *targets, *pg_advantages;
-  Rates<Acc> rates[kUnit];
-  bool starts = true;          // the next step is the last one of its row
-  Acc y[kUnit], after[kUnit];  // the carry, and the value of the state behind the next step
+  Column columns[kUnit];
+  bool starts = true;  // the next step is the last one of its row
 
   // The batch.
   Cell r[kBatch], v[kBatch], next[kAll ? kBatch : 1], rho[kRatios ? kBatch : 1];
@@ -66,15 +66,14 @@ struct ReturnsWalk {
     const char* const bootstrap = begin(params.bootstrap);
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      y[u] = after[u] = 0;
       if (params.bootstrap.last)
-        after[u] = cast<Acc>(*reinterpret_cast<const T*>(bootstrap + u * (params.bootstrap.cell / kUnit)));
-      rates[u] = params.rates;
+        columns[u].after = cast<Acc>(*reinterpret_cast<const T*>(bootstrap + u * (params.bootstrap.cell / kUnit)));
+      columns[u].rates = params.rates;
       if (params.row_rates) {
         const auto at = [&](const Strides& strides) {
           return outer * strides.outer + (static_cast<int64_t>(cell) * kUnit + u) * strides.inner;
         };
-        rates[u] = rates_of<Acc>(params.row_gamma, params.row_trace, at(params.row_gamma.tensor.strides),
+        columns[u].rates = rates_of<Acc>(params.row_gamma, params.row_trace, at(params.row_gamma.tensor.strides),
             at(params.row_trace.tensor.strides));
       }
     }
@@ -175,44 +174,15 @@ struct ReturnsWalk {
     read_flags<kGuarded>(params.truncated, truncated, params.truncated_is_bool, first, left, truncates);
   }
 
-  struct Results {
-    Acc advantage, target, pg;
-  };
-  __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {
-    return kRatios && params.rhos.last ? clipped(of_step, most) : Acc(1);
-  }
   // A column's step.
-  __device__ __forceinline__ Results step(int b, int u, Acc reward, Acc value, Acc next_value, Acc rho) {
+  __device__ __forceinline__ typename Column::Results step(
+      int b, int u, Acc reward, Acc value, Acc next_value, Acc rho) {
     const uint32_t bits = kUnit == 1 ? ~0u : 0xffu << 8 * u;
-    const bool has_own = params.has_own_values, is_cut = ((terminates[b] | truncates[b]) & bits) || (b == 0 && starts);
-    Acc own_gamma = rates[u].gamma, rest = rates[u].rest, factor = 1;
-    if constexpr (kAll) {
-      // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
-      if (params.gamma.last || params.trace.last) {
-        const Acc step_gamma = rate_of_bits<T>(gamma[b], params.gamma_is_narrow),
-                  step_trace = rate_of_bits<T>(trace[b], params.trace_is_narrow);
-        const Acc own_trace = params.trace.last ? step_trace : rates[u].trace;
-        if (params.gamma.last) own_gamma = step_gamma;
-        rest = own_gamma - own_gamma * own_trace;
-        factor = step_gamma * step_trace;
-      }
-    }
-    const Acc weight = has_own || is_cut ? own_gamma : rest;
-    // What counts for nothing is not read.
-    const uint32_t counts_for_nothing = !has_own && weight == Acc(0) ? bits : 0;
-    const bool drops = (terminates[b] | (truncates[b] & params.truncated_drops) | counts_for_nothing) & bits;
-    const Acc following = params.has_next_values ? next_value : after[u], own = has_own ? value : Acc(0);
-    const Acc difference = (drops ? reward : reward + weight * following) - own;
-    Acc pg = 0, delta = difference;
-    if constexpr (kRatios) {
-      const Acc carried = factor * y[u];
-      pg = ratio(rho, params.clip_pg) * (is_cut ? difference : rates[u].gate.step(difference, carried));
-      delta *= ratio(rho, params.clip_rho);
-      factor *= ratio(rho, params.clip_c);
-    }
-    y[u] = is_cut ? delta : rates[u].gate.step(delta, factor * y[u]);
-    after[u] = value;
-    return {y[u], y[u] + own, pg};
+    return columns[u].step(
+        params, {reward, value, next_value, rho, terminates[b] & bits, truncates[b] & bits, b == 0 && starts}, [&] {
+          return typename Column::StepRates{
+              rate_of_bits<T>(gamma[b], params.gamma_is_narrow), rate_of_bits<T>(trace[b], params.trace_is_narrow)};
+        });
   }
   // Some steps, whose operands have come. Beyond the row's first one they are anything, and nobody reads them.
   __device__ __forceinline__ void use(int first, int left) {
@@ -231,7 +201,7 @@ struct ReturnsWalk {
       Acc advantage[kUnit], target[kUnit], pg[kUnit];
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
-        const Results results = step(b, u, reward[u], value[u], next_value[u], ratios[u]);
+        const auto results = step(b, u, reward[u], value[u], next_value[u], ratios[u]);
         advantage[u] = results.advantage, target[u] = results.target, pg[u] = results.pg;
       }
       of_advantages[b] = pack<Acc, T, kUnit>(advantage);

@@ -1,8 +1,10 @@
-// Launches the temporal difference scan in which a thread walks along a column (kernel.cuh).
+// Launches the temporal difference scan in which a thread walks along a column (kernel.cuh), or takes several of few
+// steps.
 #pragma once
 
-#include "common/device.h"
+#include "returns/few_steps/launch.cuh"
 #include "returns/walk/kernel.cuh"
+#include "returns/walk/launch.h"
 
 namespace dcs {
 
@@ -17,13 +19,13 @@ cudaError_t launch_walk_as(const ReturnsProblem& problem, const Device& device, 
       threads, 0, stream, params);
 }
 
-// `pair`: two neighboring columns are a word.
 template <typename T>
-cudaError_t launch_walk(const ReturnsProblem& problem, bool pair, const Device& device, cudaStream_t stream) {
+cudaError_t launch_walk(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
+  if (takes_few_returns(problem, device.multiprocessors)) return launch_few_returns<T>(problem, device, stream);
   const WalkForm form = walk_form(problem);
   if constexpr (sizeof(T) == 2) {
     // Pairs are half the threads: only where enough are left.
-    if (pair && problem.rows() >= 2 * kWalkedColumns * device.multiprocessors) {
+    if (columns_pair(problem) && problem.rows() >= 2 * kWalkedColumns * device.multiprocessors) {
       if (form == WalkForm::kPlain) return launch_walk_as<T, 2, WalkForm::kPlain>(problem, device, stream);
       if (form == WalkForm::kRatios) return launch_walk_as<T, 2, WalkForm::kRatios>(problem, device, stream);
     }

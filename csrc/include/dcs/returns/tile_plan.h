@@ -38,12 +38,14 @@ bool all_step_operands(const ReturnsProblem& p, const Test& test) {
       rate(p.gamma) && rate(p.trace) && output(p.advantages) && output(p.targets) && output(p.pg_advantages);
 }
 
-// Two neighboring columns make a word.
-inline bool columns_pair(const ReturnsProblem& p) {
-  return p.inner % 2 == 0 && all_step_operands(p, [](const void* data, const Strides& s, int64_t bytes) {
-    return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (2 * bytes) == 0 && s.time % 2 == 0 && s.outer % 2 == 0;
+// So many neighboring columns make a word, in every operand.
+inline bool columns_make_words(const ReturnsProblem& p, int unit) {
+  return p.inner % unit == 0 && all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
+    return s.inner == 1 && reinterpret_cast<uintptr_t>(data) % (unit * bytes) == 0 && s.time % unit == 0 &&
+        s.outer % unit == 0;
   });
 }
+inline bool columns_pair(const ReturnsProblem& p) { return columns_make_words(p, 2); }
 
 // Every operand's rows of columns are whole words of 16 bytes, and there is a column for every lane of a warp.
 inline bool columns_take_words(const ReturnsProblem& p) {

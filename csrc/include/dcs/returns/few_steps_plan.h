@@ -1,0 +1,52 @@
+// What a thread takes of columns of few steps (cuda/returns/few_steps). Host code without CUDA or torch types.
+#pragma once
+
+#include <cstdint>
+
+#include "dcs/returns/tile_plan.h"
+
+namespace dcs {
+
+// Columns of its widest words: of 16 bytes, of 8 where there are more tensors than registers have room for.
+constexpr int few_returns_wide(int64_t bytes, WalkForm form) {
+  return bytes == 8 ? 1 : static_cast<int>((form == WalkForm::kPlain ? 16 : 8) / bytes);
+}
+// A thread's words: several of narrow ones.
+constexpr int few_returns_words(int64_t bytes, int wide, WalkForm form) {
+  const bool is_plain = form == WalkForm::kPlain;
+  if (bytes == 8) return is_plain ? 2 : 1;
+  if (wide == 1) return is_plain ? 3 : 2;
+  return is_plain && bytes * wide == 4 ? 2 : 1;
+}
+// Their steps that it asks for at once.
+constexpr int few_returns_steps(WalkForm form) { return form == WalkForm::kAll ? 3 : 4; }
+
+// Longer columns are walked along by the step; fewer threads a multiprocessor leave too much of the GPU idle; fewer
+// columns side by side are too few for several words apart.
+constexpr int64_t kMostFewReturns = 32, kFewReturnsThreads = 256, kFewReturnsColumns = 64;
+
+// Columns of a word: as many as all operands have as neighbors.
+inline int few_returns_word(const ReturnsProblem& p) {
+  const int64_t bytes = bytes_of(p.dtype);
+  const int widest = few_returns_wide(bytes, walk_form(p));
+  if (columns_make_words(p, widest)) return widest;
+  return bytes == 2 && columns_pair(p) ? 2 : 1;
+}
+
+// Of those that are walked along, takes_walk(p). Rates of rows in double are more than arithmetic in float has room
+// for.
+inline bool takes_few_returns(const ReturnsProblem& p, int64_t multiprocessors) {
+  const int64_t bytes = bytes_of(p.dtype);
+  const int wide = few_returns_word(p);
+  const auto has_room = [&](const ReturnsDiscount& rate) {
+    return bytes == 8 || rate.kind != GammaKind::kRow || rate.dtype != ElementType::Double;
+  };
+  // Bytes from a word to the next are 32-bit numbers in tensors of rows, too.
+  bool are_near = true;
+  each_row_strides(p, [&](const Strides& s) { are_near = are_near && s.inner < int64_t{1} << 24; });
+  return are_near && p.length <= kMostFewReturns && p.inner >= kFewReturnsColumns && has_room(p.gamma) &&
+      has_room(p.trace) &&
+      p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, walk_form(p)) * multiprocessors;
+}
+
+}  // namespace dcs
