@@ -130,7 +130,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // `steps` what each step adds or, where gates do not differ, the sums from nothing.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
     // Twice the code is worth it in few forms.
-    if constexpr (kRows) return total_in(steps, gates, p.is_shifted);
+    if constexpr (kAll || kRows) return total_in(steps, gates, p.is_shifted);
     else return p.is_shifted ? total_in(steps, gates, std::true_type{}) : total_in(steps, gates, std::false_type{});
   }
   template <typename Shifted>
