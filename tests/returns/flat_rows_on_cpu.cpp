@@ -31,6 +31,8 @@ class Trial : public trials::RolloutTrial<T> {
       case FlatForm::kOwn: return run<FlatForm::kOwn>();
       case FlatForm::kLambda: return run<FlatForm::kLambda>();
       case FlatForm::kRatios: return run<FlatForm::kRatios>();
+      case FlatForm::kRows: return run<FlatForm::kRows>();
+      case FlatForm::kRowRatios: return run<FlatForm::kRowRatios>();
       default: return run<FlatForm::kAll>();
     }
   }
@@ -41,7 +43,10 @@ class Trial : public trials::RolloutTrial<T> {
   template <FlatForm kForm>
   bool run() {
     constexpr int kMany = flat_vectors(sizeof(T));
-    return plan.vectors == kMany ? run<kForm, kMany>() : run<kForm, 1>();
+    if constexpr (has_one_vector(kForm)) {
+      if (plan.vectors == 1) return run<kForm, 1>();
+    }
+    return plan.vectors == kMany && run<kForm, kMany>();
   }
   template <FlatForm kForm, int kVectors>
   bool run() {

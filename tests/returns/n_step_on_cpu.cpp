@@ -89,8 +89,8 @@ class Trial : public trials::RolloutTrial<T> {
       for (int64_t s = last; s >= t; --s) {
         const bool is_last = s == c.length - 1, terminates = c.terminated && this->is_terminated.at(o, s, i),
                    truncates = c.truncated && this->is_truncated.at(o, s, i);
-        const double gamma = this->rate_at(c.gamma, c.gamma_value, this->gammas, o, s, i),
-                     gate = gamma * this->rate_at(c.trace, c.trace_value, this->traces, o, s, i),
+        const double gamma = this->rate_at(c.gamma, c.gamma_value, this->gammas, this->row_gammas, o, s, i),
+                     gate = gamma * this->rate_at(c.trace, c.trace_value, this->traces, this->row_traces, o, s, i),
                      reward = widened(this->rewards.at(o, s, i));
         double after = is_last ? behind : c.values ? widened(this->values.at(o, s + 1, i)) : 0.0;
         if (c.next_values) after = widened(this->next.at(o, s, i));

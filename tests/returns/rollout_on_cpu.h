@@ -27,6 +27,10 @@ struct Rollout {
   int multiprocessors;
   unsigned seed;
   Same same_flags = Same::kNothing, same_rates = Same::kNothing, same_values = Same::kNothing;
+  // Of discounts that are one a row: `odd` ones are 0, of any sign, above 1 or no numbers.
+  dcs::ElementType row_dtype = dcs::ElementType::Float;
+  Same same_rows = Same::kNothing;
+  bool odd_rows = false;
   bool infinite = false;  // some rewards are, and what counts for nothing is no number
 };
 
@@ -67,7 +71,7 @@ class RolloutTrial {
       draw_rate(o, t, i, c.narrow_trace, traces, narrow_traces);
     });
     for (int64_t row = 0; row < c.outer * c.inner; ++row) {
-      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
+      for (RowRates* rates : {&row_gammas, &row_traces}) draw_row(rates, row, uniform(random));
       bootstraps.push_back(narrowed<T>(normal(random)));
     }
     if (c.infinite) spoil();
@@ -92,20 +96,29 @@ class RolloutTrial {
   Operand<Acc> gammas, traces;
   Operand<T> narrow_gammas, narrow_traces;  // the same numbers
   Operand<T> advantages, targets, pg;
-  std::vector<float> row_gammas;
+  // Discounts that are one a row, in memory and as numbers.
+  struct RowRates {
+    std::vector<double> memory, numbers;
+    dcs::Strides strides;
+  };
+  RowRates row_gammas, row_traces;
   std::vector<T> bootstraps;
   dcs::ReturnsProblem p{};
 
-  double rate_at(dcs::GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
+  double rate_at(dcs::GammaKind kind, double value, const Operand<Acc>& steps, const RowRates& rows, int64_t o,
+      int64_t t, int64_t i) const {
     if (kind == dcs::GammaKind::kNumber) return value;
-    return kind == dcs::GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
+    return kind == dcs::GammaKind::kRow
+        ? rows.numbers[static_cast<size_t>(o * rows.strides.outer + i * rows.strides.inner)]
+        : steps.at(o, t, i);
   }
   bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, values %d, next %d, ",
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded, c.values,
         c.next_values);
-    printf("rhos %d, terminated %d, truncated %d, kinds %d %d, seed %u\n", c.rhos, c.terminated, c.truncated,
-        static_cast<int>(c.gamma), static_cast<int>(c.trace), c.seed);
+    printf("rhos %d, terminated %d, truncated %d, kinds %d %d, rows' type %d, odd %d, seed %u\n", c.rhos, c.terminated,
+        c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), static_cast<int>(c.row_dtype), c.odd_rows,
+        c.seed);
     return false;
   }
   bool is_near(const char* name, const Operand<T>& output, int64_t o, int64_t t, int64_t i, double wanted,
@@ -124,8 +137,9 @@ class RolloutTrial {
     for (int64_t t = c.length - 1; t >= 0; --t) {
       const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
                  ends = terminates || (c.truncated && is_truncated.at(o, t, i)), is_cut = ends || is_last;
-      const double g = rate_at(c.gamma, c.gamma_value, gammas, o, t, i),
-                   l = rate_at(c.trace, c.trace_value, traces, o, t, i), reward = widened(rewards.at(o, t, i));
+      const double g = rate_at(c.gamma, c.gamma_value, gammas, row_gammas, o, t, i),
+                   l = rate_at(c.trace, c.trace_value, traces, row_traces, o, t, i),
+                   reward = widened(rewards.at(o, t, i));
       double after = is_last ? (c.bootstrap ? widened(bootstraps[row]) : 0.0)
           : c.values         ? widened(values.at(o, t + 1, i))
                              : 0.0;
@@ -161,6 +175,34 @@ class RolloutTrial {
     narrow.at(o, t, i) = narrowed<T>(rate);
     wide.at(o, t, i) = static_cast<Acc>(kHalf && is_narrow ? widened(narrow.at(o, t, i)) : rate);
   }
+  // `draw`: between 0 and 1.
+  void draw_row(RowRates* rates, int64_t row, double draw) {
+    constexpr double kOdd[] = {0.0, 1.0, -0.9, -1.0, 1.0005, 0.3, NAN};
+    // Long rows of larger ones leave float's range.
+    const double odd = c.length <= 200 && draw > 0.9 ? 1.05 : kOdd[random() % 7];
+    const double number = c.odd_rows && draw > 0.5 ? odd : 0.9 + 0.1 * draw;
+    rates->memory.resize(static_cast<size_t>(c.outer * c.inner));
+    rates->numbers.resize(rates->memory.size());
+    rates->strides = {c.inner, 0, 1};
+    if (c.same_rows == Same::kOuter || c.same_rows == Same::kTime) rates->strides.outer = 0;
+    if (c.same_rows == Same::kInner || c.same_rows == Same::kTime) rates->strides.inner = 0;
+    const auto put = [&](auto element, double whole) {
+      reinterpret_cast<decltype(element)*>(rates->memory.data())[row] = element;
+      rates->numbers[static_cast<size_t>(row)] = whole;
+    };
+    switch (c.row_dtype) {
+      case dcs::ElementType::Half: {
+        const __half half = __float2half_rn(static_cast<float>(number));
+        return put(half, __half2float(half));
+      }
+      case dcs::ElementType::BFloat16: {
+        const __nv_bfloat16 half = narrowed<__nv_bfloat16>(number);
+        return put(half, widened(half));
+      }
+      case dcs::ElementType::Float: return put(static_cast<float>(number), static_cast<float>(number));
+      default: return put(number, number);
+    }
+  }
   // One reward, and next states' values where episodes end.
   void spoil() {
     std::uniform_real_distribution<double> uniform;
@@ -195,19 +237,18 @@ class RolloutTrial {
     if (c.terminated) p.terminated = flag(terminated, is_terminated);
     if (c.truncated) p.truncated = flag(truncated, is_truncated);
     p.values_are_next = c.values_are_next;
-    discount(p.gamma, c.gamma, c.gamma_value, c.narrow_gamma, gammas, narrow_gammas);
-    discount(p.trace, c.trace, c.trace_value, c.narrow_trace, traces, narrow_traces);
+    discount(p.gamma, c.gamma, c.gamma_value, c.narrow_gamma, gammas, narrow_gammas, row_gammas);
+    discount(p.trace, c.trace, c.trace_value, c.narrow_trace, traces, narrow_traces, row_traces);
     p.clip_rho = 1.1, p.clip_c = 0.9, p.clip_pg = 1.2;
     if (c.advantages) p.advantages = {advantages.data, advantages.strides};
     if (c.targets) p.targets = {targets.data, targets.strides};
     if (c.pg) p.pg_advantages = {pg.data, pg.strides};
   }
   void discount(dcs::ReturnsDiscount& rate, dcs::GammaKind kind, double value, bool is_narrow,
-      const Operand<Acc>& steps, const Operand<T>& narrow_steps) {
+      const Operand<Acc>& steps, const Operand<T>& narrow_steps, const RowRates& rows) {
     rate.kind = kind;
     rate.value = kind == dcs::GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
-    if (kind == dcs::GammaKind::kRow)
-      rate.dtype = dcs::ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
+    if (kind == dcs::GammaKind::kRow) rate.dtype = c.row_dtype, rate.tensor = {rows.memory.data(), rows.strides};
     if (kind != dcs::GammaKind::kStep) return;
     rate.dtype = sizeof(Acc) == 8 ? dcs::ElementType::Double : dcs::ElementType::Float;
     rate.tensor = {steps.data, steps.strides};
@@ -248,6 +289,10 @@ inline Rollout draw_rollout(std::mt19937& random) {
   c.seed = random();
   c.narrow_gamma = !one_in(3);
   c.narrow_trace = !one_in(3);
+  constexpr dcs::ElementType kRowTypes[] = {
+      dcs::ElementType::Half, dcs::ElementType::BFloat16, dcs::ElementType::Float, dcs::ElementType::Double};
+  c.row_dtype = kRowTypes[random() % 4];
+  c.same_rows = one_in(3) ? static_cast<Same>(random() % 4) : Same::kNothing;
   return c;
 }
 
@@ -259,6 +304,7 @@ inline Rollout draw_odd_rollout(std::mt19937& random) {
   c.same_rates = same();
   c.same_values = same();
   c.infinite = random() % 3 == 0;
+  c.odd_rows = random() % 2 == 0;
   constexpr double kGammas[] = {0.0, -0.9, -1.0, 1.0005, 0.3};
   if (random() % 3 == 0) c.gamma_value = kGammas[random() % 5];
   if (random() % 3 == 0) c.trace_value = kGammas[random() % 5];

@@ -2,6 +2,7 @@
 // and what rows have of their own.
 #pragma once
 
+#include "returns/flat_rows/row_rates.cuh"
 #include "returns/flat_rows/slice.cuh"
 
 namespace dcs {
@@ -12,14 +13,16 @@ struct FlatLaneCuts {
   using Acc = typename Types<T>::Acc;
   static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
   static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
-  static constexpr bool kAll = kForm == FlatForm::kAll, kRatios = kForm == FlatForm::kRatios || kAll,
-                        kKnownOwn = kForm == FlatForm::kOwn || kForm == FlatForm::kRatios;
+  static constexpr bool kAll = kForm == FlatForm::kAll,
+                        kRows = kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios,
+                        kRatios = kForm == FlatForm::kRatios || kForm == FlatForm::kRowRatios || kAll,
+                        kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
   static_assert(kOwn < 32);
   const FlatReturnsParams<T>& p;
   const Slice& slice;
   unsigned char* const here;
   Acc* const last_values;  // behind the tile's rows
-  Rates<Acc>* const row_rates;
+  FlatRow<Acc>* const own_rows;
   const int lane;
   int behind_row;        // of the step behind the lane's last one, in the tile
   uint32_t ends;         // bits: a row's last step
@@ -31,11 +34,11 @@ struct FlatLaneCuts {
         slice(of),
         here(of.here),
         last_values(reinterpret_cast<Acc*>(rows + p.values_at)),
-        row_rates(reinterpret_cast<Rates<Acc>*>(rows)),
+        own_rows(reinterpret_cast<FlatRow<Acc>*>(rows)),
         lane(of.lane) {}
 
   __device__ __forceinline__ bool has_own() const {
-    if constexpr (kAll) return p.has_own_values;
+    if constexpr (kAll || kForm == FlatForm::kRows) return p.has_own_values;
     return kKnownOwn;
   }
 
@@ -58,24 +61,20 @@ struct FlatLaneCuts {
     const int until = static_cast<int>(p.length.divisor) - 1 - place.done;
     ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
     behind_row = place.row + __popc(ends);
-    if (!kAll && !p.is_shifted) return;
-    const bool has_rates = kAll && p.row_rates;
+    const bool has_rates = kRows || (kAll && p.row_rates);
+    if (!has_rates && !p.is_shifted) return;
     const int begin = max(place_of(first).row, 0);
     const int end = min(place_of(first + Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
+    if (has_rates) {
+      read_flat_rows<T>(p, own_rows, last_values, slice.tile.row, begin, end, kRows);
+      return;
+    }
 #pragma unroll 1
     for (int row = begin + lane; row < end; row += 32) {
-      if (p.is_shifted) {
-        Acc value = 0;
-        if (p.bootstrap)
-          value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
-        last_values[row] = value;
-      }
-      if constexpr (kAll) {
-        if (!has_rates) continue;
-        const RowIndex index(p.of_rows, slice.tile.row + row);
-        row_rates[row] =
-            rates_of<Acc>(p.gamma, p.trace, index.offset(p.gamma.tensor.strides), index.offset(p.trace.tensor.strides));
-      }
+      Acc value = 0;
+      if (p.bootstrap)
+        value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
+      last_values[row] = value;
     }
   }
 

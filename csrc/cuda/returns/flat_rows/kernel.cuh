@@ -10,7 +10,9 @@
 namespace dcs {
 
 // Blocks of a multiprocessor for whose registers there is room.
-constexpr int flat_returns_blocks(FlatForm form) { return form == FlatForm::kOwn || form == FlatForm::kLambda ? 2 : 1; }
+constexpr int flat_returns_blocks(FlatForm form) {
+  return form == FlatForm::kOwn || form == FlatForm::kLambda || form == FlatForm::kRows ? 2 : 1;
+}
 
 // Some of the pieces of a row in order of time as one, up to the first that is closed: what lies behind it is not seen.
 template <typename Wide>

@@ -20,8 +20,8 @@ struct FlatCarry {
 template <typename T, FlatForm kForm, int kVectors>
 struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
-  using Cuts::Cuts, Cuts::kAll, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
-  using Cuts::p, Cuts::here, Cuts::last_values, Cuts::row_rates, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
+  using Cuts::Cuts, Cuts::kAll, Cuts::kRows, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
+  using Cuts::p, Cuts::here, Cuts::last_values, Cuts::own_rows, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
       Cuts::drops, Cuts::has_own, Cuts::clamped_row;
   using typename Cuts::Acc;
   using typename Cuts::Slice;
@@ -31,7 +31,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // so is what floats lose between lanes.
   static constexpr bool kShort = sizeof(T) == 2 && !kAll;
   using StepGate = Gate<Acc, kShort>;
-  using Wide = std::conditional_t<kShort && !kRatios, float, double>;
+  using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
 
   // Of a parameter the compiler knows that it can be read again, and does so in every step that uses it.
   __device__ __forceinline__ void keep(float& value) const {
@@ -94,6 +94,10 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     StepGate gate;
     int row;
     __device__ __forceinline__ explicit RowWalk(const FlatLane& of) : at(of), row(of.behind_row) {
+      if constexpr (kRows) {
+        enter();
+        return;
+      }
       gamma = at.p.rates.gamma;
       rest = at.p.rates.rest;
       if constexpr (kShort) gate = {at.p.gate};
@@ -107,13 +111,16 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       }
     }
     __device__ __forceinline__ void enter() {
-      const Rates<Acc>& rates = at.row_rates[at.clamped_row(row)];
-      gamma = rates.gamma;
-      rest = rates.rest;
-      if constexpr (kAll) gate = rates.gate;
+      const FlatRow<Acc> own = at.own_rows[at.clamped_row(row)];
+      gamma = own.gamma;
+      rest = own.rest;
+      if constexpr (kShort) gate = {own.gate.value};
+      else gate = own.gate;
     }
     __device__ __forceinline__ void move_to(int step) {
-      if constexpr (kAll) {
+      if constexpr (kRows) {
+        if (at.ends >> step & 1) --row, enter();
+      } else if constexpr (kAll) {
         if (at.p.row_rates && at.ends >> step & 1) --row, enter();
       }
     }
@@ -122,20 +129,22 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In
   // `steps` what each step adds or, where gates do not differ, the sums from nothing.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
-    return p.is_shifted ? total_in<true>(steps, gates) : total_in<false>(steps, gates);
+    // Twice the code is worth it in few forms.
+    if constexpr (kAll || kRows) return total_in(steps, gates, p.is_shifted);
+    else return p.is_shifted ? total_in(steps, gates, std::true_type{}) : total_in(steps, gates, std::false_type{});
   }
-  template <bool kShifted>
-  __device__ __forceinline__ Acc total_in(Steps& steps, double& gates) const {
+  template <typename Shifted>
+  __device__ __forceinline__ Acc total_in(Steps& steps, double& gates, Shifted is_shifted) const {
     RowWalk rows(*this);
     Acc y = 0, product = 1, after = 0;
     int row = behind_row;
-    if (kShifted) after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
+    if (is_shifted) after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc rewards[kVec], values[kVec] = {}, next[kVec];
       read<T>(p.slots.rewards, k, rewards);
-      if (kShifted || has_own()) read<T>(p.slots.values, k, values);
-      if constexpr (kShifted) {
+      if (is_shifted || has_own()) read<T>(p.slots.values, k, values);
+      if (is_shifted) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
         after = values[0];
@@ -144,13 +153,18 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       }
       Factors factors;
       read_factors(k, factors);
-      if (kShifted && ends >> (k * kVec) & kVecBits) {
+      if (is_shifted && (ends >> (k * kVec) & kVecBits)) {
         // Rewards have the values behind rows added to them: else each step would choose what it adds.
         RowWalk there = rows;
 #pragma unroll
         for (int j = kVec - 1; j >= 0; --j) {
           const int i = k * kVec + j;
           if (!(ends >> i & 1)) continue;
+          if constexpr (kRows) {
+            --row;
+            if (!(drops >> i & 1)) rewards[j] += last_values[clamped_row(row)];
+            continue;
+          }
           there.move_to(i);
           const Acc value = last_values[clamped_row(--row)];
           if (!leaves_out(there, factors, i, drops)) rewards[j] += weight_of(there, factors, i) * value;
@@ -162,7 +176,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         const bool is_cut = i == kOwn - 1 || cuts >> i & 1;
         rows.move_to(i);
         Acc difference = rewards[j];
-        if (!leaves_out(rows, factors, i, kShifted ? drops | ends : drops))
+        if (!leaves_out(rows, factors, i, is_shifted ? drops | ends : drops))
           difference += weight_of(rows, factors, i) * next[j];
         if (has_own()) difference -= values[j];
         if constexpr (kRatios) {
@@ -180,33 +194,35 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     if constexpr (kRatios) {
       double power = p.powers[0];
       if constexpr (kAll) {
-        if (p.row_rates) power = whole_power(row_rates[clamped_row(behind_row)].carried, static_cast<unsigned>(kOwn));
+        if (p.row_rates) power = row_power();
       }
+      if constexpr (kRows) power = row_power();
       gates = clamped_mul(cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product), power);
     }
     return y;
   }
+  // Over the lane's steps, where they are one row's.
+  __device__ __forceinline__ double row_power() const {
+    return whole_power(carried_by(own_rows[clamped_row(behind_row)].gate), static_cast<unsigned>(kOwn));
+  }
   // Of the next state's value.
   __device__ __forceinline__ Acc weight_of(const RowWalk& rows, const Factors& factors, int i) const {
-    const bool takes_all = has_own() || (cuts >> i & 1);
+    const bool takes_all = (!kRows && has_own()) || (cuts >> i & 1);
     if constexpr (kAll) {
       if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
         const Acc gamma = p.slots.gamma >= 0 ? factors.gammas[i % kVec] : rows.gamma,
-                  trace = p.slots.trace >= 0 ? factors.traces[i % kVec] : trace_of(rows);
+                  trace = p.slots.trace >= 0 ? factors.traces[i % kVec]
+                                             : number_of(rows.gate);  // which gamma has no part in
         return takes_all ? gamma : gamma - gamma * trace;
       }
     }
     return takes_all ? rows.gamma : rows.rest;
   }
   __device__ __forceinline__ bool leaves_out(const RowWalk& rows, const Factors& factors, int i, uint32_t out) const {
-    if constexpr (kAll) {
+    if constexpr (!kKnownOwn && (kAll || kRows)) {
       if (!has_own() && weight_of(rows, factors, i) == Acc(0)) return true;
     }
     return out >> i & 1;
-  }
-  // The row's trace: of discounts of which one is a step's.
-  __device__ __forceinline__ Acc trace_of(const RowWalk& rows) const {
-    return p.row_rates ? row_rates[clamped_row(rows.row)].trace : p.rates.trace;
   }
   // The product of the lane's factors, of which one in Acc has left its range.
   __device__ __forceinline__ double careful_product() const {
@@ -225,8 +241,15 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ Piece<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
+    double row_powers[6] = {};
+    if constexpr (kRows && !kRatios) {
+      row_powers[0] = row_power();
+#pragma unroll
+      for (int j = 1; j < 6; ++j) row_powers[j] = power_mul(row_powers[j - 1], row_powers[j - 1]);
+    }
     const auto power = [&](int j) {
-      if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];
+      if constexpr (kRows) return row_powers[j];
+      else if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];
       else return p.powers[j];
     };
 #pragma unroll
@@ -247,7 +270,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
 #pragma unroll
       for (int j = 0; j < 5; ++j)
         if ((31 - lane) >> j & 1) carry.weight *= power(j);
-      if constexpr (std::is_same_v<Wide, double>) carry.weight = bounded_product(carry.weight, p.powers[0]);
+      if constexpr (std::is_same_v<Wide, double>) carry.weight = bounded_product(carry.weight, power(0));
       else if (p.short_powers[0] != 0.f && fabsf(carry.weight) < FLT_MIN)
         carry.weight = copysignf(FLT_MIN, carry.weight);
     }
@@ -262,14 +285,21 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       // Behind the last cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
       const uint32_t open = cuts ? ~((2u << (31 - __clz(static_cast<int>(cuts)))) - 1) : ~0u;
       Acc powers[kVec];
-      if constexpr (kShort) {
+      if constexpr (kRows) {
+        const Gate<Acc> gate = own_rows[clamped_row(behind_row)].gate;
+#pragma unroll
+        for (int i = kOwn - 1; i >= 0; --i) {
+          y = kShort ? gate.value * y : gate.step(0, y);
+          if (open >> i & 1) steps[i] += y;
+        }
+      } else if constexpr (kShort) {
         powers[0] = p.gate;
         keep(powers[0]);
 #pragma unroll
         for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
       }
 #pragma unroll
-      for (int i = kOwn - 1; i >= 0; --i) {
+      for (int i = kOwn - 1; !kRows && i >= 0; --i) {
         const Acc power = kShort ? powers[kVec - 1 - i % kVec] : p.step_powers[kOwn - 1 - i];
         if (open >> i & 1) steps[i] = fold(steps[i], power, y);
         if (kShort && i % kVec == 0) y *= power;

@@ -27,8 +27,10 @@ template <typename T, FlatForm kForm>
 cudaError_t launch_flat_returns_in(
     const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
   constexpr int kMany = flat_vectors(sizeof(T));
-  if (plan.vectors == kMany) return launch_flat_returns_as<T, kForm, kMany>(problem, plan, device, stream);
-  return launch_flat_returns_as<T, kForm, 1>(problem, plan, device, stream);
+  if constexpr (has_one_vector(kForm)) {
+    if (plan.vectors == 1) return launch_flat_returns_as<T, kForm, 1>(problem, plan, device, stream);
+  }
+  return launch_flat_returns_as<T, kForm, kMany>(problem, plan, device, stream);
 }
 
 template <typename T>
@@ -38,6 +40,8 @@ cudaError_t launch_flat_returns(
     case FlatForm::kOwn: return launch_flat_returns_in<T, FlatForm::kOwn>(problem, plan, device, stream);
     case FlatForm::kLambda: return launch_flat_returns_in<T, FlatForm::kLambda>(problem, plan, device, stream);
     case FlatForm::kRatios: return launch_flat_returns_in<T, FlatForm::kRatios>(problem, plan, device, stream);
+    case FlatForm::kRows: return launch_flat_returns_in<T, FlatForm::kRows>(problem, plan, device, stream);
+    case FlatForm::kRowRatios: return launch_flat_returns_in<T, FlatForm::kRowRatios>(problem, plan, device, stream);
     default: return launch_flat_returns_in<T, FlatForm::kAll>(problem, plan, device, stream);
   }
 }

@@ -32,6 +32,30 @@ struct FlatSlots {
 constexpr int kMostFlatOwn = 24;  // steps of a lane
 constexpr int kMostFlatOperands = 8, kMostFlatResults = 3;
 
+// In shared memory. A row's step weighs the next state's value with gamma where nothing is carried into it, else with
+// `rest`.
+template <typename Acc>
+struct alignas(16) FlatRow {
+  Acc gamma, rest;
+  Gate<Acc> gate;  // gamma * trace
+};
+
+// A discount, towards zero where it is a float, and the digits that float lacks: 0, not far below its own as in a gate,
+// where there are none, for what weighs nothing is left out.
+template <typename Acc>
+__host__ __device__ __forceinline__ Gate<Acc> digits_of(double number) {
+  if constexpr (std::is_same_v<Acc, double>) {
+    return {number};
+  } else {
+#ifdef __CUDA_ARCH__
+    const float value = __double2float_rz(number);
+#else
+    float value = static_cast<float>(number);
+    if (std::fabs(static_cast<double>(value)) > std::fabs(number)) value = std::nextafter(value, 0.f);
+#endif
+    return {value, std::fabs(value) <= FLT_MAX ? static_cast<float>(number - static_cast<double>(value)) : 0.f};
+  }
+}
 template <typename T>
 struct FlatReturnsParams {
   using Acc = typename Types<T>::Acc;
@@ -41,8 +65,9 @@ struct FlatReturnsParams {
   const char* bootstrap;     // of the first row
   int64_t bootstrap_stride;  // from row to row, in bytes
   ReturnsDiscount gamma, trace;
-  Rates<Acc> rates;  // where none is a row's
-  double powers[6];  // of gamma * trace over 1, 2, 4, ... lanes
+  Rates<Acc> rates;                      // where none is a row's
+  Gate<Acc> gamma_digits, trace_digits;  // where they are no row's
+  double powers[6];                      // of gamma * trace over 1, 2, 4, ... lanes
   float short_powers[6];
   Acc gate;                       // the same of one step, in one number
   Acc step_powers[kMostFlatOwn];  // of 1, 2, 3, ... steps
@@ -108,6 +133,7 @@ template <typename T>
 FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatReturnsPlan& plan) {
   using Acc = typename Types<T>::Acc;
   constexpr int64_t kBytes = sizeof(T);
+  static_assert(sizeof(FlatRow<Acc>) == 4 * sizeof(Acc), "FlatReturnsSizes::row_bytes counts on it");
   FlatReturnsParams<T> params{};
   const FlatReturnsSizes sizes{kBytes, sizeof(Acc), plan.vectors};
   const int64_t slice = sizes.slice();
@@ -147,12 +173,17 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
-  params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(Rates<Acc>)) : 0;
+  params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(FlatRow<Acc>)) : 0;
   params.bootstrap = static_cast<const char*>(p.bootstrap_value.data);
   params.bootstrap_stride = (p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer) * kBytes;
   params.gamma = p.gamma;
   params.trace = p.trace;
   params.row_rates = has_row_rates(p);
+  const auto digits = [](const ReturnsDiscount& rate) {
+    return digits_of<Acc>(rate.kind == GammaKind::kStep ? 1.0 : rate.value);
+  };
+  params.gamma_digits = digits(p.gamma);
+  params.trace_digits = digits(p.trace);
   params.rates = rates_beside_steps<Acc>(p);
   params.gate = narrowed<Acc>(params.rates.carried);
   const int64_t own = slice / 32;

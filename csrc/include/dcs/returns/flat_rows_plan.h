@@ -13,8 +13,8 @@
 namespace dcs {
 
 // What a kernel is made for: values of their own steps, or of next steps alone, and discounts that are numbers; with
-// ratios, too; or anything.
-enum class FlatForm { kOwn, kLambda, kRatios, kAll };
+// ratios, too; the same with discounts of rows, either values; or anything.
+enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios };
 
 // Where rows' values behind them lie apart by one stride.
 inline bool has_even_bootstrap(const ReturnsProblem& p) {
@@ -23,10 +23,11 @@ inline bool has_even_bootstrap(const ReturnsProblem& p) {
 }
 
 inline FlatForm flat_form(const ReturnsProblem& p) {
-  if (p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber) return FlatForm::kAll;
+  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next;
-  if (p.rhos.data && has_own) return FlatForm::kRatios;
+  if (p.rhos.data && has_own) return has_row_rates(p) ? FlatForm::kRowRatios : FlatForm::kRatios;
   if (p.rhos.data || p.pg_advantages.data) return FlatForm::kAll;
+  if (has_row_rates(p)) return FlatForm::kRows;
   return has_own ? FlatForm::kOwn : FlatForm::kLambda;
 }
 
@@ -36,8 +37,9 @@ constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 
 constexpr int kFlatReturnsWarps = 12, kFlatReturnsTileWarps = 4;
 // Every multiple of so many elements is an aligned address in every operand.
 constexpr int kFlatReturnsGrain = 16;
-// With fewer warps a multiprocessor, lanes have one vector.
+// With fewer warps a multiprocessor, lanes have one vector, in forms that are worth a kernel more.
 constexpr int kFewFlatWarps = 8;
+constexpr bool has_one_vector(FlatForm form) { return form != FlatForm::kRowRatios; }
 
 struct FlatReturnsPlan {
   int vectors, warps;   // of a lane, of a block
@@ -73,7 +75,7 @@ struct FlatReturnsSizes {
     return sum;
   }
   // Of what rows have of their own.
-  int64_t row_bytes(const ReturnsProblem& p) const { return wide + (has_row_rates(p) ? 40 : 0); }
+  int64_t row_bytes(const ReturnsProblem& p) const { return wide + (has_row_rates(p) ? 4 * wide : 0); }
 };
 
 // A row in a cluster: as many blocks as every device puts into one, or as many as there can be.
@@ -99,7 +101,7 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
     const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes, int64_t cluster) {
   if (p.steps || !is_contiguous(p) || !has_even_bootstrap(p)) return std::nullopt;
   // Powers of larger numbers would lose what sums that cancel are worth.
-  const bool are_numbers = flat_form(p) != FlatForm::kAll;
+  const bool are_numbers = flat_form(p) != FlatForm::kAll && !has_row_rates(p);
   if (are_numbers && !(std::fabs(p.gamma.value * p.trace.value) <= 1.0)) return std::nullopt;
   const int64_t bytes = bytes_of(p.dtype), count = p.rows() * p.length;
   FlatReturnsSizes sizes{bytes, std::max<int64_t>(bytes, 4), flat_vectors(bytes)};
@@ -125,7 +127,7 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
       }
     }
   };
-  if (count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
+  if (has_one_vector(flat_form(p)) && count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
   if (best.rows == 0) consider(flat_vectors(bytes));
   // Parts of a GPU may have no group of multiprocessors for more blocks than every device with clusters puts into one.
   if (best.rows == 0)
