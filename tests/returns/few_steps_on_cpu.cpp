@@ -13,9 +13,7 @@ namespace {
 template <typename T>
 class Trial : public trials::RolloutTrial<T> {
  public:
-  explicit Trial(const trials::Rollout& of) : trials::RolloutTrial<T>(of) {
-    if (c.seed % 2 == 0) narrow_rows();
-  }
+  explicit Trial(const trials::Rollout& of) : trials::RolloutTrial<T>(taken(of)) {}
 
   bool run() {
     const WalkForm form = walk_form(p);
@@ -27,14 +25,10 @@ class Trial : public trials::RolloutTrial<T> {
  private:
   using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
 
-  // One a row in half precision.
-  void narrow_rows() {
-    for (float& rate : this->row_gammas) {
-      narrow_gammas_.push_back(trials::narrowed<__nv_bfloat16>(rate));
-      rate = static_cast<float>(trials::widened(narrow_gammas_.back()));
-    }
-    for (ReturnsDiscount* rate : {&p.gamma, &p.trace})
-      if (rate->kind == GammaKind::kRow) rate->dtype = ElementType::BFloat16, rate->tensor.data = narrow_gammas_.data();
+  // Rates of rows in double are for double alone.
+  static trials::Rollout taken(trials::Rollout c) {
+    if (sizeof(T) < 8 && c.row_dtype == ElementType::Double) c.row_dtype = ElementType::Float;
+    return c;
   }
 
   template <WalkForm kForm>
@@ -78,8 +72,6 @@ class Trial : public trials::RolloutTrial<T> {
           for (int64_t i = 0; i < c.inner; ++i) results.push_back(output->at(o, t, i));
     return results;
   }
-
-  std::vector<__nv_bfloat16> narrow_gammas_;
 };
 
 trials::Rollout draw(std::mt19937& random) {
