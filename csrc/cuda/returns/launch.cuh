@@ -11,6 +11,7 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/launch.h"
+#include "dcs/returns/few_steps_plan.h"
 #include "returns/block_columns.cuh"
 #include "returns/chunks/launch.cuh"
 #include "returns/n_step_launch.cuh"
@@ -312,11 +313,13 @@ class ReturnsLaunch {
 
   template <int kForm>
   void columns() {
+    const bool are_walked = takes_walk(p_, device_.multiprocessors);
     if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
-      if (warp_columns<kForm>()) return;
+      // Few steps do not fill a warp's stages.
+      if (!(are_walked && takes_few_returns(p_, device_.multiprocessors)) && warp_columns<kForm>()) return;
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
-    if (takes_walk(p_, device_.multiprocessors)) {
+    if (are_walked) {
       launch_walk<T>(p_, device_, stream_);
       return;
     }

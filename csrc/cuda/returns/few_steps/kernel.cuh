@@ -187,10 +187,8 @@ struct FewReturns {
       read_columns<float>(rate.rows, rate.makes_words, to);
     } else if (rate.dtype == ElementType::BFloat16) {
       read_columns<__nv_bfloat16>(rate.rows, rate.makes_words, to);
-    } else if (rate.dtype == ElementType::Half) {
+    } else {
       read_columns<__half>(rate.rows, rate.makes_words, to);
-    } else if constexpr (sizeof(T) == 8) {
-      read_columns<double>(rate.rows, rate.makes_words, to);
     }
   }
   // What a column begins with.

@@ -35,13 +35,5 @@ __device__ __forceinline__ Rates<float> rates_of_row(SplitRate<float> gamma, Spl
   rates.gate = {value, rest};
   return rates;
 }
-__device__ __forceinline__ Rates<double> rates_of_row(SplitRate<double> gamma, SplitRate<double> trace) {
-  Rates<double> rates;
-  rates.gamma = gamma.value;
-  rates.trace = trace.value;
-  rates.gate = {gamma.value * trace.value};
-  rates.rest = gamma.value - rates.gate.value;
-  return rates;
-}
 
 }  // namespace dcs

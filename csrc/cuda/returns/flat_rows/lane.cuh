@@ -129,8 +129,8 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In
   // `steps` what each step adds or, where gates do not differ, the sums from nothing.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
-    // Twice the code is worth it in few forms.
-    if constexpr (kAll || kRows) return total_in(steps, gates, p.is_shifted);
+    // Twice the code is worth it in few forms, and in double.
+    if constexpr (kRows || (kAll && sizeof(T) < 8)) return total_in(steps, gates, p.is_shifted);
     else return p.is_shifted ? total_in(steps, gates, std::true_type{}) : total_in(steps, gates, std::false_type{});
   }
   template <typename Shifted>

@@ -21,7 +21,9 @@ cudaError_t launch_walk_as(const ReturnsProblem& problem, const Device& device, 
 
 template <typename T>
 cudaError_t launch_walk(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
-  if (takes_few_returns(problem, device.multiprocessors)) return launch_few_returns<T>(problem, device, stream);
+  if constexpr (sizeof(T) < 8) {
+    if (takes_few_returns(problem, device.multiprocessors)) return launch_few_returns<T>(problem, device, stream);
+  }
   const WalkForm form = walk_form(problem);
   if constexpr (sizeof(T) == 2) {
     // Pairs are half the threads: only where enough are left.
