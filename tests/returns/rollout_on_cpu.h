@@ -247,7 +247,8 @@ class RolloutTrial {
   void discount(dcs::ReturnsDiscount& rate, dcs::GammaKind kind, double value, bool is_narrow,
       const Operand<Acc>& steps, const Operand<T>& narrow_steps, const RowRates& rows) {
     rate.kind = kind;
-    rate.value = kind == dcs::GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
+    constexpr double kBehindTensors[] = {1.0, 0.0, 0.5};
+    rate.value = kind == dcs::GammaKind::kNumber ? value : kBehindTensors[c.seed % 3];
     if (kind == dcs::GammaKind::kRow) rate.dtype = c.row_dtype, rate.tensor = {rows.memory.data(), rows.strides};
     if (kind != dcs::GammaKind::kStep) return;
     rate.dtype = sizeof(Acc) == 8 ? dcs::ElementType::Double : dcs::ElementType::Float;

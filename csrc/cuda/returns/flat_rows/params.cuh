@@ -200,8 +200,9 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.truncated_is_bool = p.truncated_is_bool;
   params.gamma_is_narrow = p.gamma.is_narrow();
   params.trace_is_narrow = p.trace.is_narrow();
-  params.rest_is_nothing = !params.has_own_values && params.rates.rest == Acc(0);
-  params.gamma_is_nothing = !params.has_own_values && params.rates.gamma == Acc(0);
+  const bool may_be_nothing = !params.has_own_values && !params.row_rates;
+  params.rest_is_nothing = may_be_nothing && params.rates.rest == Acc(0);
+  params.gamma_is_nothing = may_be_nothing && params.rates.gamma == Acc(0);
   for (int64_t i = 0; i < 32; i += p.length) params.row_ends |= 1u << i;
   params.length = Divisor(static_cast<uint32_t>(p.length));
   params.lift = static_cast<int>(ceil_div(kFlatReturnsGrain, p.length));
