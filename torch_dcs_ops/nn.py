@@ -181,6 +181,6 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         shown = {
             name: value
             for name, value in values.items()
-            if not isinstance(value, Tensor) and value not in (None, False)
+            if not isinstance(value, Tensor) and value is not None and value is not False
         }
         return ", ".join((f"num_classes={self.num_classes}", *(f"{name}={value!r}" for name, value in shown.items())))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +20,12 @@ from linear_cross_entropy.oracle import leaf, make
 SEQUENCES, STEPS, V = 8, 6, 13
 ROWS = SEQUENCES * STEPS
 REFUSED = "linear_policy_loss: loss_fn must give the loss of a row from that row alone.*got a loss that changes with"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_looked_at_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this test for another device."""
+    monkeypatch.setattr(row_probe, "_probed", weakref.WeakKeyDictionary())
 
 
 def _of_sequences(values: Tensor, sequence: Tensor) -> Tensor:
@@ -136,3 +146,123 @@ def test_splits_part_any_two_rows(count: int) -> None:
     assert splits.size(0) <= 2 * (count - 1).bit_length() + 1
     with_and_without = splits.t() @ (1 - splits)
     assert bool((with_and_without.fill_diagonal_(1) > 0).all())
+
+
+class Aggregation(enum.Enum):
+    TOKEN = 0
+    SEQUENCE = 1
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Not hashable, and another one's losses have the same code."""
+
+    aggregation: Aggregation
+    steps: int = 0
+
+    def __call__(self, log_probs: Tensor, _: Tensor, old: Tensor, advantages: Tensor, sequence: Tensor) -> Tensor:
+        self.steps += 1
+        if self.aggregation is Aggregation.SEQUENCE:
+            return _gspo(log_probs, _, old, advantages, sequence)
+        return -advantages * (log_probs - old).exp()
+
+    def method(self, *args: Tensor) -> Tensor:
+        return self(*args)
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial", "closure", "config"])
+def test_what_a_loss_is_made_with_counts(device: str, kind: str) -> None:
+    """Losses with the same code: looked at once each, whoever calls them."""
+
+    def loss_of(trainer: Trainer) -> Any:
+        config = {"aggregation": trainer.aggregation}
+
+        def by_config(*args: Tensor) -> Tensor:
+            trainer.steps += 1
+            return Trainer(config["aggregation"])(*args)
+
+        return {
+            "object": trainer,
+            "method": trainer.method,
+            "partial": functools.partial(Trainer.__call__, trainer),
+            "closure": lambda *args: trainer(*args),
+            "config": by_config,
+        }[kind]
+
+    first = Trainer(Aggregation.TOKEN)
+    call(device, loss_of(first))
+    before = first.steps
+    call(device, loss_of(first))
+    assert first.steps == before + 1
+    with pytest.raises(RuntimeError, match=REFUSED):
+        call(device, loss_of(Trainer(Aggregation.SEQUENCE)))
+
+
+def test_a_number_that_changes_in_every_step_is_not_looked_at_for_ever(device: str) -> None:
+    calls = []
+
+    def made(step: int) -> Any:
+        def loss(log_probs: Tensor, _: Any, old: Tensor, advantages: Tensor, sequence: Tensor) -> Tensor:
+            calls.append(step)
+            return -advantages * log_probs / (1 + step)
+
+        return loss
+
+    for step in range(row_probe._MOST_KEYS + 2):
+        call(device, made(step))
+    assert calls.count(row_probe._MOST_KEYS - 1) > calls.count(row_probe._MOST_KEYS + 1) == 1
+
+
+@pytest.mark.parametrize("budget", [None, 8 * V * 8])
+def test_checkpointed(device: str, budget: int | None) -> None:
+    """The looks are no part of what is saved and made again."""
+    from torch.utils.checkpoint import checkpoint
+
+    problem = make((ROWS,), device=device, ignored=0.0)
+    x = leaf(problem.input)
+
+    def loss_fn(log_probs: Tensor, _: Tensor) -> Tensor:
+        return -log_probs * (log_probs.detach() / 7).exp()
+
+    def step(hidden: Tensor) -> Tensor:
+        loss: Tensor = linear_policy_loss(
+            hidden * 1.0, problem.linear_weight, problem.target, loss_fn, memory_budget=budget
+        )
+        return loss
+
+    checkpoint(step, x, use_reentrant=False).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.autograd.grad(step(x), x)[0])
+
+
+def test_anomalies_of_other_values(device: str) -> None:
+    """The looks have differences of two arguments that are negative."""
+    problem = make((ROWS,), device=device, ignored=0.0)
+    low = torch.linspace(0.1, 1, ROWS, device=device, dtype=problem.input.dtype)
+    with torch.autograd.set_detect_anomaly(True):
+        loss = linear_policy_loss(
+            leaf(problem.input), problem.linear_weight, problem.target,
+            lambda log_probs, _, low, high: ((high - low) * -log_probs).sqrt(), low, low + 0.05,
+        )  # fmt: skip
+        loss.backward()
+    assert bool(loss.isfinite())
+
+
+def test_compiled_losses_round_in_their_own_way(device: str) -> None:
+    """The difference of two numbers near each other, all of it rounding: another one for another number of rows."""
+    problem = make((ROWS,), dtype=torch.float32, device=device, ignored=0.0)
+    x, w, target = leaf(problem.input), problem.linear_weight, problem.target
+    old = linear_log_probs(x.detach(), w, target, need_entropy=False)
+
+    def loss(log_probs: Tensor, _: Tensor, old: Tensor) -> Tensor:
+        difference = old - log_probs
+        return difference.expm1() - difference
+
+    compiled = torch.compile(loss)
+    assert linear_policy_loss(x, w, target, compiled, old + 1e-4 * torch.randn_like(old)).requires_grad
+
+
+def test_errors_of_a_few_rows(device: str) -> None:
+    sentence = "linear_policy_loss: loss_fn must take some rows at a time, got an error for 4 of them or for 1: "
+    with pytest.raises(RuntimeError, match=sentence + "index 30 is out of bounds"):
+        call(device, lambda p, h, old, a, s: p + 0 * p[30])

@@ -7,8 +7,14 @@ them. Nothing else would tell its caller.
 from __future__ import annotations
 
 import contextlib
+import enum
+import functools
+import inspect
+import itertools
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -24,9 +30,10 @@ _TOLERANCE = 1e-3  # of the largest value: another number of rows may take anoth
 # For other values, of which no two kinds of rows have the same ones.
 _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the rows' statistics
 _FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
-_probed: weakref.WeakSet[Any] = weakref.WeakSet()
-_probed_methods: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-_probed_codes: weakref.WeakKeyDictionary[CodeType, set[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+_MOST_FACTS = 64  # of one object
+_MOST_KEYS = 8  # of one code: what is made with another number in every step is looked at so many times
+_looking = threading.RLock()
+_probed: weakref.WeakKeyDictionary[CodeType, set[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 
 
 class _Rows(NamedTuple):
@@ -80,10 +87,11 @@ def look(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> bool:
     if rows.total < 2:
         return False
     step = (rows.total - 1) // (PROBED_ROWS - 1) or 1
-    says = _look_at_few(rows.at(slice(0, (PROBED_ROWS - 1) * step + 1, step))) or _look_at_few(
-        rows.at(_of_large_gradients(rows))
-    )
-    _look_at_all(rows)
+    with _apart_from_the_caller():
+        says = _look_at_few(rows.at(slice(0, (PROBED_ROWS - 1) * step + 1, step))) or _look_at_few(
+            rows.at(_of_large_gradients(rows))
+        )
+        _look_at_all(rows)
     return says
 
 
@@ -91,13 +99,29 @@ def look_across(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> N
     """Refuses a loss that mixes rows of several chunks, of which each may have one row of a sequence."""
     rows = _rows(of, statistics, args)
     few = min(rows.total, _SPREAD_ROWS)
-    _look_at_all(rows.at(torch.arange(few, device=rows.weights.device) * rows.total // few))
+    with _apart_from_the_caller():
+        _look_at_all(rows.at(torch.arange(few, device=rows.weights.device) * rows.total // few))
 
 
 def note_looked_at(loss_fn: Callable[..., Tensor]) -> None:
-    with contextlib.suppress(TypeError):
-        functions, function = _place_of(loss_fn)
-        functions.add(function)
+    key = _key_of(loss_fn)
+    if key is not None:
+        _probed.setdefault(key[0], set()).add(key[1])
+
+
+@contextlib.contextmanager
+def _apart_from_the_caller() -> Iterator[None]:
+    """Its hooks of saved tensors, as of activation checkpoints, and its search for nan are for its own graph. Functions
+    that it has compiled run as they are written: compiled code rounds in another way for another number of rows. One
+    thread at a time, as the stance is that of all."""
+    has_compiled = "torch._dynamo" in sys.modules  # which takes more than a second to import
+    with (
+        _looking,
+        torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved),
+        torch.autograd.set_detect_anomaly(False),
+        torch.compiler.set_stance("force_eager") if has_compiled else contextlib.nullcontext(),
+    ):
+        yield
 
 
 def _rows(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> _Rows:
@@ -222,7 +246,10 @@ def _differ(together: Tensor, apart: Tensor) -> Tensor:
 
 
 def _with_other_values(rows: _Rows, kinds: Tensor) -> _Rows:
-    """No two of the four kinds are equal, in what is floating-point and not 0. loss_fn may refuse these."""
+    """No two of the four kinds are equal, in what is floating-point and not 0, and within the range of the rows' own.
+
+    loss_fn may refuse these.
+    """
 
     def column(values: tuple[float, ...], like: Tensor) -> Tensor:
         column = torch.tensor(values, dtype=like.dtype, device=like.device)[kinds]
@@ -230,7 +257,8 @@ def _with_other_values(rows: _Rows, kinds: Tensor) -> _Rows:
 
     log_probs, entropy = rows.statistics
     statistics = Statistics(
-        log_probs - column(_SHIFTS, log_probs), None if entropy is None else entropy + column(_SHIFTS, entropy)
+        -_within(-log_probs, -log_probs + column(_SHIFTS, log_probs)),
+        None if entropy is None else _within(entropy, entropy + column(_SHIFTS, entropy)),
     )
     args = tuple(
         arg * column(_FACTORS[place % 4 :] + _FACTORS[: place % 4], arg)
@@ -240,6 +268,12 @@ def _with_other_values(rows: _Rows, kinds: Tensor) -> _Rows:
     )
     of = rows.of._replace(loss_fn=_refusing(rows.of.loss_fn), args=args)
     return rows._replace(of=of, statistics=statistics)
+
+
+def _within(values: Tensor, larger: Tensor) -> Tensor:
+    """No larger than the largest of `values`: a look-up by them, which has all of these, has no others."""
+    largest = torch.where(values.isfinite(), values, -torch.inf).max()
+    return torch.where(larger > largest, torch.maximum(values, largest), larger)
 
 
 def _refuse() -> None:
@@ -252,7 +286,7 @@ def _refuse() -> None:
 def _some_at_a_time(count: int, fewer: int) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, ValueError) as error:
         if str(error).startswith(OP):
             raise
         raise RuntimeError(f"{OP}: loss_fn must take some rows at a time, got an error for {count} of them or for "
@@ -273,37 +307,56 @@ def _refusing(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return refusing
 
 
-def _place_of(loss_fn: Callable[..., Tensor]) -> tuple[Any, Any]:
-    """Where it is noted that it has been looked at, and as what.
+def _key_of(loss_fn: Any) -> tuple[CodeType, tuple[Any, ...]] | None:
+    """As what it has been looked at: its code, and what is known of what it was made with.
 
-    A method is another object whenever it is asked for, and a function that is defined anew in every step as well: that
-    is one with its code and its flags. What calls a function that it has been given is looked at as the object it is.
+    Functions that are defined anew in every step, and methods, are other objects each time. None of what has no code.
     """
-    if isinstance(loss_fn, MethodType):
-        return _probed_methods.setdefault(loss_fn.__self__, weakref.WeakSet()), loss_fn.__func__
-    if isinstance(loss_fn, FunctionType):
-        given = _given_to(loss_fn)
-        if not any(map(callable, given)):
-            flags = tuple(value for value in given if value is None or isinstance(value, (bool, str)))
-            return _probed_codes.setdefault(loss_fn.__code__, set()), flags
-    return _probed, loss_fn
+    function = loss_fn
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
+    elif not isinstance(function, (FunctionType, MethodType)):
+        function = getattr(type(function), "__call__", None)  # noqa: B004
+    code = getattr(inspect.unwrap(function) if function is not None else None, "__code__", None)
+    return None if code is None else (code, _facts(loss_fn, 3))
 
 
-def _given_to(function: FunctionType) -> list[Any]:
-    """What it has from where it was defined: its closure and its defaults."""
-    given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing is in it yet
-            given.append(cell.cell_contents)
-    return given
+def _facts(value: Any, depth: int, counts: bool = True) -> Any:
+    """Flags, names, code and, where `counts`, whole numbers as they are; what holds others as those of the first few.
+
+    None of other numbers and tensors, nor of whole numbers in containers and objects, which change from step to step.
+    """
+    if isinstance(value, (bool, str, enum.Enum, CodeType)) or (counts and isinstance(value, int)):
+        return value
+    if depth == 0 or value is None or isinstance(value, (Tensor, int, float, complex)):
+        return None
+    if isinstance(value, FunctionType):
+        held = [value.__code__, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # nothing is in it yet
+                held.append(cell.cell_contents)
+        return tuple(_facts(one, depth - 1) for one in held)
+    if isinstance(value, functools.partial):
+        return tuple(_facts(one, depth - 1) for one in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, MethodType):
+        return _facts(value.__func__, depth - 1), _facts(value.__self__, depth - 1)
+    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, dict):
+        values = list(value.values())
+    elif not isinstance(value, (list, tuple)):
+        values = list(getattr(value, "__dict__", {}).values())
+    facts = (_facts(one, depth - 1, counts=False) for one in itertools.islice(values, _MOST_FACTS))
+    return type(value), *(fact for fact in facts if fact is not None)
 
 
 def _is_probed(loss_fn: Callable[..., Tensor]) -> bool:
-    try:
-        functions, function = _place_of(loss_fn)
-        return function in functions
-    except TypeError:  # not hashable
+    key = _key_of(loss_fn)
+    if key is None:
         return False
+    found = _probed.get(key[0], ())
+    return key[1] in found or len(found) >= _MOST_KEYS
 
 
 def _is_captured(tensor: Tensor) -> bool:
