@@ -387,7 +387,7 @@ def test_the_raw_op_refuses_bad_arguments(
     assert str(raised.value).startswith(f"discounted_cumsum: {sentence}")
 
 
-@pytest.mark.parametrize("isa", ["default", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", [pytest.param("default", marks=pytest.mark.slow), "avx2", "avx512"])
 def test_every_instruction_set(isa: str) -> None:
     """The library reads TORCH_DCS_CPU_ISA at its first call; what the CPU lacks falls back: this passes anywhere."""
     selected = "vector_edges or layouts or growing or (chunks and float32)"

@@ -11,7 +11,6 @@ import enum
 import functools
 import inspect
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -87,7 +86,7 @@ def look(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> bool:
     if rows.total < 2:
         return False
     step = (rows.total - 1) // (PROBED_ROWS - 1) or 1
-    with _apart_from_the_caller():
+    with _apart_from_the_caller(of.loss_fn):
         says = _look_at_few(rows.at(slice(0, (PROBED_ROWS - 1) * step + 1, step))) or _look_at_few(
             rows.at(_of_large_gradients(rows))
         )
@@ -99,7 +98,7 @@ def look_across(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> N
     """Refuses a loss that mixes rows of several chunks, of which each may have one row of a sequence."""
     rows = _rows(of, statistics, args)
     few = min(rows.total, _SPREAD_ROWS)
-    with _apart_from_the_caller():
+    with _apart_from_the_caller(of.loss_fn):
         _look_at_all(rows.at(torch.arange(few, device=rows.weights.device) * rows.total // few))
 
 
@@ -110,16 +109,17 @@ def note_looked_at(loss_fn: Callable[..., Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _apart_from_the_caller() -> Iterator[None]:
+def _apart_from_the_caller(loss_fn: Any) -> Iterator[None]:
     """Its hooks of saved tensors, as of activation checkpoints, and its search for nan are for its own graph. Functions
     that it has compiled run as they are written: compiled code rounds in another way for another number of rows. One
     thread at a time, as the stance is that of all."""
-    has_compiled = "torch._dynamo" in sys.modules  # which takes more than a second to import
+    # A stance imports the compiler, which takes more than a second.
+    is_compiled = any(hasattr(one, "__wrapped__") for one in (_function_of(loss_fn), *_held_by(loss_fn)))
     with (
         _looking,
         torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved),
         torch.autograd.set_detect_anomaly(False),
-        torch.compiler.set_stance("force_eager") if has_compiled else contextlib.nullcontext(),
+        torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext(),
     ):
         yield
 
@@ -312,15 +312,26 @@ def _key_of(loss_fn: Any) -> tuple[CodeType, tuple[Any, ...]] | None:
 
     Functions that are defined anew in every step, and methods, are other objects each time. None of what has no code.
     """
-    function = loss_fn
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, torch.nn.Module):
-        function = function.forward
-    elif not isinstance(function, (FunctionType, MethodType)):
-        function = getattr(type(function), "__call__", None)  # noqa: B004
+    function = _function_of(loss_fn)
     code = getattr(inspect.unwrap(function) if function is not None else None, "__code__", None)
     return None if code is None else (code, _facts(loss_fn, 3))
+
+
+def _function_of(loss_fn: Any) -> Any:
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    if isinstance(loss_fn, torch.nn.Module):
+        return loss_fn.forward
+    return loss_fn if isinstance(loss_fn, (FunctionType, MethodType)) else getattr(type(loss_fn), "__call__", None)  # noqa: B004
+
+
+def _held_by(function: Any) -> list[Any]:
+    """What is in a function's closure."""
+    held = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            held.append(cell.cell_contents)
+    return held
 
 
 def _facts(value: Any, depth: int, counts: bool = True) -> Any:
@@ -333,11 +344,8 @@ def _facts(value: Any, depth: int, counts: bool = True) -> Any:
     if depth == 0 or value is None or isinstance(value, (Tensor, int, float, complex)):
         return None
     if isinstance(value, FunctionType):
-        held = [value.__code__, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):  # nothing is in it yet
-                held.append(cell.cell_contents)
-        return tuple(_facts(one, depth - 1) for one in held)
+        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *_held_by(value)]
+        return value.__code__, *(_facts(one, depth - 1) for one in given)
     if isinstance(value, functools.partial):
         return tuple(_facts(one, depth - 1) for one in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, MethodType):
