@@ -13,7 +13,7 @@ import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ _TOLERANCE = 1e-3  # of the largest value: another number of rows may take anoth
 # For other values, of which no two kinds of rows have the same ones.
 _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the rows' statistics
 _FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
+_SHOWN = (bool, str, enum.Enum, CodeType)  # as they are
 _MOST_FACTS = 64  # of one object
 _MOST_KEYS = 8  # of one code: what is made with another number in every step is looked at so many times
 _looking = threading.RLock()
@@ -339,7 +340,7 @@ def _facts(value: Any, depth: int, counts: bool = True) -> Any:
 
     None of other numbers and tensors, nor of whole numbers in containers and objects, which change from step to step.
     """
-    if isinstance(value, (bool, str, enum.Enum, CodeType)) or (counts and isinstance(value, int)):
+    if isinstance(value, _SHOWN) or (counts and isinstance(value, int)):
         return value
     if depth == 0 or value is None or isinstance(value, (Tensor, int, float, complex)):
         return None
@@ -350,12 +351,11 @@ def _facts(value: Any, depth: int, counts: bool = True) -> Any:
         return tuple(_facts(one, depth - 1) for one in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, MethodType):
         return _facts(value.__func__, depth - 1), _facts(value.__self__, depth - 1)
-    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else ()
-    if isinstance(value, dict):
-        values = list(value.values())
-    elif not isinstance(value, (list, tuple)):
-        values = list(getattr(value, "__dict__", {}).values())
-    facts = (_facts(one, depth - 1, counts=False) for one in itertools.islice(values, _MOST_FACTS))
+    held = value if isinstance(value, (list, tuple, dict)) else getattr(value, "__dict__", {})
+    first = list(itertools.islice(held.values() if isinstance(held, dict) else held, _MOST_FACTS))
+    if depth == 1:  # most of a large object is here: without a call for each
+        return type(value), *(one for one in first if isinstance(one, _SHOWN))
+    facts = (_facts(one, depth - 1, counts=False) for one in first)
     return type(value), *(fact for fact in facts if fact is not None)
 
 
