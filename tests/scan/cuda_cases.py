@@ -141,15 +141,15 @@ def _columns() -> list[Problem]:
         problems += [
             Problem("warp_columns_kernel", (100, 16_384 * full // 2), dtype, backward=True),
             Problem("warp_columns_kernel", (100, 8192 * full // 2), dtype, "row"),
-            Problem("split_columns_kernel", (1024, 96), dtype),
+            Problem("split_columns_kernel", (1024, 320), dtype),
             Problem("split_columns_kernel", (1200, 2208), dtype, "row"),
-            Problem("split_columns_kernel", (70, 96), dtype),
+            Problem("split_columns_kernel", (70, 4608), dtype),
             Problem("split_columns_kernel", (64, 96), dtype),
-            Problem("split_columns_kernel", (200, 96), dtype),
-            Problem("split_columns_kernel", (300, 96), dtype),
+            Problem("split_columns_kernel", (200, 1600), dtype),
+            Problem("split_columns_kernel", (300, 1024), dtype),
             Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
-            Problem("block_columns_kernel", (300, 64), dtype, "step"),
-            Problem("block_columns_kernel", (250, 64), dtype, "step", backward=True),
+            Problem("block_columns_kernel", (300, 1040), dtype, "step"),
+            Problem("block_columns_kernel", (250, 1280), dtype, "step", backward=True),
             Problem("small_columns_kernel held_columns_kernel", (2000, 33), dtype, backward=True),
             Problem(
                 "small_columns_kernel held_columns_kernel",
@@ -171,6 +171,7 @@ def _columns() -> list[Problem]:
             Problem("few_steps_kernel", (3, 600_000), dtype, "row", reset=True, initial=True, backward=True),
         ]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
+    problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 1024)]
     problems.append(Problem("split_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
