@@ -1,4 +1,4 @@
-"""Generalised advantage estimation in float32, compiled with backend="dcs", beside other ways to write and compile it.
+"""Generalized advantage estimation in float32, compiled with backend="dcs", beside other ways to write and compile it.
 
 The floor is a copy of the traffic that cannot be done without: rewards and values (4 bytes a step each) and done (1)
 are read once, advantages and returns (4 each) written once; 17 bytes where a copy of the rewards moves 8.

@@ -28,7 +28,7 @@ _SPREAD_ROWS = 4096  # over the chunks of a call
 _TOLERANCE = 1e-3  # of the largest value: another number of rows may take another instruction
 # For other values, of which no two kinds of rows have the same ones.
 _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the rows' statistics
-_FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: towards 0, so that probabilities and places stay such
+_FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: toward 0, so that probabilities and places stay such
 _SHOWN = (bool, str, enum.Enum, CodeType)  # as they are
 _MOST_FACTS = 64  # of one object
 _MOST_KEYS = 8  # of one code: what is made with another number in every step is looked at so many times
