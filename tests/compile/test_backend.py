@@ -259,16 +259,25 @@ def test_lowerings_are_off_where_the_caches_cannot_tell(caplog: pytest.LogCaptur
 def test_every_source_is_in_the_key() -> None:
     """Of the folders that decide about compiled code, at any depth."""
     package = Path(torch_dcs_ops.__file__).parent
-    sources = {path.relative_to(package) for path in graph_pass.source_files() if path.is_relative_to(package)}
+    sources = {Path(name) for name in graph_pass.source_files()}
     for folder in ("compile", "distributed", "ops", "reference"):
         assert sources >= {path.relative_to(package) for path in (package / folder).rglob("*.py")}
     assert Path("compile", "inductor", "heuristics.py") in sources
     assert Path("_registry.py") in sources
-    called = {path for path in graph_pass.source_files() if path.parents[1].name == "triton_kernels"}
+    called = {path for path in graph_pass.source_files().values() if path.parents[1].name == "triton_kernels"}
     assert "register_groups.py" in {path.name for path in called}
     for path in called:
         for name in re.findall(r"^from \.(\w+) import", path.read_text(), re.MULTILINE):
             assert path.with_name(f"{name}.py") in called
+
+
+def test_files_that_change_places_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one name too: every family has its validate.py."""
+    files = graph_pass.source_files()
+    key = graph_pass._sources.__wrapped__()
+    first, second = "ops/scan/validate.py", "ops/log_bmm/validate.py"
+    monkeypatch.setattr(graph_pass, "source_files", lambda: files | {first: files[second], second: files[first]})
+    assert graph_pass._sources.__wrapped__() != key
 
 
 def test_uuid() -> None:

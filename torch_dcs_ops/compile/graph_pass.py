@@ -122,18 +122,20 @@ def _guarded(name: str, rewrite: Callable[[], object]) -> None:
 def _sources() -> str:
     """A hash of what decides about compiled code: `source_files` and the versions."""
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
-    for path in source_files():
-        digest.update(path.name.encode() + path.read_bytes())
+    for name, path in sorted(source_files().items()):
+        digest.update(name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def source_files() -> list[Path]:
-    """This folder, the ops' schemas and rules, the Triton functions that generated kernels call."""
+def source_files() -> dict[str, Path]:
+    """This folder, the ops' schemas and rules, the Triton functions that generated kernels call; by their place in the
+    package, as files of several folders have one name."""
     package = Path(__file__).parents[1]
     folders = ("compile", "distributed", "ops", "reference")
     paths = [path for folder in folders for path in package.joinpath(folder).rglob("*.py")]
+    files = {path.relative_to(package).as_posix(): path for path in (*paths, package / "_registry.py")}
     for name in ("scan.gamma", "scan.register_groups", "scan.tile"):
         spec = importlib.util.find_spec(f"torch_dcs_ops.triton_kernels.{name}")
         assert spec is not None
-        paths.append(Path(str(spec.origin)))
-    return sorted([*paths, package / "_registry.py"])
+        files[f"triton_kernels/{name.replace('.', '/')}.py"] = Path(str(spec.origin))
+    return files
