@@ -1,7 +1,8 @@
 """Every .cu file compiles for sm_90; no GPU is needed.
 
-Where the CUDA library is built, its build has shown that. Where it was left out, `make test-all` compiles every file if
-there is an nvcc: on two cores that takes longer than the rest of the suite.
+Where the CUDA library is built from these sources, its build has shown that. Where it was left out, or is older or for
+other architectures, `make test-all` compiles every file if there is an nvcc: on two cores that takes longer than the
+rest of the suite.
 """
 
 from __future__ import annotations
@@ -38,7 +39,25 @@ def instances() -> dict[str, tuple[Path, str, str]]:
 
 
 INSTANCES = instances()
-slow = () if CUDA["built"] else pytest.mark.slow
+
+
+def newest_source() -> float:
+    folders = (ROOT / "csrc" / "cuda", ROOT / "csrc" / "include")
+    times = (path.stat().st_mtime for folder in folders for path in folder.rglob("*") if path.is_file())
+    return max(times, default=0.0)
+
+
+def installed_library() -> Path | None:
+    """_C_cuda.so if this installation has one, built from these sources for sm_90 or the GPU at hand."""
+    for folder in map(Path, torch_dcs_ops.__path__):
+        path = folder / "_C_cuda.so"
+        suits = any(architecture.startswith(("90", "native")) for architecture in CUDA.get("architectures", ()))
+        if suits and path.is_file() and path.stat().st_mtime >= newest_source():
+            return path
+    return None
+
+
+slow = () if installed_library() is not None else pytest.mark.slow
 
 
 def nvcc() -> str:
@@ -50,21 +69,6 @@ def nvcc() -> str:
     if release is None or int(release[1]) < 12:
         pytest.skip("nvcc is older than 12.0")
     return found
-
-
-def newest_source() -> float:
-    folders = (ROOT / "csrc" / "cuda", ROOT / "csrc" / "include")
-    return max(path.stat().st_mtime for folder in folders for path in folder.rglob("*") if path.is_file())
-
-
-def installed_library() -> Path | None:
-    """_C_cuda.so if this installation has one, built from these sources for sm_90 or the GPU at hand."""
-    for folder in map(Path, torch_dcs_ops.__path__):
-        path = folder / "_C_cuda.so"
-        suits = any(architecture.startswith(("90", "native")) for architecture in CUDA.get("architectures", ()))
-        if suits and path.is_file() and path.stat().st_mtime >= newest_source():
-            return path
-    return None
 
 
 @pytest.mark.parametrize(
