@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import re
 import types
@@ -27,8 +26,6 @@ from compile.generated_code import DEVICE, Kernels, lowering_test
 from scan.oracle import make
 from support.compiler import no_cached_graphs
 
-PACKAGE = Path(torch_dcs_ops.__file__).parent
-ROOM = PACKAGE / "compile" / "inductor"
 CACHES = (support.has, support._warn_of_version, support._warn_of_missing, backend._install_lowerings)
 
 
@@ -307,59 +304,6 @@ def test_graphs_without_scans_know_nothing_of_it(kernels: Kernels, monkeypatch: 
     result = torch.compile(lambda x: (x * 2).cumsum(0) + x.sum(0), fullgraph=True)(x)
     torch.testing.assert_close(result, (x * 2).cumsum(0) + x.sum(0), rtol=1e-4, atol=1e-4)
     assert len(kernels.names()) >= 1
-
-
-# What is private and not the compiler's: autograd, functorch, dispatch and operators. No public names say the same
-# (docs/internals/inductor.md).
-NOT_THE_COMPILERS = (
-    "torch._C", "torch._VF", "torch._assert_async", "torch._functorch.pyfunctorch", "torch._functorch.utils",
-    "torch.autograd", "torch.ops.", "torch.utils._python_dispatch",
-)  # fmt: skip
-
-
-def private_names(source: str) -> Iterator[tuple[int, str]]:
-    """Line and name of every private name of torch in a module: what it imports, and what it takes of ``torch``."""
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            names = [ast.unparse(node)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value]
-        for name in names:
-            is_private = re.fullmatch(r"torch(\.\w+)*\.(_[a-zA-Z]\w*|fx\.experimental)(\.\w+)*", name)
-            if is_private and not name.startswith(NOT_THE_COMPILERS):
-                yield node.lineno, name
-
-
-def test_the_compilers_private_names_are_used_in_one_folder() -> None:
-    folders = [PACKAGE / name for name in ("compile", "ops", "reference", "integrations", "cli")]
-    files = [path for folder in folders for path in folder.rglob("*.py")] + list(PACKAGE.glob("*.py"))
-    outside = [path for path in files if ROOM not in path.parents]
-    assert len(outside) > 60
-    found = [f"{path.relative_to(PACKAGE)}:{line}: {name}" for path in outside
-             for line, name in private_names(path.read_text())]  # fmt: skip
-    # Documented, and in no folder of the compiler's.
-    allowed = "torch.fx.experimental.symbolic_shapes.guard_or_false"
-    assert [line for line in found if not line.endswith(allowed)] == []
-
-
-def test_private_names_are_seen() -> None:
-    planted = """
-import torch._inductor.config
-from torch._dynamo import config
-from torch import _guards
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-value = torch._inductor.config.triton
-public = torch.compiler.is_compiling(), torch._C._len_torch_dispatch_stack()
-"""
-    seen = {name for _, name in private_names(planted)}
-    assert seen >= {"torch._inductor.config", "torch._dynamo.config", "torch._guards", "torch._inductor.config.triton"}
-    assert "torch.fx.experimental.symbolic_shapes.ShapeEnv" in seen
-    assert not [name for name in seen if "_C" in name or "compiler" in name]
 
 
 def test_every_part_is_documented() -> None:

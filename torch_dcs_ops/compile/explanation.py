@@ -13,6 +13,7 @@ from torch import fx
 from .graph_pass import losses_in
 from .inductor import breaks, support
 from .inductor.breaks import GraphBreak
+from .inductor.wrappers import uncompiled
 from .passes.findings import Finding, Reason
 
 
@@ -81,7 +82,7 @@ def explanation_of(
     torch.compiler.reset()
     try:
         with breaks.Watch() as watch:
-            traced: Callable[..., Any] = torch.compile(_uncompiled(function), backend=looks, dynamic=dynamic)
+            traced: Callable[..., Any] = torch.compile(uncompiled(function), backend=looks, dynamic=dynamic)
             traced(*args, **kwargs)
     finally:
         torch.compiler.reset()
@@ -89,14 +90,6 @@ def explanation_of(
         reasons = watch.hindrances() or ["it makes no graph"]
         hindrance = f"the function runs as it stands, as Dynamo does not trace it: {'; '.join(reasons)}"
     return Explanation(tuple(losses), tuple(watch.found()), graphs, dict(calls), hindrance)
-
-
-def _uncompiled(function: Any) -> Any:
-    """What torch.compile made a module of, and the call of a module that was compiled in place, `module.compile()`."""
-    function = getattr(function, "_orig_mod", function)
-    if getattr(function, "_compiled_call_impl", None) is not None:
-        return function._call_impl
-    return function
 
 
 def _behind(found: GraphBreak | None, loss: Finding) -> Finding:

@@ -50,7 +50,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part("torch", "_TorchCompileInductorWrapper.__call__", takes=("model_", "inputs_")),
         Part("torch", "_TorchCompileInductorWrapper", attributes=("config",)),
     ),
-    # dynamo.py
+    # dynamo.py, writes.py
     "passes": (
         Part("torch._dispatch.python", "enable_python_dispatcher", takes=()),
         Part("torch._dynamo.config", attributes=("assume_static_by_default",)),
@@ -62,12 +62,20 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part("torch.amp.autocast_mode", "_enter_autocast"),
         Part("torch.amp.autocast_mode", "_exit_autocast", takes=("mode",)),
         Part("torch._C", "_set_grad_enabled"),
+        Part("torch.utils._python_dispatch", "TorchDispatchMode", attributes=("__torch_dispatch__", "__enter__")),
+        Part("torch._ops", "OpOverload", attributes=("_schema",)),
+        Part("torch", "UntypedStorage", attributes=("_cdata",)),
     ),
     # breaks.py
     "breaks": (
         Part("torch._dynamo.output_graph", attributes=("graph_break_reasons",)),
         Part("torch._dynamo.output_graph", "GraphCompileReason", attributes=("reason", "user_stack")),
         Part("torch._dynamo.utils", attributes=("counters",)),
+    ),
+    # wrappers.py
+    "wrappers": (
+        Part("torch._dynamo.eval_frame", "OptimizedModule", attributes=("_orig_mod",)),
+        Part("torch.nn", "Module", attributes=("_compiled_call_impl", "_call_impl")),
     ),
     # tracing.py
     "tracing": (

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..inductor.dynamo import run_on_fakes, storage_of, unrecorded_symbols
 from .build import shown, value_of
@@ -54,7 +53,9 @@ def _changes(node: fx.Node, values: list[Any]) -> bool:
     """
     if any(name in shown(node) for name in ("batch_norm", "instance_norm")):
         return True  # They write to running statistics, which their schemas do not say.
-    watch = _Writes({storage_of(value) for value in values})
+    from ..inductor.writes import Writes
+
+    watch = Writes({storage_of(value) for value in values})
     try:
         fake_mode = values[0].fake_mode
         with unrecorded_symbols(fake_mode):
@@ -62,21 +63,3 @@ def _changes(node: fx.Node, values: list[Any]) -> bool:
     except Exception:
         return True
     return watch.seen
-
-
-class _Writes(TorchDispatchMode):
-    """Sees whether an op writes to one of some storages, by what its schema says."""
-
-    def __init__(self, memory: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory, self.seen = memory, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[index] if index < len(args) else kwargs.get(argument.name)
-                written = given if isinstance(given, list | tuple) else [given]
-                tensors = [tensor for tensor in written if isinstance(tensor, Tensor)]
-                self.seen |= any(storage_of(tensor) in self.memory for tensor in tensors)
-        return func(*args, **kwargs)
