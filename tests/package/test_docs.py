@@ -16,11 +16,11 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 README = ROOT / "README.md"
 ADDING_AN_OP = ROOT / "docs" / "internals" / "adding_an_op.md"
 RUNNABLE = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # A path from the root of the repository or of the package. `*`, `<family>` and `{a,b}` stand for several.
 IN_REPOSITORY = r"\.ci|\.github|benchmarks|csrc|docs|examples|tests|torch_dcs_ops|triton_kernels"
-IN_PACKAGE = "compile|integrations|ops|reference"
+IN_PACKAGE = "compile|distributed|integrations|ops|reference"
 NAMED = re.compile(rf"(?<![\w./-])(?:{IN_REPOSITORY}|{IN_PACKAGE})/[\w./*<>{{}},-]*[\w*>}}/]")
 
 
