@@ -66,7 +66,7 @@ def functions(case: Case) -> Iterator[Measured]:
         return Measured(name, lambda: function(rewards, values, done), TRAFFIC, target)
 
     yield measured("gae, dcs backend", with_resets, "dcs", case.target)
-    yield measured("gae, dcs backend, gamma a step", with_step_gammas, "dcs", case.target)
+    yield measured("gae, dcs backend, per-step gamma", with_step_gammas, "dcs", case.target)
     yield measured("gae, inductor and the op", with_resets, "inductor")
 
     def associative(deltas: Tensor, done: Tensor, dim: int) -> Tensor:

@@ -1,8 +1,8 @@
 """dcs::discounted_cumsum on a GPU, each time as a fraction of copying the same number of bytes.
 
-The floors, in tensors of input's size read or written: a scan 2 (= `y.copy_(x)`); with a gamma a step 3; forward and
-backward with the gradients of input and a scalar gamma 5 (x, y | dy, y, dx); with a gamma a step 8 (x, g, y | dy, g, y,
-dx, dg).
+The floors, in tensors of input's size read or written: a scan 2 (= `y.copy_(x)`); with a per-step gamma 3; forward and
+backward with the gradients of input and a scalar gamma 5 (x, y | dy, y, dx); with a per-step gamma 8 (x, g, y | dy, g,
+y, dx, dg).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def own_functions(case: Case, dtype: torch.dtype) -> Iterator[Measured]:
         yield Measured(f"dcs {direction}", lambda d=direction: scalar(x, GAMMA, dim=dim, direction=d), 1.0, case.target)
     for direction in DIRECTIONS:
         yield Measured(
-            f"dcs {direction}, gamma a step",
+            f"dcs {direction}, per-step gamma",
             lambda d=direction: tensor(x, steps, dim=dim, direction=d),
             1.5,
             case.target,
@@ -74,7 +74,7 @@ def _backward_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measur
     leaf = x.detach().requires_grad_()
     gammas = {
         "": torch.tensor(GAMMA, device="cuda", requires_grad=True),
-        ", gamma a step": steps.detach().requires_grad_(),
+        ", per-step gamma": steps.detach().requires_grad_(),
     }
     for suffix, gamma in gammas.items():
 
@@ -85,7 +85,7 @@ def _backward_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measur
         yield Measured(f"dcs right, fwd+bwd{suffix}", both, 4.0 if suffix else 2.5, BACKWARD_TARGET)
 
 
-TRITON = ("Triton left", "Triton right", "Triton left, gamma a step")
+TRITON = ("Triton left", "Triton right", "Triton left, per-step gamma")
 
 
 def _triton_functions(case: Case, x: Tensor, steps: Tensor) -> Iterator[Measured]:

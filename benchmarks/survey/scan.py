@@ -1,4 +1,4 @@
-"""Discounted scans and cumulative sums. torch's op is torch.cumsum, also beside a scan with one gamma."""
+"""Discounted scans and cumulative sums. torch's op is torch.cumsum, also beside a scan with a shared gamma."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def gae(rewards: Tensor, values: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "a number": (lambda x: weighted(d.discounted_cumsum(x, 0.5)), ((4, 6),)),
     "a gamma a row": (lambda x, g: weighted(d.discounted_cumsum(x, g, reset=RESET)), ((4, 6), (4,))),
-    "a gamma a step": (lambda x, g, i: weighted(d.discounted_cumsum(x, g, initial=i)), ((4, 6), (4, 6), (4,))),
+    "per-step gamma": (lambda x, g, i: weighted(d.discounted_cumsum(x, g, initial=i)), ((4, 6), (4, 6), (4,))),
     "window, a row": (lambda x, g: weighted(d.discounted_cumsum(x, g, window=3)), ((4, 6), (4,))),
     "window, a step": (lambda x, g: weighted(d.discounted_cumsum(x, g, window=3)), ((4, 6), (4, 6))),
     "cumsum": (lambda x: weighted(d.cumsum(x, reverse=True)), ((4, 6),)),

@@ -1,4 +1,4 @@
-"""Few rows of one number gamma, or of one gamma a step: clusters of blocks that read again what lies before them."""
+"""Few rows of one number gamma, or of per-step gammas: clusters of blocks that read again what lies before them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_not_finite_alike(y: torch.Tensor, expected: torch.Tensor, what: tuple
 
 
 def gates_of(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """A gamma a step: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1, in
+    """Per-step gammas: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1, in
     one warp's piece or throughout."""
     low, high = {
         "signs": (-1.0, 1.0),
