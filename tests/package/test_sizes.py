@@ -117,7 +117,7 @@ def test_cxx_functions() -> None:
             if length > FUNCTION_LINES:
                 named = re.findall(r"(\w+)\s*\(", re.sub(r"__launch_bounds__\s*\(", "", head))
                 long[f"{name_of(path)}:{named[-1] if named else head}"] = length
-    assert long.keys() <= LONG_FUNCTIONS, long
+    assert long.keys() == LONG_FUNCTIONS, long
 
 
 def test_the_length_of_a_cxx_function_is_seen() -> None:
