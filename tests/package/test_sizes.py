@@ -45,6 +45,12 @@ SIGNATURES = {
     "tests/linear_cross_entropy/oracle.py:oracle": "stands for linear_cross_entropy",
     "tests/linear_cross_entropy/filter/oracle.py:dense": "stands for linear_cross_entropy",
 }
+# The same of C++ and CUDA: what a registration makes an operator of has the schema's arguments.
+CXX_SIGNATURES = {
+    "csrc/include/dcs/cross_entropy/ops.h:cross_entropy_rows": "dcs::_cross_entropy_rows_",
+    "csrc/include/dcs/returns/gradients.h:returns_gradients": "dcs::_returns_gradients",
+    "csrc/include/dcs/returns/ops.h:temporal_difference_scan": "dcs::_temporal_difference_scan",
+}
 
 
 def python_files() -> Iterator[Path]:
@@ -136,3 +142,35 @@ def test_parameter_lists() -> None:
             if count > PARAMETERS and not is_kernel:
                 long[name] = count
     assert long.keys() == SIGNATURES.keys(), long
+
+
+def cxx_parameters(head: str) -> Iterator[tuple[str, int]]:
+    """Name and number of parameters of each outermost parenthesis in the head of a C++ function."""
+    depth, begin, count = 0, 0, 0
+    for at, character in enumerate(head):
+        if character in "(<[{":
+            if character == "(" and not depth:
+                begin, count = at, 1
+            depth += 1
+        elif character in ")>]}":
+            depth -= 1
+            if character == ")" and not depth:
+                named = re.search(r"(\w+)\s*$", head[:begin])
+                yield named[1] if named else "", count if head[begin + 1 : at].strip() else 0
+        elif character == "," and depth == 1 and begin:
+            count += 1
+
+
+def test_cxx_parameter_lists() -> None:
+    long: dict[str, int] = {}
+    for path in csrc_files():
+        for head, _ in bodies(path.read_text()):
+            long |= {f"{name_of(path)}:{name}": count for name, count in cxx_parameters(head) if count > PARAMETERS}
+    assert long.keys() == CXX_SIGNATURES.keys(), long
+
+
+def test_the_parameters_of_a_cxx_function_are_seen() -> None:
+    head = (
+        "template <int a, int b> __global__ void __launch_bounds__(1, 2) f(pair<int, int> c, int (*d)(int, int), int e)"
+    )
+    assert list(cxx_parameters(head)) == [("__launch_bounds__", 2), ("f", 3)]
