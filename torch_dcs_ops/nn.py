@@ -95,6 +95,30 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[False] = ..., return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[True], return_predictions: Literal[False] = ...,
+        return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[False] = ..., return_predictions: Literal[True],
+        return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor, Tensor, Tensor]], in_features: int, num_classes: int, *,
+        return_lse: Literal[True], return_predictions: Literal[True],
+        return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, ...]], in_features: int, num_classes: int, *,
         return_z_loss: Literal[True], return_lse: bool = ..., return_predictions: bool = ...,
         **keywords: Unpack[Keywords],

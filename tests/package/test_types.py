@@ -14,14 +14,19 @@ from pathlib import Path
 import pytest
 
 import torch_dcs_ops
+from torch_dcs_ops.integrations import cleanrl, gymnasium, stable_baselines3, tianshou, verl
 
 ROOT = Path(torch_dcs_ops.__file__).parents[1]
 CODE = """
+from typing import Any
+
+import numpy as np
 import torch
 from typing_extensions import assert_type
 from torch import Tensor
 import torch_dcs_ops
-from torch_dcs_ops import compile, nn, returns
+from torch_dcs_ops import compile, distributed, nn, returns
+from torch_dcs_ops.integrations import cleanrl, gymnasium, stable_baselines3, tianshou, verl
 
 x, w, t = torch.randn(2, 3), torch.randn(4, 3), torch.zeros(2, dtype=torch.long)
 flag = bool(x.any())
@@ -34,7 +39,12 @@ assert_type(loss(x, w, t, return_lse=True), Two)
 assert_type(loss(x, w, t, return_predictions=True, z_loss=1e-4), Two)
 assert_type(loss(x, w, t, return_lse=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
 assert_type(loss(x, w, t, return_lse=flag), Tensor | tuple[Tensor, ...])
-assert_type(loss(x, w, t, return_z_loss=True, shift=2, zero_if_empty=True), tuple[Tensor, ...])
+assert_type(loss(x, w, t, return_z_loss=True, shift=2, zero_if_empty=True), Two)
+assert_type(loss(x, w, t, return_z_loss=True, return_lse=True), tuple[Tensor, Tensor, Tensor])
+assert_type(loss(x, w, t, return_z_loss=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
+four = loss(x, w, t, return_z_loss=True, return_lse=True, return_predictions=True)
+assert_type(four, tuple[Tensor, Tensor, Tensor, Tensor])
+assert_type(loss(x, w, t, return_z_loss=True, return_lse=flag), tuple[Tensor, ...])
 loss(x, w, t, soft_cap=30.0)  # error
 loss(x, w, t, softcap="30")  # error
 
@@ -70,6 +80,34 @@ assert_type(torch_dcs_ops.__version__, str)
 assert_type(str(torch_dcs_ops.info()), str)
 compile.enable()
 compile.disable()
+found = compile.explain(lambda x: x)(x)
+assert_type(str(found.losses[0].reason), str)
+assert_type(found.graphs, int)
+assert_type(compile.is_enabled(), bool)
+
+group = torch.distributed.group.WORLD
+assert group is not None
+shared = distributed.vocab_parallel_linear_cross_entropy
+assert_type(shared(x, w, t, group=group), Tensor)
+assert_type(shared(x, w, t, group=group, return_lse=True, softcap=30.0), Two)
+assert_type(shared(x, w, t, group=group, return_predictions=True), Two)
+assert_type(shared(x, w, t, group=group, return_lse=True, return_predictions=True), tuple[Tensor, Tensor, Tensor])
+assert_type(shared(x, w, t, group=group, return_lse=flag), Tensor | tuple[Tensor, ...])
+shared(x, w, t)  # error
+distributed.vocab_parallel_linear_kl_div, distributed.vocab_parallel_linear_log_probs
+distributed.sequence_parallel_gae, distributed.context_parallel_targets
+assert_type(distributed.sequence_parallel_discounted_cumsum(x, 0.9, group=group), Tensor)
+
+a = x.numpy()
+assert_type(cleanrl.compute_advantages(x, x, x, x, x), Two)
+reveal = cleanrl.compute_advantages(a, x, a, a, x)
+first: np.ndarray[Any, Any] = reveal[0]
+assert_type(gymnasium.next_step_mask(x, x), Tensor)
+mask: np.ndarray[Any, Any] = gymnasium.next_step_mask(a, a, time_dim=1)
+assert_type(tianshou.gae(a, a, x, a, 0.99, 0.95), Tensor)
+gymnasium.next_step_mask([0, 1], x)  # error
+assert_type(verl.linear_cross_entropy(x, w, t), Two)
+stable_baselines3.compute_returns_and_advantage
 
 assert_type(returns.gae(x, x, next_values=x, terminated=None), Two)
 assert_type(returns.vtrace(x, x, x, next_values=x, terminated=None), Two)
@@ -100,7 +138,10 @@ def test_types(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     assert found == expected, result.stdout + result.stderr
 
 
-MODULES = (torch_dcs_ops, torch_dcs_ops.compile, torch_dcs_ops.distributed, torch_dcs_ops.nn, torch_dcs_ops.returns)
+MODULES = (
+    *(torch_dcs_ops, torch_dcs_ops.compile, torch_dcs_ops.distributed, torch_dcs_ops.nn, torch_dcs_ops.returns),
+    *(cleanrl, gymnasium, stable_baselines3, tianshou, verl),  # whose libraries are not imported with them
+)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -120,6 +161,7 @@ def test_public_names_are_documented_and_typed(module: types.ModuleType) -> None
 
 def test_the_snippet_has_every_public_name() -> None:
     used = {node.attr for node in ast.walk(ast.parse(CODE)) if isinstance(node, ast.Attribute)}
-    public = set(torch_dcs_ops.__all__) | set(torch_dcs_ops.returns.__all__) | set(torch_dcs_ops.nn.__all__)
+    own = (torch_dcs_ops, torch_dcs_ops.compile, torch_dcs_ops.distributed, torch_dcs_ops.nn, torch_dcs_ops.returns)
+    public = {name for module in own for name in module.__all__}
     modules = {name for name in public if isinstance(getattr(torch_dcs_ops, name, None), types.ModuleType)}
     assert public - modules <= used

@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays = Tensor | np.ndarray[Any, Any]
+    Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 
 
 def version(library: str) -> str:
@@ -32,6 +38,6 @@ def as_tensor(array: Any) -> Tensor:
     return array if isinstance(array, Tensor) else torch.as_tensor(array)
 
 
-def like(result: Tensor, given: Any) -> Any:
+def like(result: Tensor, given: Array) -> Array:
     """`result` as what was given was: a tensor, or else a NumPy array."""
     return result if isinstance(given, Tensor) else result.detach().cpu().numpy()

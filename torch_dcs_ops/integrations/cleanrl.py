@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,18 +10,21 @@ from torch import Tensor
 from ..returns import gae
 from ._libraries import as_tensor, like
 
+if TYPE_CHECKING:
+    from ._libraries import Array, Arrays
+
 __all__ = ["compute_advantages"]
 
 
 def compute_advantages(
-    rewards: Any,
-    values: Any,
-    dones: Any,
-    next_value: Any,
-    next_done: Any,
+    rewards: Array,
+    values: Arrays,
+    dones: Arrays,
+    next_value: Arrays,
+    next_done: Arrays,
     gamma: float | Tensor = 0.99,
     gae_lambda: float | Tensor = 0.95,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Advantages and returns of cleanrl's arrays, (num_steps, num_envs): tensors or NumPy arrays, as `rewards` is.
 
     ``dones[t]`` says that the observation of step t is the first of an episode, so that one ended with step t - 1, and

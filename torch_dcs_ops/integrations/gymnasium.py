@@ -18,16 +18,21 @@ Nothing is carried from or to a step that resets, so what it gets itself does no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ._libraries import as_tensor, like
 
+if TYPE_CHECKING:
+    from ._libraries import Array, Arrays
+
 __all__ = ["next_step_mask"]
 
 
-def next_step_mask(terminated: Any, truncated: Any, previous_done: Any = None, *, time_dim: int = 0) -> Any:
+def next_step_mask(
+    terminated: Array, truncated: Arrays, previous_done: Arrays | None = None, *, time_dim: int = 0
+) -> Array:
     """Where a step is a transition, not the reset after an episode's end, under AutoresetMode.NEXT_STEP.
 
     Args:

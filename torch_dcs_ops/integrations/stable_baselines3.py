@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..returns import gae
 from ._libraries import checked
+
+if TYPE_CHECKING:
+    from ._libraries import Arrays
 
 __all__ = ["compute_returns_and_advantage", "disable", "enable"]
 
@@ -52,7 +55,19 @@ def _method(self: Any, last_values: Tensor, dones: Any) -> None:
     compute_returns_and_advantage(self, last_values, dones)
 
 
-def compute_returns_and_advantage(buffer: Any, last_values: Tensor, dones: Any) -> None:
+class Buffer(Protocol):
+    """What is read and written of a RolloutBuffer."""
+
+    rewards: Arrays
+    values: Arrays
+    episode_starts: Arrays
+    advantages: Arrays
+    returns: Arrays
+    gamma: float
+    gae_lambda: float
+
+
+def compute_returns_and_advantage(buffer: Buffer, last_values: Tensor, dones: Arrays) -> None:
     """Fills ``buffer.advantages`` and ``buffer.returns`` from its rewards, values and episode_starts.
 
     Args:

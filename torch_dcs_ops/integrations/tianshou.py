@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import returns
 from ._libraries import as_tensor, checked, like, version
+
+if TYPE_CHECKING:
+    from ._libraries import Array, Arrays
 
 __all__ = ["disable", "enable", "gae"]
 
@@ -24,7 +27,7 @@ _PLACES = (("tianshou.algorithm.algorithm_base", "_gae"), ("tianshou.policy.base
 _replaced: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
-def gae(v_s: Any, v_s_: Any, rew: Any, end_flag: Any, gamma: float, gae_lambda: float) -> Any:
+def gae(v_s: Arrays, v_s_: Arrays, rew: Array, end_flag: Arrays, gamma: float, gae_lambda: float) -> Array:
     """Advantages of steps that lie one behind the other, (T,), in float64 as tianshou's.
 
     Args:

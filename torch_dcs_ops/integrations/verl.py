@@ -13,8 +13,6 @@ verl takes it for `use_fused_kernels` with the implementation "torch" (or "liger
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -62,7 +60,7 @@ def linear_cross_entropy(
     labels: Tensor,
     temperature: float = 1.0,
     reduction: str = "none",
-    dist_process_group: Any = None,
+    dist_process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """verl.utils.kernel.linear_cross_entropy.linear_cross_entropy, on any device: log-probabilities and entropy.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,56 @@ from .kernel_ops import Numbers
 
 _OP = "vocab_parallel_linear_cross_entropy"
 _LARGEST_NUMBER = 1 << 24  # of a class that float32 holds
+
+if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
+
+    class Keywords(TypedDict, total=False):
+        """The keywords that do not change what is returned."""
+
+        group: Required[dist.ProcessGroup]
+        first_class: int | None
+        classes: int | None
+        linear_bias: Tensor | None
+        weight: Tensor | None
+        reduction: str
+        ignore_index: int | None
+        label_smoothing: float
+        softcap: float | None
+        logit_scale: float
+        z_loss: float
+        memory_budget: int | None
+        accumulate_dtype: torch.dtype | None
+        zero_if_empty: bool
+        sequence_parallel: bool
+        reduce_dtype: torch.dtype | None
+
+
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> Tensor: ...  # fmt: skip
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[False] = ..., **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: bool = ...,
+    return_predictions: bool = ..., **keywords: Unpack[Keywords],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 
 
 def vocab_parallel_linear_cross_entropy(

@@ -82,6 +82,26 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 @overload
 def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[False] = ..., return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[False] = ..., return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[False] = ...,
+    return_predictions: Literal[True], return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_lse: Literal[True],
+    return_predictions: Literal[True], return_z_loss: Literal[True], **keywords: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_z_loss: Literal[True], return_lse: bool = ...,
     return_predictions: bool = ..., **keywords: Unpack[Keywords],
 ) -> tuple[Tensor, ...]: ...  # fmt: skip
