@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "common/ptx/async_copy.cuh"
+
 namespace dcs {
 
 constexpr int kProductThreads = 256;
@@ -49,10 +51,7 @@ struct PanelTile {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const bool inside = position[i] < bound[i];
-      const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to + slow(i) * kPitch + fast(i)));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(inside ? from[i] : base),
-          "r"(inside ? 16 : 0)
-          : "memory");
+      copy_async<16>(to + slow(i) * kPitch + fast(i), inside ? from[i] : base, inside ? 16 : 0);
       from[i] += advance;
       position[i] += kStageDepth;
     }
@@ -106,7 +105,7 @@ struct Tf32Product {
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       if (s < stages) load(s);
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
     }
     for (int s0 = 0; s0 < stages; s0 += kSumStages) {
       float part[kRows][kColumns][4] = {};
@@ -114,10 +113,10 @@ struct Tf32Product {
       for (int i = 0; i < kSumStages; ++i) {
         const int s = s0 + i;
         if (s < stages) {
-          asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+          wait_for_copies<kStages - 2>();
           __syncthreads();
           if (s + kStages - 1 < stages) load(s + kStages - 1);
-          asm volatile("cp.async.commit_group;" ::: "memory");
+          commit_copies();
           multiply(shared + s % kStages * kStageFloats, part);
         }
       }
@@ -128,7 +127,7 @@ struct Tf32Product {
 #pragma unroll
           for (int e = 0; e < 4; ++e) sums[r][c][e] += part[r][c][e];
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies<0>();
   }
 
   // The tile's sums, in an order of its own, to and from memory: `to` of kBlockM * kBlockN.

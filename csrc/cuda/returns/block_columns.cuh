@@ -81,8 +81,7 @@ struct ReturnsColumnsRound {
   // An operand at the column's last step.
   template <typename U>
   __device__ __forceinline__ const U* at_last(const void* data, const Strides& strides) const {
-    return static_cast<const U*>(data) + (outer * strides.outer + inner * strides.inner) +
-        (p.length - 1) * strides.time;
+    return static_cast<const U*>(data) + strides.at(outer, inner) + (p.length - 1) * strides.time;
   }
 
   __device__ __forceinline__ void begin(int64_t begin_of_round) {
@@ -291,7 +290,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const bool inside = column < columns, whole_block = (static_cast<int64_t>(blockIdx.x) + 1) * 32 <= columns;
   const int64_t outer = !inside ? 0 : p.inner == 1 ? column : p.outer == 1 ? 0 : column / p.inner;
   const int64_t inner = inside ? column - outer * p.inner : 0;
-  const auto in_row = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
+  const auto in_row = [&](const Strides& strides) { return strides.at(outer, inner); };
 
   __shared__ typename Round::Segments segments;
   Rates<Acc> own_rates;

@@ -54,9 +54,7 @@ template <typename Acc>
 __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& call, int64_t outer, int64_t inner) {
   const ReturnsProblem& p = call.problem;
   if (p.gamma.kind == GammaKind::kNumber && p.trace.kind == GammaKind::kNumber) return call.rates;
-  const auto at = [&](const ReturnsDiscount& rate) {
-    return outer * rate.tensor.strides.outer + inner * rate.tensor.strides.inner;
-  };
+  const auto at = [&](const ReturnsDiscount& rate) { return rate.tensor.strides.at(outer, inner); };
   const Rates<double> rates = rates_of<double>(p.gamma, p.trace, at(p.gamma), at(p.trace));
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
 }
@@ -90,9 +88,7 @@ struct NStepRowPart {
         inner(p.inner == 1 ? 0 : row - outer * p.inner),
         left(static_cast<int>(min(p.length - first, int64_t{kRead + 1}))) {}
 
-  __device__ __forceinline__ int64_t at(const Strides& strides) const {
-    return outer * strides.outer + inner * strides.inner + first;
-  }
+  __device__ __forceinline__ int64_t at(const Strides& strides) const { return strides.at(outer, inner) + first; }
 
   __device__ __forceinline__ void load(
       const void* data, const Strides& strides, int steps, Word (&to)[kVectors]) const {
@@ -145,8 +141,7 @@ struct NStepRowPart {
   __device__ __forceinline__ void end_with_bootstrap(Acc (&values)[kRead + 1]) const {
     Acc bootstrap = 0;
     if (left <= kRead && p.bootstrap_value.data)
-      bootstrap = cast<Acc>(static_cast<const T*>(
-          p.bootstrap_value.data)[outer * p.bootstrap_value.strides.outer + inner * p.bootstrap_value.strides.inner]);
+      bootstrap = cast<Acc>(static_cast<const T*>(p.bootstrap_value.data)[p.bootstrap_value.strides.at(outer, inner)]);
 #pragma unroll
     for (int i = 1; i <= kRead; ++i)
       if ((i % kVec == 0 || !kAligned) && i == left) values[i] = bootstrap;
@@ -241,7 +236,7 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
   if (lot * call.chunk >= p.length) return;
   const int64_t outer = p.outer == 1 ? 0 : word * kColumns / p.inner, inner = word * kColumns - outer * p.inner;
   const int64_t begin = lot * call.chunk, end = min(begin + call.chunk, p.length);
-  const auto at = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
+  const auto at = [&](const Strides& strides) { return strides.at(outer, inner); };
   const T* const rewards = static_cast<const T*>(p.rewards.data) + at(p.rewards.strides);
   const T* const values = static_cast<const T*>(kNext ? p.next_values.data : p.values.data) +
       at(kNext ? p.next_values.strides : p.values.strides);

@@ -89,7 +89,7 @@ struct NStepWalk {
     if (walk.bootstrap.last)
       bootstrap = cast<Acc>(*reinterpret_cast<const T*>(last_of_cell(walk.bootstrap, outer, cell)));
     if (!kPlain || walk.row_rates) {
-      const auto at = [&](const Strides& strides) { return outer * strides.outer + cell * strides.inner; };
+      const auto at = [&](const Strides& strides) { return strides.at(outer, cell); };
       const Rates<double> row = rates_of<double>(
           walk.row_gamma, walk.row_trace, at(walk.row_gamma.tensor.strides), at(walk.row_trace.tensor.strides));
       row_gamma = row.gamma, row_trace = row.trace;

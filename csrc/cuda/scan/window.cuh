@@ -25,9 +25,7 @@ struct WindowRow {
     if (p.gamma_kind == GammaKind::kRow)
       gamma = load_gamma<Wide>(p.gamma, p.gamma_dtype, offset(p.gamma_strides), p.conjugate_gamma);
   }
-  __device__ __forceinline__ int64_t offset(const Strides& strides) const {
-    return outer * strides.outer + inner * strides.inner;
-  }
+  __device__ __forceinline__ int64_t offset(const Strides& strides) const { return strides.at(outer, inner); }
   // An operand at the q-th element in the order of the scan, and how far on the next one lies.
   template <typename E>
   __device__ __forceinline__ E* at(E* pointer, const Strides& strides, int64_t q) const {

@@ -22,6 +22,12 @@ struct Strides {
   int64_t outer = 0;
   int64_t time = 0;
   int64_t inner = 0;
+
+  // The offset of a row's first step.
+  template <typename Outer, typename Inner>
+  constexpr int64_t at(Outer outer_index, Inner inner_index) const {
+    return outer_index * outer + inner_index * inner;
+  }
 };
 
 }  // namespace dcs

@@ -142,9 +142,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   arrive_in_cluster_relaxed();
 
   const int64_t outer = params.inner == 1 ? row : row / params.inner, inner = row - outer * params.inner;
-  const auto row_of = [&](auto* pointer, const Strides& strides) {
-    return pointer + (outer * strides.outer + inner * strides.inner);
-  };
+  const auto row_of = [&](auto* pointer, const Strides& strides) { return pointer + strides.at(outer, inner); };
   const T* const input = row_of(static_cast<const T*>(params.input), params.input_strides);
   const T* const gamma = row_of(static_cast<const T*>(params.gamma), params.gamma_strides);
   T* const output = row_of(static_cast<T*>(params.output), params.output_strides);

@@ -94,9 +94,7 @@ struct RowIndex {
     inner = row - outer * size;
     if (inner >= size) inner -= size, ++outer;
   }
-  __device__ __forceinline__ int64_t offset(const Strides& strides) const {
-    return outer * strides.outer + inner * strides.inner;
-  }
+  __device__ __forceinline__ int64_t offset(const Strides& strides) const { return strides.at(outer, inner); }
 };
 
 template <Direction kDirection, typename Wide>

@@ -18,7 +18,7 @@ struct RowsGammas {
       const ScanProblem& p = at.p;
       gamma = p.gamma_kind == GammaKind::kNumber
           ? p.gamma_value
-          : load_gamma<double>(p.gamma, p.gamma_dtype, at.row_offset(at.row, p.gamma_strides), false);
+          : load_gamma<double>(p.gamma, p.gamma_dtype, row_offset(at.row, p.inner, p.gamma_strides), false);
       gate = make_gate<float, kShort>(gamma);
     }
   }

@@ -8,6 +8,7 @@
 #include "dcs/scan/plan/pieces.h"
 #include "dcs/scan/problem.h"
 #include "common/element_types.cuh"
+#include "common/row_offset.cuh"
 #include "common/vector.cuh"
 
 namespace dcs {
@@ -101,9 +102,6 @@ struct PackedLane {
   __device__ __forceinline__ explicit PackedLane(const PackedRowsParams& of) : params(of) {}
 
   __device__ __forceinline__ int64_t row_of(int k) const { return first_row + k * params.together; }
-  __device__ __forceinline__ int64_t row_offset(int64_t row, const Strides& strides) const {
-    return p.inner == 1 ? row * strides.outer : (row / p.inner) * strides.outer + (row % p.inner) * strides.inner;
-  }
   static __device__ __forceinline__ Gate<float, kShort> gate_at(const Gates& gates, int k) {
     return gates[kEach ? k : 0];
   }
@@ -125,7 +123,7 @@ struct PackedLane {
 #pragma unroll
     for (int k = 0; k < kGates; ++k) {
       const int64_t row = kEach ? min(row_of(k), params.rows - 1) : 0;
-      gates[k] = gate_of<kShort>(gammas[row_offset(row, p.gamma_strides)]);
+      gates[k] = gate_of<kShort>(gammas[row_offset(row, p.inner, p.gamma_strides)]);
     }
   }
   __device__ __forceinline__ void load_gates(Gates& gates) const {
@@ -223,7 +221,7 @@ struct PackedLane {
       if (sub + d < span) sum += other;
     }
     if (inside && sub == 0) {
-      float* const to = static_cast<float*>(p.grad_gamma) + row_offset(row_of(k), p.grad_gamma_strides);
+      float* const to = static_cast<float*>(p.grad_gamma) + row_offset(row_of(k), p.inner, p.grad_gamma_strides);
       to[0] = sum;
       for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
     }

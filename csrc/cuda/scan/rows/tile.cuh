@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/element_types.cuh"
+#include "common/row_offset.cuh"
 #include "common/vector.cuh"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
@@ -102,9 +103,6 @@ struct RowsTile {
   // The r-th packed row that the scan meets.
   __device__ __forceinline__ int64_t packed_row(int r) const {
     return is_reverse() ? row + rows_here - 1 - r : row + r;
-  }
-  __device__ __forceinline__ int64_t row_offset(int64_t r, const Strides& strides) const {
-    return p.inner == 1 ? r * strides.outer : (r / p.inner) * strides.outer + (r % p.inner) * strides.inner;
   }
   template <typename Pointer>
   __device__ __forceinline__ Pointer tile_of(Pointer pointer, const Strides& strides) const {

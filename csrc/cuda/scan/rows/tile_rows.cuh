@@ -203,14 +203,14 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
 #pragma unroll
         for (int d = 4; d > 0; d /= 2) part = part + shuffle(part, lane / 8 * 8 + (lane + d) % 8);
         if (threadIdx.x % 8 == 0 && r < at.rows_here) {
-          float* to = grad_gamma + at.row_offset(at.packed_row(r), p.grad_gamma_strides);
+          float* to = grad_gamma + row_offset(at.packed_row(r), p.inner, p.grad_gamma_strides);
           for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? 0.f : part;
         }
       }
     } else {
       __shared__ float sums[kMaxWarps];
       sum = block_sum(sum, sums, lane, at.warp, at.warps);
-      float* partials = grad_gamma + at.outer * p.grad_gamma_strides.outer + at.inner * p.grad_gamma_strides.inner;
+      float* partials = grad_gamma + p.grad_gamma_strides.at(at.outer, at.inner);
       if (threadIdx.x == 0) partials[at.tile] = sum;
       if (at.tile == 0)
         for (int64_t j = params.tiles + threadIdx.x; j < p.partials; j += blockDim.x) partials[j] = 0.f;

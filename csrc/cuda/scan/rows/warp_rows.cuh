@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(
   if (kRowPerWarp && row >= params.rows) return;
   const int64_t outer = p.inner == 1 ? row : row / p.inner, inner = p.inner == 1 ? 0 : row - outer * p.inner;
   const int first = warp * kChunks * 32 + lane;
-  const auto offset = [&](const Strides& strides) { return outer * strides.outer + inner * strides.inner; };
+  const auto offset = [&](const Strides& strides) { return strides.at(outer, inner); };
   const Word* const input =
       reinterpret_cast<const Word*>(static_cast<const T*>(p.input) + offset(p.input_strides)) + first;
   const bool whole = first - lane + 32 * kChunks <= params.vectors;
