@@ -1,6 +1,6 @@
-// Random problems through the temporal difference scan of rows that fit into a block (csrc/cuda/returns/flat_rows) on a
-// CPU, against its definition in double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says
-// whether anything was.
+// Random problems through the temporal difference scan of contiguous rows (csrc/cuda/returns/flat_rows) on a CPU,
+// against its definition in double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether
+// anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "returns/flat_rows/kernel.cuh"
@@ -9,17 +9,22 @@ using namespace dcs;
 
 namespace {
 
+struct FlatRollout : trials::Rollout {
+  bool links = false;  // rows in small tiles that no cluster holds
+};
+
 template <typename T>
 class Trial : public trials::RolloutTrial<T> {
  public:
-  using trials::RolloutTrial<T>::RolloutTrial;
+  explicit Trial(const FlatRollout& of) : trials::RolloutTrial<T>(of), links(of.links) {}
 
   bool run() {
     together = with_rows_together(p);
     const auto found = c.seed % 4 ? plan_flat_returns(together, c.multiprocessors, 224 << 10, 16)
                                   : plan_flat_returns(together, c.multiprocessors, 96 << 10, 1);
-    if (!found) return true;
-    plan = *found;
+    // Powers above 1 are not folded.
+    if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
+    plan = links ? linked_plan() : *found;
     // What may be read in whole vectors.
     tensors.clear();
     FlatReturnsSizes{sizeof(T), sizeof(typename Types<T>::Acc), 1}.each_operand(
@@ -50,32 +55,71 @@ class Trial : public trials::RolloutTrial<T> {
   }
   template <FlatForm kForm, int kVectors>
   bool run() {
-    const auto params = flat_returns_params<T>(together, plan);
-    const bool ended = emulation::launch(
-        plan.tiles, 32 * plan.warps, plan.shared_bytes, plan.cluster > 1, c.seed,
-        [&] { flat_returns_kernel<T, kForm, kVectors>(params); }, plan.cluster);
+    std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16), Word{7, 7});
+    uint32_t launches = 0;
+    const auto params = flat_returns_params<T>(
+        together, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
+    const auto launch = [&](bool at_once, unsigned seed) {
+      return emulation::launch(
+          plan.tiles, 32 * plan.warps, plan.shared_bytes, at_once, seed,
+          [&] { flat_returns_kernel<T, kForm, kVectors>(params); }, plan.cluster);
+    };
+    bool ended = launch(plan.cluster > 1 || plan.is_linked(), c.seed);
+    if (plan.is_linked()) {
+      // One after the other, blocks wait for none that is behind them, and give the same bits. A counted launch's words
+      // are left as they are.
+      const std::vector<T> before = results();
+      if (c.seed % 3) std::fill(words.begin(), words.end(), Word{7, 7});
+      ended = ended && launch(false, c.seed + 1);
+      const std::vector<T> now = results();
+      if (std::memcmp(now.data(), before.data(), now.size() * sizeof(T)) != 0)
+        return this->complain("another launch", 0, 0, 0, 0.0, 0.0);
+    }
     if (this->is_right(ended)) return true;
-    printf("form %d, aligned %d, numeric %d, %d vectors, %d warps, clusters of %d, %ld tiles of %ld rows\n",
+    printf("form %d, aligned %d, numeric %d, %d vectors, %d warps, clusters of %d, %ld tiles of %ld rows, ",
         static_cast<int>(kForm), c.aligned, c.numeric_flags, plan.vectors, plan.warps, plan.cluster, plan.tiles,
         plan.rows);
+    printf("%ld of a row, groups of 2^%d\n", plan.row_tiles, plan.fan_bits);
     return false;
   }
+  std::vector<T> results() const {
+    std::vector<T> all;
+    for (const auto* output : {&this->advantages, &this->targets, &this->pg})
+      for (int64_t o = 0; o < c.outer; ++o)
+        for (int64_t i = 0; i < c.inner; ++i)
+          for (int64_t t = 0; t < c.length; ++t) all.push_back(output->at(o, t, i));
+    return all;
+  }
+  // Small tiles and groups.
+  FlatReturnsPlan linked_plan() const {
+    constexpr int64_t kBytes = sizeof(T);
+    const bool has_one = has_one_vector(flat_form(together)) && c.seed % 2;
+    const FlatReturnsSizes sizes{kBytes, sizeof(typename Types<T>::Acc), has_one ? 1 : flat_vectors(kBytes)};
+    return *plan_linked_returns(together, sizes, 224 << 10, 1 + c.seed / 2 % 3, 1 + static_cast<int>(c.seed / 6 % 3));
+  }
 
+  const bool links;
   ReturnsProblem together{};
   FlatReturnsPlan plan{};
 };
 
-trials::Rollout draw(std::mt19937& random) {
-  trials::Rollout c = trials::draw_odd_rollout(random);
+FlatRollout draw(std::mt19937& random) {
+  FlatRollout c{trials::draw_odd_rollout(random)};
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  const unsigned form = random() % 6;
-  c.length = form == 0 ? 1 + up_to(3) : form == 1 ? 1 + up_to(60) : form == 4 ? 1 + up_to(9000) : 1 + up_to(800);
+  const unsigned form = random() % 8;
+  c.links = form > 5;
+  c.length = form == 0 ? 1 + up_to(3)
+      : form == 1      ? 1 + up_to(60)
+      : form == 4      ? 1 + up_to(9000)
+      : form > 5       ? 1 + up_to(form == 6 ? 12000 : 3000)
+                       : 1 + up_to(800);
   if (form == 5) {
     c.length = 4000 + up_to(80000);
     if (random() % 2) c.multiprocessors = 132;  // of which some make a large cluster
   }
-  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 ? 2 : 8);
+  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 || form == 6 ? 2 : 8);
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
+  if (c.links && random() % 2) c.terminated = c.truncated = false;
   c.contiguous = true;
   c.aligned = random() % 4 != 0;
   if (random() % 2) c.padded = c.padded_flags = c.padded_results = false;

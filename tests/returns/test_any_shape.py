@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from returns.test_kernels import call, check
+from returns.test_kernels import OP, call, check
 from scan.oracle import REAL_DTYPES
 
 SHAPES = [((2, 12_345), 1), ((1033, 7), 0), ((2, 1100, 70), 1), ((613, 517), 1), ((62, 33, 131), 1), ((9001, 31), 1)]
@@ -33,3 +33,30 @@ def test_any_shape(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim:
         options = options[:1]
     for kind, rates, flags, layout in options:
         check(call(shape, dim, dtype, device, kind=kind, rates=rates, flags=flags, layout=layout))
+
+
+# Longer than a cluster holds; the last one has more tiles than a group of groups.
+LONG_ROWS = [
+    ((3, 286_747), torch.bfloat16, "shifted", "number", "bool", "contiguous"),
+    ((3, 286_747), torch.bfloat16, "vtrace", "row", "none", "strided"),
+    ((3, 286_747), torch.float16, "gae", "step", "float", "contiguous"),
+    ((2, 3, 123_001), torch.float32, "gae", "number", "none", "contiguous"),
+    ((2, 3, 123_001), torch.float32, "vtrace", "number", "none", "sub_view"),
+    ((2, 3, 123_001), torch.float32, "returns", "row", "none", "contiguous"),
+    ((50, 123_001), torch.float32, "gae", "row", "bool", "contiguous"),
+    ((2, 131_072), torch.float64, "gae", "number", "none", "contiguous"),
+    ((2, 131_072), torch.float64, "vtrace", "step", "none", "contiguous"),
+    ((1, 3_500_000), torch.float32, "gae", "number", "none", "contiguous"),
+]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("shape", "dtype", "kind", "rates", "flags", "layout"), LONG_ROWS, ids=str)
+def test_rows_that_no_cluster_holds(
+    shape: tuple[int, ...], dtype: torch.dtype, kind: str, rates: str, flags: str, layout: str
+) -> None:
+    """Their blocks wait for each other's pieces in memory; the same bits come of it whenever these come."""
+    c = call(shape, len(shape) - 1, dtype, "cuda", kind=kind, rates=rates, flags=flags, layout=layout)
+    check(c, long=True)
+    first = OP(*c.arguments())
+    assert all(all(map(torch.equal, first, OP(*c.arguments()))) for _ in range(10))

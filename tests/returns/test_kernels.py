@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_dcs_ops import _native, returns
+from torch_dcs_ops import _native, discounted_cumsum, returns
 from torch_dcs_ops.reference import returns as reference
 from torch_dcs_ops.reference import scan as reference_scan
 
@@ -90,7 +90,7 @@ def wide(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().cpu() if tensor.dtype == torch.bool else tensor.cpu().double()
 
 
-def budgets(c: Call) -> tuple[Tensor, Tensor, Tensor]:
+def budgets(c: Call, *, long: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """What rounding may do to advantages, targets and pg_advantages.
 
     A step takes at most 8 roundings, of its temporal difference, its gate and their sum. With D the temporal difference
@@ -116,19 +116,22 @@ def budgets(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     size = ratios[0] * (r.abs() + 2 * rate[0] * after.abs() + (zero if v is None else v.abs()))
     gates = rate[0] * rate[1] * ratios[1]
     for _ in range(2):
-        size = reference_scan.scan(size, reference_scan.ScanCall(gates, 1.0, dim, True, False, None, ends, None))
+        scan = reference_scan.ScanCall(gates, 1.0, dim, True, False, None, ends, None)
+        size = discounted_cumsum(size, gates, dim=dim, reset=ends) if long else reference_scan.scan(size, scan)
     accumulation = torch.finfo(torch.float64 if c.rewards.dtype == torch.float64 else torch.float32)
     budget = 4 * accumulation.eps * size
     carried = torch.roll(budget, -1, dim) + budget
     return budget, budget, (ratios[2] / ratios[1].clamp(min=1e-300) + ratios[2]) * budget + ratios[2] * carried
 
 
-def check(c: Call) -> None:
+def check(c: Call, *, long: bool = False) -> None:
+    """`long`: against the CPU's kernels in double, as the reference takes seconds for rows of so many steps."""
     results = OP(*c.arguments())
-    wide_arguments = (wide(a) if isinstance(a, Tensor) else a for a in c.arguments())
-    expected = reference.temporal_difference_scan(reference.TemporalDifferenceCall(*wide_arguments))  # type: ignore[arg-type]
+    wide_arguments = [wide(a) if isinstance(a, Tensor) else a for a in c.arguments()]
+    defined = reference.TemporalDifferenceCall(*wide_arguments)  # type: ignore[arg-type]
+    expected = OP(*wide_arguments) if long else reference.temporal_difference_scan(defined)
     final = torch.finfo(c.rewards.dtype)
-    for result, wanted, budget, need in zip(results, expected, budgets(c), c.needs, strict=True):
+    for result, wanted, budget, need in zip(results, expected, budgets(c, long=long), c.needs, strict=True):
         assert result.dtype == c.rewards.dtype
         assert result.device == c.rewards.device
         if not need:
@@ -255,9 +258,11 @@ def test_few_columns_with_ratios_of_any_size(device: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize(("shape", "dim"), [((128, 256), 0), ((100, 37), 0), ((4096, 8), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((128, 256), 0), ((100, 37), 0), ((4096, 8), 1), ((3, 140_003), 1), ((20, 140_003), 1)], ids=str
+)
 def test_a_launch_waits_for_the_results_that_it_reads(shape: tuple[int, int], dim: int) -> None:
-    """Small launches begin while the one before them ends: each here reads what that one writes."""
+    """Each reads what the one before writes, whose end it overlaps; replays find words that long rows have left."""
     c = call(shape, dim, torch.float32, "cuda")._replace(truncated=None, numbers=(0.6, 0.5))
 
     def run(waits: bool) -> list[Tensor]:

@@ -38,9 +38,11 @@ struct CudaReturns {
     const ReturnsProblem together = with_rows_together(problem);
     const auto rows =
         plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
-    if (rows && takes_flat_returns(together, *rows))
-      return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, current_stream(index)), kReturns,
-          "launching the kernel");
+    if (rows && takes_flat_returns(together, *rows, device.multiprocessors)) {
+      const Workspace workspace(rewards, rows->workspace_bytes);
+      return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, workspace.data(), current_stream(index)),
+          kReturns, "launching the kernel");
+    }
     ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
     if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
     const Workspace workspace(rewards, plans.workspace_bytes());

@@ -1,6 +1,7 @@
-// The temporal difference scan of contiguous time, where rows fit into a block, whatever their length and alignment:
-// they are one flat sequence, of which a block takes whole rows and a warp a slice that comes to shared memory and goes
-// from there in whole vectors. Of longer rows each is a cluster's, whose blocks wait for each other alone.
+// The temporal difference scan of contiguous time, whatever the rows' length and alignment: they are one flat sequence,
+// of which a block takes whole rows and a warp a slice that comes to shared memory and goes from there in whole
+// vectors. Of longer rows each is a cluster's, whose blocks wait for each other alone; of those that no cluster holds
+// blocks take tiles and look back in global memory (links.cuh).
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -73,6 +74,8 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   __syncwarp();
   griddepcontrol_wait();
   slice.load(&full[warp]);
+  __shared__ uint64_t tag;
+  if (p.is_linked && threadIdx.x == 0) tag = tag_of_launch(p.links.call);
   Lane at(slice, flat_returns_shared + p.rows_at);
   at.find_rows();
   __syncwarp();
@@ -87,7 +90,17 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   __syncthreads();
   __shared__ FlatCluster<Wide> cluster;
   Wide behind = 0;
-  if (p.cluster > 1) behind = cluster.enter(pieces, tile.rank, p.cluster);
+  if (p.cluster > 1) {
+    behind = cluster.enter(pieces, tile.rank, p.cluster);
+  } else if (p.is_linked) {
+    if (warp == 0) {
+      const Piece<Wide> own = joined(pieces, 0, warps);
+      const double carry = p.links.enter({own.total, own.gates, own.closed}, tile.row, tile.number, tag);
+      if (lane == 0) cluster.own.total = static_cast<Wide>(carry);
+    }
+    __syncthreads();
+    behind = cluster.own.total;
+  }
   behind = after(joined(pieces, warp + 1, warps), behind);
   at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();

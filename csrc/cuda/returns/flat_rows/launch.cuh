@@ -1,49 +1,58 @@
-// Launches the temporal difference scan of rows that fit into a block (kernel.cuh).
+// Launches the temporal difference scan of contiguous rows as one flat sequence (kernel.cuh).
 #pragma once
 
 #include "returns/flat_rows/kernel.cuh"
 #include "returns/flat_rows/launch.h"
+#include "scan/carry/call_tag.h"
 
 namespace dcs {
 
-template <typename T, FlatForm kForm, int kVectors>
-cudaError_t launch_flat_returns_as(
-    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
-  const auto kernel = flat_returns_kernel<T, kForm, kVectors>;
+template <typename T>
+using FlatReturnsKernel = void (*)(FlatReturnsParams<T>);
+
+template <typename T, FlatForm kForm>
+FlatReturnsKernel<T> flat_returns_kernel_in(const FlatReturnsPlan& plan) {
+  if constexpr (has_one_vector(kForm)) {
+    if (plan.vectors == 1) return flat_returns_kernel<T, kForm, 1>;
+  }
+  return flat_returns_kernel<T, kForm, flat_vectors(sizeof(T))>;
+}
+
+template <typename T>
+FlatReturnsKernel<T> flat_returns_kernel_of(FlatForm form, const FlatReturnsPlan& plan) {
+  switch (form) {
+    case FlatForm::kOwn: return flat_returns_kernel_in<T, FlatForm::kOwn>(plan);
+    case FlatForm::kLambda: return flat_returns_kernel_in<T, FlatForm::kLambda>(plan);
+    case FlatForm::kRatios: return flat_returns_kernel_in<T, FlatForm::kRatios>(plan);
+    case FlatForm::kRows: return flat_returns_kernel_in<T, FlatForm::kRows>(plan);
+    case FlatForm::kRowRatios: return flat_returns_kernel_in<T, FlatForm::kRowRatios>(plan);
+    default: return flat_returns_kernel_in<T, FlatForm::kAll>(plan);
+  }
+}
+
+template <typename T>
+cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device,
+    void* workspace, cudaStream_t stream) {
+  const FlatReturnsKernel<T> kernel = flat_returns_kernel_of<T>(flat_form(problem), plan);
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, device.shared_per_block);
   if (error != cudaSuccess) return error;
+  CallTag tag{};
+  bool begins_early = device.cluster > 1;
+  if (plan.is_linked()) {
+    // Many blocks take longer to count than their words to clear.
+    begins_early = begins_early && plan.tiles <= kEarlyBlocks * device.multiprocessors;
+    tag = begins_early ? counted_tag(workspace, plan.workspace_bytes, plan.tiles, stream)
+                       : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
+  }
   cudaLaunchAttribute attributes[2];
   int count = 0;
-  if (device.cluster > 1) attributes[count++] = programmatic_serialization();
+  if (begins_early) attributes[count++] = programmatic_serialization();
   if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
   // More than 8 blocks need leave, which belongs to the device.
   if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   const cudaLaunchConfig_t config =
       launch_config(plan.tiles, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, flat_returns_params<T>(problem, plan));
-}
-
-template <typename T, FlatForm kForm>
-cudaError_t launch_flat_returns_in(
-    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
-  constexpr int kMany = flat_vectors(sizeof(T));
-  if constexpr (has_one_vector(kForm)) {
-    if (plan.vectors == 1) return launch_flat_returns_as<T, kForm, 1>(problem, plan, device, stream);
-  }
-  return launch_flat_returns_as<T, kForm, kMany>(problem, plan, device, stream);
-}
-
-template <typename T>
-cudaError_t launch_flat_returns(
-    const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device, cudaStream_t stream) {
-  switch (flat_form(problem)) {
-    case FlatForm::kOwn: return launch_flat_returns_in<T, FlatForm::kOwn>(problem, plan, device, stream);
-    case FlatForm::kLambda: return launch_flat_returns_in<T, FlatForm::kLambda>(problem, plan, device, stream);
-    case FlatForm::kRatios: return launch_flat_returns_in<T, FlatForm::kRatios>(problem, plan, device, stream);
-    case FlatForm::kRows: return launch_flat_returns_in<T, FlatForm::kRows>(problem, plan, device, stream);
-    case FlatForm::kRowRatios: return launch_flat_returns_in<T, FlatForm::kRowRatios>(problem, plan, device, stream);
-    default: return launch_flat_returns_in<T, FlatForm::kAll>(problem, plan, device, stream);
-  }
+  return cudaLaunchKernelEx(&config, kernel, flat_returns_params<T>(problem, plan, workspace, tag));
 }
 
 }  // namespace dcs

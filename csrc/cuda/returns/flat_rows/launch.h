@@ -1,5 +1,5 @@
-// The launchers of the temporal difference scan of rows that fit into a block, one a storage type; each in a file of
-// its own so that they compile side by side.
+// The launchers of the temporal difference scan of contiguous rows as one flat sequence, one a storage type; each in a
+// file of its own so that they compile side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,8 @@
 
 namespace dcs {
 
-using FlatReturnsLauncher = cudaError_t(const ReturnsProblem&, const FlatReturnsPlan&, const Device&, cudaStream_t);
+using FlatReturnsLauncher = cudaError_t(
+    const ReturnsProblem&, const FlatReturnsPlan&, const Device&, void* workspace, cudaStream_t);
 
 FlatReturnsLauncher launch_flat_returns_float, launch_flat_returns_half, launch_flat_returns_bfloat16,
     launch_flat_returns_double;

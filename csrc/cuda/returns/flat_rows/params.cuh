@@ -7,6 +7,7 @@
 
 #include "common/divisor.cuh"
 #include "dcs/returns/flat_rows_plan.h"
+#include "returns/flat_rows/links.cuh"
 #include "returns/step.cuh"
 #include "scan/rows/flat.cuh"
 
@@ -81,8 +82,10 @@ struct FlatReturnsParams {
       gamma_is_nothing;  // a next state's value counts for nothing where no episode ends; where one does
   uint32_t row_ends;     // bits at the multiples of length
   Divisor length;
-  int lift;                              // rows before a tile: of kFlatReturnsGrain elements at least
-  int cluster;                           // blocks of a row, or 1
+  int lift;        // rows before a tile: of kFlatReturnsGrain elements at least
+  int cluster;     // blocks of a row, or 1
+  bool is_linked;  // a row's tiles are no cluster
+  FlatLinks links;
   int tile_rows, tile_steps, last_rows;  // the last tile's
   int64_t count;
   int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
@@ -129,8 +132,22 @@ FlatTensor flat_tensor(const ReturnsProblem& p, const void* data, const Strides&
   return tensor;
 }
 
+inline FlatLinks flat_links(const ReturnsProblem& p, const FlatReturnsPlan& plan, void* workspace, const CallTag& tag) {
+  FlatLinks links{};
+  static_assert(sizeof(FlatLinks::Words) == kFlatPieceBytes);
+  links.words = static_cast<FlatLinks::Words*>(workspace);
+  links.call = tag;
+  links.rows = Divisor(static_cast<uint32_t>(p.rows()));
+  links.row_tiles = static_cast<int>(plan.row_tiles);
+  links.row_groups = static_cast<int>(plan.groups());
+  links.row_pieces = static_cast<int>(plan.row_pieces());
+  links.fan_bits = plan.fan_bits;
+  return links;
+}
+
 template <typename T>
-FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatReturnsPlan& plan) {
+FlatReturnsParams<T> flat_returns_params(
+    const ReturnsProblem& p, const FlatReturnsPlan& plan, void* workspace = nullptr, const CallTag& tag = {}) {
   using Acc = typename Types<T>::Acc;
   constexpr int64_t kBytes = sizeof(T);
   static_assert(sizeof(FlatRow<Acc>) == 4 * sizeof(Acc), "FlatReturnsSizes::row_bytes counts on it");
@@ -208,7 +225,9 @@ FlatReturnsParams<T> flat_returns_params(const ReturnsProblem& p, const FlatRetu
   params.lift = static_cast<int>(ceil_div(kFlatReturnsGrain, p.length));
   params.tile_rows = static_cast<int>(plan.rows);
   params.cluster = plan.cluster;
-  params.tile_steps = static_cast<int>(plan.cluster == 1 ? plan.rows * p.length : plan.warps * slice);
+  params.is_linked = plan.is_linked();
+  if (params.is_linked) params.links = flat_links(p, plan, workspace, tag);
+  params.tile_steps = static_cast<int>(plan.row_tiles == 1 ? plan.rows * p.length : plan.warps * slice);
   params.last_rows = static_cast<int>(p.rows() - (plan.tiles - 1) * plan.rows);
   params.count = p.rows() * p.length;
   params.of_rows = flat_geometry(p.outer, p.length, p.inner);

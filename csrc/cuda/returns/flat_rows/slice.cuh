@@ -19,12 +19,13 @@ struct FlatTileRows {
   int left;           // elements of the tensors from there on, or more than a tile has
 
   int before = 0;  // of its first row, in other tiles
-  int rank = 0;    // of the block in its cluster
+  int rank = 0;    // of the block in its row, in order of time
+  int number = 0;  // in the order of the scan
 
   template <typename T>
   __device__ __forceinline__ explicit FlatTileRows(const FlatReturnsParams<T>& p) {
     const int length = static_cast<int>(p.length.divisor);
-    if (p.cluster == 1) {
+    if (p.cluster == 1 && !p.is_linked) {
       row = static_cast<int64_t>(blockIdx.x) * p.tile_rows;
       const int64_t low = static_cast<int64_t>(blockIdx.x) * p.tile_steps;
       rows = blockIdx.x + 1 == gridDim.x ? p.last_rows : p.tile_rows;
@@ -32,9 +33,7 @@ struct FlatTileRows {
       offset = static_cast<int>(static_cast<uint32_t>(low) % kFlatReturnsGrain);
       base = low - offset;
     } else {
-      const uint32_t blocks = static_cast<uint32_t>(p.cluster), number = blockIdx.x / blocks;
-      row = number;
-      rank = static_cast<int>(blockIdx.x - number * blocks);
+      find_rank(p);
       rows = 1;
       const int64_t start = row * length, first = start / kFlatReturnsGrain * kFlatReturnsGrain;
       base = first + static_cast<int64_t>(rank) * p.tile_steps;
@@ -43,6 +42,20 @@ struct FlatTileRows {
       steps = max(min(p.tile_steps - offset, length - before), 0);
     }
     left = static_cast<int>(min(p.count - base, int64_t{1} << 30));
+  }
+  // The blocks of a cluster are neighbors. Else all rows' last tiles come first, then those before them in time.
+  template <typename T>
+  __device__ __forceinline__ void find_rank(const FlatReturnsParams<T>& p) {
+    const uint32_t block = blockIdx.x;
+    if (p.is_linked) {
+      number = static_cast<int>(p.links.rows.of(block));
+      row = block - static_cast<uint32_t>(number) * p.links.rows.divisor;
+      rank = p.links.row_tiles - 1 - number;
+    } else {
+      const uint32_t blocks = static_cast<uint32_t>(p.cluster);
+      row = block / blocks;
+      rank = static_cast<int>(block - static_cast<uint32_t>(row) * blocks);
+    }
   }
 };
 

@@ -1,5 +1,5 @@
-// Into what pieces a temporal difference scan of contiguous rows is cut that fit into a block (cuda/returns/flat_rows).
-// Host code without CUDA or torch types.
+// Into what pieces a temporal difference scan of contiguous rows is cut (cuda/returns/flat_rows). Host code without
+// CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -41,11 +41,28 @@ constexpr int kFlatReturnsGrain = 16;
 constexpr int kFewFlatWarps = 8;
 constexpr bool has_one_vector(FlatForm form) { return form != FlatForm::kRowRatios; }
 
+// Blocks of a cluster, at most: rows that need more are passed on through global memory (kMostFlatCluster: all that
+// need one of more blocks than every device has).
+constexpr int kMostReturnsCluster = kMostRowCluster;
+// Of those, warps of a block, and of how many tiles a lane each reads the pieces: 2^kFlatReturnsFan, a warp's lanes at
+// most. Places in a row are counted in 31 bits, with the row before it.
+constexpr int kFlatReturnsLinkedWarps = 4, kFlatReturnsFan = 5;
+constexpr int64_t kLongestFlatRow = (int64_t{1} << 30) - (1 << 15), kFlatPieceBytes = 32;
+
 struct FlatReturnsPlan {
   int vectors, warps;   // of a lane, of a block
-  int cluster;          // blocks of a row: 1 where a block takes whole rows
+  int cluster;          // blocks that share a row's shared memory, all of its tiles, or 1
   int64_t rows, tiles;  // of a tile; blocks
   int64_t shared_bytes;
+  int64_t row_tiles = 1;  // of a row: 1 where a block takes whole rows
+  // Where a row's tiles are no cluster: 2^fan_bits tiles are a group, as many groups one above.
+  int fan_bits = 0;
+  int64_t workspace_bytes = 0;
+
+  bool is_linked() const { return row_tiles > 1 && cluster == 1; }
+  int64_t groups() const { return ceil_div(row_tiles, int64_t{1} << fan_bits); }
+  // Pieces that a row's tiles leave each other: of tiles, of groups, of those above.
+  int64_t row_pieces() const { return row_tiles + groups() + ceil_div(groups(), int64_t{1} << fan_bits); }
 };
 
 struct FlatReturnsSizes {
@@ -85,15 +102,28 @@ inline std::optional<FlatReturnsPlan> plan_clustered_returns(
   const auto plan_of = [&](int64_t warps) {
     const int64_t blocks = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
     return FlatReturnsPlan{sizes.vectors, static_cast<int>(warps), static_cast<int>(std::min<int64_t>(blocks, 1 << 20)),
-        1, p.rows() * blocks, warps * sizes.warp_bytes(p) + sizes.row_bytes(p)};
+        1, p.rows() * blocks, warps * sizes.warp_bytes(p) + sizes.row_bytes(p), blocks};
   };
   for (const int warps : {4, 6, 8, kFlatReturnsWarps}) {
     const FlatReturnsPlan plan = plan_of(warps);
-    const int64_t most = warps < kFlatReturnsWarps ? kMostFlatCluster : kMostRowCluster;
+    const int64_t most = warps < kFlatReturnsWarps ? kMostFlatCluster : kMostReturnsCluster;
     if (plan.cluster <= std::min(most, cluster) && plan.shared_bytes <= shared_bytes && plan.tiles < int64_t{1} << 31)
       return plan;
   }
   return std::nullopt;
+}
+
+// A row in tiles of one size, in blocks that leave each other their pieces in global memory.
+inline std::optional<FlatReturnsPlan> plan_linked_returns(
+    const ReturnsProblem& p, const FlatReturnsSizes& sizes, int64_t shared_bytes, int64_t warps, int fan_bits) {
+  if (p.length > kLongestFlatRow) return std::nullopt;
+  const int64_t row_tiles = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
+  FlatReturnsPlan plan{sizes.vectors, static_cast<int>(warps), 1, 1, p.rows() * row_tiles,
+      warps * sizes.warp_bytes(p) + sizes.row_bytes(p), row_tiles};
+  plan.fan_bits = fan_bits;
+  plan.workspace_bytes = p.rows() * plan.row_pieces() * kFlatPieceBytes;
+  if (plan.shared_bytes > shared_bytes || plan.tiles >= int64_t{1} << 31) return std::nullopt;
+  return plan;
 }
 
 // Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
@@ -127,24 +157,30 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
       }
     }
   };
-  if (has_one_vector(flat_form(p)) && count < kFewFlatWarps * multiprocessors * sizes.slice()) consider(1);
+  const bool are_few = has_one_vector(flat_form(p)) && count < kFewFlatWarps * multiprocessors * sizes.slice();
+  if (are_few) consider(1);
   if (best.rows == 0) consider(flat_vectors(bytes));
-  // Parts of a GPU may have no group of multiprocessors for more blocks than every device with clusters puts into one.
-  if (best.rows == 0)
-    return plan_clustered_returns(p, sizes, shared_bytes,
+  if (best.rows == 0) {
+    // Parts of a GPU may have no group of multiprocessors for more blocks than every device with clusters puts into
+    // one.
+    const auto clustered = plan_clustered_returns(p, sizes, shared_bytes,
         multiprocessors < kClusterMultiprocessors ? std::min(cluster, kMostFlatCluster) : cluster);
+    if (clustered) return clustered;
+    sizes.vectors = are_few ? 1 : flat_vectors(bytes);
+    return plan_linked_returns(p, sizes, shared_bytes, kFlatReturnsLinkedWarps, kFlatReturnsFan);
+  }
   if (best.tiles >= int64_t{1} << 31) return std::nullopt;
   return best;
 }
 
 // Aligned rows of the common forms have kernels of their own: of whole vectors a lane where they are short, of tiles
-// that are copied ahead where they do not fit into a block and elements are wide enough not to be bound by
-// instructions.
-inline bool takes_flat_returns(const ReturnsProblem& p, const FlatReturnsPlan& plan) {
+// that are copied ahead where they do not fit into a block, elements are wide enough not to be bound by instructions,
+// and there are rows enough.
+inline bool takes_flat_returns(const ReturnsProblem& p, const FlatReturnsPlan& plan, int64_t multiprocessors) {
   const int64_t bytes = bytes_of(p.dtype), lanes = p.length * bytes / 16;
   const bool is_whole = rows_are_aligned(p) && p.length * bytes % 16 == 0 && form_of(p) != kAnyForm;
   const bool are_short = lanes <= 8 && (lanes & (lanes - 1)) == 0;
-  return !is_whole || (!are_short && (bytes == 2 || plan.cluster == 1));
+  return !is_whole || (!are_short && (bytes == 2 || plan.row_tiles == 1 || are_few_long_rows(p, multiprocessors)));
 }
 
 }  // namespace dcs

@@ -207,6 +207,11 @@ constexpr int64_t kFewestOddLines = 15;
 // Fewer elements are read in less time than a block's phases take.
 constexpr int64_t kFewestChunkElements = 1 << 18;
 
+// Rows that are divided, as they are too few to have a warp or a block each.
+inline bool are_few_long_rows(const ReturnsProblem& p, int64_t multiprocessors) {
+  return p.rows() * 100 <= multiprocessors * kDividedRowsPercent && p.length >= kLeastDividedRow;
+}
+
 // All rows of all tensors begin at whole vectors.
 inline bool rows_are_aligned(const ReturnsProblem& p) {
   const int64_t bytes = bytes_of(p.dtype);
@@ -224,8 +229,9 @@ inline std::optional<ReturnsPlan> plan_chunks(const ReturnsProblem& p, int64_t m
   if (p.steps || takes_walk(p, multiprocessors) || !counts_in_32_bits(p)) return std::nullopt;
   if (p.outer > 1 && has_row_rates(p) && p.length > kMostRowGates && p.length < kLeastRowApart) return std::nullopt;
   const bool rows = is_contiguous(p), is_large = p.rows() * p.length >= kFewestChunkElements;
-  const bool are_few = p.rows() * 100 <= multiprocessors * (rows ? kDividedRowsPercent : kDividedColumnsPercent);
-  bool takes = are_few && p.length >= (rows ? kLeastDividedRow : is_large ? kLeastDividedColumn : kLeastSmallColumn);
+  const bool are_few_columns = p.rows() * 100 <= multiprocessors * kDividedColumnsPercent &&
+      p.length >= (is_large ? kLeastDividedColumn : kLeastSmallColumn);
+  bool takes = rows ? are_few_long_rows(p, multiprocessors) : are_few_columns;
   const bool is_common = form_of(p) != kAnyForm;
   if (is_large && rows) {
     const bool has_factors = p.rhos.data || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
