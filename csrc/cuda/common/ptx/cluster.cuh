@@ -21,41 +21,6 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
-// The same for warps whose lanes may have gone different ways.
-__device__ __forceinline__ void arrive_in_cluster_diverged() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_cluster_diverged() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// This block's number in its cluster, how many blocks that has, and the cluster's own number.
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-__device__ __forceinline__ uint32_t cluster_blocks() {
-  uint32_t blocks = 1;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-#endif
-  return blocks;
-}
-__device__ __forceinline__ uint32_t cluster_index() {
-  uint32_t index = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-#endif
-  return index;
-}
-
 // Stores where block `rank` has what this block has at `local`, in shared memory.
 __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, double value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -65,28 +30,6 @@ __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, d
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
 #endif
-}
-
-__device__ __forceinline__ void store_in_cluster(uint32_t* local, uint32_t rank, uint32_t value) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#endif
-}
-// The word that block `rank` has there.
-__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* local, uint32_t rank) {
-  uint32_t value = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-#endif
-  return value;
 }
 
 // What block `rank` has at the place of `local` in shared memory.
