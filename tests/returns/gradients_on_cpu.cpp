@@ -7,12 +7,15 @@
 #include "scan_on_cpu.h"
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
+#include "returns/gradients/tile.cuh"
 #include "returns/gradients/walk.cuh"
 
 using namespace dcs;
 using trials::narrowed, trials::Operand, trials::run_scan, trials::widened;
 
 namespace {
+
+enum class Way { kThreeLaunches, kWalk, kTiles, kShortTiles };
 
 struct Case {
   int64_t outer, length, inner;
@@ -64,12 +67,13 @@ class Trial {
   }
 
   bool run() {
-    for (const bool walks : {false, true}) {
-      if (walks && (c.n || GradientsShape(gradients).time_is_fast)) break;
+    for (const Way way : {Way::kThreeLaunches, Way::kWalk, Way::kTiles, Way::kShortTiles}) {
+      if (way == Way::kWalk && (c.n || GradientsShape(gradients).time_is_fast)) continue;
+      if (way >= Way::kTiles && !plan_gradient_tiles(gradients, 1)) continue;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
       of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), narrowed<T>(77.0));
       gradients.bootstrap_value.data = c.next_values ? nullptr : of_bootstrap.data();
-      if (!run_kernels(walks)) return complain("the end", 0, 0, 0, 0, 0);
+      if (!run_kernels(way)) return complain("the end", 0, 0, 0, 0, 0);
       for (const Operand<T>* output : {&of_rewards, &of_values, &of_next})
         if (output->is_spoiled(c)) return complain("memory beside an output", 0, 0, 0, 0, 0);
       for (int64_t row = 0; row < c.outer * c.inner; ++row)
@@ -82,8 +86,26 @@ class Trial {
   bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
     return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });
   }
-  bool run_kernels(bool walks) const {
-    if (walks)
+  // Tiles as they are planned, or so short that there are many, in groups of few.
+  bool run_tiles(bool are_short) {
+    GradientTilesPlan plan = *plan_gradient_tiles(gradients, static_cast<int64_t>(1 + random() % 8));
+    if (are_short) {
+      const int64_t slots = std::max<int64_t>(2 * kGradientTileBefore, ceil_div(gradients.count(), 5 + random() % 30));
+      plan = gradient_tiles_of(gradients, static_cast<int>(std::min<int64_t>(slots, kGradientTileSlots)));
+      plan.fan_bits = static_cast<int>(1 + random() % 3);
+    }
+    std::vector<GradientWords> words(static_cast<size_t>(plan.carries()));
+    const bool counts = random() % 2;
+    uint32_t launches = 7u << kMostCountedBits;
+    const GradientTileParams<T> params(
+        gradients, plan, words.data(), {2 * uint64_t{random()}, counts ? &launches : nullptr});
+    const auto kernel = params.call.is_plain ? gradients_tile_kernel<T, true> : gradients_tile_kernel<T, false>;
+    return emulation::launch(plan.tiles, kGradientTileThreads, params.memory.bytes, plan.tiles < 40 && random() % 2,
+        c.seed, [&] { kernel(params); });
+  }
+  bool run_kernels(Way way) {
+    if (way >= Way::kTiles) return run_tiles(way == Way::kShortTiles);
+    if (way == Way::kWalk)
       return launch(gradients.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
           GradientsParams<T>(gradients), gradients.rows(), kWalkThreads);
     const GradientsMemory memory(gradients);

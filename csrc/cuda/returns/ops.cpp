@@ -62,6 +62,11 @@ struct CudaReturns {
     const auto check = [](cudaError_t error, const char* what) { check_cuda(error, kReturnsGradients, what); };
     if (takes_walk(problem, device.multiprocessors))
       return check(launch_gradients_walk(problem, device, stream), "launching the kernel");
+    if (const auto tiles = plan_gradient_tiles(problem, device.multiprocessors)) {
+      const Workspace workspace(like, gradient_tiles_workspace(*tiles));
+      return check(
+          launch_gradient_tiles(problem, *tiles, workspace.data(), device, stream), "launching the kernel of tiles");
+    }
     const GradientsMemory memory(problem);
     const Workspace workspace(like, memory.bytes);
     auto* const at = static_cast<char*>(workspace.data());

@@ -2,7 +2,9 @@
 
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
+#include "returns/gradients/tile.cuh"
 #include "returns/gradients/walk.cuh"
+#include "scan/carry/call_tag.h"
 
 namespace dcs {
 namespace {
@@ -48,6 +50,25 @@ cudaError_t launch_gradients_walk(const ReturnsGradientsProblem& problem, const 
     using T = decltype(type);
     return launch(problem.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
         GradientsParams<T>(problem), problem.rows(), kWalkThreads, device, stream);
+  });
+}
+
+cudaError_t launch_gradient_tiles(const ReturnsGradientsProblem& problem, const GradientTilesPlan& plan,
+    void* workspace, const Device& device, cudaStream_t stream) {
+  const int64_t bytes = gradient_tiles_workspace(plan);
+  CallTag tag{};
+  if (bytes > 0)
+    tag = plan.are_few ? counted_tag(workspace, bytes, plan.tiles, stream)
+                       : CallTag{call_tag(workspace, bytes, stream), nullptr};
+  return by_dtype(problem.dtype, [&](auto type) {
+    using T = decltype(type);
+    const GradientTileParams<T> params(problem, plan, workspace, tag);
+    const auto kernel = params.call.is_plain ? gradients_tile_kernel<T, true> : gradients_tile_kernel<T, false>;
+    const int shared = params.memory.bytes;
+    const cudaError_t error = allow_shared(kernel, shared, device.shared_per_block);
+    if (error != cudaSuccess) return error;
+    return launch_dependent(kernel, device.cluster > 1 && (plan.are_few || bytes == 0), plan.tiles,
+        kGradientTileThreads, shared, stream, params);
   });
 }
 

@@ -32,6 +32,7 @@ struct GradientsParams {
   GradientsOperand<T> rewards, values, next_values;
   T* bootstrap_value;
   Strides of_bootstrap, rows;
+  bool is_plain;  // all that is given is dense, discounts are numbers, and there are no ratios
   // For the scan, and of it.
   GradientsOperand<Acc> source, gates;
   double* row_gates = nullptr;
@@ -72,6 +73,9 @@ struct GradientsParams {
       return rate.kind == GammaKind::kStep ? 1.0 : rate.value;
     };
     rates = number_rates<Acc>(beside_steps(gamma), beside_steps(trace));
+    const auto are_dense = [](const auto&... operands) { return (... && (!operands.data || operands.dense)); };
+    is_plain = !row_rates && !step_rates && !rhos.data && !of_pg.data &&
+        are_dense(of_advantages, of_targets, ends, lacks_after, rewards, values, next_values);
   }
   GradientsParams(const ReturnsGradientsProblem& p, const GradientsMemory& memory, char* workspace)
       : GradientsParams(p) {

@@ -8,26 +8,36 @@ namespace dcs {
 
 constexpr int kSlotThreads = 256, kSlots = 4;
 
-// Their indices. Those beyond the last one are read as the last one is, and not written.
-template <typename T>
+// Neighboring elements: those from `begin` to `end` are written, those from `read` on are read.
+struct SlotRange {
+  uint32_t read, begin, end;
+};
+
+// Their indices. Those out of range are read as the last one is. kPlain: `is_plain` of the call.
+template <typename T, bool kPlain = false>
 struct Slots {
   using Acc = typename Types<T>::Acc;
+  struct Place {
+    uint32_t slow, mid, fast;
+  };
   const GradientsParams<T>& params;
-  uint32_t at[kSlots], slow[kSlots], mid[kSlots], fast[kSlots];
+  uint32_t at[kSlots];
+  Place places[kPlain ? 1 : kSlots];          // else found where they are asked for: what is dense does not
   uint32_t there = 0, firsts = 0, lasts = 0;  // a bit a slot; of time
 
-  __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given) : params(given) {
-    const uint32_t first = blockIdx.x * (kSlotThreads * kSlots) + threadIdx.x;
+  __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given)
+      : Slots(given, blockIdx.x * (kSlotThreads * kSlots) + threadIdx.x, {0, 0, given.count}) {}
+  // `first`: the thread's first one, modulo 2^32.
+  __device__ __forceinline__ Slots(const GradientsParams<T>& given, uint32_t first, const SlotRange& range)
+      : params(given) {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
       const uint32_t index = first + j * kSlotThreads;
-      at[j] = min(index, params.count - 1);
-      const uint32_t line = params.by_fast.of(at[j]);
-      fast[j] = at[j] - line * params.by_fast.divisor;
-      slow[j] = params.shape.slow == 1 ? 0 : params.by_mid.of(line);
-      mid[j] = line - slow[j] * params.by_mid.divisor;
-      const uint32_t time = params.shape.time_is_fast ? fast[j] : mid[j];
-      if (index < params.count) there |= 1u << j;
+      at[j] = index - range.read < range.end - range.read ? index : range.end - 1;
+      const Place place = place_at(at[j]);
+      if constexpr (!kPlain) places[j] = place;
+      const uint32_t time = params.shape.time_is_fast ? place.fast : place.mid;
+      if (index - range.begin < range.end - range.begin) there |= 1u << j;
       if (time == 0) firsts |= 1u << j;
       if (time == params.length - 1) lasts |= 1u << j;
     }
@@ -35,26 +45,42 @@ struct Slots {
   __device__ __forceinline__ bool is_there(int j) const { return there >> j & 1; }
   __device__ __forceinline__ bool is_first(int j) const { return firsts >> j & 1; }
   __device__ __forceinline__ bool is_last(int j) const { return lasts >> j & 1; }
+  __device__ __forceinline__ Place place_at(uint32_t index) const {
+    const uint32_t line = params.by_fast.of(index), slow = params.shape.slow == 1 ? 0 : params.by_mid.of(line);
+    return {slow, line - slow * params.by_mid.divisor, index - line * params.by_fast.divisor};
+  }
+  __device__ __forceinline__ Place place_of(int j) const {
+    if constexpr (kPlain) return place_at(at[j]);
+    else return places[j];
+  }
   // The offset of a per-row value.
   __device__ __forceinline__ int64_t row(int j, const Strides& strides) const {
-    return slow[j] * strides.outer + (params.shape.time_is_fast ? mid[j] : fast[j]) * strides.inner;
+    const Place place = place_of(j);
+    return place.slow * strides.outer + (params.shape.time_is_fast ? place.mid : place.fast) * strides.inner;
   }
   template <typename Element>
   __device__ __forceinline__ Element* address(const GradientsOperand<Element>& operand, int j, int later = 0) const {
-    const int64_t offset =
-        operand.dense ? at[j] : slow[j] * operand.slow + mid[j] * operand.mid + fast[j] * operand.fast;
+    int64_t offset = at[j];
+    if (!kPlain && !operand.dense) {
+      const Place place = place_of(j);
+      offset = place.slow * operand.slow + place.mid * operand.mid + place.fast * operand.fast;
+    }
     return operand.data + (offset + later * operand.time);
   }
-  // The elements of a tensor `later` steps after the slots', of those slots that `which(j)` says; 0 of the others.
+  // The elements of a tensor `later` steps after the slots', of those slots that `which(j)` says; 0 of the others,
+  // whose own are read: without a branch, so that all loads are on their way at once.
   template <typename To, typename Element, typename Which>
   __device__ __forceinline__ void read(
       const GradientsOperand<Element>& from, To (&to)[kSlots], int later, const Which& which) const {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) to[j] = To();
     if (!from.data) return;
+    std::remove_const_t<Element> found[kSlots];
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) found[j] = *address(from, j, which(j) ? later : 0);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
-      if (which(j)) to[j] = static_cast<To>(*address(from, j, later));
+      if (which(j)) to[j] = static_cast<To>(found[j]);
   }
   template <typename To, typename Element>
   __device__ __forceinline__ void read(const GradientsOperand<Element>& from, To (&to)[kSlots]) const {
@@ -77,15 +103,16 @@ struct SlotRates {
 };
 
 // `later` steps after the slot.
-template <typename T>
-__device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(const Slots<T>& slots, int j, int later = 0) {
+template <typename T, bool kPlain>
+__device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(
+    const Slots<T, kPlain>& slots, int j, int later = 0) {
   using Acc = typename Types<T>::Acc;
   const GradientsParams<T>& params = slots.params;
   Rates<Acc> rates = params.rates;
-  if (params.row_rates)
+  if (!kPlain && params.row_rates)
     rates = rates_of<Acc>(params.gamma, params.trace, slots.row(j, params.gamma.tensor.strides),
         slots.row(j, params.trace.tensor.strides));
-  if (!params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
+  if (kPlain || !params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
   const Acc gamma = params.step_gamma.data ? *slots.address(params.step_gamma, j, later) : rates.gamma,
             trace = params.step_trace.data ? *slots.address(params.step_trace, j, later) : rates.trace;
   return {gamma, gamma - gamma * trace, gamma * trace, 0.0};

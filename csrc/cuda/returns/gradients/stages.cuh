@@ -6,18 +6,17 @@
 
 namespace dcs {
 
-template <typename T>
-__global__ void __launch_bounds__(kSlotThreads)
-    gradient_sources_kernel(const __grid_constant__ GradientsParams<T> params) {
-  overlap_launches();
+// What is scanned, for `to`, and its gates, which that wants or not: of steps, of rows.
+template <typename T, bool kPlain, typename To>
+__device__ __forceinline__ void make_sources(const Slots<T, kPlain>& slots, const To& to) {
   using Acc = typename Types<T>::Acc;
-  const Slots<T> slots(params);
+  const GradientsParams<T>& params = slots.params;
   const bool has_ratios = params.rhos.data;
   T of_advantages[kSlots], of_targets[kSlots], rhos[kSlots];
   slots.read(params.of_advantages, of_advantages);
   slots.read(params.of_targets, of_targets);
   Acc carried[kSlots] = {};  // from the step before's policy gradient
-  if (params.of_pg.data) {
+  if (!kPlain && params.of_pg.data) {
     bool ends[kSlots];
     T of_pg[kSlots], rhos_before[kSlots];
     const auto has_one_before = [&](int j) { return !slots.is_first(j); };
@@ -30,39 +29,75 @@ __global__ void __launch_bounds__(kSlotThreads)
         carried[j] = rates_of(slots, j, -1).product *
             (ratio_of(has_ratios, cast<Acc>(rhos_before[j]), params.clip_pg) * cast<Acc>(of_pg[j]));
   }
-  slots.write(
-      params.source, [&](int j) { return cast<Acc>(of_advantages[j]) + cast<Acc>(of_targets[j]) + carried[j]; });
-  if (params.gates.data) slots.read(params.rhos, rhos);
-  slots.write(params.gates,
-      [&](int j) { return rates_of(slots, j).product * ratio_of(has_ratios, cast<Acc>(rhos[j]), params.clip_c); });
-  if (!params.row_gates) return;
+  to.put_sources([&](int j) { return cast<Acc>(of_advantages[j]) + cast<Acc>(of_targets[j]) + carried[j]; });
+  if (!kPlain && to.wants_gates()) {
+    slots.read(params.rhos, rhos);
+    to.put_gates(
+        [&](int j) { return rates_of(slots, j).product * ratio_of(has_ratios, cast<Acc>(rhos[j]), params.clip_c); });
+  }
+  if (!kPlain && to.wants_row_gates()) to.put_row_gates([&](int j) { return rates_of(slots, j).gate; });
+}
+
+// For a scan that is launched.
+template <typename T>
+struct SourcesInMemory {
+  const Slots<T>& slots;
+  const GradientsParams<T>& params = slots.params;
+
+  template <typename Value>
+  __device__ __forceinline__ void put_sources(const Value& value) const {
+    slots.write(params.source, value);
+  }
+  __device__ __forceinline__ bool wants_gates() const { return params.gates.data; }
+  template <typename Value>
+  __device__ __forceinline__ void put_gates(const Value& value) const {
+    slots.write(params.gates, value);
+  }
+  __device__ __forceinline__ bool wants_row_gates() const { return params.row_gates; }
+  template <typename Value>
+  __device__ __forceinline__ void put_row_gates(const Value& value) const {
 #pragma unroll
-  for (int j = 0; j < kSlots; ++j)
-    if (slots.is_there(j) && slots.is_last(j)) params.row_gates[slots.row(j, params.rows)] = rates_of(slots, j).gate;
+    for (int j = 0; j < kSlots; ++j)
+      if (slots.is_there(j) && slots.is_last(j)) params.row_gates[slots.row(j, params.rows)] = value(j);
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kSlotThreads)
+    gradient_sources_kernel(const __grid_constant__ GradientsParams<T> params) {
+  overlap_launches();
+  const Slots<T> slots(params);
+  make_sources(slots, SourcesInMemory<T>{slots});
 }
 
 // The gradients of a base, r + boot - v, and what is made of it; of slots `later` steps on.
-template <typename T>
+template <typename T, bool kPlain>
 struct BaseGradients {
   using Acc = typename Types<T>::Acc;
   const GradientsParams<T>& params;
-  const Slots<T>& slots;
+  const Slots<T, kPlain>& slots;
   const int later;
   Acc base[kSlots];
   bool there[kSlots];
 
-  template <typename Which>
+  template <typename Scanned, typename Which>
   __device__ __forceinline__ BaseGradients(
-      const GradientsParams<T>& given, const Slots<T>& of, int at, const Which& which)
-      : params(given), slots(of), later(at) {
+      const Slots<T, kPlain>& of, const Scanned& scanned, int at, const Which& which)
+      : params(of.params), slots(of), later(at) {
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) there[j] = which(j);
+    scanned.read(base, later, which);
+    if constexpr (!kPlain) weigh(which);
+  }
+  // By ratios.
+  template <typename Which>
+  __device__ __forceinline__ void weigh(const Which& which) {
     T rhos[kSlots], of_pg[kSlots];
-    slots.read(params.scanned, base, later, which);
     slots.read(params.rhos, rhos, later, which);
     slots.read(params.of_pg, of_pg, later, which);
     const bool has_ratios = params.rhos.data;
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      there[j] = which(j);
       const Acc rho = cast<Acc>(rhos[j]);
       if (has_ratios) base[j] *= ratio_of(true, rho, params.clip_rho);
       if (params.of_pg.data) base[j] += ratio_of(has_ratios, rho, params.clip_pg) * cast<Acc>(of_pg[j]);
@@ -86,13 +121,13 @@ struct BaseGradients {
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_constant__ GradientsParams<T> params) {
-  overlap_launches();
+// All gradients, from what has been scanned. kNSteps: it may be over a window.
+template <bool kNSteps, typename T, bool kPlain, typename Scanned>
+__device__ __forceinline__ void write_gradients(const Slots<T, kPlain>& slots, const Scanned& scanned) {
   using Acc = typename Types<T>::Acc;
-  const Slots<T> slots(params);
+  const GradientsParams<T>& params = slots.params;
   const auto all = [](int) { return true; };
-  const BaseGradients<T> here(params, slots, 0, all);
+  const BaseGradients<T, kPlain> here(slots, scanned, 0, all);
   slots.write(params.rewards, [&](int j) { return here.base[j]; });
   if (params.values.data) {
     Acc of_values[kSlots] = {};
@@ -105,7 +140,7 @@ __global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_co
     if (!params.has_next_values) {
       // A state is the next one of the step before.
       const auto has_one_before = [&](int j) { return !slots.is_first(j); };
-      const BaseGradients<T> before(params, slots, -1, has_one_before);
+      const BaseGradients<T, kPlain> before(slots, scanned, -1, has_one_before);
       Acc of_next[kSlots];
       before.of_next(of_next, [](int) { return false; });
 #pragma unroll
@@ -116,14 +151,14 @@ __global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_co
   if (!params.next_values.data && !params.bootstrap_value) return;
   Acc of_next[kSlots];
   here.of_next(of_next, [&](int j) { return slots.is_last(j); });
-  if (params.is_n_step && !params.has_own_values) {
+  if (kNSteps && params.is_n_step && !params.has_own_values) {
     // A step's next state is the next step's own, whose value its target contains.
     bool ends[kSlots];
     T of_targets[kSlots];
     const auto goes_on = [&](int j) { return !slots.is_last(j); };
     slots.read(params.ends, ends);
     slots.read(params.of_targets, of_targets, 1, goes_on);
-    const BaseGradients<T> after(params, slots, 1, goes_on);
+    const BaseGradients<T, kPlain> after(slots, scanned, 1, goes_on);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
       if (goes_on(j) && !ends[j]) of_next[j] += cast<Acc>(of_targets[j]) - after.base[j];
@@ -134,6 +169,23 @@ __global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_co
   for (int j = 0; j < kSlots; ++j)
     if (slots.is_there(j) && slots.is_last(j))
       params.bootstrap_value[slots.row(j, params.of_bootstrap)] = cast<T>(of_next[j]);
+}
+
+template <typename T>
+struct ScannedInMemory {
+  const Slots<T>& slots;
+
+  template <typename Which>
+  __device__ __forceinline__ void read(typename Types<T>::Acc (&to)[kSlots], int later, const Which& which) const {
+    slots.read(slots.params.scanned, to, later, which);
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_constant__ GradientsParams<T> params) {
+  overlap_launches();
+  const Slots<T> slots(params);
+  write_gradients<true>(slots, ScannedInMemory<T>{slots});
 }
 
 }  // namespace dcs

@@ -25,6 +25,21 @@ __device__ __forceinline__ Piece<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
+// The scan over pieces of the lanes up to each, of kCount lanes: of every lane, or of those a power of two apart.
+template <int kCount, typename Wide>
+__device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
+#pragma unroll
+  for (int d = 1; d < kCount; d *= 2) {
+    const Wide total = shuffle_up(piece.total, d), gates = shuffle_up(piece.gates, d);
+    const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), d);
+    if (lane >= d && !piece.closed) {
+      piece.total = fold(piece.total, piece.gates, total);
+      piece.gates = clamped_mul(piece.gates, gates);
+      piece.closed = closed;
+    }
+  }
+}
+
 // A product of gates in float. Of floats it knows what rounding took of it: 1 is nearer to the number below than to the
 // one above, so that gates which take each other back would lose 1e-8 a step, all in the same direction.
 template <typename T>

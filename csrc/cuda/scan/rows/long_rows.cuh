@@ -22,21 +22,6 @@ struct LongShared {
   uint64_t full[kLongStages][kLongWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
 };
 
-// The scan over pieces of the lanes up to each.
-template <int kCount, typename Wide>
-__device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
-#pragma unroll
-  for (int d = 1; d < kCount; d *= 2) {
-    const Wide total = shuffle_up(piece.total, d), gates = shuffle_up(piece.gates, d);
-    const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), d);
-    if (lane >= d && !piece.closed) {
-      piece.total = fold(piece.total, piece.gates, total);
-      piece.gates = clamped_mul(piece.gates, gates);
-      piece.closed = closed;
-    }
-  }
-}
-
 // The warp that passes carries on: it publishes a tile's total as soon as it is known and then collects those that
 // enter the block's tile before.
 template <typename T, bool kStep, Direction kDirection>
