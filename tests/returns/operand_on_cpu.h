@@ -18,15 +18,16 @@ enum class Same { kNothing, kTime, kOuter, kInner };
 template <typename T>
 class Operand {
  public:
+  // `apart`: elements that it begins behind where it would.
   template <typename Case>
-  Operand(const Case& c, bool padded, Same same = Same::kNothing) {
+  Operand(const Case& c, bool padded, Same same = Same::kNothing, int64_t apart = 0) {
     const int64_t more = padded ? 3 : 0;
     strides = c.contiguous ? dcs::Strides{c.inner * (c.length + more), 1, c.length + more}
                            : dcs::Strides{c.length * (c.inner + more), c.inner + more, 1};
     if (same == Same::kTime) strides.time = 0;
     if (same == Same::kOuter) strides.outer = 0;
     if (same == Same::kInner) strides.inner = 0;
-    const int64_t before = is_aligned(c) ? 16 / static_cast<int64_t>(sizeof(T)) : 1;
+    const int64_t before = is_aligned(c) ? 16 / static_cast<int64_t>(sizeof(T)) : 1 + apart;
     memory_.assign(static_cast<size_t>(c.outer * (c.length + more) * (c.inner + more) + before + 1), untouched());
     data = memory_.data() + before;
   }

@@ -3,11 +3,14 @@
 // what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
+#include "returns/tile_columns/flat.cuh"
 #include "returns/tile_columns/kernel.cuh"
 
 using namespace dcs;
 
 namespace {
+
+constexpr int64_t kSharedBytes = 227 << 10;
 
 template <typename T>
 class Trial : public trials::RolloutTrial<T> {
@@ -15,10 +18,11 @@ class Trial : public trials::RolloutTrial<T> {
   using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
-    const auto found = plan_tiles(aligned(), c.multiprocessors, c.seed % 2);
+    const auto found = plan_tiles(aligned(), c.multiprocessors, c.seed % 2, kSharedBytes, true);
     // Powers above 1 are not folded.
     if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = *found;
+    if (plan.flat && (c.padded || c.padded_results)) return this->complain("a flat plan", 0, 0, 0, 0.0, 0.0);
     const WalkForm form = tile_form(p);
     if constexpr (sizeof(T) == 2) {
       if (plan.pairs) return form == WalkForm::kPlain ? run<2, WalkForm::kPlain>() : run<2, WalkForm::kRatios>();
@@ -37,8 +41,11 @@ class Trial : public trials::RolloutTrial<T> {
     uint32_t launches = 0;
     const auto params =
         tile_columns_params<T>(p, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
-    const bool ended = emulation::launch(plan.walks * plan.tiles, kColumnThreads, 0, plan.tiles > 1, c.seed,
-        [&] { tile_columns_kernel<T, kUnit, kForm>(params); });
+    const bool ended =
+        emulation::launch(plan.walks * plan.tiles, kColumnThreads, params.pieces.bytes, plan.tiles > 1, c.seed, [&] {
+          if (plan.flat) return flat_columns_kernel<T, kUnit, kForm>(params);
+          tile_columns_kernel<T, kUnit, kForm>(params);
+        });
     return this->is_right(ended) || complain_of_plan();
   }
   // A plan for pairs wants what a CPU does not ask for.
@@ -55,19 +62,27 @@ class Trial : public trials::RolloutTrial<T> {
     return problem;
   }
   bool complain_of_plan() const {
-    printf("pairs %d, %ld walks, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.pairs, plan.walks,
-        plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
+    printf("flat %d, pairs %d, %ld walks, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat,
+        plan.pairs, plan.walks, plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
     return false;
   }
 
   HeldColumnsPlan plan{};
 };
 
-// Walks of many tiles are many threads here.
+// Walks of many tiles are many threads here. Half of the tensors have nothing between their steps, at any address.
 trials::Rollout draw(std::mt19937& random) {
   trials::Rollout c = trials::draw_odd_rollout(random);
   c.contiguous = false;
   c.length = std::min<int64_t>(c.length, 12000);
+  if (random() % 2) {
+    c.padded = c.padded_flags = c.padded_results = false;
+    c.same_flags = c.same_rates = c.same_values = trials::Same::kNothing;
+    c.inner = 1 + (c.inner - 1) % 64;
+    if (random() % 3 == 0) c.outer *= 1 + random() % 40, c.length = 4 + (c.length - 1) % 200;
+    if (random() % 2)
+      c.places = (uint64_t{random()} << 32 | random()) & (random() % 2 ? ~uint64_t{0} : 0x1111111111111111 * 14);
+  }
   if (random() % 3 == 0) c.inner = (c.inner + 1) / 2 * 2;
   if (random() % 8 == 0) c.multiprocessors = 40;
   return c;

@@ -43,7 +43,8 @@ struct CudaReturns {
       return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, workspace.data(), current_stream(index)),
           kReturns, "launching the kernel");
     }
-    ReturnsPlans plans{plan_tile_columns(problem, device.multiprocessors, device.cluster > 1), std::nullopt};
+    ReturnsPlans plans{
+        plan_tile_columns(problem, device.multiprocessors, device.cluster > 1, device.shared_per_block), std::nullopt};
     if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
     const Workspace workspace(rewards, plans.workspace_bytes());
     check_cuda(launcher(problem.dtype)(

@@ -48,8 +48,6 @@ cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturns
   int count = 0;
   if (begins_early) attributes[count++] = programmatic_serialization();
   if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
-  // More than 8 blocks need leave, which belongs to the device.
-  if (plan.cluster > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   const cudaLaunchConfig_t config =
       launch_config(plan.tiles, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
   return cudaLaunchKernelEx(&config, kernel, flat_returns_params<T>(problem, plan, workspace, tag));

@@ -8,53 +8,36 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/known_address.cuh"
 #include "returns/tile_columns/params.cuh"
-#include "scan/columns/held_cells.cuh"
+#include "returns/tile_columns/steps.cuh"
 #include "scan/columns/tile_carries.cuh"
 
 namespace dcs {
 
 template <typename T, int kUnit, WalkForm kForm>
-struct TileColumns {
-  using Acc = typename Types<T>::Acc;
-  using Wide = typename Types<T>::Wide;
-  using Cell = Vector<T, kUnit>;
-  using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
-  static constexpr bool kAll = kForm == WalkForm::kAll, kGates = kForm != WalkForm::kPlain;
-  static constexpr int kSteps = tile_column_steps(sizeof(T), kUnit, kForm), kBatch = std::min(kSteps, kTileBatch);
+using TileColumnsSteps = TileSteps<T, kUnit, kForm, tile_column_steps(sizeof(T), kUnit, kForm)>;
+
+template <typename T, int kUnit, WalkForm kForm>
+struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
+  using Steps = TileColumnsSteps<T, kUnit, kForm>;
+  using Steps::call, Steps::cuts, Steps::drops, Steps::rates, Steps::results, Steps::rhos, Steps::values;
+  using Steps::kAll, Steps::kGates, Steps::kSteps;
+  using typename Steps::Acc, typename Steps::Cell, typename Steps::Flags, typename Steps::Step, typename Steps::Wide;
+  static constexpr int kBatch = std::min(kSteps, kTileBatch);
   static constexpr int kLoads = kAll ? kBatch : kSteps;  // on their way before the first use
   using Carries = TileCarries<T, kGates, kUnit, 2>;
-  using Held = HeldCells<Cell, kSteps>;
 
   const TileColumnsParams<Acc>& params;
-  const ReturnsWalkParams<Acc>& call = params.call;
   const HeldColumnsPlan& t = params.carries.plan;
   uint32_t tile, walk;
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
   int first_step, count;  // in the order of the scan
-  Rates<Acc> rates[kUnit];
 
-  // Of the part's steps.
-  Acc results[kSteps][kUnit];  // the differences, then what is carried behind them
-  Held values;
-  std::conditional_t<kGates, Held, NoCells> rhos;
-  Acc factors[kAll ? kSteps : 1][kUnit];  // of the steps' own discounts
-  // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
-  uint32_t cuts[kUnit] = {}, drops[kUnit] = {}, heavy[kUnit] = {};
-
-  __device__ __forceinline__ explicit TileColumns(const TileColumnsParams<Acc>& given) : params(given) {
+  __device__ __forceinline__ explicit TileColumns(const TileColumnsParams<Acc>& given)
+      : Steps(given.call), params(given) {
     find_steps();
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      rates[u] = call.rates;
-      if (!call.row_rates) continue;
-      const auto at = [&](const Strides& strides) {
-        return outer * strides.outer + int64_t{first_column + cell * kUnit + u} * strides.inner;
-      };
-      rates[u] = rates_of<Acc>(
-          call.row_gamma, call.row_trace, at(call.row_gamma.tensor.strides), at(call.row_trace.tensor.strides));
-    }
+    this->find_rates(outer, first_column + cell * kUnit);
   }
 
   // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
@@ -141,34 +124,20 @@ struct TileColumns {
       Flags flags[kSteps];
       read_or_zeros<kFull>(tensor, flags);
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-        for (int u = 0; u < kUnit; ++u)
-          if (flags[i] & 0xffu << 8 * u) bits[u] |= 1u << i;
-      }
+      for (int i = 0; i < kSteps; ++i) this->add_flag(i, flags[i], bits);
       return;
     }
     Cell numbers[kSteps];
     read_or_zeros<kFull>(tensor, numbers);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u)
-        if (cast<Acc>(numbers[i].get(u)) != Acc(0)) bits[u] |= 1u << i;
-    }
+    for (int i = 0; i < kSteps; ++i) this->add_flag(i, numbers[i], bits);
   }
   template <bool kFull>
   __device__ __forceinline__ void read_all_flags() {
     uint32_t truncates[kUnit] = {};
     read_flags<kFull>(call.terminated, call.terminated_is_bool, drops);
     read_flags<kFull>(call.truncated, call.truncated_is_bool, truncates);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      cuts[u] = drops[u] | truncates[u] | (first_step == 0 ? 1u : 0u);
-      drops[u] |= truncates[u] & call.truncated_drops;
-      heavy[u] = call.has_own_values ? ~0u : cuts[u];
-      if constexpr (!kAll) drops[u] = left_out(call.has_own_values, rates[u], drops[u], cuts[u]);
-    }
+    this->set_flags(truncates, first_step == 0 ? 1u : 0u);
   }
 
   // The value of the state behind the part's first step.
@@ -216,81 +185,24 @@ struct TileColumns {
               own_gamma = rate_of_bits<T>(gammas[i - k], call.gamma_is_narrow);
               own_trace = rate_of_bits<T>(traces[i - k], call.trace_is_narrow);
             }
-            set_step(i, rewards[i - k], own[i - k], following, own_gamma, own_trace);
+            Acc own_value[kUnit], next_value[kUnit];
+            unpack(own[i - k], own_value);
+            unpack(following, next_value);
+            const bool takes_own = call.has_own_values && !is_both;
+            this->set_step(i, rewards[i - k], takes_own, own_value, next_value, own_gamma, own_trace);
             behind = own[i - k];
           },
           k);
       if (is_both) {
         // In the registers of the next states' values.
         read<kFull>(call.values, k, own);
-        each<kFull, kLoads>([&](int i) { take_from_difference(i, own[i - k]); }, k);
+        each<kFull, kLoads>([&](int i) { this->take_from_difference(i, own[i - k]); }, k);
       }
 #pragma unroll
       for (int i = k; i < k + kLoads; ++i) {
         values.set(i, own[i - k]);
         if constexpr (kGates) rhos.set(i, ratios[i - k]);
       }
-    }
-  }
-
-  __device__ __forceinline__ void set_step(
-      int i, const Cell& reward_cell, const Cell& own_cell, const Cell& next_cell, Acc own_gamma, Acc own_trace) {
-    Acc reward[kUnit], own[kUnit], following[kUnit];
-    unpack(reward_cell, reward);
-    unpack(own_cell, own);
-    unpack(next_cell, following);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      const bool takes_own = call.has_own_values && !call.next_values.last;
-      bool is_dropped = drops[u] & 1u << i;
-      Acc gamma = rates[u].gamma, rest = rates[u].rest;
-      if constexpr (kAll) {
-        // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
-        factors[i][u] = own_gamma * own_trace;
-        if (call.gamma.last || call.trace.last) {
-          if (call.gamma.last) gamma = own_gamma;
-          rest = gamma - gamma * (call.trace.last ? own_trace : rates[u].trace);
-        }
-      }
-      const Acc weight = heavy[u] & 1u << i ? gamma : rest;
-      // What counts for nothing is not read.
-      if constexpr (kAll) is_dropped = is_dropped || (!call.has_own_values && weight == Acc(0));
-      results[i][u] = (is_dropped ? reward[u] : reward[u] + weight * following[u]) - (takes_own ? own[u] : Acc(0));
-    }
-  }
-  __device__ __forceinline__ void take_from_difference(int i, const Cell& own_cell) {
-    Acc own[kUnit];
-    unpack(own_cell, own);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) results[i][u] -= own[u];
-  }
-
-  __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
-    return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
-  }
-  // Within a part of halves gamma * trace is a float.
-  __device__ __forceinline__ Acc gated(int u, Acc x, Acc y) const {
-    if constexpr (sizeof(T) == 2) return plain_step(x, rates[u].gate.value, y);
-    else return rates[u].gate.step(x, y);
-  }
-  // What a step's own options make of gamma * trace, and of the difference.
-  struct Step {
-    Acc delta, factor, gate;  // the last one times the clipped ratio is the factor
-    bool is_cut;
-  };
-  template <typename Visit>
-  __device__ __forceinline__ void visit_columns(int i, const Visit& visit) const {
-    Acc ratios[kUnit] = {};
-    if constexpr (kGates) unpack(rhos.get(i), ratios);
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      Step step{results[i][u], 1, 1, (cuts[u] & 1u << i) != 0};
-      if constexpr (kAll) step.gate = factors[i][u];
-      if constexpr (kGates) {
-        step.delta *= ratio(ratios[u], call.clip_rho);
-        step.factor = step.gate * ratio(ratios[u], call.clip_c);
-      }
-      visit(u, step, ratios[u]);
     }
   }
 
@@ -306,8 +218,8 @@ struct TileColumns {
         product[u] = call.row_rates ? whole_power(rates[u].carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
     }
     each<kFull>([&](int i) {
-      visit_columns(i, [&](int u, const Step& step, Acc) {
-        y[u] = i == 0 || step.is_cut ? step.delta : gated(u, step.delta, step.factor * y[u]);
+      this->visit_columns(i, [&](int u, const Step& step, Acc) {
+        y[u] = i == 0 || step.is_cut ? step.delta : this->gated(u, step.delta, step.factor * y[u]);
         if constexpr (kGates) {
           const Wide factor = static_cast<Wide>(step.factor);
           if (!kFull || sizeof(T) > 4) {
@@ -343,12 +255,7 @@ struct TileColumns {
     }
     each<kFull>([&](int i) {
       Acc pg[kUnit];
-      visit_columns(i, [&](int u, const Step& step, Acc rho) {
-        const Acc own = results[i][u];
-        if constexpr (kGates) pg[u] = ratio(rho, call.clip_pg) * (step.is_cut ? own : gated(u, own, step.gate * y[u]));
-        y[u] = step.is_cut ? step.delta : gated(u, step.delta, step.factor * y[u]);
-        results[i][u] = y[u];
-      });
+      this->finish_step(i, y, pg);
       if constexpr (kGates) {
         if (pg_at) {
           *reinterpret_cast<Cell*>(pg_at) = pack<Acc, T, kUnit>(pg);
@@ -358,13 +265,7 @@ struct TileColumns {
     });
     each_of<kFull, Cell, kSteps>(
         call.advantages, 0, [&](int i, Cell& element) { element = pack<Acc, T, kUnit>(results[i]); });
-    each_of<kFull, Cell, kSteps>(call.targets, 0, [&](int i, Cell& element) {
-      Acc own[kUnit], targets[kUnit];
-      unpack(values.get(i), own);
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) targets[u] = results[i][u] + (call.has_own_values ? own[u] : Acc(0));
-      element = pack<Acc, T, kUnit>(targets);
-    });
+    each_of<kFull, Cell, kSteps>(call.targets, 0, [&](int i, Cell& element) { element = this->target_of(i); });
   }
 };
 

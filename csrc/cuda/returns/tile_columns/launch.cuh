@@ -2,18 +2,23 @@
 #pragma once
 
 #include "common/device.h"
+#include "returns/tile_columns/flat.cuh"
 #include "returns/tile_columns/kernel.cuh"
 #include "scan/carry/call_tag.h"
 
 namespace dcs {
 
+template <typename T, int kUnit, WalkForm kForm>
+auto tile_columns_kernel_of(bool flat) {
+  return flat ? flat_columns_kernel<T, kUnit, kForm> : tile_columns_kernel<T, kUnit, kForm>;
+}
 template <typename T, int kUnit>
-auto tile_columns_kernel_of(WalkForm form) {
+auto tile_columns_kernel_of(WalkForm form, bool flat) {
   if constexpr (kUnit == 1) {
-    if (form == WalkForm::kAll) return tile_columns_kernel<T, 1, WalkForm::kAll>;
+    if (form == WalkForm::kAll) return tile_columns_kernel_of<T, 1, WalkForm::kAll>(flat);
   }
-  return form == WalkForm::kRatios ? tile_columns_kernel<T, kUnit, WalkForm::kRatios>
-                                   : tile_columns_kernel<T, kUnit, WalkForm::kPlain>;
+  return form == WalkForm::kRatios ? tile_columns_kernel_of<T, kUnit, WalkForm::kRatios>(flat)
+                                   : tile_columns_kernel_of<T, kUnit, WalkForm::kPlain>(flat);
 }
 
 template <typename T>
@@ -26,12 +31,14 @@ cudaError_t launch_tile_columns(
   if (plan.workspace_bytes > 0)
     tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
                          : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
-  auto kernel = tile_columns_kernel_of<T, 1>(form);
+  auto kernel = tile_columns_kernel_of<T, 1>(form, plan.flat);
   if constexpr (sizeof(T) == 2) {
-    if (plan.pairs) kernel = tile_columns_kernel_of<T, 2>(form);
+    if (plan.pairs) kernel = tile_columns_kernel_of<T, 2>(form, plan.flat);
   }
-  return launch_dependent(
-      kernel, plan.dependent, blocks, kColumnThreads, 0, stream, tile_columns_params<T>(problem, plan, workspace, tag));
+  const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
+  if (error != cudaSuccess) return error;
+  return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream,
+      tile_columns_params<T>(problem, plan, workspace, tag));
 }
 
 }  // namespace dcs

@@ -11,12 +11,22 @@ template <typename Acc>
 struct TileColumnsParams {
   HeldColumnsParams carries;  // of the scan of differences
   ReturnsWalkParams<Acc> call;
+  // Of tiles that are pieces of memory: steps of a walk, one row or all of them; a row's.
+  TilePieces pieces;
+  int lines;
+  Divisor length;
 };
 
 template <typename T>
 TileColumnsParams<typename Types<T>::Acc> tile_columns_params(
     const ReturnsProblem& problem, const HeldColumnsPlan& plan, void* workspace, const CallTag& tag) {
-  return {{carried_scan(problem), plan, workspace, tag}, walk_params<T>(problem, plan.pairs ? 2 : 1)};
+  TileColumnsParams<typename Types<T>::Acc> params{
+      {carried_scan(problem), plan, workspace, tag}, walk_params<T>(problem, plan.pairs ? 2 : 1)};
+  if (!plan.flat) return params;
+  params.pieces = tile_pieces(problem, int64_t{plan.part_steps} * plan.parts);
+  params.lines = static_cast<int>(problem.outer * problem.length / plan.walks);
+  params.length = Divisor(static_cast<uint32_t>(problem.length));
+  return params;
 }
 
 }  // namespace dcs

@@ -11,7 +11,7 @@
 namespace dcs {
 
 // In registers: two cells of two bytes share one.
-template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2>
+template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2 && kCount % 2 == 0>
 struct HeldCells {
   Cell cells[kCount];
   __device__ __forceinline__ Cell get(int i) const { return cells[i]; }

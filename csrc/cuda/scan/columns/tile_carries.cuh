@@ -13,9 +13,10 @@
 
 namespace dcs {
 
-template <typename Wide, bool kStep, int kUnit>
+// Of a block's cells, at most kCells.
+template <typename Wide, bool kStep, int kUnit, int kCells = kSpan>
 struct CarryExchange {
-  static constexpr int kColumns = kUnit * kSpan, kPowers = kStep ? 0 : kColumns;
+  static constexpr int kColumns = kUnit * kCells, kPowers = kStep ? 0 : kColumns;
   static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
   // Of the parts, then of the parts before them; with a per-row gamma `gates` are powers over the parts before from the
   // start, and with a shared gamma `before` are those.
@@ -30,7 +31,7 @@ struct CarryExchange {
 
 // A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and cell in the
 // tile may be others than those it folds for.
-template <typename T, bool kStep, int kUnit, int kMostReads>
+template <typename T, bool kStep, int kUnit, int kMostReads, int kCells = kSpan>
 struct TileCarries {
   using Wide = typename Types<T>::Wide;
   using Values = ColumnValues<T, kStep>;
@@ -44,15 +45,15 @@ struct TileCarries {
 
   const HeldColumnsParams& params;
   const HeldColumnsPlan& t = params.plan;
-  CarryExchange<Wide, kStep, kUnit>& shared;
+  CarryExchange<Wide, kStep, kUnit, kCells>& shared;
   uint32_t tile, walk;
   int width;  // cells of the block
   int pitch;  // of the parts' columns in shared memory
   int fan, lane;
   int before, groups_before;  // tiles before in the group, groups before in theirs
 
-  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given, CarryExchange<Wide, kStep, kUnit>& memory,
-      uint32_t of_tile, uint32_t of_walk, int cells)
+  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given,
+      CarryExchange<Wide, kStep, kUnit, kCells>& memory, uint32_t of_tile, uint32_t of_walk, int cells)
       : params(given), shared(memory), tile(of_tile), walk(of_walk), width(cells) {
     pitch = t.span * kUnit | 1;
     fan = 1 << t.fan_bits;

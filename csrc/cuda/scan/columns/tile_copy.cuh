@@ -7,6 +7,51 @@
 
 namespace dcs {
 
+// Visits the block's share of whole vectors, by their numbers.
+template <typename Visit>
+__device__ __forceinline__ void each_tile_vector(int first, int end, const Visit& visit) {
+#pragma unroll 4
+  for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kColumnThreads) visit(i);
+}
+
+// A piece of memory and its place in shared memory, as far behind a whole vector of 16 bytes there: whole vectors of it
+// are whole vectors of memory, at any address.
+struct CopiedPiece {
+  char *at, *shared;  // of the vectors in which the piece begins
+  int begin, end;     // bytes of the piece, from there
+
+  __device__ __forceinline__ CopiedPiece(char* pointer, int bytes, char* slot)
+      : begin(static_cast<int>(reinterpret_cast<uintptr_t>(pointer) % 16)) {
+    at = pointer - begin;
+    shared = slot;
+    end = begin + bytes;
+  }
+  // What is around a piece's ends is read along, where it is in its tensor. Edges that it is not are bytes of one warp.
+  __device__ __forceinline__ void bring(const char* tensor, const char* tensor_end, int warp) const {
+    if (begin == end) return;
+    const int first = at < tensor ? 1 : 0, whole = (end + 15) / 16,
+              last = at + 16 * whole > tensor_end ? whole - 1 : whole;
+    each_tile_vector(first, last, [&](int i) { copy_async(shared + 16 * i, at + 16 * i); });
+    each_edge(first, last, warp, [&](int byte) { shared[byte] = at[byte]; });
+  }
+  __device__ __forceinline__ void put(int warp) const {
+    const int first = (begin + 15) / 16, last = end / 16;
+    each_tile_vector(first, last,
+        [&](int i) { *reinterpret_cast<uint4*>(at + 16 * i) = *reinterpret_cast<const uint4*>(shared + 16 * i); });
+    each_edge(first, last, warp, [&](int byte) { at[byte] = shared[byte]; });
+  }
+
+ private:
+  // The bytes of the first and of the last vector, where it is not among [first, last).
+  template <typename Visit>
+  __device__ __forceinline__ void each_edge(int first, int last, int warp, const Visit& visit) const {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    if (thread / 32 != warp) return;
+    const int byte = lane < 16 ? lane : (end - 1) / 16 * 16 + lane - 16, vector = byte / 16;
+    if (byte >= begin && byte < end && (vector < first || vector >= last)) visit(byte);
+  }
+};
+
 struct TileMemory {
   const HeldColumnsParams& params;
   unsigned char* shared;
@@ -84,9 +129,7 @@ struct TileCopy {
   }
   template <typename Visit>
   __device__ __forceinline__ void each_vector(const Visit& visit) const {
-#pragma unroll 4
-    for (int i = (begin + 15) / 16 + static_cast<int>(threadIdx.x); i < end / 16; i += kColumnThreads)
-      visit(i, place_of(i));
+    each_tile_vector((begin + 15) / 16, end / 16, [&](int i) { visit(i, place_of(i)); });
   }
   // What is no whole vector, at both ends, by twos of bytes, of which every element has some.
   template <typename Visit>

@@ -227,10 +227,10 @@ inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room, boo
   plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + plan.read_bits));
 }
 
-// Spans of a tensor's cells, and a block's parts of one; how many columns of a span lanes fold.
-inline int64_t share_cells(HeldColumnsPlan& plan, int64_t outer, int64_t cells, bool step) {
+// Spans of a tensor's cells, `most` at most, and a block's parts of one; how many columns of a span lanes fold.
+inline int64_t share_cells(HeldColumnsPlan& plan, int64_t outer, int64_t cells, bool step, int64_t most = kSpan) {
   const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
-  plan.spans = static_cast<int>(ceil_div(folded, kSpan));
+  plan.spans = static_cast<int>(ceil_div(folded, most));
   plan.span = static_cast<int>(ceil_div(cells, plan.spans));
   plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
   plan.walks = outer * plan.spans;

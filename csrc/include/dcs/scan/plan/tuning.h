@@ -175,9 +175,9 @@ constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
 }
 constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
 // Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most.
-constexpr int held_exchange_bytes(int64_t wide_bytes, int unit, bool step) {
+constexpr int held_exchange_bytes(int64_t wide_bytes, int unit, bool step, int cells = kSpan) {
   const int wide = static_cast<int>(wide_bytes);
-  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + kSpan * wide * (7 + (step ? 0 : kHeldPowers))) +
+  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kHeldPowers))) +
       (step ? 0 : kColumnThreads * wide) + 64;
 }
 

@@ -1,0 +1,351 @@
+// The temporal difference scan along a strided time whose steps lie one behind the other, of fewer columns than a line
+// of memory has room for: some steps of all columns are one piece of memory, of every operand. It comes to shared
+// memory in whole vectors whatever its alignment; threads go through their steps there twice, for their totals and
+// from what enters them; results take the operands' places and go back as they came. A row of few steps is cut off the
+// one behind it in time, as one sequence.
+#pragma once
+
+#include "common/ptx/dependent_launch.cuh"
+#include "returns/tile_columns/params.cuh"
+#include "returns/tile_columns/steps.cuh"
+#include "scan/columns/tile_carries.cuh"
+#include "scan/columns/tile_copy.cuh"
+
+namespace dcs {
+
+template <typename T, int kUnit, WalkForm kForm>
+using FlatTileSteps = TileSteps<T, kUnit, kForm, flat_tile_batch(kUnit, kForm)>;
+
+template <typename T, int kUnit, WalkForm kForm>
+struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
+  using Steps = FlatTileSteps<T, kUnit, kForm>;
+  using Steps::call, Steps::cuts, Steps::drops, Steps::rates, Steps::results, Steps::rhos, Steps::values;
+  using Steps::kAll, Steps::kGates, Steps::kSteps;
+  using typename Steps::Acc, typename Steps::Cell, typename Steps::Flags, typename Steps::Step, typename Steps::Wide;
+  static constexpr int kCells = flat_tile_columns(sizeof(T)) / kUnit, kWarps = kColumnThreads / 32;
+  using Carries = TileCarries<T, kGates, kUnit, 2, kCells>;
+
+  const TileColumnsParams<Acc>& params;
+  const HeldColumnsPlan& t = params.carries.plan;
+  char* const memory;
+  uint32_t tile, walk;
+  int first_line, lines;  // of the tile in its walk, in the order of memory
+  int part, cell;
+  bool works;
+  int first_step, count;  // in the order of the scan
+  int place;              // of the first one in the tile, a line of it
+
+  // Of the steps to come.
+  const char* at[kTileOperands];  // where in shared memory the next one's operands are
+  int next_step;                  // in the order of the scan
+  int until_last;                 // how many before one that is its row's last
+  Acc behind[kUnit];              // the value of the state behind the next
+
+  __device__ __forceinline__ FlatTile(const TileColumnsParams<Acc>& given, unsigned char* shared)
+      : Steps(given.call), params(given), memory(reinterpret_cast<char*>(shared)) {
+    tile = params.carries.walks.of(blockIdx.x);
+    walk = blockIdx.x - tile * params.carries.walks.divisor;
+    const int thread = static_cast<int>(threadIdx.x), steps = t.parts * t.part_steps;
+    const int own_part = static_cast<int>(threadIdx.x * t.span_inverse >> 16);
+    const int end = params.lines - static_cast<int>(tile) * steps;
+    first_line = max(0, end - steps);
+    lines = end - first_line;
+    works = own_part < t.parts;
+    part = min(own_part, t.parts - 1);
+    cell = works ? thread - own_part * t.span : 0;
+    first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
+    place = lines - 1 - part * t.part_steps;
+    count = works ? max(0, min(t.part_steps, place + 1)) : 0;
+    this->find_rates(static_cast<int>(walk), cell * kUnit);
+  }
+
+  // Tensors' lines before the tile's first one.
+  __device__ __forceinline__ int64_t lines_before() const {
+    return static_cast<int64_t>(walk) * params.lines + first_line;
+  }
+  __device__ __forceinline__ CopiedPiece piece_of(const TilePiece& piece, int of_lines) const {
+    return {piece.data + lines_before() * piece.row_bytes, of_lines * piece.row_bytes, memory + piece.slot};
+  }
+  // Asks for all operands.
+  __device__ __forceinline__ void bring() const {
+    const int64_t all = static_cast<int64_t>(params.carries.walks.divisor) * params.lines;
+#pragma unroll 1
+    for (int i = 0; i < kTileOperands; ++i) {
+      const TilePiece& piece = params.pieces.of[i];
+      if (!piece.data) continue;
+      const int more = min(piece.more, params.lines - first_line - lines);
+      piece_of(piece, lines + more).bring(piece.data, piece.data + all * piece.row_bytes, i % kWarps);
+    }
+    commit_copies();
+  }
+  __device__ __forceinline__ void put() const {
+#pragma unroll 1
+    for (int i = kTileOperands; i < kTilePieces; ++i) {
+      const TilePiece& piece = params.pieces.of[i];
+      if (piece.data) piece_of(piece, lines).put(i % kWarps);
+    }
+  }
+
+  // Where in shared memory the thread's cell is of its first step.
+  template <typename Element>
+  __device__ __forceinline__ char* place_in(TilePieceOf which) const {
+    const TilePiece& piece = params.pieces.of[which];
+    const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(piece.data)) +
+        static_cast<uint32_t>(lines_before()) * static_cast<uint32_t>(piece.row_bytes);
+    return memory + piece.slot + static_cast<int>(address % 16) + place * piece.row_bytes +
+        cell * static_cast<int>(sizeof(Element));
+  }
+  __device__ __forceinline__ void find_places() {
+    const auto flags_in = [&](TilePieceOf which, bool is_bool) {
+      at[which] = is_bool ? place_in<Flags>(which) : place_in<Cell>(which);
+    };
+    for (const TilePieceOf which : {kRewardsPiece, kValuesPiece, kNextPiece}) at[which] = place_in<Cell>(which);
+    if constexpr (kGates) at[kRhosPiece] = place_in<Cell>(kRhosPiece);
+    flags_in(kTerminatedPiece, call.terminated_is_bool);
+    flags_in(kTruncatedPiece, call.truncated_is_bool);
+    if constexpr (kAll) {
+      const auto rates_in = [&](TilePieceOf which, bool is_narrow) {
+        at[which] = sizeof(T) == 2 && is_narrow ? place_in<T>(which) : place_in<Acc>(which);
+      };
+      rates_in(kGammaPiece, call.gamma_is_narrow);
+      rates_in(kTracePiece, call.trace_is_narrow);
+    }
+  }
+
+  // The operand's next steps.
+  template <int kSome, typename Element>
+  __device__ __forceinline__ void read(TilePieceOf which, Element (&to)[kSome]) {
+#pragma unroll
+    for (int i = 0; i < kSome; ++i, at[which] -= params.pieces.of[which].row_bytes)
+      to[i] = *reinterpret_cast<const Element*>(at[which]);
+  }
+  template <int kSome>
+  __device__ __forceinline__ void read_rates(TilePieceOf which, bool is_narrow, RateBits<T> (&to)[kSome]) {
+    read_rate_bits<T>(is_narrow, [&](auto bits) {
+      decltype(bits) found[kSome];
+      read(which, found);
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) to[i] = found[i];
+    });
+  }
+  template <int kSome>
+  __device__ __forceinline__ void read_flags(TilePieceOf which, bool is_there, bool is_bool, uint32_t (&bits)[kUnit]) {
+    if (!is_there) return;
+    const auto add = [&](auto element) {
+      decltype(element) flags[kSome];
+      read(which, flags);
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) this->add_flag(i, flags[i], bits);
+    };
+    if (is_bool) add(Flags{});
+    else add(Cell{});
+  }
+
+  // The value behind a row whose last step this is.
+  __device__ __forceinline__ void read_bootstrap(int step, Acc (&to)[kUnit]) const {
+    const uint32_t line = (walk + 1) * static_cast<uint32_t>(params.lines) - 1 - static_cast<uint32_t>(step);
+    const char* const from = last_of_cell(call.bootstrap, params.length.of(line), static_cast<uint32_t>(cell));
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u)
+      to[u] = call.bootstrap.last ? cast<Acc>(*reinterpret_cast<const T*>(from + u * (call.bootstrap.cell / kUnit)))
+                                  : Acc(0);
+  }
+
+  // Before the first step.
+  __device__ __forceinline__ void begin() {
+    const uint32_t length = params.length.divisor, step = static_cast<uint32_t>(first_step),
+                   over = step - params.length.of(step) * length;
+    next_step = first_step;
+    until_last = static_cast<int>(over == 0 ? 0 : length - over);
+    find_places();
+    Cell value{};
+    if (over != 0 && count > 0 && !call.has_next_values && call.values.last)
+      value = *reinterpret_cast<const Cell*>(at[kValuesPiece] + params.pieces.of[kValuesPiece].row_bytes);
+    unpack(value, behind);
+  }
+  // The next steps.
+  template <int kSome>
+  __device__ __forceinline__ void load() {
+    Cell rewards[kSome], own[kSome] = {}, ratios[kSome];
+    Acc own_values[kSome][kUnit], following[kSome][kUnit];
+    RateBits<T> gammas[kSome], traces[kSome];
+    read(kRewardsPiece, rewards);
+    if (call.values.last) read(kValuesPiece, own);
+    if constexpr (kGates) {
+      if (call.rhos.last) read(kRhosPiece, ratios);
+    }
+    if constexpr (kAll) {
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) gammas[i] = traces[i] = bits_of_one<T>();
+      if (call.gamma.last) read_rates(kGammaPiece, call.gamma_is_narrow, gammas);
+      if (call.trace.last) read_rates(kTracePiece, call.trace_is_narrow, traces);
+    }
+    uint32_t truncates[kUnit] = {};
+    const uint32_t lasts = until_last < kSome ? 1u << until_last : 0;
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) drops[u] = 0;
+    read_flags<kSome>(kTerminatedPiece, call.terminated.last, call.terminated_is_bool, drops);
+    read_flags<kSome>(kTruncatedPiece, call.truncated.last, call.truncated_is_bool, truncates);
+    this->set_flags(truncates, lasts);
+#pragma unroll
+    for (int i = 0; i < kSome; ++i) unpack(own[i], own_values[i]);
+    if (call.has_next_values) {
+      Cell next[kSome];
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) next[i] = own[i];
+      if (call.next_values.last) read(kNextPiece, next);
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) unpack(next[i], following[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) {
+#pragma unroll
+        for (int u = 0; u < kUnit; ++u) following[i][u] = i == 0 ? behind[u] : own_values[i - 1][u];
+      }
+      if (lasts) {
+        Acc last[kUnit];
+        read_bootstrap(next_step + until_last, last);
+#pragma unroll
+        for (int i = 0; i < kSome; ++i) {
+#pragma unroll
+          for (int u = 0; u < kUnit; ++u) following[i][u] = lasts & 1u << i ? last[u] : following[i][u];
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) behind[u] = own_values[kSome - 1][u];
+    }
+    next_step += kSome;
+    until_last -= kSome;
+    if (until_last < 0) until_last += static_cast<int>(params.length.divisor);
+#pragma unroll
+    for (int i = 0; i < kSome; ++i) {
+      Acc own_gamma = 1, own_trace = 1;
+      if constexpr (kAll) {
+        own_gamma = rate_of_bits<T>(gammas[i], call.gamma_is_narrow);
+        own_trace = rate_of_bits<T>(traces[i], call.trace_is_narrow);
+      }
+      this->set_step(i, rewards[i], call.has_own_values, own_values[i], following[i], own_gamma, own_trace);
+      values.set(i, own[i]);
+      if constexpr (kGates) rhos.set(i, ratios[i]);
+    }
+  }
+  // Goes through the part's steps: visit(how many are set, whether the first of them is the part's).
+  template <typename Visit>
+  __device__ __forceinline__ void each_batch(const Visit& visit) {
+    int left = count;
+#pragma unroll 1
+    for (; left >= kSteps; left -= kSteps) {
+      load<kSteps>();
+      visit(std::integral_constant<int, kSteps>{}, left == count);
+    }
+#pragma unroll 1
+    for (; left > 0; --left) {
+      load<1>();
+      visit(std::integral_constant<int, 1>{}, left == count);
+    }
+  }
+
+  // The part's pieces, from nothing.
+  __device__ __forceinline__ void add_up(Piece<Wide> (&pieces)[kUnit]) {
+    begin();
+    const int first_until_last = until_last;
+    Acc first_behind[kUnit], y[kUnit] = {};  // results take the place of the one
+    Wide product[kUnit];
+    uint32_t closed[kUnit] = {};
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      first_behind[u] = behind[u];
+      product[u] = 1.0;
+      if constexpr (kGates)
+        product[u] = call.row_rates ? whole_power(rates[u].carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
+    }
+    each_batch([&](auto some, bool is_first) {
+      Wide of_some[kUnit];  // four floats' product is within a double
+#pragma unroll
+      for (int i = 0; i < some(); ++i) {
+        this->visit_columns(i, [&](int u, const Step& step, Acc) {
+          const bool begins = i == 0 && is_first;
+          y[u] = begins || step.is_cut ? step.delta : this->gated(u, step.delta, step.factor * y[u]);
+          if constexpr (kGates) {
+            const Wide factor = static_cast<Wide>(step.factor);
+            of_some[u] = i % kTileBatch == 0 ? factor : of_some[u] * factor;
+            if (sizeof(T) > 4 || i % kTileBatch == kTileBatch - 1 || i + 1 == some()) {
+              product[u] = power_mul(product[u], sizeof(T) > 4 ? factor : of_some[u]);
+            }
+          }
+        });
+      }
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u) closed[u] |= cuts[u];
+    });
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) {
+      pieces[u] = {static_cast<Wide>(y[u]), product[u], closed[u] != 0};
+      behind[u] = first_behind[u];
+    }
+    next_step = first_step;
+    until_last = first_until_last;
+  }
+
+  // What enters the thread's part.
+  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) const {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u)
+      if (works) carries.put(part, cell * kUnit + u, pieces[u]);
+    carries.exchange({static_cast<int>(walk), 0});
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
+  }
+
+  // All results, from what enters the part.
+  __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
+    find_places();
+    char *advantages = place_in<Cell>(kAdvantagesPiece), *targets = place_in<Cell>(kTargetsPiece),
+         *pg_advantages = kGates ? place_in<Cell>(kPgPiece) : nullptr;
+    const int row = params.pieces.of[kRewardsPiece].row_bytes;
+    each_batch([&](auto some, bool) {
+      Acc pg[some()][kUnit];
+#pragma unroll
+      for (int i = 0; i < some(); ++i) this->finish_step(i, y, pg[i]);
+      const auto store = [&](char*& to, bool is_there, const auto& result) {
+        if (!is_there) return;
+#pragma unroll
+        for (int i = 0; i < some(); ++i, to -= row) *reinterpret_cast<Cell*>(to) = result(i);
+      };
+      if constexpr (kGates)
+        store(pg_advantages, call.pg_advantages.last, [&](int i) { return pack<Acc, T, kUnit>(pg[i]); });
+      store(advantages, call.advantages.last, [&](int i) { return pack<Acc, T, kUnit>(results[i]); });
+      store(targets, call.targets.last, [&](int i) { return this->target_of(i); });
+    });
+  }
+};
+
+template <typename T, int kUnit, WalkForm kForm>
+__global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
+    flat_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
+  using Tile = FlatTile<T, kUnit, kForm>;
+  using Wide = typename Tile::Wide;
+  extern __shared__ __align__(16) unsigned char flat_columns_shared[];
+  __shared__ CarryExchange<Wide, Tile::kGates, kUnit, Tile::kCells> exchange;
+  static_assert(sizeof(exchange) <= held_exchange_bytes(sizeof(Wide), kUnit, Tile::kGates, Tile::kCells));
+  overlap_launches();
+  Tile tile(params, flat_columns_shared);
+  tile.bring();
+  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.walk, params.carries.plan.span);
+  if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
+  Wide carried[kUnit];
+#pragma unroll
+  for (int u = 0; u < kUnit; ++u) carried[u] = tile.rates[u].carried;
+  carries.put_powers(tile.works, tile.part, tile.cell, carried);
+  wait_for_copies<0>();
+  __syncthreads();
+  Piece<Wide> pieces[kUnit];
+  tile.add_up(pieces);
+  typename Tile::Acc y[kUnit];
+  tile.enter(carries, pieces, y);
+  tile.finish(y);
+  __syncthreads();
+  tile.put();
+}
+
+}  // namespace dcs
