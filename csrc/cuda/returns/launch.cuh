@@ -13,7 +13,6 @@
 #include "returns/launch.h"
 #include "dcs/returns/few_steps_plan.h"
 #include "returns/block_columns.cuh"
-#include "returns/chunks/launch.cuh"
 #include "returns/n_step_launch.cuh"
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
@@ -350,10 +349,9 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const ReturnsPlans& plans,
-    void* workspace, cudaStream_t stream) {
-  if (plans.tiles) return launch_tile_columns<T>(problem, *plans.tiles, workspace, stream);
-  if (plans.chunks) return launch_chunks<T>(problem, *plans.chunks, workspace, device, stream);
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device,
+    const std::optional<HeldColumnsPlan>& tiles, void* workspace, cudaStream_t stream) {
+  if (tiles) return launch_tile_columns<T>(problem, *tiles, workspace, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();
 }

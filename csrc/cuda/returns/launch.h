@@ -4,13 +4,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "dcs/returns/tile_plan.h"
 #include "common/device.h"
 
 namespace dcs {
 
 using ReturnsLauncher = cudaError_t(
-    const ReturnsProblem&, const Device&, const ReturnsPlans&, void* workspace, cudaStream_t);
+    const ReturnsProblem&, const Device&, const std::optional<HeldColumnsPlan>& tiles, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

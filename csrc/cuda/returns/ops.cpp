@@ -43,13 +43,10 @@ struct CudaReturns {
       return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, workspace.data(), current_stream(index)),
           kReturns, "launching the kernel");
     }
-    ReturnsPlans plans{
-        plan_tile_columns(problem, device.multiprocessors, device.cluster > 1, device.shared_per_block), std::nullopt};
-    if (!plans.tiles) plans.chunks = plan_chunks(together, device.multiprocessors);
-    const Workspace workspace(rewards, plans.workspace_bytes());
-    check_cuda(launcher(problem.dtype)(
-                   plans.chunks ? together : problem, device, plans, workspace.data(), current_stream(index)),
-        kReturns, "launching the kernel");
+    const auto tiles = plan_tile_columns(problem, device.multiprocessors, device.cluster > 1, device.shared_per_block);
+    const Workspace workspace(rewards, tiles ? tiles->workspace_bytes : 0);
+    check_cuda(launcher(problem.dtype)(problem, device, tiles, workspace.data(), current_stream(index)), kReturns,
+        "launching the kernel");
   }
 
   static void run_gradients(const ReturnsGradientsProblem& problem, const Tensor& like) {

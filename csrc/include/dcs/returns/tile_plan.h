@@ -189,25 +189,20 @@ inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) 
   });
 }
 
-// Fewer steps than kLeastTiledColumn are a round of blocks that share a column's time (returns/block_columns.cuh), but
-// where rows of few columns are many and one behind the other.
+// Fewer steps than kLeastTiledColumn of the common forms, or of fewer elements than a tile's phases take the time of,
+// are a round of blocks that share a column's time (returns/block_columns.cuh), but where rows of few columns are many
+// and one behind the other.
+constexpr int64_t kFewestShortElements = 1 << 18;
+
 inline std::optional<HeldColumnsPlan> plan_tile_columns(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes) {
   const bool is_short = p.length < kLeastTiledColumn;
-  if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestChunkElements) || takes_walk(p, multiprocessors) ||
+  if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestShortElements) || takes_walk(p, multiprocessors) ||
       takes_few_columns(p, multiprocessors) || takes_warp_columns(p, multiprocessors))
     return std::nullopt;
   const auto plan =
       plan_tiles(p, multiprocessors, has_clusters, shared_bytes, flat_tiles_are_faster(p, multiprocessors));
-  return is_short && plan && plan->walks >= p.outer ? std::nullopt : plan;
+  return is_short && form_of(p) != kAnyForm && plan && plan->walks >= p.outer ? std::nullopt : plan;
 }
-
-// Kernels that blocks share time in have a plan and a workspace: of plan_tile_columns(...), else of plan_chunks(...),
-// whose problem has its rows together.
-struct ReturnsPlans {
-  std::optional<HeldColumnsPlan> tiles;
-  std::optional<ReturnsPlan> chunks;
-  int64_t workspace_bytes() const { return tiles ? tiles->workspace_bytes : chunks ? chunks->workspace_bytes() : 0; }
-};
 
 }  // namespace dcs
