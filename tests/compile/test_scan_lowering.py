@@ -69,7 +69,7 @@ def gae_inputs(batch: int, length: int, time: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("time", [0, 1])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.each_pair
+@pytest.mark.each_value
 def test_gae_is_one_kernel(kernels: Kernels, dynamic: bool, time: int, looped: bool) -> None:
     import torch._inductor.config as inductor_config
 
@@ -265,6 +265,7 @@ def test_other_compilations_are_left_alone(kernels: Kernels) -> None:
 @lowering_test
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.each_value
 def test_consumers_of_every_second_step(kernels: Kernels, looped: bool, direction: str) -> None:
     """Torch 2.15 takes them out of the registers that hold a tile, by their place in the natural order of the steps."""
     import torch._inductor.config as inductor_config

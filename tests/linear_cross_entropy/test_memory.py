@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch_dcs_ops import linear_cross_entropy, linear_kl_div, linear_log_probs, linear_policy_loss, linear_top_k
 
 from linear_cross_entropy.oracle import leaf, make, oracle
+from support.selection import slow
 
 FEATURES, CLASSES = 16, 5000
 BUDGET = 1 << 20
@@ -93,9 +94,10 @@ def test_inference_memory() -> None:
             assert peak(run) <= (32 << 20) + SLACK < full_logits(rows, torch.float32) / 2
 
 
-# Products of bfloat16 take a CPU half a minute here.
+# Products of bfloat16 take a CPU half a minute here, those of all five in float32, too.
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
-def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("run", ["top k", "statistics", *map(slow, ("ids", "divergence", "policy loss"))])
+def test_ids_and_divergences_hold_a_chunk(run: str, dtype: torch.dtype) -> None:
     """Forward and backward; the divergence's temporaries are its blocks of float32 values, some eight at a time."""
     rows = 12_000 // dtype.itemsize
     x, w, y = operands(rows, dtype)
@@ -104,14 +106,14 @@ def test_ids_and_divergences_hold_a_chunk(dtype: torch.dtype) -> None:
     results = (x.numel() + 2 * w.numel()) * 4 + (x.numel() + w.numel()) * dtype.itemsize
     limit = results + BUDGET + SLACK
     assert limit < full_logits(rows, dtype) * 0.8
-    for run in (
-        lambda: linear_log_probs(x, w, ids, memory_budget=BUDGET, return_argmax_log_prob=True)[0].sum().backward(),
-        lambda: linear_top_k(x, w, 4, memory_budget=BUDGET)[0].sum().backward(),
-        lambda: linear_kl_div(x, w, teacher_x, teacher_w, direction="jsd", memory_budget=BUDGET).backward(),
-        lambda: linear_policy_loss(x, w, ids, lambda p, e: p.sum(1) - e, memory_budget=BUDGET).backward(),
-        lambda: linear_policy_loss(x, w, y, torch.sub, memory_budget=BUDGET).backward(),
-    ):
-        assert peak(run) <= limit
+    runs = {
+        "ids": lambda: linear_log_probs(x, w, ids, memory_budget=BUDGET, return_argmax_log_prob=True)[0].sum(),
+        "top k": lambda: linear_top_k(x, w, 4, memory_budget=BUDGET)[0].sum(),
+        "divergence": lambda: linear_kl_div(x, w, teacher_x, teacher_w, direction="jsd", memory_budget=BUDGET),
+        "statistics": lambda: linear_policy_loss(x, w, ids, lambda p, e: p.sum(1) - e, memory_budget=BUDGET),
+        "policy loss": lambda: linear_policy_loss(x, w, y, torch.sub, memory_budget=BUDGET),
+    }
+    assert peak(lambda: runs[run]().backward()) <= limit
 
 
 def test_a_frozen_head_costs_no_gradient() -> None:

@@ -90,6 +90,7 @@ def test_options(device: str, name: str, reduction: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("chunks", [1, 4, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.each_value
 def test_the_weight_gradient_at_any_number_of_chunks(device: str, dtype: torch.dtype, chunks: int) -> None:
     problem = make((512,), 16, 72, dtype, device)
     options = {"memory_budget": 72 * dtype.itemsize * (512 // chunks)}

@@ -36,6 +36,7 @@ def expected(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("classes", [1, 2, 31, 1000])
 @pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.each_pair
 def test_rows(device: str, by_class: bool, classes: int, dtype: torch.dtype) -> None:
     rows = 7
     problem = make((rows,), 3, classes, dtype, device)

@@ -34,7 +34,6 @@ from log_bmm.oracle import (
     spread,
     sum_dtype,
 )
-from support.selection import slow
 from support.subprocesses import run_in_the_interpreter, run_with_instruction_set
 
 LARGE = [] if INTERPRETED else [256 if GPU else 128]
@@ -65,7 +64,8 @@ def test_in_the_interpreter() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED or not _native.CPU_LIBRARY.loaded, reason="there are no compiled kernels")
-@pytest.mark.parametrize("isa", ["default", slow("avx2")])
+@pytest.mark.parametrize("isa", ["default", "avx2"])
+@pytest.mark.slow
 def test_lesser_instruction_sets(isa: str) -> None:
     chosen = "op-cpu and (products or largest or (samples and N) or (shapes and dtype2) or (data_sets and 64- and N))"
     run_with_instruction_set(isa, __file__, "-k", chosen)
