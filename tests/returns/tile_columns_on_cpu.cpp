@@ -67,7 +67,7 @@ class Trial : public trials::RolloutTrial<T> {
     return false;
   }
 
-  HeldColumnsPlan plan{};
+  ResidentColumnsPlan plan{};
 };
 
 // Walks of many tiles are many threads here. Half of the tensors have nothing between their steps, at any address.

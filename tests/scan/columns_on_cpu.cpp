@@ -119,8 +119,8 @@ class Trial {
     if (c.small && !small) return true;
     if (!small && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
     if (!small && !few) walk = plan_walk_columns(p, device);
-    if (!small && !few && !walk) held = plan_held_columns(p, device);
-    p.partials = sums ? (held ? held->tiles : 1) + c.seed % 2 : 1;
+    if (!small && !few && !walk) resident = plan_resident_columns(p, device);
+    p.partials = sums ? (resident ? resident->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
       p.grad_gamma = partial_sums.data();
@@ -168,25 +168,25 @@ class Trial {
 
   template <bool kStep, bool kBackward>
   bool launch() {
-    if (held) {
-      std::vector<Word> words(static_cast<size_t>(held->workspace_bytes / 16) + 1, Word{7, 7});
+    if (resident) {
+      std::vector<Word> words(static_cast<size_t>(resident->workspace_bytes / 16) + 1, Word{7, 7});
       uint32_t launches = 0;
-      const HeldColumnsParams params{
-          p, *held, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
+      const ResidentColumnsParams params{
+          p, *resident, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
       const auto kernel = [&] {
         const auto run = [&](auto flat) {
           if constexpr (sizeof(T) == 2) {
-            if (held->pairs) return held_columns_kernel<T, kStep, kBackward, 2, flat>(params);
+            if (resident->pairs) return resident_columns_kernel<T, kStep, kBackward, 2, flat>(params);
           }
-          held_columns_kernel<T, kStep, kBackward, 1, flat>(params);
+          resident_columns_kernel<T, kStep, kBackward, 1, flat>(params);
         };
-        if (held->flat) run(std::true_type{});
+        if (resident->flat) run(std::true_type{});
         else run(std::false_type{});
       };
       // A graph's second replay, which finds the words of the first one.
       for (int replay = c.seed % 2; replay >= 0; --replay) {
-        if (!emulation::launch(held->walks * held->tiles, kColumnThreads, held->shared_bytes, held->tiles > 1,
-                c.seed + static_cast<unsigned>(replay), kernel))
+        if (!emulation::launch(resident->walks * resident->tiles, kColumnThreads, resident->shared_bytes,
+                resident->tiles > 1, c.seed + static_cast<unsigned>(replay), kernel))
           return false;
         if (replay > 0) y.forget(c);
       }
@@ -239,10 +239,10 @@ class Trial {
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
     printf(
-        "shifted %d, backward %d, seed %u; held %d, flat %d, pairs %d, tiles of a lane %d, span %d, parts %d of %d steps, tiles %ld\n",
-        c.shifted, c.backward, c.seed, held.has_value(), held && held->flat, held && held->pairs,
-        held ? 1 << held->read_bits : 0, held ? held->span : 0, held ? held->parts : 0, held ? held->part_steps : 0,
-        held ? held->tiles : 0);
+        "shifted %d, backward %d, seed %u; resident %d, flat %d, pairs %d, tiles of a lane %d, span %d, parts %d of %d steps, tiles %ld\n",
+        c.shifted, c.backward, c.seed, resident.has_value(), resident && resident->flat, resident && resident->pairs,
+        resident ? 1 << resident->read_bits : 0, resident ? resident->span : 0, resident ? resident->parts : 0,
+        resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
     if (small)
       printf("small: flat %d, pairs %d, span %d of %ld, %d steps, %d warps, clusters of %d\n", small->flat,
           small->pairs, small->span, small->spans, small->steps, small->warps, small->cluster);
@@ -290,7 +290,7 @@ class Trial {
   std::optional<FewStepsPlan> few;
   std::optional<WalkColumnsPlan> walk;
   std::optional<SmallColumnsPlan> small;
-  std::optional<HeldColumnsPlan> held;
+  std::optional<ResidentColumnsPlan> resident;
 };
 
 Case draw(std::mt19937& random) {

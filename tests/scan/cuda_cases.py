@@ -128,7 +128,7 @@ def _rows() -> list[Problem]:
     problems.append(Problem("warp_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):
         for gamma in (0.99, "row", "step"):
-            kernel = "long_rows_kernel" if dtype is DOUBLE else "held_columns_kernel"
+            kernel = "long_rows_kernel" if dtype is DOUBLE else "resident_columns_kernel"
             problems.append(Problem(kernel, (300, 9000), dtype, gamma, reset=True, backward=True))
             problems.append(Problem("flat_rows_kernel", (30, 1000), dtype, gamma, initial=True, backward=True))
     return problems
@@ -150,9 +150,9 @@ def _columns() -> list[Problem]:
             Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
             Problem("block_columns_kernel", (300, 1040), dtype, "step"),
             Problem("block_columns_kernel", (250, 1280), dtype, "step", backward=True),
-            Problem("small_columns_kernel held_columns_kernel", (2000, 33), dtype, backward=True),
+            Problem("small_columns_kernel resident_columns_kernel", (2000, 33), dtype, backward=True),
             Problem(
-                "small_columns_kernel held_columns_kernel",
+                "small_columns_kernel resident_columns_kernel",
                 (200, 33),
                 dtype,
                 "row",
@@ -162,8 +162,8 @@ def _columns() -> list[Problem]:
             ),
             Problem("small_columns_kernel", (15_000, 7), dtype),
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True),
-            Problem("held_columns_kernel", (60_000, 40), dtype),
-            Problem("held_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            Problem("resident_columns_kernel", (60_000, 40), dtype),
+            Problem("resident_columns_kernel", (30_000, 7), dtype, "step", backward=True),
             Problem("walk_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
             Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
@@ -174,7 +174,7 @@ def _columns() -> list[Problem]:
     problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 1024)]
     problems.append(Problem("split_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
-        problems.append(Problem("held_columns_kernel", (300, 40), dtype, "step", backward=True))
+        problems.append(Problem("resident_columns_kernel", (300, 40), dtype, "step", backward=True))
         problems.append(Problem("walk_columns_kernel", (20, 30_000), dtype, "row", backward=True))
         problems.append(Problem("few_steps_kernel", (8, 30_000), dtype, "row", backward=True))
     return [replace(problem, dim=0) for problem in problems]

@@ -39,16 +39,16 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("small_rows", [7, 16384], {"initial": True}),  # clusters
         ("flat_rows", [7, 5000], {"initial": True, "cluster": 0}),
         ("long_rows", [4096, 4096], {"dtype": torch.float64}),
-        ("held_columns", [4096, 4096], {"dtype": torch.complex128}),
+        ("resident_columns", [4096, 4096], {"dtype": torch.complex128}),
         ("flat_rows", [12345, 1234], {}),
         ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
         ("long_rows", [7, 9591321], {}),
-        ("held_columns", [1000000, 7], {"dim": 0}),
+        ("resident_columns", [1000000, 7], {"dim": 0}),
         ("small_columns", [15_000, 7], {"dim": 0}),
         ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),
-        ("held_columns", [30_000, 7], {"dim": 0}),  # of more steps
-        ("held_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
-        ("held_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
+        ("resident_columns", [30_000, 7], {"dim": 0}),  # of more steps
+        ("resident_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
+        ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("walk_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
         ("walk_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
@@ -139,10 +139,10 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
     assert many["shared_bytes"] <= (227 << 10) // 3
 
 
-def test_held_columns_have_the_shared_memory_of_a_block() -> None:
+def test_resident_columns_have_the_shared_memory_of_a_block() -> None:
     columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.float64, "cluster": 0}
     fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
-    assert fits["kernel"] == "held_columns"
+    assert fits["kernel"] == "resident_columns"
     assert fits["pieces"]["shared_bytes"] > 48 << 10  # what needs no leave
     assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "walk_columns"
 

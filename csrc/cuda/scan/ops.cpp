@@ -38,7 +38,9 @@ struct Launch {
   cudaError_t operator()(const FewStepsPlan& plan) const { return columns.few_steps(problem, plan, stream); }
   cudaError_t operator()(const WalkColumnsPlan& plan) const { return columns.walk(problem, plan, stream); }
   cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, stream); }
-  cudaError_t operator()(const HeldColumnsPlan& plan) const { return columns.held(problem, plan, workspace, stream); }
+  cudaError_t operator()(const ResidentColumnsPlan& plan) const {
+    return columns.resident(problem, plan, workspace, stream);
+  }
 };
 
 cudaError_t launch(const ScanProblem& problem, const KernelPlan& plan, const Tensor& input, cudaStream_t stream) {

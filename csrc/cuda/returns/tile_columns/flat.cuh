@@ -26,7 +26,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   using Carries = TileCarries<T, kGates, kUnit, 2, kCells>;
 
   const TileColumnsParams<Acc>& params;
-  const HeldColumnsPlan& t = params.carries.plan;
+  const ResidentColumnsPlan& t = params.carries.plan;
   char* const memory;
   uint32_t tile, walk;
   int first_line, lines;  // of the tile in its walk, in the order of memory
@@ -260,7 +260,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
         product[u] = call.row_rates ? whole_power(rates[u].carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
     }
     each_batch([&](auto some, bool is_first) {
-      Wide of_some[kUnit];  // four floats' product is within a double
+      [[maybe_unused]] Wide of_some[kUnit];  // four floats' product is within a double
 #pragma unroll
       for (int i = 0; i < some(); ++i) {
         this->visit_columns(i, [&](int u, const Step& step, Acc) {
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   using Wide = typename Tile::Wide;
   extern __shared__ __align__(16) unsigned char flat_columns_shared[];
   __shared__ CarryExchange<Wide, Tile::kGates, kUnit, Tile::kCells> exchange;
-  static_assert(sizeof(exchange) <= held_exchange_bytes(sizeof(Wide), kUnit, Tile::kGates, Tile::kCells));
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kUnit, Tile::kGates, Tile::kCells));
   overlap_launches();
   Tile tile(params, flat_columns_shared);
   tile.bring();

@@ -27,7 +27,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   using Carries = TileCarries<T, kGates, kUnit, 2>;
 
   const TileColumnsParams<Acc>& params;
-  const HeldColumnsPlan& t = params.carries.plan;
+  const ResidentColumnsPlan& t = params.carries.plan;
   uint32_t tile, walk;
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does

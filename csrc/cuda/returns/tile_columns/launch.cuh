@@ -23,7 +23,7 @@ auto tile_columns_kernel_of(WalkForm form, bool flat) {
 
 template <typename T>
 cudaError_t launch_tile_columns(
-    const ReturnsProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+    const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const WalkForm form = tile_form(problem);
   const int64_t blocks = plan.walks * plan.tiles;
   CallTag tag{};

@@ -9,7 +9,7 @@ namespace dcs {
 
 template <typename Acc>
 struct TileColumnsParams {
-  HeldColumnsParams carries;  // of the scan of differences
+  ResidentColumnsParams carries;  // of the scan of differences
   ReturnsWalkParams<Acc> call;
   // Of tiles that are pieces of memory: steps of a walk, one row or all of them; a row's.
   TilePieces pieces;
@@ -19,7 +19,7 @@ struct TileColumnsParams {
 
 template <typename T>
 TileColumnsParams<typename Types<T>::Acc> tile_columns_params(
-    const ReturnsProblem& problem, const HeldColumnsPlan& plan, void* workspace, const CallTag& tag) {
+    const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, const CallTag& tag) {
   TileColumnsParams<typename Types<T>::Acc> params{
       {carried_scan(problem), plan, workspace, tag}, walk_params<T>(problem, plan.pairs ? 2 : 1)};
   if (!plan.flat) return params;

@@ -4,7 +4,7 @@
 
 #include "returns/walk/params.cuh"
 #include "scan/carry/segment.cuh"
-#include "scan/columns/held_cells.cuh"
+#include "scan/columns/resident_cells.cuh"
 #include "dcs/returns/tile_plan.h"
 
 namespace dcs {
@@ -17,14 +17,14 @@ struct TileSteps {
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
   static constexpr bool kAll = kForm == WalkForm::kAll, kGates = kForm != WalkForm::kPlain;
   static constexpr int kSteps = kCount;
-  using Held = HeldCells<Cell, kSteps>;
+  using Resident = ResidentCells<Cell, kSteps>;
 
   const ReturnsWalkParams<Acc>& call;
   Rates<Acc> rates[kUnit];
 
   Acc results[kSteps][kUnit];  // the differences, then what is carried behind them
-  Held values;
-  std::conditional_t<kGates, Held, NoCells> rhos;
+  Resident values;
+  std::conditional_t<kGates, Resident, NoCells> rhos;
   Acc factors[kAll ? kSteps : 1][kUnit];  // of the steps' own discounts
   // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
   uint32_t cuts[kUnit] = {}, drops[kUnit] = {}, heavy[kUnit] = {};

@@ -6,7 +6,7 @@
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/columns/few_steps.cuh"
-#include "scan/columns/held_columns.cuh"
+#include "scan/columns/resident_columns.cuh"
 #include "scan/columns/launch.h"
 #include "scan/columns/small_columns.cuh"
 #include "scan/columns/walk_columns.cuh"
@@ -134,28 +134,28 @@ cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsP
 }
 
 template <typename T, bool kStep, bool kBackward>
-auto held_kernel_of(const HeldColumnsPlan& plan) {
+auto resident_kernel_of(const ResidentColumnsPlan& plan) {
   if constexpr (sizeof(T) == 2) {
     if (plan.pairs)
-      return plan.flat ? held_columns_kernel<T, kStep, kBackward, 2, true>
-                       : held_columns_kernel<T, kStep, kBackward, 2, false>;
+      return plan.flat ? resident_columns_kernel<T, kStep, kBackward, 2, true>
+                       : resident_columns_kernel<T, kStep, kBackward, 2, false>;
   }
-  return plan.flat ? held_columns_kernel<T, kStep, kBackward, 1, true>
-                   : held_columns_kernel<T, kStep, kBackward, 1, false>;
+  return plan.flat ? resident_columns_kernel<T, kStep, kBackward, 1, true>
+                   : resident_columns_kernel<T, kStep, kBackward, 1, false>;
 }
 
 template <typename T>
-cudaError_t launch_held_columns(
-    const ScanProblem& problem, const HeldColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+cudaError_t launch_resident_columns(
+    const ScanProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const int64_t blocks = plan.walks * plan.tiles;
   CallTag tag{};
   // Many blocks take longer to count than their words to clear.
   if (plan.workspace_bytes > 0)
     tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
                          : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
-  const HeldColumnsParams params{problem, plan, workspace, tag};
+  const ResidentColumnsParams params{problem, plan, workspace, tag};
   const auto kernel =
-      by_form<T>(problem, [&](auto step, auto backward) { return held_kernel_of<T, step(), backward()>(plan); });
+      by_form<T>(problem, [&](auto step, auto backward) { return resident_kernel_of<T, step(), backward()>(plan); });
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
   if (error != cudaSuccess) return error;
   return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream, params);
@@ -164,7 +164,7 @@ cudaError_t launch_held_columns(
 template <typename T>
 constexpr ColumnsLaunchers columns_launchers() {
   // No plan is for small problems of wide elements.
-  ColumnsLaunchers launchers{launch_few_steps<T>, launch_walk_columns<T>, nullptr, launch_held_columns<T>};
+  ColumnsLaunchers launchers{launch_few_steps<T>, launch_walk_columns<T>, nullptr, launch_resident_columns<T>};
   if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
   return launchers;
 }

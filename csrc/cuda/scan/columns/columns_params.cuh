@@ -9,14 +9,14 @@
 
 namespace dcs {
 
-struct HeldColumnsParams {
+struct ResidentColumnsParams {
   ScanProblem problem;
-  HeldColumnsPlan plan;
+  ResidentColumnsPlan plan;
   void* workspace;  // words that blocks leave each other (carry/piece_words.cuh)
   CallTag tag;
   Divisor walks, spans;  // block / walks: the tile; walk / spans: the outer row
 
-  HeldColumnsParams(const ScanProblem& of, const HeldColumnsPlan& by, void* words, const CallTag& call)
+  ResidentColumnsParams(const ScanProblem& of, const ResidentColumnsPlan& by, void* words, const CallTag& call)
       : problem(of),
         plan(by),
         workspace(words),

@@ -13,7 +13,7 @@ struct ColumnsLaunchers {
   cudaError_t (*few_steps)(const ScanProblem&, const FewStepsPlan&, cudaStream_t);
   cudaError_t (*walk)(const ScanProblem&, const WalkColumnsPlan&, cudaStream_t);
   cudaError_t (*small)(const ScanProblem&, const SmallColumnsPlan&, cudaStream_t);
-  cudaError_t (*held)(const ScanProblem&, const HeldColumnsPlan&, void* workspace, cudaStream_t);
+  cudaError_t (*resident)(const ScanProblem&, const ResidentColumnsPlan&, void* workspace, cudaStream_t);
 };
 
 extern const ColumnsLaunchers columns_float, columns_half, columns_bfloat16, columns_double, columns_complex_float,

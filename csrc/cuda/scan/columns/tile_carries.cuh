@@ -24,7 +24,7 @@ struct CarryExchange {
   bool closed[kItems];
   Piece<Wide> tiles[kColumns], near[kColumns];  // this one, those before in the group
   Wide carries[kColumns];                       // into the group
-  Wide powers[kHeldPowers * kPowers + 1];       // a column's, or the first one's for all
+  Wide powers[kResidentPowers * kPowers + 1];   // a column's, or the first one's for all
   Wide before[kStep ? 1 : kColumnThreads];
   uint64_t tag;  // of this launch's words
 };
@@ -43,8 +43,8 @@ struct TileCarries {
 
   enum Level { kParts = 0, kTiles = kPartPowers, kGroups = kPartPowers + kTilePowers };  // offsets of its powers
 
-  const HeldColumnsParams& params;
-  const HeldColumnsPlan& t = params.plan;
+  const ResidentColumnsParams& params;
+  const ResidentColumnsPlan& t = params.plan;
   CarryExchange<Wide, kStep, kUnit, kCells>& shared;
   uint32_t tile, walk;
   int width;  // cells of the block
@@ -52,7 +52,7 @@ struct TileCarries {
   int fan, lane;
   int before, groups_before;  // tiles before in the group, groups before in theirs
 
-  __device__ __forceinline__ TileCarries(const HeldColumnsParams& given,
+  __device__ __forceinline__ TileCarries(const ResidentColumnsParams& given,
       CarryExchange<Wide, kStep, kUnit, kCells>& memory, uint32_t of_tile, uint32_t of_walk, int cells)
       : params(given), shared(memory), tile(of_tile), walk(of_walk), width(cells) {
     pitch = t.span * kUnit | 1;
@@ -71,7 +71,7 @@ struct TileCarries {
     if constexpr (!kStep) {
       const int thread = static_cast<int>(threadIdx.x);
       if (has_number()) {
-        if (thread < kHeldPowers) shared.powers[thread] = cast<Wide>(t.powers[thread]);
+        if (thread < kResidentPowers) shared.powers[thread] = cast<Wide>(t.powers[thread]);
         if (thread < t.parts) shared.before[thread] = cast<Wide>(power_over<kPartPowers>(t.powers, thread));
         return;
       }
@@ -84,7 +84,7 @@ struct TileCarries {
             whole_power(gammas[u], static_cast<unsigned>(part * t.part_steps));
 #pragma unroll 1
         for (int level = part; level < levels; level += t.parts) {
-          Wide* const powers = shared.powers + (cell * kUnit + u) * kHeldPowers +
+          Wide* const powers = shared.powers + (cell * kUnit + u) * kResidentPowers +
               (level == 0          ? kParts
                       : level == 1 ? kTiles
                                    : kGroups);
@@ -162,7 +162,7 @@ struct TileCarries {
   __device__ __forceinline__ bool ends_above() const { return ends_group() && groups_before + 1 == fan << t.read_bits; }
   __device__ __forceinline__ const Wide* powers_of(int column) const {
     if constexpr (kStep) return nullptr;
-    else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kHeldPowers);
+    else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kResidentPowers);
   }
   // From the powers over 1, 2, 4, ... pieces that over so many.
   template <int kBits, typename Power>

@@ -53,9 +53,9 @@ struct CopiedPiece {
 };
 
 struct TileMemory {
-  const HeldColumnsParams& params;
+  const ResidentColumnsParams& params;
   unsigned char* shared;
-  __device__ __forceinline__ TileMemory(const HeldColumnsParams& given, unsigned char* memory)
+  __device__ __forceinline__ TileMemory(const ResidentColumnsParams& given, unsigned char* memory)
       : params(given), shared(memory) {}
 
   // Of the input, which the output takes the place of, then of the gates.
@@ -66,20 +66,20 @@ struct TileMemory {
 
 // Steps that tiles have before a row's first one, so that they begin, or end where time runs backwards, at an aligned
 // address.
-__device__ __forceinline__ int lead_of(const ScanProblem& p, const HeldColumnsPlan& t, int outer) {
+__device__ __forceinline__ int lead_of(const ScanProblem& p, const ResidentColumnsPlan& t, int outer) {
   const uint32_t rows = static_cast<uint32_t>(outer + (p.reverse ? 1 : 0)) * static_cast<uint32_t>(p.length);
   return static_cast<int>((p.reverse ? 0u - rows : rows) & t.lead_mask);
 }
 
 struct TileCopy {
-  const HeldColumnsParams& params;
+  const ResidentColumnsParams& params;
   const TileMemory& memory;
   int64_t first;   // byte of memory where the tile begins, of which what is before a row's first or after its last one
                    // does not exist
   int begin, end;  // bytes that do, from there
 
   __device__ __forceinline__ TileCopy(
-      const HeldColumnsParams& given, const TileMemory& tiles, int64_t tile, int outer, int row_bytes)
+      const ResidentColumnsParams& given, const TileMemory& tiles, int64_t tile, int outer, int row_bytes)
       : params(given), memory(tiles) {
     const ScanProblem& p = given.problem;
     const int rows = given.plan.parts * given.plan.part_steps;
@@ -123,7 +123,7 @@ struct TileCopy {
   }
   // Where a vector of the tile lies in shared memory, in bytes.
   __device__ __forceinline__ int place_of(int vector) const {
-    const HeldColumnsPlan& t = params.plan;
+    const ResidentColumnsPlan& t = params.plan;
     const auto part = static_cast<int>(uint64_t{static_cast<uint32_t>(vector)} * t.vectors_inverse >> 32);
     return 16 * (vector + part * (t.part_pitch - t.part_vectors));
   }

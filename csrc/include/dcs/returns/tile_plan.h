@@ -97,7 +97,7 @@ inline bool flat_tiles_are_faster(const ReturnsProblem& p, int64_t multiprocesso
   return p.rows() * p.length >= kFewestFlatElements * multiprocessors;
 }
 // As many steps of a thread as shared memory has room for.
-inline int64_t most_flat_steps(const ReturnsProblem& p, const HeldColumnsPlan& plan) {
+inline int64_t most_flat_steps(const ReturnsProblem& p, const ResidentColumnsPlan& plan) {
   const int64_t blocks = tile_column_blocks(bytes_of(p.dtype)), reserved = 1 << 10;  // of every block
   const int64_t room = (plan.most_shared + reserved) / blocks - reserved - plan.exchange_bytes;
   int64_t most = kMostFlatTileSteps;
@@ -106,14 +106,14 @@ inline int64_t most_flat_steps(const ReturnsProblem& p, const HeldColumnsPlan& p
   return most;
 }
 // Whether the plan's tiles are to be flat; then what there is of its own to them.
-inline bool plan_flat_tiles(HeldColumnsPlan& plan, const ReturnsProblem& p, bool step, int64_t& most) {
+inline bool plan_flat_tiles(ResidentColumnsPlan& plan, const ReturnsProblem& p, bool step, int64_t& most) {
   if (!columns_lie_flat(p) || p.length < kFewestFlatTileSteps) return false;
   const int64_t bytes = bytes_of(p.dtype);
   const int columns = plan.pairs ? 2 : 1;
-  HeldColumnsPlan flat = plan;
+  ResidentColumnsPlan flat = plan;
   flat.flat = true;
   flat.exchange_bytes =
-      held_exchange_bytes(std::max<int64_t>(bytes, 8), columns, step, flat_tile_columns(bytes) / columns);
+      resident_exchange_bytes(std::max<int64_t>(bytes, 8), columns, step, flat_tile_columns(bytes) / columns);
   share_cells(flat, p.outer, p.inner / columns, step, flat_tile_columns(bytes));
   const int64_t fits = most_flat_steps(p, flat);
   if (flat.spans > 1 || fits < kFewestFlatTileSteps) return false;
@@ -124,14 +124,14 @@ inline bool plan_flat_tiles(HeldColumnsPlan& plan, const ReturnsProblem& p, bool
 }
 
 // Any strides and options. `shared_bytes`: that one block can have; `may_be_flat`: where memory allows it.
-inline std::optional<HeldColumnsPlan> plan_tiles(
+inline std::optional<ResidentColumnsPlan> plan_tiles(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes, bool may_be_flat) {
   const ScanProblem scan = carried_scan(p);
   if (p.steps || !counts_in_32_bits(p) || !powers_fold(scan) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const WalkForm form = tile_form(p);
   const bool step = form != WalkForm::kPlain;
   const int64_t bytes = bytes_of(p.dtype);
-  HeldColumnsPlan plan{};
+  ResidentColumnsPlan plan{};
   plan.pairs = bytes == 2 && form != WalkForm::kAll && columns_pair(p);
   plan.most_shared = static_cast<int>(shared_bytes);
   const int columns = plan.pairs ? 2 : 1;
@@ -156,14 +156,14 @@ inline std::optional<HeldColumnsPlan> plan_tiles(
   // The lanes of more columns are fewer for each: they read more, as groups of groups wait for one another.
   while (plan.groups > 1 && plan.fan_bits + plan.read_bits < kFewestGroupBits && plan.read_bits < most_read_bits(step))
     plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + ++plan.read_bits));
-  fill_held_powers(plan, scan.gamma_value);
+  fill_resident_powers(plan, scan.gamma_value);
   const int64_t blocks = plan.walks * plan.tiles;
   plan.dependent =
       has_clusters && p.rows() * p.length <= kMostEarlyElements && blocks <= kEarlyBlocks * multiprocessors;
   if (plan.tiles > 1)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.
-  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
+  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
 }
 
 // Whole words of enough columns for most multiprocessors (returns/warp_columns.cuh).
@@ -194,7 +194,7 @@ inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) 
 // and one behind the other.
 constexpr int64_t kFewestShortElements = 1 << 18;
 
-inline std::optional<HeldColumnsPlan> plan_tile_columns(
+inline std::optional<ResidentColumnsPlan> plan_tile_columns(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes) {
   const bool is_short = p.length < kLeastTiledColumn;
   if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestShortElements) || takes_walk(p, multiprocessors) ||

@@ -229,7 +229,7 @@ class AlignedPlanner {
     if (step || floats_back || p_.length < 2 * kSplitSteps || !column_groups(kSplitBlockColumns)) return false;
     if (bytes == 4 && are_small_columns()) return false;
     // A block that goes on to another round of a column's steps waits 3 to 5 us for memory, which takes longer than
-    // that round among all multiprocessors (columns/held_columns.cuh).
+    // that round among all multiprocessors (columns/resident_columns.cuh).
     const bool one_round = p_.length <= kSplitSteps * kSplitSegments;
     if (!one_round && 2 * column_groups(kSplitBlockColumns) < device_.multiprocessors) return false;
     const int64_t segments = std::min<int64_t>(ceil_div(p_.length, kSplitSteps), kSplitSegments),

@@ -154,7 +154,7 @@ inline bool steps_are_near(const ScanProblem& p) {
 }
 
 // Powers of gamma over 1, 2, 4, ... of the plan's parts, tiles and groups of tiles.
-inline void fill_held_powers(HeldColumnsPlan& plan, double gamma) {
+inline void fill_resident_powers(ResidentColumnsPlan& plan, double gamma) {
   const auto fill = [](double* powers, int count, double first) {
     powers[0] = first;
     for (int d = 1; d < count; ++d) powers[d] = bounded_power(powers[d - 1], 2);
@@ -171,7 +171,7 @@ inline int64_t flat_pitch(int64_t part_steps, int64_t row_bytes) {
   return vectors + ((apart - vectors) % 8 + 8) % 8;
 }
 
-inline void lay_out_flat(HeldColumnsPlan& plan, int64_t row_bytes) {
+inline void lay_out_flat(ResidentColumnsPlan& plan, int64_t row_bytes) {
   plan.part_vectors = static_cast<int>(plan.part_steps * row_bytes / 16);
   plan.part_pitch = static_cast<int>(flat_pitch(plan.part_steps, row_bytes));
   plan.vectors_inverse = static_cast<uint32_t>(((int64_t{1} << 32) + plan.part_vectors - 1) / plan.part_vectors);
@@ -182,24 +182,24 @@ constexpr int64_t kLeastEarlyRow = 32;  // bytes of a step
 
 // Steps of a part that can be in shared memory, beside `held` ones in registers, so that it has room for the usual
 // number of blocks.
-inline int64_t most_early_steps(const ScanProblem& p, const HeldColumnsPlan& plan, int64_t held, int64_t unit) {
+inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan& plan, int64_t held, int64_t unit) {
   const bool step = p.gamma_kind == GammaKind::kStep;
   const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  if (!is_floating(p.dtype) || held_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
+  if (!is_floating(p.dtype) || resident_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
   if (plan.flat && (p.backward || (step && p.shifted))) return 0;  // not all of them are in a tile
   // What a warp reads beside a step that is no sector or two is left in L1, which shared memory would take room from.
   if (!plan.flat && plan.span * columns * bytes < kLeastEarlyRow) return 0;
   const int64_t whole = std::max<int64_t>(unit, kEarlyBatch);
   int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
   if (plan.flat) {
-    const int64_t room = kHeldShared / held_blocks(bytes) - plan.exchange_bytes - (p.reset ? kMostCutBytes : 0);
+    const int64_t room = kResidentShared / resident_blocks(bytes) - plan.exchange_bytes - (p.reset ? kMostCutBytes : 0);
     while (most > 0 && 16 * plan.parts * flat_pitch(held + most, row_bytes) * tensors_of(p) > room) most -= whole;
   }
   return most;
 }
 
 // What is in shared memory: tiles that are one piece, or early steps; then the flags of these.
-inline void lay_out_shared(HeldColumnsPlan& plan, const ScanProblem& p, int64_t row_bytes) {
+inline void lay_out_shared(ResidentColumnsPlan& plan, const ScanProblem& p, int64_t row_bytes) {
   const bool step = p.gamma_kind == GammaKind::kStep;
   const int64_t columns = plan.pairs ? 2 : 1;
   if (plan.flat) lay_out_flat(plan, row_bytes);
@@ -217,7 +217,7 @@ inline int fan_bits_of(int64_t columns, int64_t threads) {
 }
 // Who reads the words of tiles before. Where these are one group all threads do, for the shortest wait; else half of
 // them where all blocks are there at once, and few where they are not, as then instructions count.
-inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room, bool step) {
+inline void share_words(ResidentColumnsPlan& plan, int64_t folded, int64_t room, bool step) {
   const bool at_once = plan.walks * plan.tiles <= room;
   const int64_t group = int64_t{1} << plan.fan_bits, most = group << (at_once ? most_read_bits(step) : 1);
   if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, at_once || step ? kColumnThreads / 2 : kGroupThreads);
@@ -228,7 +228,7 @@ inline void share_words(HeldColumnsPlan& plan, int64_t folded, int64_t room, boo
 }
 
 // Spans of a tensor's cells, `most` at most, and a block's parts of one; how many columns of a span lanes fold.
-inline int64_t share_cells(HeldColumnsPlan& plan, int64_t outer, int64_t cells, bool step, int64_t most = kSpan) {
+inline int64_t share_cells(ResidentColumnsPlan& plan, int64_t outer, int64_t cells, bool step, int64_t most = kSpan) {
   const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
   plan.spans = static_cast<int>(ceil_div(folded, most));
   plan.span = static_cast<int>(ceil_div(cells, plan.spans));
@@ -240,21 +240,21 @@ inline int64_t share_cells(HeldColumnsPlan& plan, int64_t outer, int64_t cells, 
   return folded_span;
 }
 
-inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, const DeviceLimits& device) {
+inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
-  HeldColumnsPlan plan{};
+  ResidentColumnsPlan plan{};
   plan.pairs = halves_pair(p);
-  plan.exchange_bytes = held_exchange_bytes(wide_bytes_of(p.dtype), plan.pairs ? 2 : 1, step);
+  plan.exchange_bytes = resident_exchange_bytes(wide_bytes_of(p.dtype), plan.pairs ? 2 : 1, step);
   plan.most_shared = device.shared_bytes;
   const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  const int steps = held_steps(bytes * columns, step, p.backward);
+  const int steps = resident_steps(bytes * columns, step, p.backward);
   const int64_t folded_span = share_cells(plan, p.outer, cells, step);
   plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
   // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
   // for all multiprocessors.
-  const int batch = std::min(kHeldBatch, steps);
+  const int batch = std::min(kResidentBatch, steps);
   int64_t unit = batch;
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
   if (unit > steps) plan.flat = false, unit = batch;
@@ -262,11 +262,11 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   // With the steps that tiles may have before the first one.
   const int64_t length = p.length + plan.lead_mask;
   // Single halves in memory are loaded one by one: more of them a thread take longer than more threads.
-  const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kHeldWords);
-  const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestHeldSteps, unit) * unit);
+  const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kResidentWords);
+  const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestResidentSteps, unit) * unit);
   // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
   // comes once a block is then a smaller part of its work.
-  const int64_t room = int64_t{held_blocks(bytes)} * device.multiprocessors;
+  const int64_t room = int64_t{resident_blocks(bytes)} * device.multiprocessors;
   const bool in_rounds = plan.walks * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
   const int64_t whole = ceil_div(length, plan.parts * (most + early));
@@ -284,7 +284,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
   share_words(plan, folded_span, room, step);
   plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
-  if (!step) fill_held_powers(plan, p.gamma_value);
+  if (!step) fill_resident_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
   if (plan.tiles > 1)
@@ -292,7 +292,7 @@ inline std::optional<HeldColumnsPlan> plan_held_columns(const ScanProblem& p, co
         (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.
   const int64_t blocks = plan.walks * plan.tiles;
-  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<HeldColumnsPlan>(plan) : std::nullopt;
+  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
 }
 
 }  // namespace dcs

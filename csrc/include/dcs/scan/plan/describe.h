@@ -94,7 +94,7 @@ inline void describe_pieces(const SmallColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("steps", plan.steps).add("warps", plan.warps);
   pieces.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const HeldColumnsPlan& plan, JsonObject& pieces) {
+inline void describe_pieces(const ResidentColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("flat", plan.flat)
       .add("pairs", plan.pairs)
       .add("span", plan.span)

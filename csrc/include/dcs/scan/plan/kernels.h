@@ -15,7 +15,7 @@
 namespace dcs {
 
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
-    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, SmallColumnsPlan, HeldColumnsPlan>;
+    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -47,7 +47,7 @@ constexpr Candidate kCandidates[] = {
     {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
     {"small_columns", "columns of few elements in all, whose time fits into a block or a cluster",
         plan_by<plan_small_columns>},
-    {"held_columns", "fewer columns", plan_by<plan_held_columns>},
+    {"resident_columns", "fewer columns", plan_by<plan_resident_columns>},
     {"walk_columns", "everything else", plan_by<plan_any_columns>},
 };
 
@@ -55,7 +55,7 @@ constexpr Candidate kCandidates[] = {
 inline int64_t partials(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->partials();
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->partials;
-  const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan);
+  const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->tiles : 1;
 }
 
@@ -63,7 +63,7 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
   if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan)) return window->workspace_bytes;
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->workspace_bytes;
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->workspace_bytes;
-  const HeldColumnsPlan* const columns = std::get_if<HeldColumnsPlan>(&plan);
+  const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->workspace_bytes : 0;
 }
 

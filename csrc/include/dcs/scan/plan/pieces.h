@@ -109,8 +109,8 @@ struct SmallColumnsPlan {
   int64_t blocks;  // outer * spans * cluster
   bool dependent;  // may begin as the launch before it ends
 };
-// A block holds a tile, some steps of a span of cells (columns/held_columns.cuh).
-struct HeldColumnsPlan {
+// A block holds a tile, some steps of a span of cells (columns/resident_columns.cuh).
+struct ResidentColumnsPlan {
   bool flat;           // a tile is one piece of memory
   bool pairs;          // a cell is two half-precision columns, not one
   int span, spans;     // cells of a block, of which there are so many side by side
@@ -132,7 +132,7 @@ struct HeldColumnsPlan {
   int64_t cuts_at;                         // in shared memory, of the early steps' flags
   int64_t shared_bytes, workspace_bytes;
   int exchange_bytes, most_shared;  // of shared memory: the kernel's own beside them, at most; that one block can have
-  double powers[kHeldPowers];       // of a number gamma
+  double powers[kResidentPowers];   // of a number gamma
 };
 
 }  // namespace dcs

@@ -111,7 +111,7 @@ constexpr int kClusterMultiprocessors = 18;
 constexpr int kLongWarps = 11, kLongSharedBytes = 4 << 10;
 constexpr int kLongAhead = 2, kFewestLongStages = kLongAhead + 2, kLongStages = 8;
 // Carries of more bytes, complex numbers, are too rare for kernels of their own: a long row is one column
-// (columns/held_columns.cuh).
+// (columns/resident_columns.cuh).
 constexpr int64_t kMostLongBytes = 8;
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
@@ -129,7 +129,7 @@ constexpr int kSmallSpan = 16;
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 25 << 10;
-// Columns of any number and alignment (columns/walk_columns.cuh, columns/held_columns.cuh).
+// Columns of any number and alignment (columns/walk_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kWalkBytes = 4 * 192;         // of a step, a multiprocessor, from which on threads walk alone
 constexpr int64_t kFewWalkSteps = 64;           // that a thread walks in any case
@@ -147,37 +147,37 @@ constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
   return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
 }
-constexpr int kHeldWords = 32;   // of four bytes that a thread holds
-constexpr int kHeldBatch = 4;    // of its steps at once
-constexpr int kEarlyWords = 32;  // that it has in shared memory beside them where there are many tiles
-constexpr int kEarlyBatch = 8;   // of those steps at once
+constexpr int kResidentWords = 32;  // of four bytes that a thread holds
+constexpr int kResidentBatch = 4;   // of its steps at once
+constexpr int kEarlyWords = 32;     // that it has in shared memory beside them where there are many tiles
+constexpr int kEarlyBatch = 8;      // of those steps at once
 constexpr int kFlagBatch = 4 * kEarlyBatch;
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // of halves
 constexpr int kSpan = 32;                         // cells of a block that holds its tile, at most
-constexpr int kFewestHeldSteps = 16;              // of a thread, so that blocks have work beside their exchange
+constexpr int kFewestResidentSteps = 16;          // of a thread, so that blocks have work beside their exchange
 // Of lanes that fold a cell, at most; of tiles before that each reads at most, if they are one group. Threads that do
 // both where tiles are in groups, as more of them take longer than their latency.
 constexpr int kMostFanBits = 5, kMostReadBits = 2, kGroupThreads = 64;
 constexpr int most_read_bits(bool step) { return step ? 1 : kMostReadBits; }  // words with gates have twice the bytes
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = kMostFanBits + kMostReadBits,
-              kHeldPowers = kPartPowers + kTilePowers + kMostFanBits;
+              kResidentPowers = kPartPowers + kTilePowers + kMostFanBits;
 
 // Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most;
 // what blocks share that are a multiprocessor's usual number.
 constexpr int kCutBytes = 2, kMostCutBytes = kMostEarlySteps / kEarlyBatch * kColumnThreads * kCutBytes;
-constexpr int kHeldShared = 224 << 10;
+constexpr int kResidentShared = 224 << 10;
 
 // Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
-constexpr int held_steps(int64_t cell_bytes, bool step, bool backward) {
+constexpr int resident_steps(int64_t cell_bytes, bool step, bool backward) {
   const int tensors = (step ? 2 : 1) + (backward ? 1 : 0);
-  return 4 * kHeldWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
+  return 4 * kResidentWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
 }
-constexpr int held_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
+constexpr int resident_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
 // Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most.
-constexpr int held_exchange_bytes(int64_t wide_bytes, int unit, bool step, int cells = kSpan) {
+constexpr int resident_exchange_bytes(int64_t wide_bytes, int unit, bool step, int cells = kSpan) {
   const int wide = static_cast<int>(wide_bytes);
-  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kHeldPowers))) +
+  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kResidentPowers))) +
       (step ? 0 : kColumnThreads * wide) + 64;
 }
 

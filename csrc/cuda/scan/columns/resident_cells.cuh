@@ -1,5 +1,5 @@
-// The resident cells of a thread's part in columns/held_columns.cuh: the first ones in shared memory, if the part is
-// long, the others in registers.
+// The resident cells of a thread's part in columns/resident_columns.cuh: the first ones in shared memory, if the part
+// is long, the others in registers.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -12,13 +12,13 @@ namespace dcs {
 
 // In registers: two cells of two bytes share one.
 template <typename Cell, int kCount, bool kPacked = sizeof(Cell) == 2 && kCount % 2 == 0>
-struct HeldCells {
+struct ResidentCells {
   Cell cells[kCount];
   __device__ __forceinline__ Cell get(int i) const { return cells[i]; }
   __device__ __forceinline__ void set(int i, const Cell& cell) { cells[i] = cell; }
 };
 template <typename Cell, int kCount>
-struct HeldCells<Cell, kCount, true> {
+struct ResidentCells<Cell, kCount, true> {
   uint32_t words[kCount / 2];
   __device__ __forceinline__ Cell get(int i) const {
     const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);

@@ -7,15 +7,15 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "scan/columns/held_place.cuh"
+#include "scan/columns/resident_place.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
-  using Place = HeldPlace<T, kStep, kBackward, kUnit, kFlat>;
+struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
+  using Place = ResidentPlace<T, kStep, kBackward, kUnit, kFlat>;
   using Place::block_place, Place::early_cells, Place::early_cuts, Place::early_step, Place::early_steps;
   using Place::cell, Place::count, Place::early, Place::first_step, Place::p, Place::part, Place::t, Place::tile;
   using Place::in_memory, Place::in_tile, Place::late_steps, Place::place, Place::starts, Place::works;
@@ -29,12 +29,13 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   using Carries = TileCarries<T, kStep, kUnit, kFlat || kBackward || kCellBytes != 4 ? 2 : 4>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
   // Loads in flight before the first use: packing waits for them.
-  static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kHeldWords)
-                                                                                  : std::min(kSteps, kHeldWords / 2);
+  static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward)
+      ? std::min(kSteps, kResidentWords)
+      : std::min(kSteps, kResidentWords / 2);
 
   Wide gamma[kUnit];
   Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
-  using Cells = HeldCells<Cell, kSteps>;
+  using Cells = ResidentCells<Cell, kSteps>;
   Cells x;
   std::conditional_t<kStep, Cells, NoCells> gates;
   std::conditional_t<kBackward, Cells, NoCells> saved;
@@ -44,7 +45,7 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
   Bits cuts[kUnit] = {};
   bool has_early_cuts = false;
 
-  __device__ __forceinline__ explicit HeldColumns(const HeldColumnsParams& params) : Place(params) {
+  __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Place(params) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
       gamma[u] = Values::gamma_of(p, place(), u);
@@ -326,49 +327,49 @@ struct HeldColumns : HeldPlace<T, kStep, kBackward, kUnit, kFlat> {
 };
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-__global__ void __launch_bounds__(kColumnThreads, held_blocks(sizeof(T)))
-    held_columns_kernel(const __grid_constant__ HeldColumnsParams params) {
-  using Held = HeldColumns<T, kStep, kBackward, kUnit, kFlat>;
-  using Wide = typename Held::Wide;
+__global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
+    resident_columns_kernel(const __grid_constant__ ResidentColumnsParams params) {
+  using Resident = ResidentColumns<T, kStep, kBackward, kUnit, kFlat>;
+  using Wide = typename Resident::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];
   __shared__ CarryExchange<Wide, kStep, kUnit> exchange;
-  static_assert(sizeof(exchange) <= held_exchange_bytes(sizeof(Wide), kUnit, kStep));
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kUnit, kStep));
   overlap_launches();
-  Held held(params);
+  Resident resident(params);
   const TileMemory memory(params, columns_shared);
   const auto copy = [&] {
-    return TileCopy(params, memory, held.tile, held.outer, params.plan.span * Held::kCellBytes);
+    return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kCellBytes);
   };
   const auto store_tag = [&] {
     if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
   };
   if constexpr (kFlat) copy().template bring<kStep>(store_tag);
-  const bool full = held.is_full();
-  if (full) held.template load<true>(memory);
-  else held.template load<false>(memory);
-  const typename Held::Carries carries(params, exchange, held.tile, held.walk, held.width);
+  const bool full = resident.is_full();
+  if (full) resident.template load<true>(memory);
+  else resident.template load<false>(memory);
+  const typename Resident::Carries carries(params, exchange, resident.tile, resident.walk, resident.width);
   if constexpr (!kFlat) store_tag();
-  carries.put_powers(held.works, held.part, held.cell, held.gamma);
-  const bool cuts = held.has_flags();
-  if constexpr (Held::kEarly && !kFlat) wait_for_copies<0>();
+  carries.put_powers(resident.works, resident.part, resident.cell, resident.gamma);
+  const bool cuts = resident.has_flags();
+  if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();
   Piece<Wide> pieces[kUnit];
   // Passes without branches: of rare element types only where there are no resets.
-  const bool plain = full && (Held::kCommon || !cuts);
-  if (!plain) held.template add_up<false, true>(memory, pieces);
-  else if (Held::kCommon && cuts) held.template add_up<true, true>(memory, pieces);
-  else held.template add_up<true, false>(memory, pieces);
-  typename Held::Sum y[kUnit];
-  held.enter(carries, pieces, y);
-  held.find_steps();
+  const bool plain = full && (Resident::kCommon || !cuts);
+  if (!plain) resident.template add_up<false, true>(memory, pieces);
+  else if (Resident::kCommon && cuts) resident.template add_up<true, true>(memory, pieces);
+  else resident.template add_up<true, false>(memory, pieces);
+  typename Resident::Sum y[kUnit];
+  resident.enter(carries, pieces, y);
+  resident.find_steps();
   Wide sums[kUnit] = {};
   // A thread without cells of its own would read, as input, results that another thread has stored there.
-  if (!kFlat || held.works) {
-    if (!plain) held.template finish<false, true>(memory, y, sums);
-    else if (Held::kCommon && cuts) held.template finish<true, true>(memory, y, sums);
-    else held.template finish<true, false>(memory, y, sums);
+  if (!kFlat || resident.works) {
+    if (!plain) resident.template finish<false, true>(memory, y, sums);
+    else if (Resident::kCommon && cuts) resident.template finish<true, true>(memory, y, sums);
+    else resident.template finish<true, false>(memory, y, sums);
   }
   if constexpr (kFlat) copy().put();
-  if constexpr (kBackward && !kStep) held.add_sums(carries, sums);
+  if constexpr (kBackward && !kStep) resident.add_sums(carries, sums);
 }
 
 }  // namespace dcs

@@ -1,25 +1,25 @@
-// A thread's position in its tile of columns/held_columns.cuh, and the addresses of its operands.
+// A thread's position in its tile of columns/resident_columns.cuh, and the addresses of its operands.
 #pragma once
 
 #include "common/ptx/known_address.cuh"
 #include "scan/columns/columns_params.cuh"
-#include "scan/columns/held_cells.cuh"
+#include "scan/columns/resident_cells.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct HeldPlace {
+struct ResidentPlace {
   using Cell = Vector<T, kUnit>;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
-  static constexpr int kSteps = held_steps(kCellBytes, kStep, kBackward),
-                       kBatch = kSteps < kHeldBatch ? kSteps : kHeldBatch;
+  static constexpr int kSteps = resident_steps(kCellBytes, kStep, kBackward),
+                       kBatch = kSteps < kResidentBatch ? kSteps : kResidentBatch;
   static constexpr bool kCommon = kSize == 2 || std::is_floating_point_v<T>;  // rare types have no early steps
-  // Whether some steps can be in shared memory (plan_held_columns): of a contiguous tile, only the operands in it.
+  // Whether some steps can be in shared memory (plan_resident_columns): of a contiguous tile, only the operands in it.
   static constexpr bool kEarly = kCommon && kSteps >= kEarlyBatch && !(kFlat && kBackward);
 
   const ScanProblem& p;
-  const HeldColumnsPlan& t;
+  const ResidentColumnsPlan& t;
   uint32_t tile, walk;  // `walk`: a span of an outer row, whose tiles follow each other in time
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
@@ -28,7 +28,8 @@ struct HeldPlace {
   int early, count;    // steps in shared memory and, after them, in registers
   int64_t first_step;  // of the latter, in the order of the scan
 
-  __device__ __forceinline__ explicit HeldPlace(const HeldColumnsParams& params) : p(params.problem), t(params.plan) {
+  __device__ __forceinline__ explicit ResidentPlace(const ResidentColumnsParams& params)
+      : p(params.problem), t(params.plan) {
     tile = params.walks.of(blockIdx.x);
     walk = blockIdx.x - tile * params.walks.divisor;
     outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
