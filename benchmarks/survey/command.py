@@ -103,7 +103,10 @@ def main(arguments: Sequence[str]) -> int:
           f"commit {facts['commit']}, kernels {kernels[options.device]}, seed {options.seed}, "
           f"{len(problems)} problems")  # fmt: skip
     rows, skipped = run(problems, settings, Deadline(options.budget), options.workers)
-    chosen = {"command": shlex.join(arguments), "seed": options.seed, "passes": options.passes}
+    command = shlex.join(arguments)
+    for file in filter(None, (options.output, options.picture)):  # folders are this machine's own
+        command = command.replace(str(file), file.name)
+    chosen = {"command": command, "seed": options.seed, "passes": options.passes}
     record = content(facts, chosen, problems, rows, skipped)
     print_report(record, repetition(options))
     if options.output:
