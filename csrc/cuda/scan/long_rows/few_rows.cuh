@@ -3,11 +3,10 @@
 // blocks read all that lies before it again, a share each, and store one number in each other's shared memory: what the
 // carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven
 // clusters cost less than a trip from one multiprocessor to another through memory. Everything is in float, with powers
-// of gamma that come rounded from the host: with sums of warps and blocks in double and powers made here it took 2.25
-// us, not 1.91, and with constants and indices held before the wait (ptx/latency.cuh) it takes 1.64. Launched early
-// (ptx/dependent_launch.cuh), a kernel has its blocks in place and its transaction barriers ready when the launch
-// before it ends, which is 1.5 us of 3.4 where one such call follows another; what it does before the wait should stay
-// short: products of powers in double there took 0.02 us, of halves 0.1.
+// of gamma that come rounded from the host; constants and indices are in registers before the wait (ptx/latency.cuh).
+// By programmatic dependent launch (ptx/dependent_launch.cuh) a kernel has its blocks in place and its transaction
+// barriers ready when the launch before it ends, which is 1.5 us of 3.4 where one such call follows another; what it
+// does before the wait should stay short.
 #pragma once
 
 #include <cmath>

@@ -175,9 +175,8 @@ inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors)
 
 // Few columns one beside the other with time outside, all of it in registers (returns/small.cuh): kSmallColumns of them
 // a block, kSmallSteps steps a lane, at most kSmallWarps warps. A block's loads ask for every row of memory that it has
-// a step of, and for whole sectors of 32 bytes there: with fewer columns a block, for more blocks, or wider words of
-// fewer lanes it was slower. Two blocks a multiprocessor at most: with more the other kernels have enough of them, and
-// read longer pieces of memory.
+// a step of, and for whole sectors of 32 bytes there. Two blocks a multiprocessor at most: with more the other kernels
+// have enough of them, and read longer pieces of memory.
 constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) {

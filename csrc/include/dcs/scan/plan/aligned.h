@@ -116,8 +116,7 @@ class AlignedPlanner {
     const bool has_ring = device_.cluster > 0 &&
         bulk_stream_shared_bytes(tensors, bytes, step) + kBulkStreamStaticBytes <= device_.shared_bytes;
     // Rows that single blocks take stay with the async stream where its tiles fill them: one that is not whole would be
-    // slow there (1056 rows of 20480 halves took 52 us, 27 in rings of single blocks). But a backward with one gamma
-    // does not (256 rows of 65536 halves: 46 us, 39).
+    // slow there. But a backward with a shared gamma does not.
     const bool sums = p_.backward && !step;
     const int64_t stream_tile = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
     if (plan.row_per_block && !sums && length % stream_tile == 0) {
