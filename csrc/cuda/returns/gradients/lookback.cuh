@@ -10,11 +10,6 @@
 
 namespace dcs {
 
-__device__ __forceinline__ Piece<double> lane_piece(const Piece<double>& piece, int lane) {
-  return {shuffle(piece.total, lane), shuffle(piece.gates, lane),
-      __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), lane) != 0};
-}
-
 // By a warp.
 struct GradientLookback {
   const GradientTilesPlan& plan;
@@ -44,8 +39,8 @@ struct GradientLookback {
     const int own_lane = static_cast<int>(index - group);
     if (lane == own_lane) piece = own;
     fold_pieces_up<32>(piece, lane);
-    Folded folded{identity<double>(), lane_piece(piece, own_lane)};
-    if (own_lane > 0) folded.before = lane_piece(piece, own_lane - 1);
+    Folded folded{identity<double>(), piece_of_lane(piece, own_lane)};
+    if (own_lane > 0) folded.before = piece_of_lane(piece, own_lane - 1);
     return folded;
   }
   // `from`: the tile with the first step of the row that the tile begins within; the tile itself: it needs no carry.

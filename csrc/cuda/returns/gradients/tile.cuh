@@ -239,7 +239,7 @@ struct GradientRun {
     double carry = 0.0;
     if (tile.plan.before)
       carry = GradientLookback{tile.plan, tile.params.words, tag, tile.tile, lane}.carry(
-          lane_piece(piece, 31), tile.first_of_row());
+          piece_of_lane(piece, 31), tile.first_of_row());
     const Piece<double> before = piece_before(piece);
     if (lane < kGradientTileWarps) tile.entering()[lane] = after(before, carry);
   }

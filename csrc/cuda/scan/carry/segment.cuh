@@ -25,7 +25,12 @@ __device__ __forceinline__ Piece<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
-// The scan over pieces of the lanes up to each, of kCount lanes: of every lane, or of those a power of two apart.
+__device__ __forceinline__ Piece<double> piece_of_lane(const Piece<double>& piece, int lane) {
+  return {shuffle(piece.total, lane), shuffle(piece.gates, lane),
+      __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), lane) != 0};
+}
+
+// The scan over pieces of the lanes up to each, of kCount lanes.
 template <int kCount, typename Wide>
 __device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
 #pragma unroll

@@ -48,10 +48,6 @@ struct ColumnExchange {
 __device__ __forceinline__ Piece<double> joined(const Piece<double>& first, const Piece<double>& then) {
   return {after(then, first.total), power_mul(then.gates, first.gates), first.closed || then.closed};
 }
-__device__ __forceinline__ Piece<double> piece_of_lane(const Piece<double>& piece, int lane) {
-  return {shuffle(piece.total, lane), shuffle(piece.gates, lane),
-      __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), lane) != 0};
-}
 // Each slot's pieces with those of the slots before it, of the same cell.
 template <int kUnit>
 __device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const SmallColumnsParams& p) {
