@@ -18,7 +18,7 @@ PYTHON = ("torch_dcs_ops", "triton_kernels", "tests", "benchmarks", "examples")
 CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
 LONG_FILES: tuple[str, ...] = ()
-# Kernels of scans that came before flat rows, long rows and walked columns. In phases two have other machine code:
+# Kernels of scans that came before flat rows, long rows and serial columns. In phases two have other machine code:
 # split columns (half precision: up to 12 registers more, 1.5 % more instructions) and warp rows (by up to 4 %).
 LONG_FUNCTIONS = {
     "csrc/cuda/scan/columns/block_columns.cuh:block_columns_kernel",

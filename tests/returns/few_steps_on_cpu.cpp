@@ -1,10 +1,10 @@
 // Random problems of few steps through the temporal difference scan in which a thread takes several columns
-// (csrc/cuda/returns/few_steps) on a CPU, against its definition in double and, bit by bit, the kernel that walks along
-// a column: `few_steps_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
+// (csrc/cuda/returns/few_steps) on a CPU, against its definition in double and, bit by bit, the kernel that takes
+// columns serially: `few_steps_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "returns/few_steps/kernel.cuh"
-#include "returns/walk/kernel.cuh"
+#include "returns/serial_columns/kernel.cuh"
 
 using namespace dcs;
 
@@ -16,22 +16,22 @@ class Trial : public trials::RolloutTrial<T> {
   explicit Trial(const trials::Rollout& of) : trials::RolloutTrial<T>(taken(of)) {}
 
   bool run() {
-    const WalkForm form = walk_form(p);
-    if constexpr (sizeof(T) == 8) return true;  // they are walked along
-    else if (form == WalkForm::kPlain) return run<WalkForm::kPlain>();
-    else return form == WalkForm::kRatios ? run<WalkForm::kRatios>() : run<WalkForm::kAll>();
+    const ColumnForm form = column_form(p);
+    if constexpr (sizeof(T) == 8) return true;  // taken serially
+    else if (form == ColumnForm::kPlain) return run<ColumnForm::kPlain>();
+    else return form == ColumnForm::kRatios ? run<ColumnForm::kRatios>() : run<ColumnForm::kAll>();
   }
 
  private:
   using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
 
-  // Rates of rows in double are walked along, too.
+  // Rates of rows in double are taken serially, too.
   static trials::Rollout taken(trials::Rollout c) {
     if (c.row_dtype == ElementType::Double) c.row_dtype = ElementType::Float;
     return c;
   }
 
-  template <WalkForm kForm>
+  template <ColumnForm kForm>
   bool run() {
     const int wide = few_returns_word(p);
     constexpr int kWidest = few_returns_wide(sizeof(T), kForm);
@@ -43,25 +43,25 @@ class Trial : public trials::RolloutTrial<T> {
     }
     return run<1, kForm>();
   }
-  template <int kWide, WalkForm kForm>
+  template <int kWide, ColumnForm kForm>
   bool run() {
     auto params = few_returns_params<T>(p, kWide);
     if (c.seed % 3 == 0) params.bootstrap_makes_words = params.gamma.makes_words = params.trace.makes_words = false;
     if (!this->is_right(emulation::launch(ceil_div(params.call.cells, kFewReturnsBlock), kFewReturnsBlock, 0, false,
             c.seed, [&] { few_returns_kernel<T, kWide, kForm>(params); })))
       return this->complain("words of so many columns", 0, 0, 0, kWide, 0);
-    // Rates of rows are made in float, those of a walk in double.
-    return has_row_rates(p) || is_as_walked<kForm>();
+    // Rates of rows are made in float, those of serial columns in double.
+    return has_row_rates(p) || is_as_serial<kForm>();
   }
-  template <WalkForm kForm>
-  bool is_as_walked() {
+  template <ColumnForm kForm>
+  bool is_as_serial() {
     std::vector<T> found = all_results();
     for (auto* output : {&this->advantages, &this->targets, &this->pg}) output->clear();
-    const auto params = walk_params<T>(p, 1);
-    emulation::launch(ceil_div(params.cells, kReturnsWalkThreads), kReturnsWalkThreads, 0, false, c.seed,
-        [&] { returns_walk_kernel<T, 1, kForm>(params); });
-    const std::vector<T> walked = all_results();
-    return !std::memcmp(found.data(), walked.data(), found.size() * sizeof(T)) ||
+    const auto params = returns_column_params<T>(p, 1);
+    emulation::launch(ceil_div(params.cells, kSerialReturnsThreads), kSerialReturnsThreads, 0, false, c.seed,
+        [&] { returns_serial_columns_kernel<T, 1, kForm>(params); });
+    const std::vector<T> serial = all_results();
+    return !std::memcmp(found.data(), serial.data(), found.size() * sizeof(T)) ||
         this->complain("a bit", 0, 0, 0, 0, 0);
   }
   std::vector<T> all_results() const {
@@ -120,7 +120,7 @@ bool rules_are_right() {
     const Strides strides{length * inner, inner, 1};
     p.rewards = {memory, strides}, p.values = {values, strides}, p.targets = {memory, strides};
     p.gamma.kind = GammaKind::kRow, p.gamma.dtype = row_rates, p.gamma.tensor = {memory, {inner, 0, 1}};
-    return takes_walk(p, 100) && takes_few_returns(p, 100) ? few_returns_word(p) : 0;
+    return takes_serial_columns(p, 100) && takes_few_returns(p, 100) ? few_returns_word(p) : 0;
   };
   constexpr auto kFloat = ElementType::Float;
   const bool are_right = is_taken(3, 800000, kFloat, memory) == 8 && is_taken(3, 800002, kFloat, memory) == 2 &&

@@ -8,14 +8,14 @@
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
-#include "returns/gradients/walk.cuh"
+#include "returns/gradients/serial_columns.cuh"
 
 using namespace dcs;
 using trials::narrowed, trials::Operand, trials::run_scan, trials::widened;
 
 namespace {
 
-enum class Way { kThreeLaunches, kWalk, kTiles, kShortTiles };
+enum class Way { kThreeLaunches, kSerialColumns, kTiles, kShortTiles };
 
 struct Case {
   int64_t outer, length, inner;
@@ -67,8 +67,8 @@ class Trial {
   }
 
   bool run() {
-    for (const Way way : {Way::kThreeLaunches, Way::kWalk, Way::kTiles, Way::kShortTiles}) {
-      if (way == Way::kWalk && (c.n || GradientsShape(gradients).time_is_fast)) continue;
+    for (const Way way : {Way::kThreeLaunches, Way::kSerialColumns, Way::kTiles, Way::kShortTiles}) {
+      if (way == Way::kSerialColumns && (c.n || GradientsShape(gradients).time_is_fast)) continue;
       if (way >= Way::kTiles && !plan_gradient_tiles(gradients, 1)) continue;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
       of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), narrowed<T>(77.0));
@@ -105,9 +105,10 @@ class Trial {
   }
   bool run_kernels(Way way) {
     if (way >= Way::kTiles) return run_tiles(way == Way::kShortTiles);
-    if (way == Way::kWalk)
-      return launch(gradients.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
-          GradientsParams<T>(gradients), gradients.rows(), kWalkThreads);
+    if (way == Way::kSerialColumns)
+      return launch(gradients.has_step_factors() ? gradients_serial_columns_kernel<T, true>
+                                                 : gradients_serial_columns_kernel<T, false>,
+          GradientsParams<T>(gradients), gradients.rows(), kSerialGradientsThreads);
     const GradientsMemory memory(gradients);
     std::vector<char> workspace(static_cast<size_t>(memory.bytes), 77);
     const GradientsParams<T> params(gradients, memory, workspace.data());

@@ -1,10 +1,10 @@
-// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step.cuh, n_step_walk.cuh) on a CPU,
-// against their definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether
-// anything was.
+// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step.cuh, n_step_blocks.cuh) on a
+// CPU, against their definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says
+// whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "dcs/limits.h"
-#include "returns/n_step_walk.cuh"
+#include "returns/n_step_blocks.cuh"
 
 using namespace dcs;
 using trials::widened;
@@ -27,9 +27,9 @@ class Trial : public trials::RolloutTrial<T> {
     }
     if (!(p.steps < 8 ? run_any<1>() : run_any<8>())) return complain_of("any");
     bool is_right;
-    if constexpr (sizeof(T) <= 4) is_right = is_plain(p) ? run_walk<float, true>() : run_walk<double, false>();
-    else is_right = run_walk<double, false>();
-    return is_right || complain_of("walk");
+    if constexpr (sizeof(T) <= 4) is_right = is_plain(p) ? run_blocks<float, true>() : run_blocks<double, false>();
+    else is_right = run_blocks<double, false>();
+    return is_right || complain_of("blocks");
   }
 
  private:
@@ -74,11 +74,11 @@ class Trial : public trials::RolloutTrial<T> {
     return launch(p.rows() * ceil_div(p.length, kOut), [&] { n_step_kernel<T, kOut>(any); });
   }
   template <typename Number, bool kPlain>
-  bool run_walk() {
-    const auto params = n_step_walk_params<T, Number>(p, n_step_rates<Number>(p));
+  bool run_blocks() {
+    const auto params = n_step_blocks_params<T, Number>(p, n_step_rates<Number>(p));
     this->targets.clear();
     return this->is_right(emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()),
-        false, c.seed, [&] { n_step_walk_kernel<T, Number, kPlain>(params); }));
+        false, c.seed, [&] { n_step_blocks_kernel<T, Number, kPlain>(params); }));
   }
 
   bool check(int64_t o, int64_t i) const override {

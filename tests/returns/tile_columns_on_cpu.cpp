@@ -23,26 +23,26 @@ class Trial : public trials::RolloutTrial<T> {
     if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = *found;
     if (plan.flat && (c.padded || c.padded_results)) return this->complain("a flat plan", 0, 0, 0, 0.0, 0.0);
-    const WalkForm form = tile_form(p);
+    const ColumnForm form = tile_form(p);
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) return form == WalkForm::kPlain ? run<2, WalkForm::kPlain>() : run<2, WalkForm::kRatios>();
+      if (plan.pairs) return form == ColumnForm::kPlain ? run<2, ColumnForm::kPlain>() : run<2, ColumnForm::kRatios>();
     }
-    return form == WalkForm::kPlain ? run<1, WalkForm::kPlain>()
-        : form == WalkForm::kRatios ? run<1, WalkForm::kRatios>()
-                                    : run<1, WalkForm::kAll>();
+    return form == ColumnForm::kPlain ? run<1, ColumnForm::kPlain>()
+        : form == ColumnForm::kRatios ? run<1, ColumnForm::kRatios>()
+                                      : run<1, ColumnForm::kAll>();
   }
 
  private:
   using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
 
-  template <int kUnit, WalkForm kForm>
+  template <int kUnit, ColumnForm kForm>
   bool run() {
     std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16) + 1, Word{7, 7});
     uint32_t launches = 0;
     const auto params =
         tile_columns_params<T>(p, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
     const bool ended =
-        emulation::launch(plan.walks * plan.tiles, kColumnThreads, params.pieces.bytes, plan.tiles > 1, c.seed, [&] {
+        emulation::launch(plan.strips * plan.tiles, kColumnThreads, params.pieces.bytes, plan.tiles > 1, c.seed, [&] {
           if (plan.flat) return flat_columns_kernel<T, kUnit, kForm>(params);
           tile_columns_kernel<T, kUnit, kForm>(params);
         });
@@ -62,15 +62,15 @@ class Trial : public trials::RolloutTrial<T> {
     return problem;
   }
   bool complain_of_plan() const {
-    printf("flat %d, pairs %d, %ld walks, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat,
-        plan.pairs, plan.walks, plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
+    printf("flat %d, pairs %d, %ld strips, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat,
+        plan.pairs, plan.strips, plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
     return false;
   }
 
   ResidentColumnsPlan plan{};
 };
 
-// Walks of many tiles are many threads here. Half of the tensors have nothing between their steps, at any address.
+// Strips of many tiles are many threads here. Half of the tensors have nothing between their steps, at any address.
 trials::Rollout draw(std::mt19937& random) {
   trials::Rollout c = trials::draw_odd_rollout(random);
   c.contiguous = false;

@@ -118,8 +118,8 @@ class Trial {
     if (c.small) small = plan_small_columns(p, device);
     if (c.small && !small) return true;
     if (!small && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!small && !few) walk = plan_walk_columns(p, device);
-    if (!small && !few && !walk) resident = plan_resident_columns(p, device);
+    if (!small && !few) serial = plan_serial_columns(p, device);
+    if (!small && !few && !serial) resident = plan_resident_columns(p, device);
     p.partials = sums ? (resident ? resident->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
@@ -185,7 +185,7 @@ class Trial {
       };
       // A graph's second replay, which finds the words of the first one.
       for (int replay = c.seed % 2; replay >= 0; --replay) {
-        if (!emulation::launch(resident->walks * resident->tiles, kColumnThreads, resident->shared_bytes,
+        if (!emulation::launch(resident->strips * resident->tiles, kColumnThreads, resident->shared_bytes,
                 resident->tiles > 1, c.seed + static_cast<unsigned>(replay), kernel))
           return false;
         if (replay > 0) y.forget(c);
@@ -198,11 +198,11 @@ class Trial {
       const auto kernel = few_steps_kernel_of<T, kStep, kBackward>(*few);
       return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] { kernel(params); });
     }
-    return emulation::launch(walk->blocks, kColumnThreads, 0, false, c.seed, [&] {
+    return emulation::launch(serial->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
-        if (walk->pairs) return walk_columns_kernel<T, kStep, kBackward, 2>(p);
+        if (serial->pairs) return serial_columns_kernel<T, kStep, kBackward, 2>(p);
       }
-      walk_columns_kernel<T, kStep, kBackward, 1>(p);
+      serial_columns_kernel<T, kStep, kBackward, 1>(p);
     });
   }
 
@@ -288,7 +288,7 @@ class Trial {
   std::vector<Stored> partial_sums;
   ScanProblem p{};
   std::optional<FewStepsPlan> few;
-  std::optional<WalkColumnsPlan> walk;
+  std::optional<SerialColumnsPlan> serial;
   std::optional<SmallColumnsPlan> small;
   std::optional<ResidentColumnsPlan> resident;
 };

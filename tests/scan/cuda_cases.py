@@ -74,7 +74,7 @@ def _long_rows() -> list[Problem]:
             Problem("bulk_stream_kernel", (264, 5122 * full), dtype, "step", backward=True),
             Problem("bulk_stream_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
             Problem("bulk_stream_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
-            Problem("walk_columns_kernel", (16, 20_001 * full), dtype, 1.5),
+            Problem("serial_columns_kernel", (16, 20_001 * full), dtype, 1.5),
             Problem("async_stream_kernel", (264, 10_240 * full), dtype),
             Problem("async_stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
         ]
@@ -164,8 +164,8 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype),
             Problem("resident_columns_kernel", (30_000, 7), dtype, "step", backward=True),
-            Problem("walk_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
-            Problem("walk_columns_kernel", (11, 3001), dtype, "step", backward=True),
+            Problem("serial_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
+            Problem("serial_columns_kernel", (11, 3001), dtype, "step", backward=True),
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
             Problem("few_steps_kernel", (7, 3002), dtype, "step", reset=True, initial=True, backward=True),
             Problem("few_steps_kernel", (3, 600_000), dtype, "row", reset=True, initial=True, backward=True),
@@ -175,7 +175,7 @@ def _columns() -> list[Problem]:
     problems.append(Problem("split_columns_kernel", (1024, 96), HALF))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("resident_columns_kernel", (300, 40), dtype, "step", backward=True))
-        problems.append(Problem("walk_columns_kernel", (20, 30_000), dtype, "row", backward=True))
+        problems.append(Problem("serial_columns_kernel", (20, 30_000), dtype, "row", backward=True))
         problems.append(Problem("few_steps_kernel", (8, 30_000), dtype, "row", backward=True))
     return [replace(problem, dim=0) for problem in problems]
 

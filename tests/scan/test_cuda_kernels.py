@@ -10,7 +10,7 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 # One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
-# columns with blocks of their own, that warps walk along, few; long rows that all blocks share, that a block takes.
+# columns with blocks of their own, that warps scan serially, few; long rows that all blocks share, that a block takes.
 SHAPES = (
     ((32, 8), 1), ((300, 16), 1), ((300, 400), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0),
     ((40, 15_000), 0), ((2100, 264), 0), ((20, 120_008), 1), ((130, 20_008), 1),
@@ -168,9 +168,9 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
 
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
 # one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several. Rows
-# of columns in whole vectors: as many as warps walk along, with 8 and with 4 bytes a lane, of fewer stretches than they
-# keep on their way and of more, with idle lanes; few of them, whose warps wait all for each other or by groups, for a
-# part of a round and for several.
+# of columns in whole vectors: as many as warps scan serially, with 8 and with 4 bytes a lane, of fewer segments than
+# they keep on their way and of more, with idle lanes; few of them, whose warps wait all for each other or by groups,
+# for a part of a round and for several.
 MANY = (
     (5, 16_900), (37, 16_900), (130, 17_002), (300, 20_000), (130, 16_901), (300, 130), (2100, 70), (3, 65_536),
     (37, 60_008), (150, 60_000), (150, 30_008), (1024, 4096), (70, 4000), (2100, 72),

@@ -49,9 +49,9 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [30_000, 7], {"dim": 0}),  # of more steps
         ("resident_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
-        ("walk_columns", [14, 1050061], {"dim": 0}),
+        ("serial_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
-        ("walk_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
+        ("serial_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
         ("flat_rows", [1000000, 3], {}),
         ("few_steps", [1000000, 3], {"gamma": "row"}),
         ("few_steps", [1000000, 7], {"initial": True, "dtype": torch.bfloat16}),
@@ -144,7 +144,7 @@ def test_resident_columns_have_the_shared_memory_of_a_block() -> None:
     fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
     assert fits["kernel"] == "resident_columns"
     assert fits["pieces"]["shared_bytes"] > 48 << 10  # what needs no leave
-    assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "walk_columns"
+    assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "serial_columns"
 
 
 @pytest.mark.parametrize(

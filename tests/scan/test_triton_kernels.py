@@ -46,14 +46,14 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return importlib.import_module("triton_kernels.scan.launch")
 
 
-# Shapes, and the least sizes from which on columns are tiles, and are walked along, where others than shipped.
+# Shapes, and the least sizes from which on columns are tiles, and are scanned serially, where others than shipped.
 TILINGS = {
     "vectors": ((3, 144), 1, {}),
     "elements": ((3, 130), 1, {}),
     "rows of strided steps": ((5, 7, 3), 1, {}),
     "columns": ((2, 19, 2), 1, {"LEAST_COLUMN_TILE": 1}),
-    "walk": ((2, 19, 9), 1, {"WALKING_COLUMNS": 1}),
-    "groups that walk": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
+    "serial": ((2, 19, 9), 1, {"SERIAL_COLUMNS": 1}),
+    "serial groups": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
 }
 
 

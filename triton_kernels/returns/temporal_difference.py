@@ -1,6 +1,6 @@
 """The temporal difference scan: `temporal_difference_scan`, with the meaning of the private op of that name.
 
-A program takes R rows (columns, if time-major) and walks over time from the last step back, a tile of J groups of V
+A program takes R rows (columns, if time-major) and goes over time from the last step back, a tile of J groups of V
 steps at a time (tile.py): differences step by step, a scan over the groups, then the recurrence again from each group's
 carry. All of it is in float64, as in the reference: an addend that float32 would lose counts over many steps.
 """
@@ -279,7 +279,7 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
             float_bits(call.clip_rho), float_bits(call.clip_c), float_bits(call.clip_pg),
             layout.length, layout.rows, layout.inner, *rollout.strides(*others),
             R=program_rows, J=lanes, V=steps, INDEX=tl.int32 if reach < 2**31 else tl.int64,
-            LAYOUT="walk" if time_major else "vectors",
+            LAYOUT="serial" if time_major else "vectors",
             RHOS=rhos is not None, ADVANTAGES=needs[0], TARGETS=needs[1], PG=needs[2], **rollout.constants,
             num_warps=max(1, program_rows * lanes // 32),
         )  # fmt: skip

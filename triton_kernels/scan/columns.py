@@ -1,6 +1,6 @@
 """The scan kernel for few columns: a program holds whole columns, a thread successive steps of them in registers.
 
-Programs that walk along time (tiles.py) have too little on its way where the columns are few: 0.43 of a copy for
+Programs that scan time serially (tiles.py) have too little on its way where the columns are few: 0.43 of a copy for
 1024 steps of 4096 float32 columns on an H200. Here all of a column is loaded at once.
 """
 

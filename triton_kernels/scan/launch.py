@@ -121,7 +121,7 @@ class _Problem(ScanProblem):
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
         narrow = self.accumulate is tl.float32 and not self.gates.wide
-        if self.tiling == "walk" and not self.walks_alone and self.gates.kind != "step":
+        if self.tiling == "serial" and not self.scans_alone and self.gates.kind != "step":
             return 80
         return 64 if plain and narrow and self.tiling == "vectors" else None
 
@@ -150,9 +150,9 @@ class _Problem(ScanProblem):
         assert self.y.tensor is not None
         length, itemsize = self.layout.length, self.y.tensor.element_size()
         gated = self.gates.kind == "step" or self.reset.tensor is not None or itemsize == 8
-        if self.tiling == "walk" and not self.walks_alone:
+        if self.tiling == "serial" and not self.scans_alone:
             return self._tile_of_groups(itemsize, gated)
-        if self.tiling == "walk":
+        if self.tiling == "serial":
             steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
             columns = min(128, triton.next_power_of_2(self.inner))
             return Tile(columns, 1, 1, steps, max(1, columns // 32))

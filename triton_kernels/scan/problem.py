@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # A row of at most this length is one tile; longer ones look back.
 LONGEST_TILE = 8192
 # Columns, a thread each, that cover the memory's latency; neighbors of them that fill a sector of memory.
-WALKING_COLUMNS = 65536
+SERIAL_COLUMNS = 65536
 SECTOR = 8
 LEAST_COLUMN_TILE = 1024
 # Bytes of a step of columns that tiles are transposed for: a load of columns fetches few elements of them then.
@@ -60,7 +60,7 @@ class ScanProblem:
         self.tiling = self._tiling()
         self.turned = False
         self.outer, self.inner = self.layout.outer, self.layout.inner
-        if input.dtype == torch.float32 and self.tiling == "walk":
+        if input.dtype == torch.float32 and self.tiling == "serial":
             # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
             self.accumulate = tl.float64
 
@@ -71,17 +71,17 @@ class ScanProblem:
         large = length * inner >= LEAST_COLUMN_TILE
         assert self.y.tensor is not None
         wide = inner * self.y.tensor.element_size() > NARROW_COLUMNS
-        if (large and wide) or (inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS):
-            return "walk"
+        if (large and wide) or (inner >= SECTOR and self.layout.rows >= SERIAL_COLUMNS):
+            return "serial"
         if inner > 1 and large:
             return "columns"
         steps = (self.x, self.y, *((self.gamma,) if self.gates.kind == "step" else ()))
         return "vectors" if length % 16 == 0 and all(map(_is_aligned, steps)) else "elements"
 
     @property
-    def walks_alone(self) -> bool:
+    def scans_alone(self) -> bool:
         """Whether a thread takes all steps of its column."""
-        return self.tiling == "walk" and self.layout.inner >= SECTOR and self.layout.rows >= WALKING_COLUMNS
+        return self.tiling == "serial" and self.layout.inner >= SECTOR and self.layout.rows >= SERIAL_COLUMNS
 
     @property
     def columns_aligned(self) -> bool:

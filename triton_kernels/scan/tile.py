@@ -11,7 +11,7 @@ Layouts (a constexpr), how a tile's steps come from memory and go there:
 "elements": rows of any alignment. Neighboring threads load neighboring steps, which shared memory brings to the
 threads that they belong to (`in_groups`).
 "columns": some steps of neighboring columns, in the same way.
-"walk": neighboring threads take neighboring columns, each loads its steps one by one.
+"serial": neighboring threads take neighboring columns, each loads its steps one by one.
 """
 
 import triton
@@ -111,7 +111,7 @@ def load_steps(
 
     `pin`: see `in_groups`.
     """
-    if LAYOUT == "walk":
+    if LAYOUT == "serial":
         step = row + position[0] * stride_time
         steps = ()
         for i in tl.static_range(V):
@@ -137,7 +137,7 @@ def store_steps(
     REVERSE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_steps`."""
-    if LAYOUT == "walk":
+    if LAYOUT == "serial":
         step = row + position[0] * stride_time
         for i in tl.static_range(V):
             tl.store(step, steps[i].to(row.dtype.element_ty), mask=is_step(valid, i))
@@ -162,12 +162,12 @@ def positions(
     """Where the steps of a tile lie: (positions in time, whether they exist, indices in scan order), a tuple each.
 
     `begin`: the tile's first step in scan order; `segment` (P, 1): the part of the tile, J * V steps, that a row of the
-    tile holds, of Q. "walk": of each group (P, J) the first step; which of its steps exist, from one of the first two
+    tile holds, of Q. "serial": of each group (P, J) the first step; which of its steps exist, from one of the first two
     on and how many (`is_step`). "columns": one (Q * J * V, 1) entry, `row_valid` (1, R). Else one (P, J * V) entry. The
     latter two are in the order of memory; in a reversed scan the groups are mirrored and a group's steps are not, so
     that a thread's load stays one vector.
     """
-    if LAYOUT == "walk":
+    if LAYOUT == "serial":
         first = begin + (segment * J + tl.arange(0, J)[None, :]) * V
         left = tl.where(row_valid, tl.minimum(T - first, V), 0).to(tl.int32)
         if REVERSE:
@@ -191,14 +191,14 @@ def positions(
 
 @triton.jit
 def is_step(valid, i: tl.constexpr):
-    """Whether the step `i` of each group exists, for "walk"."""
+    """Whether the step `i` of each group exists, for "serial"."""
     return (valid[1] > i) & (valid[0] == 0) if i == 0 else valid[1] > i
 
 
 @triton.jit
 def within(valid, index, LOWEST: tl.constexpr, highest, LAYOUT: tl.constexpr):
     """`valid`, where also ``LOWEST <= index < highest``; LOWEST is 0 or 1."""
-    if LAYOUT == "walk":
+    if LAYOUT == "serial":
         low = valid[0]
         if LOWEST:
             low = (index[0] == 0).to(tl.int32)

@@ -1,8 +1,8 @@
-"""The scan kernel for rows and for columns: a program takes R rows and walks over time, a tile at a time.
+"""The scan kernel for rows and for columns: a program takes R rows and takes time serially, a tile at a time.
 
 R * Q segments of J groups of V steps make a tile, see tile.py: J <= 32 lanes make a segment, a row has Q segments in
-the tile. A thread that walks along its column: Q = J = 1. Of few long rows or columns a program takes one tile, and the
-carry into it from the words of the tiles before (tile_words.py).
+the tile. A thread that scans its column serially: Q = J = 1. Of few long rows or columns a program takes one tile, and
+the carry into it from the words of the tiles before (tile_words.py).
 """
 
 import triton
@@ -221,7 +221,7 @@ def first_carry(
 
 @triton.jit
 def loaded_anew(valid, values, gates, V: tl.constexpr, GATES: tl.constexpr):
-    """What a tile that walks has loaded, `opaque`."""
+    """What a tile of serial columns has loaded, `opaque`."""
     if GATES == "step":
         gates = opaque_steps(gates, V)
     return (valid[0], opaque(valid[1])), opaque_steps(values, V), gates
@@ -312,14 +312,14 @@ def scan_tiles(
         else:
             segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)
         group_carry = carry_groups(total, product, cut, segment_carry, row_weight, P, J, ACC, GATES, RESET, WIDE)
-        if LAYOUT == "walk" and J > 1:
+        if LAYOUT == "serial" and J > 1:
             group_carry = as_loaded(group_carry, pin)
             if OPAQUE:
                 valid, values, gates = loaded_anew(valid, values, gates, V, GATES)
         SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
         first = begin + group == 0
         results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
-        if LAYOUT == "walk" and J == 1:
+        if LAYOUT == "serial" and J == 1:
             carry = results[V - 1].to(CARRY)
         store_steps(y_row, position, valid, y_time, results, P, J, V, REVERSE, LAYOUT)
         if GRADIENT != "none":

@@ -1,6 +1,6 @@
 """What other ranks need of a scan of a slice of time (distributed/scan/totals.py), by kernels that only read.
 
-`block_totals` walks blocks of time: a lane takes successive steps, from which the totals of the block follow in the
+`block_totals` goes over blocks of time: a lane takes successive steps, from which the totals of the block follow in the
 order of time. `fold_totals` joins those of up to FOLD blocks in the same way, until one is left for every row. Their
 trees are fixed by the shape, so results are the same bit for bit.
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A lane's successive steps of a row: two sectors of memory, in vectors of 16 bytes.
 LANE_BYTES = 64
 LANES = 128
-# Columns that fill a line of memory; a program's lanes, and the most steps that each walks, so many at a time.
+# Columns that fill a line of memory; a program's lanes, and the most steps of each, so many at a time.
 LINE = 128
 COLUMN_LANES = 256
 LANE_STEPS = 64

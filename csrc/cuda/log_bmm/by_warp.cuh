@@ -53,7 +53,7 @@ __device__ __forceinline__ LseOp<Acc, 1> lse_by_warp(const Terms<T>& terms, int 
 // The first n of [from, to) at which the sum of weight(n) passes `target`, and the sum up to it; the last of a positive
 // weight if rounding lets none pass.
 template <typename Acc, typename Weight>
-__device__ __forceinline__ int walk(const Weight& weight, int from, int to, Acc target, Acc& before) {
+__device__ __forceinline__ int quantile_index(const Weight& weight, int from, int to, Acc target, Acc& before) {
   const int lane = threadIdx.x % 32;
   int last = from;
   Acc sum = Acc(0), next = from + lane < to ? weight(from + lane) : Acc(0);
@@ -109,7 +109,7 @@ __device__ __forceinline__ int sample_by_warp(const Terms<T>& terms, int depth, 
   if (sum == Acc(0)) return kNothing;
   if (!(sum > Acc(0))) return first_special_by_warp<Acc>(terms, depth);
   Acc before;
-  return walk(weight, 0, depth, quantile(u, sum), before);
+  return quantile_index(weight, 0, depth, quantile(u, sum), before);
 }
 
 }  // namespace dcs

@@ -185,10 +185,10 @@ __global__ void __launch_bounds__(kSelectThreads) merge_sample_kernel(SelectJob<
       } else if (sum > Acc(0)) {
         const Acc target = quantile(job.uniforms[at], sum);
         Acc before;
-        const int split = walk(weight, 0, job.splits, target, before);
+        const int split = quantile_index(weight, 0, job.splits, target, before);
         const Acc shift = parts[split].max;
         const int from = split * job.split_depth;
-        index = walk([&](int k) { return fast_exp(terms.template at<Acc>(k) - shift); }, from,
+        index = quantile_index([&](int k) { return fast_exp(terms.template at<Acc>(k) - shift); }, from,
             min(job.depth, from + job.split_depth), (target - before) / scale(split), before);
       }
       if (threadIdx.x % 32 == 0) job.indices[at] = index;

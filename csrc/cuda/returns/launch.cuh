@@ -17,7 +17,7 @@
 #include "returns/rows.cuh"
 #include "returns/small.cuh"
 #include "returns/tile_columns/launch.cuh"
-#include "returns/walk/launch.h"
+#include "returns/serial_columns/launch.h"
 #include "returns/warp_columns.cuh"
 
 namespace dcs {
@@ -312,14 +312,14 @@ class ReturnsLaunch {
 
   template <int kForm>
   void columns() {
-    const bool are_walked = takes_walk(p_, device_.multiprocessors);
+    const bool are_serial = takes_serial_columns(p_, device_.multiprocessors);
     if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
       // Few steps do not fill a warp's stages.
-      if (!(are_walked && takes_few_returns(p_, device_.multiprocessors)) && warp_columns<kForm>()) return;
+      if (!(are_serial && takes_few_returns(p_, device_.multiprocessors)) && warp_columns<kForm>()) return;
     }
     constexpr bool kFull = kForm == kAnyForm, kLarge = (kForm & kWithRhos) || kForm == kAdvantagesNext;
-    if (are_walked) {
-      launch_walk<T>(p_, device_, stream_);
+    if (are_serial) {
+      launch_serial_returns<T>(p_, device_, stream_);
       return;
     }
     constexpr int kSteps = sizeof(T) <= 4 ? 8 : 4;

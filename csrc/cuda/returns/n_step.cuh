@@ -1,7 +1,7 @@
 // Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of
 // its window back: what it reads again of its neighbors' steps comes from registers or from caches. Up to kMostSteps of
 // them are known to the compiler, for calls whose discounts are numbers or one a row and whose flags are bool; the
-// kernel for all cases shares what several windows have in common. n_step_walk.cuh takes most others.
+// kernel for all cases shares what several windows have in common. n_step_blocks.cuh takes most others.
 #pragma once
 
 #include "common/divisor.cuh"
@@ -220,8 +220,8 @@ __device__ __forceinline__ void load_nothing(Whole (&to)[kCount]) {
   for (Whole& each : to) each = Whole{};
 }
 
-// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, walking back with the kN results that
-// a step is part of.
+// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, last to first, with the kN results
+// that a step is part of.
 template <typename T, int kN, bool kNext>
 __global__ void __launch_bounds__(kNStepThreads, 4)
     n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
 #pragma unroll
     for (int j = 0; j < kN; ++j) y[c][j] = 0;
   // Steps first, first - 1 .. of `count`, those from `low` on; `stores`: their results.
-  const auto walk = [&](auto count, int64_t first, int64_t low, bool stores) {
+  const auto step_back = [&](auto count, int64_t first, int64_t low, bool stores) {
     constexpr int kCount = decltype(count)::value;
     Word reward_words[kCount], value_words[kCount];
     Bytes terminates[kCount], truncates[kCount];
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
     }
   };
   if constexpr (!kNext) {
-    // Of the state after the first step that is walked over.
+    // Of the state after the first step that is taken.
     const int64_t beyond = end + kN - 1;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -307,12 +307,12 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
             p.bootstrap_value.data)[at(p.bootstrap_value.strides) + c * p.bootstrap_value.strides.inner]);
     }
   }
-  if constexpr (kN > 1) walk(std::integral_constant<int, kN - 1>{}, end + kN - 2, end, false);
-  for (int64_t t = end - 1; t >= begin; t -= kBatch) walk(std::integral_constant<int, kBatch>{}, t, begin, true);
+  if constexpr (kN > 1) step_back(std::integral_constant<int, kN - 1>{}, end + kN - 2, end, false);
+  for (int64_t t = end - 1; t >= begin; t -= kBatch) step_back(std::integral_constant<int, kBatch>{}, t, begin, true);
 }
 
 // Any operands and any n >= kOut: a thread takes kOut successive results. Their windows have n - kOut steps in common,
-// which are composed once. For windows and sizes that n_step_walk.cuh has no room for.
+// which are composed once. For windows and sizes that n_step_blocks.cuh has no room for.
 template <typename T, int kOut>
 __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<double> call) {
   using Acc = typename Types<T>::Acc;

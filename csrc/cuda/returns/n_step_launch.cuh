@@ -9,7 +9,7 @@
 
 #include "common/device.h"
 #include "returns/n_step.cuh"
-#include "returns/n_step_walk.cuh"
+#include "returns/n_step_blocks.cuh"
 
 namespace dcs {
 
@@ -33,11 +33,11 @@ class NStepLaunch {
       }
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
-    if (takes_n_step_walk(p_, device_.shared_per_block)) {
+    if (takes_n_step_blocks(p_, device_.shared_per_block)) {
       if constexpr (sizeof(T) <= 4) {
-        if (plain && p_.steps <= kFloatSteps && gates_fit()) return walk<Acc, true>();
+        if (plain && p_.steps <= kFloatSteps && gates_fit()) return in_blocks<Acc, true>();
       }
-      return walk<double, false>();
+      return in_blocks<double, false>();
     }
     if (p_.steps >= 8) return launch_any<8>();
     return launch_any<1>();
@@ -61,9 +61,9 @@ class NStepLaunch {
   }
 
   template <typename Number, bool kPlain>
-  cudaError_t walk() {
-    const auto params = n_step_walk_params<T, Number>(p_, n_step_rates<Number>(p_));
-    const auto kernel = n_step_walk_kernel<T, Number, kPlain>;
+  cudaError_t in_blocks() {
+    const auto params = n_step_blocks_params<T, Number>(p_, n_step_rates<Number>(p_));
+    const auto kernel = n_step_blocks_kernel<T, Number, kPlain>;
     allow_shared(kernel, params.shared_bytes(), device_.shared_per_block);
     return launch_dependent(
         kernel, device_.cluster > 1, params.blocks(), kNStepThreads, params.shared_bytes(), stream_, params);

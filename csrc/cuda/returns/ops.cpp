@@ -58,8 +58,8 @@ struct CudaReturns {
     const Device& device = device_of(index, kReturnsGradients);
     const cudaStream_t stream = current_stream(index);
     const auto check = [](cudaError_t error, const char* what) { check_cuda(error, kReturnsGradients, what); };
-    if (takes_walk(problem, device.multiprocessors))
-      return check(launch_gradients_walk(problem, device, stream), "launching the kernel");
+    if (takes_serial_columns(problem, device.multiprocessors))
+      return check(launch_gradients_serial_columns(problem, device, stream), "launching the kernel");
     if (const auto tiles = plan_gradient_tiles(problem, device.multiprocessors)) {
       const Workspace workspace(like, gradient_tiles_workspace(*tiles));
       return check(

@@ -1,5 +1,5 @@
 // The temporal difference scan along contiguous time. A warp takes rows (of short rows, packs of several), a block
-// takes a row where rows are few. A warp's tile is kPer steps a lane; it walks through the tiles of its rows from the
+// takes a row where rows are few. A warp's tile is kPer steps a lane; it goes through the tiles of its rows from the
 // last step back, and the next kStages - 1 tiles are on their way into shared memory meanwhile, across the ends of rows
 // too. Within a tile a lane goes through its steps twice: from nothing for its total, and, once the lanes after it in
 // time are known, from its carry. Between lanes everything is in double. Results take their operands' place in shared
@@ -11,7 +11,7 @@
 
 namespace dcs {
 
-// A tile of the walk, from its loads to its stores.
+// One tile, from its loads to its stores.
 template <typename T, int kForm, ReturnsRows kRows>
 struct ReturnsRowsTile {
   using Operands = ReturnsRowsOperands<T, kForm, kRows>;

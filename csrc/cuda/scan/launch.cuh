@@ -153,7 +153,7 @@ void launch_few_rows_gated(const ScanProblem& problem, const AlignedPlan& plan, 
 
 template <typename T, bool kStep, bool kBackward>
 void launch_warp_columns(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = walk_stages(kTensors, sizeof(T));
+  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kStages = warp_column_stages(kTensors, sizeof(T));
   const auto launch_over = [&](auto columns) {
     constexpr int kStageBytes = kTensors * kWarpColumnsSteps * 32 * columns() * static_cast<int>(sizeof(T));
     static_assert(kStages * kStageBytes <= 48 << 10);

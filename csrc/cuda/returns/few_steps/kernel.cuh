@@ -7,18 +7,18 @@
 #include "common/vector.cuh"
 #include "returns/few_steps/params.cuh"
 #include "returns/few_steps/rates.cuh"
-#include "returns/walk/column.cuh"
+#include "returns/serial_columns/column.cuh"
 
 namespace dcs {
 
 constexpr int kFewReturnsBlock = 256;
 
 // kWide neighboring columns of a word.
-template <typename T, int kWide, WalkForm kForm>
+template <typename T, int kWide, ColumnForm kForm>
 struct FewReturns {
   using Acc = typename Types<T>::Acc;
   using Column = ReturnsColumn<T, kForm>;
-  static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
+  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
   static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
                        kSteps = few_returns_steps(kForm);
   // Halves are unpacked, and packed, in pairs.
@@ -48,7 +48,7 @@ struct FewReturns {
   };
 
   const FewReturnsParams<Acc>& all;
-  const ReturnsWalkParams<Acc>& params;
+  const ReturnsColumnParams<Acc>& params;
   const uint32_t outer, first;  // word
   Acc y[kUnit], after[kUnit];
   Acc row_gammas[kUnit], row_traces[kUnit];
@@ -70,13 +70,13 @@ struct FewReturns {
 
  private:
   template <typename Byte>
-  __device__ __forceinline__ Byte* place(const WalkTensor<Byte>& tensor, int w, int done) const {
+  __device__ __forceinline__ Byte* place(const ColumnTensor<Byte>& tensor, int w, int done) const {
     Byte* at = last_of_cell(tensor, outer, first) + static_cast<int64_t>(done) * tensor.back;
     return w == 0 ? at : at + static_cast<int64_t>(static_cast<int>(all.begins[w])) * tensor.cell;
   }
   // visit(step, word, its Element, whether there is such a step) of a tensor that is there.
   template <typename Element, typename Byte, typename Visit>
-  __device__ __forceinline__ void each(const WalkTensor<Byte>& tensor, int done, const Visit& visit) const {
+  __device__ __forceinline__ void each(const ColumnTensor<Byte>& tensor, int done, const Visit& visit) const {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
     const int left = params.length - done;
 #pragma unroll
@@ -89,7 +89,7 @@ struct FewReturns {
   }
   // Zeros where there is no step: to leave what was there would be a copy, which waits for what has been loaded.
   template <typename Element>
-  __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int done, Element (*to)[kWords]) const {
+  __device__ __forceinline__ void read(const ColumnTensor<const char>& tensor, int done, Element (*to)[kWords]) const {
     if (!tensor.last) {
       fill(to, Element{});
       return;
@@ -107,7 +107,7 @@ struct FewReturns {
       for (int w = 0; w < kWords; ++w) to[i][w] = with;
   }
   __device__ __forceinline__ void read_rates(
-      const WalkTensor<const char>& tensor, bool is_narrow, int done, RateWord (*to)[kWords]) const {
+      const ColumnTensor<const char>& tensor, bool is_narrow, int done, RateWord (*to)[kWords]) const {
     if (!tensor.last) {
       RateWord ones;
 #pragma unroll
@@ -131,7 +131,7 @@ struct FewReturns {
     read(tensor, done, to);
   }
   __device__ __forceinline__ void read_flags(
-      const WalkTensor<const char>& tensor, bool is_bool, int done, FlagWord (*to)[kWords]) const {
+      const ColumnTensor<const char>& tensor, bool is_bool, int done, FlagWord (*to)[kWords]) const {
     if (is_bool || !tensor.last) {
       read(tensor, done, to);
     } else {
@@ -163,7 +163,7 @@ struct FewReturns {
   // One number for every column.
   template <typename E>
   __device__ __forceinline__ void read_columns(
-      const WalkTensor<const char>& tensor, bool makes_words, Acc (&to)[kUnit]) const {
+      const ColumnTensor<const char>& tensor, bool makes_words, Acc (&to)[kUnit]) const {
     using Element = Vector<E, kWide>;
     Element words[kWords];
 #pragma unroll
@@ -263,7 +263,7 @@ struct FewReturns {
     }
   }
   __device__ __forceinline__ void store(const Batch& b, int done) const {
-    const auto write = [&](const WalkTensor<char>& tensor, const Word(*from)[kWords]) {
+    const auto write = [&](const ColumnTensor<char>& tensor, const Word(*from)[kWords]) {
       if (tensor.last)
         each<Word>(tensor, done, [&](int i, int w, Word& to, bool is_step) {
           if (is_step) to = from[i][w];
@@ -275,11 +275,11 @@ struct FewReturns {
   }
 };
 
-template <typename T, int kWide, WalkForm kForm>
+template <typename T, int kWide, ColumnForm kForm>
 __global__ void __launch_bounds__(kFewReturnsBlock, 2)
     few_returns_kernel(const __grid_constant__ FewReturnsParams<typename Types<T>::Acc> params) {
   overlap_launches();
-  const ReturnsWalkParams<typename Types<T>::Acc>& call = params.call;
+  const ReturnsColumnParams<typename Types<T>::Acc>& call = params.call;
   const uint32_t thread = blockIdx.x * kFewReturnsBlock + threadIdx.x;
   if (thread >= call.cells) return;
   const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(thread);

@@ -6,14 +6,14 @@
 
 namespace dcs {
 
-template <typename T, int kWide, WalkForm kForm>
+template <typename T, int kWide, ColumnForm kForm>
 cudaError_t launch_few_returns_as(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   const auto params = few_returns_params<T>(problem, kWide);
   return launch_dependent(few_returns_kernel<T, kWide, kForm>, device.cluster > 1,
       ceil_div(params.call.cells, kFewReturnsBlock), kFewReturnsBlock, 0, stream, params);
 }
 
-template <typename T, WalkForm kForm>
+template <typename T, ColumnForm kForm>
 cudaError_t launch_few_returns_in(const ReturnsProblem& problem, int wide, const Device& device, cudaStream_t stream) {
   constexpr int kWidest = few_returns_wide(sizeof(T), kForm);
   if constexpr (kWidest > 1) {
@@ -28,10 +28,10 @@ cudaError_t launch_few_returns_in(const ReturnsProblem& problem, int wide, const
 template <typename T>
 cudaError_t launch_few_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   const int wide = few_returns_word(problem);
-  const WalkForm form = walk_form(problem);
-  if (form == WalkForm::kPlain) return launch_few_returns_in<T, WalkForm::kPlain>(problem, wide, device, stream);
-  if (form == WalkForm::kRatios) return launch_few_returns_in<T, WalkForm::kRatios>(problem, wide, device, stream);
-  return launch_few_returns_in<T, WalkForm::kAll>(problem, wide, device, stream);
+  const ColumnForm form = column_form(problem);
+  if (form == ColumnForm::kPlain) return launch_few_returns_in<T, ColumnForm::kPlain>(problem, wide, device, stream);
+  if (form == ColumnForm::kRatios) return launch_few_returns_in<T, ColumnForm::kRatios>(problem, wide, device, stream);
+  return launch_few_returns_in<T, ColumnForm::kAll>(problem, wide, device, stream);
 }
 
 }  // namespace dcs

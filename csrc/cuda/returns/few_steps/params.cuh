@@ -2,14 +2,14 @@
 #pragma once
 
 #include "dcs/returns/few_steps_plan.h"
-#include "returns/walk/params.cuh"
+#include "returns/serial_columns/params.cuh"
 
 namespace dcs {
 
 // A row's discount: where it is none, a number and what its type lacks of it.
 template <typename Acc>
 struct FewReturnsRate {
-  WalkTensor<const char> rows;
+  ColumnTensor<const char> rows;
   ElementType dtype;
   bool makes_words;
   Acc value, rest;
@@ -19,7 +19,7 @@ struct FewReturnsRate {
 // outer place.
 template <typename Acc>
 struct FewReturnsParams {
-  ReturnsWalkParams<Acc> call;
+  ReturnsColumnParams<Acc> call;
   FewReturnsRate<Acc> gamma, trace;
   bool bootstrap_makes_words;
   uint32_t begins[3];  // a thread's words, from its first one on
@@ -28,8 +28,8 @@ struct FewReturnsParams {
 template <typename T>
 FewReturnsParams<typename Types<T>::Acc> few_returns_params(const ReturnsProblem& p, int wide) {
   using Acc = typename Types<T>::Acc;
-  const int words = few_returns_words(sizeof(T), wide, walk_form(p));
-  FewReturnsParams<Acc> params{walk_params<T>(p, wide)};
+  const int words = few_returns_words(sizeof(T), wide, column_form(p));
+  FewReturnsParams<Acc> params{returns_column_params<T>(p, wide)};
   // The last words of some threads are the first ones of others, too, so that all threads have as many.
   const auto of_line = static_cast<uint32_t>(p.inner / wide),
              threads = static_cast<uint32_t>(ceil_div(p.inner / wide, words));

@@ -88,12 +88,12 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   }
 
   // The discounts of the row at hand, from the lane's last step back.
-  struct RowWalk {
+  struct RowCursor {
     const FlatLane& at;
     Acc gamma, rest;
     StepGate gate;
     int row;
-    __device__ __forceinline__ explicit RowWalk(const FlatLane& of) : at(of), row(of.behind_row) {
+    __device__ __forceinline__ explicit RowCursor(const FlatLane& of) : at(of), row(of.behind_row) {
       if constexpr (kRows) {
         enter();
         return;
@@ -135,7 +135,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   }
   template <typename Shifted>
   __device__ __forceinline__ Acc total_in(Steps& steps, double& gates, Shifted is_shifted) const {
-    RowWalk rows(*this);
+    RowCursor rows(*this);
     Acc y = 0, product = 1, after = 0;
     int row = behind_row;
     if (is_shifted) after = cast<Acc>(reinterpret_cast<const T*>(here + p.slots.values)[(lane + 1) * kOwn]);
@@ -155,7 +155,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       read_factors(k, factors);
       if (is_shifted && (ends >> (k * kVec) & kVecBits)) {
         // Rewards have the values behind rows added to them: else each step would choose what it adds.
-        RowWalk there = rows;
+        RowCursor there = rows;
 #pragma unroll
         for (int j = kVec - 1; j >= 0; --j) {
           const int i = k * kVec + j;
@@ -206,7 +206,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     return whole_power(carried_by(own_rows[clamped_row(behind_row)].gate), static_cast<unsigned>(kOwn));
   }
   // Of the next state's value.
-  __device__ __forceinline__ Acc weight_of(const RowWalk& rows, const Factors& factors, int i) const {
+  __device__ __forceinline__ Acc weight_of(const RowCursor& rows, const Factors& factors, int i) const {
     const bool takes_all = (!kRows && has_own()) || (cuts >> i & 1);
     if constexpr (kAll) {
       if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
@@ -218,7 +218,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     }
     return takes_all ? rows.gamma : rows.rest;
   }
-  __device__ __forceinline__ bool leaves_out(const RowWalk& rows, const Factors& factors, int i, uint32_t out) const {
+  __device__ __forceinline__ bool leaves_out(const RowCursor& rows, const Factors& factors, int i, uint32_t out) const {
     if constexpr (!kKnownOwn && (kAll || kRows)) {
       if (!has_own() && weight_of(rows, factors, i) == Acc(0)) return true;
     }
@@ -305,7 +305,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         if (kShort && i % kVec == 0) y *= power;
       }
     }
-    RowWalk rows(*this);
+    RowCursor rows(*this);
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc advantages[kVec], pg[kVec];

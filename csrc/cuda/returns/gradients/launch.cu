@@ -3,7 +3,7 @@
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
-#include "returns/gradients/walk.cuh"
+#include "returns/gradients/serial_columns.cuh"
 #include "scan/carry/call_tag.h"
 
 namespace dcs {
@@ -45,11 +45,13 @@ cudaError_t launch_gradients(const ReturnsGradientsProblem& problem, const Gradi
   });
 }
 
-cudaError_t launch_gradients_walk(const ReturnsGradientsProblem& problem, const Device& device, cudaStream_t stream) {
+cudaError_t launch_gradients_serial_columns(
+    const ReturnsGradientsProblem& problem, const Device& device, cudaStream_t stream) {
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
-    return launch(problem.has_step_factors() ? gradients_walk_kernel<T, true> : gradients_walk_kernel<T, false>,
-        GradientsParams<T>(problem), problem.rows(), kWalkThreads, device, stream);
+    return launch(problem.has_step_factors() ? gradients_serial_columns_kernel<T, true>
+                                             : gradients_serial_columns_kernel<T, false>,
+        GradientsParams<T>(problem), problem.rows(), kSerialGradientsThreads, device, stream);
   });
 }
 

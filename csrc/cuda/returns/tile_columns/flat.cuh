@@ -13,10 +13,10 @@
 
 namespace dcs {
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 using FlatTileSteps = TileSteps<T, kUnit, kForm, flat_tile_batch(kUnit, kForm)>;
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   using Steps = FlatTileSteps<T, kUnit, kForm>;
   using Steps::call, Steps::cuts, Steps::drops, Steps::rates, Steps::results, Steps::rhos, Steps::values;
@@ -28,8 +28,8 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   const TileColumnsParams<Acc>& params;
   const ResidentColumnsPlan& t = params.carries.plan;
   char* const memory;
-  uint32_t tile, walk;
-  int first_line, lines;  // of the tile in its walk, in the order of memory
+  uint32_t tile, strip;
+  int first_line, lines;  // of the tile in its strip, in the order of memory
   int part, cell;
   bool works;
   int first_step, count;  // in the order of the scan
@@ -43,8 +43,8 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 
   __device__ __forceinline__ FlatTile(const TileColumnsParams<Acc>& given, unsigned char* shared)
       : Steps(given.call), params(given), memory(reinterpret_cast<char*>(shared)) {
-    tile = params.carries.walks.of(blockIdx.x);
-    walk = blockIdx.x - tile * params.carries.walks.divisor;
+    tile = params.carries.strips.of(blockIdx.x);
+    strip = blockIdx.x - tile * params.carries.strips.divisor;
     const int thread = static_cast<int>(threadIdx.x), steps = t.parts * t.part_steps;
     const int own_part = static_cast<int>(threadIdx.x * t.span_inverse >> 16);
     const int end = params.lines - static_cast<int>(tile) * steps;
@@ -56,19 +56,19 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
     place = lines - 1 - part * t.part_steps;
     count = works ? max(0, min(t.part_steps, place + 1)) : 0;
-    this->find_rates(static_cast<int>(walk), cell * kUnit);
+    this->find_rates(static_cast<int>(strip), cell * kUnit);
   }
 
   // Tensors' lines before the tile's first one.
   __device__ __forceinline__ int64_t lines_before() const {
-    return static_cast<int64_t>(walk) * params.lines + first_line;
+    return static_cast<int64_t>(strip) * params.lines + first_line;
   }
   __device__ __forceinline__ CopiedPiece piece_of(const TilePiece& piece, int of_lines) const {
     return {piece.data + lines_before() * piece.row_bytes, of_lines * piece.row_bytes, memory + piece.slot};
   }
   // Asks for all operands.
   __device__ __forceinline__ void bring() const {
-    const int64_t all = static_cast<int64_t>(params.carries.walks.divisor) * params.lines;
+    const int64_t all = static_cast<int64_t>(params.carries.strips.divisor) * params.lines;
 #pragma unroll 1
     for (int i = 0; i < kTileOperands; ++i) {
       const TilePiece& piece = params.pieces.of[i];
@@ -143,7 +143,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 
   // The value behind a row whose last step this is.
   __device__ __forceinline__ void read_bootstrap(int step, Acc (&to)[kUnit]) const {
-    const uint32_t line = (walk + 1) * static_cast<uint32_t>(params.lines) - 1 - static_cast<uint32_t>(step);
+    const uint32_t line = (strip + 1) * static_cast<uint32_t>(params.lines) - 1 - static_cast<uint32_t>(step);
     const char* const from = last_of_cell(call.bootstrap, params.length.of(line), static_cast<uint32_t>(cell));
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
@@ -292,7 +292,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, pieces[u]);
-    carries.exchange({static_cast<int>(walk), 0});
+    carries.exchange({static_cast<int>(strip), 0});
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
   }
@@ -320,7 +320,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   }
 };
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     flat_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
   using Tile = FlatTile<T, kUnit, kForm>;
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   overlap_launches();
   Tile tile(params, flat_columns_shared);
   tile.bring();
-  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.walk, params.carries.plan.span);
+  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, params.carries.plan.span);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
   Wide carried[kUnit];
 #pragma unroll

@@ -1,7 +1,7 @@
 // The temporal difference scan along a strided time over fewer columns than threads that fill the GPU. A block takes a
 // tile, some steps of a span of cells, which are columns or pairs of columns of halves; each of its threads reads all
 // operands of some neighboring steps of a cell, once and by the element, and holds their differences and what is
-// carried over them. Totals meet in shared memory and, between the tiles of a walk, in global memory
+// carried over them. Totals meet in shared memory and, between the tiles of a strip, in global memory
 // (scan/columns/tile_carries.cuh). It asks nothing of alignment or strides, and takes every option.
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace dcs {
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 using TileColumnsSteps = TileSteps<T, kUnit, kForm, tile_column_steps(sizeof(T), kUnit, kForm)>;
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   using Steps = TileColumnsSteps<T, kUnit, kForm>;
   using Steps::call, Steps::cuts, Steps::drops, Steps::rates, Steps::results, Steps::rhos, Steps::values;
@@ -28,7 +28,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
 
   const TileColumnsParams<Acc>& params;
   const ResidentColumnsPlan& t = params.carries.plan;
-  uint32_t tile, walk;
+  uint32_t tile, strip;
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
@@ -44,10 +44,10 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   __device__ __forceinline__ void find_steps() {
     uint32_t thread = threadIdx.x, block = blockIdx.x;
     asm volatile("" : "+r"(thread), "+r"(block));
-    tile = params.carries.walks.of(block);
-    walk = block - tile * params.carries.walks.divisor;
-    outer = static_cast<int>(params.carries.spans.of(walk));
-    first_column = (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
+    tile = params.carries.strips.of(block);
+    strip = block - tile * params.carries.strips.divisor;
+    outer = static_cast<int>(params.carries.spans.of(strip));
+    first_column = (static_cast<int>(strip) - outer * t.spans) * t.span * kUnit;
     width = min(t.span, (static_cast<int>(params.carries.problem.inner) - first_column) / kUnit);
     const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
     const int own_cell = static_cast<int>(thread) - own_part * t.span;
@@ -77,14 +77,14 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
 
   // A tensor's element of the part's step `step`.
   template <typename Byte>
-  __device__ __forceinline__ Byte* place_of(const WalkTensor<Byte>& tensor, int step) const {
+  __device__ __forceinline__ Byte* place_of(const ColumnTensor<Byte>& tensor, int step) const {
     return known_address(
         last_of_cell(tensor, static_cast<uint32_t>(outer), static_cast<uint32_t>(first_column / kUnit + cell)) +
         static_cast<int64_t>(first_step + step) * tensor.back);
   }
   // visit(step, its element) in the order of the scan; the first of them is `from` the part's first.
   template <bool kFull, typename Element, int kCount, typename Byte, typename Visit>
-  __device__ __forceinline__ void each_of(const WalkTensor<Byte>& tensor, int from, const Visit& visit) const {
+  __device__ __forceinline__ void each_of(const ColumnTensor<Byte>& tensor, int from, const Visit& visit) const {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
     if (!tensor.last) return;
     Byte* at = place_of(tensor, from);
@@ -96,19 +96,19 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
         from);
   }
   template <bool kFull, typename Element>
-  __device__ __forceinline__ void read(const WalkTensor<const char>& tensor, int from, Element (&to)[kLoads]) const {
+  __device__ __forceinline__ void read(const ColumnTensor<const char>& tensor, int from, Element (&to)[kLoads]) const {
     each_of<kFull, Element, kLoads>(tensor, from, [&](int i, const Element& element) { to[i] = element; });
   }
   template <bool kFull>
   __device__ __forceinline__ void read_rates(
-      const WalkTensor<const char>& tensor, bool is_narrow, int from, RateBits<T> (&to)[kLoads]) const {
+      const ColumnTensor<const char>& tensor, bool is_narrow, int from, RateBits<T> (&to)[kLoads]) const {
     read_rate_bits<T>(is_narrow, [&](auto bits) {
       each_of<kFull, decltype(bits), kLoads>(tensor, from, [&](int i, const auto& element) { to[i] = element; });
     });
   }
   // Without branches between the batches, where those that have come would be waited for and used.
   template <bool kFull, typename Element>
-  __device__ __forceinline__ void read_or_zeros(const WalkTensor<const char>& tensor, Element (&to)[kSteps]) const {
+  __device__ __forceinline__ void read_or_zeros(const ColumnTensor<const char>& tensor, Element (&to)[kSteps]) const {
     const char* at = place_of(tensor, 0);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i, at += tensor.back) {
@@ -118,7 +118,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   }
   template <bool kFull>
   __device__ __forceinline__ void read_flags(
-      const WalkTensor<const char>& tensor, bool is_bool, uint32_t (&bits)[kUnit]) const {
+      const ColumnTensor<const char>& tensor, bool is_bool, uint32_t (&bits)[kUnit]) const {
     if (!tensor.last) return;
     if (is_bool) {
       Flags flags[kSteps];
@@ -269,7 +269,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   }
 };
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     tile_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
   using Tile = TileColumns<T, kUnit, kForm>;
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   const bool full = tile.is_full();
   if (full) tile.template load<true>();
   else tile.template load<false>();
-  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.walk, tile.width);
+  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, tile.width);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
   Wide carried[kUnit];
 #pragma unroll

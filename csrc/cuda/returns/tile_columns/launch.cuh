@@ -8,24 +8,24 @@
 
 namespace dcs {
 
-template <typename T, int kUnit, WalkForm kForm>
+template <typename T, int kUnit, ColumnForm kForm>
 auto tile_columns_kernel_of(bool flat) {
   return flat ? flat_columns_kernel<T, kUnit, kForm> : tile_columns_kernel<T, kUnit, kForm>;
 }
 template <typename T, int kUnit>
-auto tile_columns_kernel_of(WalkForm form, bool flat) {
+auto tile_columns_kernel_of(ColumnForm form, bool flat) {
   if constexpr (kUnit == 1) {
-    if (form == WalkForm::kAll) return tile_columns_kernel_of<T, 1, WalkForm::kAll>(flat);
+    if (form == ColumnForm::kAll) return tile_columns_kernel_of<T, 1, ColumnForm::kAll>(flat);
   }
-  return form == WalkForm::kRatios ? tile_columns_kernel_of<T, kUnit, WalkForm::kRatios>(flat)
-                                   : tile_columns_kernel_of<T, kUnit, WalkForm::kPlain>(flat);
+  return form == ColumnForm::kRatios ? tile_columns_kernel_of<T, kUnit, ColumnForm::kRatios>(flat)
+                                     : tile_columns_kernel_of<T, kUnit, ColumnForm::kPlain>(flat);
 }
 
 template <typename T>
 cudaError_t launch_tile_columns(
     const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  const WalkForm form = tile_form(problem);
-  const int64_t blocks = plan.walks * plan.tiles;
+  const ColumnForm form = tile_form(problem);
+  const int64_t blocks = plan.strips * plan.tiles;
   CallTag tag{};
   // Many blocks take longer to count than their words to clear.
   if (plan.workspace_bytes > 0)

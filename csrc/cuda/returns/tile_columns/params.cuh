@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dcs/returns/tile_plan.h"
-#include "returns/walk/params.cuh"
+#include "returns/serial_columns/params.cuh"
 #include "scan/columns/columns_params.cuh"
 
 namespace dcs {
@@ -10,8 +10,8 @@ namespace dcs {
 template <typename Acc>
 struct TileColumnsParams {
   ResidentColumnsParams carries;  // of the scan of differences
-  ReturnsWalkParams<Acc> call;
-  // Of tiles that are pieces of memory: steps of a walk, one row or all of them; a row's.
+  ReturnsColumnParams<Acc> call;
+  // Of tiles that are pieces of memory: steps of a strip, one row or all of them; a row's.
   TilePieces pieces;
   int lines;
   Divisor length;
@@ -21,10 +21,10 @@ template <typename T>
 TileColumnsParams<typename Types<T>::Acc> tile_columns_params(
     const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, const CallTag& tag) {
   TileColumnsParams<typename Types<T>::Acc> params{
-      {carried_scan(problem), plan, workspace, tag}, walk_params<T>(problem, plan.pairs ? 2 : 1)};
+      {carried_scan(problem), plan, workspace, tag}, returns_column_params<T>(problem, plan.pairs ? 2 : 1)};
   if (!plan.flat) return params;
   params.pieces = tile_pieces(problem, int64_t{plan.part_steps} * plan.parts);
-  params.lines = static_cast<int>(problem.outer * problem.length / plan.walks);
+  params.lines = static_cast<int>(problem.outer * problem.length / plan.strips);
   params.length = Divisor(static_cast<uint32_t>(problem.length));
   return params;
 }

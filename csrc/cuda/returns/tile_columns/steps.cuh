@@ -2,24 +2,24 @@
 // has read their operands: their differences, and what is carried over them.
 #pragma once
 
-#include "returns/walk/params.cuh"
+#include "returns/serial_columns/params.cuh"
 #include "scan/carry/segment.cuh"
 #include "scan/columns/resident_cells.cuh"
 #include "dcs/returns/tile_plan.h"
 
 namespace dcs {
 
-template <typename T, int kUnit, WalkForm kForm, int kCount>
+template <typename T, int kUnit, ColumnForm kForm, int kCount>
 struct TileSteps {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Cell = Vector<T, kUnit>;
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
-  static constexpr bool kAll = kForm == WalkForm::kAll, kGates = kForm != WalkForm::kPlain;
+  static constexpr bool kAll = kForm == ColumnForm::kAll, kGates = kForm != ColumnForm::kPlain;
   static constexpr int kSteps = kCount;
   using Resident = ResidentCells<Cell, kSteps>;
 
-  const ReturnsWalkParams<Acc>& call;
+  const ReturnsColumnParams<Acc>& call;
   Rates<Acc> rates[kUnit];
 
   Acc results[kSteps][kUnit];  // the differences, then what is carried behind them
@@ -29,7 +29,7 @@ struct TileSteps {
   // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
   uint32_t cuts[kUnit] = {}, drops[kUnit] = {}, heavy[kUnit] = {};
 
-  __device__ __forceinline__ explicit TileSteps(const ReturnsWalkParams<Acc>& given) : call(given) {}
+  __device__ __forceinline__ explicit TileSteps(const ReturnsColumnParams<Acc>& given) : call(given) {}
 
   // Of the cell whose first column it is.
   __device__ __forceinline__ void find_rates(int outer, int64_t column) {

@@ -1,6 +1,6 @@
 // Scans along a strided time, one column a lane: a warp reads the same step of 32 columns at once, so that contiguous
 // columns make whole lines. A thread holds some steps of its column, the block's warps hold consecutive segments of
-// time, and the block walks along time with the carry. It asks nothing of addresses and pitches.
+// time, and the block takes time serially with the carry. It asks nothing of addresses and pitches.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"

@@ -9,7 +9,7 @@
 #include "scan/columns/resident_columns.cuh"
 #include "scan/columns/launch.h"
 #include "scan/columns/small_columns.cuh"
-#include "scan/columns/walk_columns.cuh"
+#include "scan/columns/serial_columns.cuh"
 #include "dcs/scan/forms.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
@@ -17,11 +17,11 @@
 namespace dcs {
 
 template <typename T>
-cudaError_t launch_walk_columns(const ScanProblem& problem, const WalkColumnsPlan& plan, cudaStream_t stream) {
+cudaError_t launch_serial_columns(const ScanProblem& problem, const SerialColumnsPlan& plan, cudaStream_t stream) {
   return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = walk_columns_kernel<T, step(), backward(), 1>;
+    auto kernel = serial_columns_kernel<T, step(), backward(), 1>;
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = walk_columns_kernel<T, step(), backward(), 2>;
+      if (plan.pairs) kernel = serial_columns_kernel<T, step(), backward(), 2>;
     }
     return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
   });
@@ -147,7 +147,7 @@ auto resident_kernel_of(const ResidentColumnsPlan& plan) {
 template <typename T>
 cudaError_t launch_resident_columns(
     const ScanProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  const int64_t blocks = plan.walks * plan.tiles;
+  const int64_t blocks = plan.strips * plan.tiles;
   CallTag tag{};
   // Many blocks take longer to count than their words to clear.
   if (plan.workspace_bytes > 0)
@@ -164,7 +164,7 @@ cudaError_t launch_resident_columns(
 template <typename T>
 constexpr ColumnsLaunchers columns_launchers() {
   // No plan is for small problems of wide elements.
-  ColumnsLaunchers launchers{launch_few_steps<T>, launch_walk_columns<T>, nullptr, launch_resident_columns<T>};
+  ColumnsLaunchers launchers{launch_few_steps<T>, launch_serial_columns<T>, nullptr, launch_resident_columns<T>};
   if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
   return launchers;
 }

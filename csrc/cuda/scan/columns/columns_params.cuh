@@ -14,14 +14,14 @@ struct ResidentColumnsParams {
   ResidentColumnsPlan plan;
   void* workspace;  // words that blocks leave each other (carry/piece_words.cuh)
   CallTag tag;
-  Divisor walks, spans;  // block / walks: the tile; walk / spans: the outer row
+  Divisor strips, spans;  // block / strips: the tile; strip / spans: the outer row
 
   ResidentColumnsParams(const ScanProblem& of, const ResidentColumnsPlan& by, void* words, const CallTag& call)
       : problem(of),
         plan(by),
         workspace(words),
         tag(call),
-        walks(static_cast<uint32_t>(by.walks)),
+        strips(static_cast<uint32_t>(by.strips)),
         spans(static_cast<uint32_t>(by.spans)) {}
 };
 

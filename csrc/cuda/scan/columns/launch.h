@@ -11,7 +11,7 @@ namespace dcs {
 
 struct ColumnsLaunchers {
   cudaError_t (*few_steps)(const ScanProblem&, const FewStepsPlan&, cudaStream_t);
-  cudaError_t (*walk)(const ScanProblem&, const WalkColumnsPlan&, cudaStream_t);
+  cudaError_t (*serial)(const ScanProblem&, const SerialColumnsPlan&, cudaStream_t);
   cudaError_t (*small)(const ScanProblem&, const SmallColumnsPlan&, cudaStream_t);
   cudaError_t (*resident)(const ScanProblem&, const ResidentColumnsPlan&, void* workspace, cudaStream_t);
 };

@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   const bool full = resident.is_full();
   if (full) resident.template load<true>(memory);
   else resident.template load<false>(memory);
-  const typename Resident::Carries carries(params, exchange, resident.tile, resident.walk, resident.width);
+  const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
   if constexpr (!kFlat) store_tag();
   carries.put_powers(resident.works, resident.part, resident.cell, resident.gamma);
   const bool cuts = resident.has_flags();

@@ -20,7 +20,7 @@ struct ResidentPlace {
 
   const ScanProblem& p;
   const ResidentColumnsPlan& t;
-  uint32_t tile, walk;  // `walk`: a span of an outer row, whose tiles follow each other in time
+  uint32_t tile, strip;  // `strip`: a span of an outer row, whose tiles follow each other in time
   int outer, first_column;
   int part, cell, width;  // cell of the block's `width`; a thread without one of its own does what another does
   bool works;
@@ -30,10 +30,10 @@ struct ResidentPlace {
 
   __device__ __forceinline__ explicit ResidentPlace(const ResidentColumnsParams& params)
       : p(params.problem), t(params.plan) {
-    tile = params.walks.of(blockIdx.x);
-    walk = blockIdx.x - tile * params.walks.divisor;
-    outer = static_cast<int>(kFlat ? walk : params.spans.of(walk));
-    first_column = kFlat ? 0 : (static_cast<int>(walk) - outer * t.spans) * t.span * kUnit;
+    tile = params.strips.of(blockIdx.x);
+    strip = blockIdx.x - tile * params.strips.divisor;
+    outer = static_cast<int>(kFlat ? strip : params.spans.of(strip));
+    first_column = kFlat ? 0 : (static_cast<int>(strip) - outer * t.spans) * t.span * kUnit;
     find_steps();
   }
 

@@ -46,15 +46,15 @@ struct TileCarries {
   const ResidentColumnsParams& params;
   const ResidentColumnsPlan& t = params.plan;
   CarryExchange<Wide, kStep, kUnit, kCells>& shared;
-  uint32_t tile, walk;
+  uint32_t tile, strip;
   int width;  // cells of the block
   int pitch;  // of the parts' columns in shared memory
   int fan, lane;
   int before, groups_before;  // tiles before in the group, groups before in theirs
 
   __device__ __forceinline__ TileCarries(const ResidentColumnsParams& given,
-      CarryExchange<Wide, kStep, kUnit, kCells>& memory, uint32_t of_tile, uint32_t of_walk, int cells)
-      : params(given), shared(memory), tile(of_tile), walk(of_walk), width(cells) {
+      CarryExchange<Wide, kStep, kUnit, kCells>& memory, uint32_t of_tile, uint32_t of_strip, int cells)
+      : params(given), shared(memory), tile(of_tile), strip(of_strip), width(cells) {
     pitch = t.span * kUnit | 1;
     fan = 1 << t.fan_bits;
     lane = static_cast<int>(threadIdx.x) & (fan - 1);
@@ -352,12 +352,12 @@ struct TileCarries {
   // Of tiles, of groups, of groups of groups.
   __device__ __forceinline__ Words* words() const { return static_cast<Words*>(params.workspace); }
   __device__ __forceinline__ uint32_t words_apart() const {  // from a tile to the next
-    return static_cast<uint32_t>(t.walks) * static_cast<uint32_t>(t.span * kUnit / kTogether);
+    return static_cast<uint32_t>(t.strips) * static_cast<uint32_t>(t.span * kUnit / kTogether);
   }
   __device__ __forceinline__ uint32_t index_of(int level, uint32_t number, int column) const {
     const uint32_t at =
         number + (level > 0 ? static_cast<uint32_t>(t.tiles) : 0) + (level > 1 ? static_cast<uint32_t>(t.groups) : 0);
-    return at * words_apart() + walk * static_cast<uint32_t>(t.span * kUnit / kTogether) +
+    return at * words_apart() + strip * static_cast<uint32_t>(t.span * kUnit / kTogether) +
         static_cast<uint32_t>(column / kTogether);
   }
 };

@@ -1,5 +1,5 @@
-// Rows of many tiles, one pass over memory, for devices with bulk copies. As many blocks as the GPU holds at once walk
-// over the tiles of all rows in turn: block b takes the tiles b, b + blocks, b + 2 * blocks, ... A tile's carry comes
+// Rows of many tiles, one pass over memory, for devices with bulk copies. As many blocks as the GPU holds at once take
+// the tiles of all rows in turn: block b takes the tiles b, b + blocks, b + 2 * blocks, ... A tile's carry comes
 // from the totals of the tiles of its row that the other blocks took since this block's last one, folded in a fixed
 // order onto the carry that this block had there: whichever block is first, the bits are the same, and no carry is
 // handed from block to block. Blocks wait for each other's totals, so they are launched cooperatively: all of them run,
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) bulk_stream_kernel(const _
   using RowGate = Gate<float, kShort>;
   RowGate gate{};  // of the tile prepared last
   double lane_powers[5], lane_power = 1.0;
-  uint32_t gamma_row = TileWalk(params).row;
+  uint32_t gamma_row = TileCursor(params).row;
   const auto set_gamma = [&](double gamma) {
     gate = make_gate<float, kShort>(gamma);
     double power = whole_power(gamma, kVec * kVectors);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, BulkS
   WarpTotals<kStep, kVec, Shape> warps(params);
   uint32_t index = blockIdx.x;
   int turn = 0;
-  for (TileWalk now(params); now.inside(); now.move_on(), index += gridDim.x) {
+  for (TileCursor now(params); now.inside(); now.move_on(), index += gridDim.x) {
     warps.set_row(now.row);
     wait_at(Shared::kToPublish + turn, Shared::kArrivals);
     warps.fold_warps(shared, turn);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
   const int lane = warps.lane;
   double carry_in = 0.0;  // into this block's tile before; `row_per_block`: out of it
   double lane_weight = 1.0, far_power = 1.0, base_weight = 1.0;
-  TileWalk behind(params);  // where gamma's gradient is stored next
-  double row_sum = 0.0;     // `row_per_block`: there is one a row
+  TileCursor behind(params);  // where gamma's gradient is stored next
+  double row_sum = 0.0;       // `row_per_block`: there is one a row
   const auto store_sum = [&](int turn) {
     float* const partials = static_cast<float*>(p.grad_gamma) + row_offset(behind.row, p.inner, p.grad_gamma_strides);
     if (lane == 0) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
   uint32_t index = blockIdx.x, rounds = 0;
   int turn = 0;
   if (kStep && !params.row_per_block) wait_for_marks(marks_behind_pieces(params), params.tag);
-  for (TileWalk now(params); now.inside(); now.move_on(), index += blocks) {
+  for (TileCursor now(params); now.inside(); now.move_on(), index += blocks) {
     if (warps.set_row(now.row) && !params.row_per_block) {
       lane_weight = whole_power(warps.tile_power, lane);
       far_power = power_of<32>(warps.tile_power);

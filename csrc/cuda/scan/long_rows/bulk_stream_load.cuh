@@ -25,7 +25,7 @@ struct BulkStreamLayout {
 // kTileVectors), of which [0, whole_vectors) exist as a whole, and perhaps one more in part.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kShifted, typename Shape>
 __device__ __forceinline__ void load_tile(const StreamParams& params, BulkStreamShared<kStep, Shape>& shared,
-    Vector<T, 16 / sizeof(T)>* stages, const TileWalk& now, double gamma, int stage) {
+    Vector<T, 16 / sizeof(T)>* stages, const TileCursor& now, double gamma, int stage) {
   using Layout = BulkStreamLayout<kStep, kBackward, kReverse, kShifted, Shape>;
   constexpr int kVec = 16 / sizeof(T), kTileVectors = Shape::kTile;
   const ScanProblem& p = params.problem;
@@ -97,13 +97,13 @@ __device__ __forceinline__ void load_tiles(
   int stage = 0;
   bool filling = true, more = true;
   double gamma = 1.0;
-  for (TileWalk now(params); more; now.move_on()) {
+  for (TileCursor now(params); more; now.move_on()) {
     if (!filling) wait_at(Shared::kLeft + stage, Shared::kArrivals);
     more = now.inside();
     if (threadIdx.x % 32 == 0)
       load_tile<T, kStep, kBackward, kReverse, kShifted>(params, shared, stages, now, gamma, stage);
     if (!kStep && !params.one_gamma) {
-      TileWalk next = now;
+      TileCursor next = now;
       next.move_on();
       if (next.inside()) gamma = gamma_of_row(params.problem, next.row);
     }

@@ -67,10 +67,10 @@ __device__ __forceinline__ double gamma_of_row(const ScanProblem& p, uint32_t ro
 }
 
 // A block's tiles, one after the other.
-struct TileWalk {
+struct TileCursor {
   uint32_t row, tile, rows, tiles, rows_on, tiles_on, next_row;
 
-  __device__ __forceinline__ explicit TileWalk(const StreamParams& params) : rows(params.rows), tiles(params.tiles) {
+  __device__ __forceinline__ explicit TileCursor(const StreamParams& params) : rows(params.rows), tiles(params.tiles) {
     const uint32_t blocks = gridDim.x;
     row = params.row_per_block ? blockIdx.x : blockIdx.x / tiles;
     tile = params.row_per_block ? 0 : blockIdx.x - row * tiles;

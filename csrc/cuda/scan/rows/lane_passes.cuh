@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/vector.cuh"
-#include "scan/rows/lane_walk.cuh"
+#include "scan/rows/lane_recurrence.cuh"
 #include "scan/rows/slice.cuh"
 
 namespace dcs {
@@ -165,7 +165,7 @@ struct LanePasses : InDirection<kDirection> {
 
   // Whether rows have numbers of their own: then, as where their sums are wanted, none is shorter than a vector.
   __device__ __forceinline__ bool rows_differ() const { return (!kStep && !p.one_gamma) || p.problem.initial; }
-  // Asked for ahead of the lane's walk, whose first element follows one of `row`.
+  // Asked for ahead of the lane's recurrence, whose first element follows one of `row`.
   __device__ __forceinline__ RowNumbers<T> ask_rows(int64_t row) const {
     RowNumbers<T> of{};
     if (!kStep && !p.one_gamma) of.next_gamma = gamma_of<kDirection, Wide>(p, row + 1);
@@ -192,7 +192,7 @@ struct LanePasses : InDirection<kDirection> {
   template <Pass kPass, int kVectors>
   __device__ __forceinline__ Piece<Wide> total_in(
       const State& at, const LaneCuts& places, const RowNumbers<T>& rows) const {
-    LaneWalk<LanePasses, kPass> walk(*this, places, at.gamma, rows);
+    LaneRecurrence<LanePasses, kPass> recurrence(*this, places, at.gamma, rows);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
     constexpr int kCount = kStep ? 2 : 1;
@@ -200,16 +200,16 @@ struct LanePasses : InDirection<kDirection> {
       Acc values[kVec], factors[kVec] = {};
       in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
-      walk.set_vector(k);
+      recurrence.set_vector(k);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        const Acc value = values[i], factor = factors[i], next = walk.step(i, value, factor, y);
+        const Acc value = values[i], factor = factors[i], next = recurrence.step(i, value, factor, y);
         y = kPass != Pass::kGeneral && i == 0 && k == 0 ? value : next;
         if constexpr (kStep)
           product = kComplex ? clamped_mul(product, cast<Wide>(factor)) : product * cast<Wide>(factor);
       }
       if constexpr (kPass == Pass::kGeneral)
-        if (walk.has_start()) walk.next_row();
+        if (recurrence.has_start()) recurrence.next_row();
     });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
@@ -302,7 +302,7 @@ struct LanePasses : InDirection<kDirection> {
   template <Pass kPass, int kVectors, typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish_in(
       const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Acc y, const EndRow& end_row) const {
-    LaneWalk<LanePasses, kPass> walk(*this, places, at.gamma, rows);
+    LaneRecurrence<LanePasses, kPass> recurrence(*this, places, at.gamma, rows);
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
@@ -310,7 +310,7 @@ struct LanePasses : InDirection<kDirection> {
       Acc values[kVec], factors[kVec] = {};
       in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
-      walk.set_vector(k);
+      recurrence.set_vector(k);
       Acc saved[kVec], following = cast<Acc>(0.0), ended = cast<Acc>(0.0);
       if constexpr (kBackward) {
         in_order(raw.of[Work::kSavedAt], saved);
@@ -321,13 +321,13 @@ struct LanePasses : InDirection<kDirection> {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         const Acc value = values[i], factor = factors[i];
-        y = walk.step(i, value, factor, y);
+        y = recurrence.step(i, value, factor, y);
         values[i] = y;
         if constexpr (kBackward) {
           // After a row's last step comes `initial`.
           others[i] = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
-          if (kPass != Pass::kPlain && (walk.starts >> (i + 1) & 1))
-            others[i] = kPass == Pass::kGeneral ? walk.initial : cast<Acc>(0.0);
+          if (kPass != Pass::kPlain && (recurrence.starts >> (i + 1) & 1))
+            others[i] = kPass == Pass::kGeneral ? recurrence.initial : cast<Acc>(0.0);
         }
       }
       const Chunk result = in_memory(values);
@@ -338,24 +338,24 @@ struct LanePasses : InDirection<kDirection> {
         in_order(result, rounded);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
-          if (!kStep && kPass != Pass::kPlain && (walk.starts >> i & 1)) {
+          if (!kStep && kPass != Pass::kPlain && (recurrence.starts >> i & 1)) {
             ended = sums.tail;
             sums.tail = cast<Acc>(0.0);
           }
           terms[i] = fold(cast<Acc>(0.0), conj_if(true, others[i]), rounded[i]);
-          if (kPass != Pass::kPlain && (walk.resets >> i & 1)) terms[i] = cast<Acc>(0.0);
+          if (kPass != Pass::kPlain && (recurrence.resets >> i & 1)) terms[i] = cast<Acc>(0.0);
           sums.tail = sums.tail + terms[i];
         }
         if constexpr (kStep) chunk(Work::kGatesAt, k) = in_memory(terms);
       }
       if constexpr (kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward && !kStep)) {
-        if (walk.has_start()) {
+        if (recurrence.has_start()) {
           if constexpr (kBackward && !kStep) {
-            if (started) end_row(walk.row, ended);
+            if (started) end_row(recurrence.row, ended);
             else sums.head = ended;
             started = true;
           }
-          walk.next_row();
+          recurrence.next_row();
         }
       }
     });

@@ -214,13 +214,13 @@ __device__ __forceinline__ void load_chunks(E* to, RowChunks<const E> chunks) {
 }
 
 // Rows whose elements are no neighbors: the lane's places, every 32nd, and where an operand has them.
-struct PlaceWalk {
+struct ElementCursor {
   const FlatParams& p;
   const Strides& strides;
   int at = threadIdx.x % 32;
   FlatPlace place, rows_apart;
   int64_t row_begin;
-  __device__ __forceinline__ PlaceWalk(const FlatParams& of, const Strides& by, int64_t begin)
+  __device__ __forceinline__ ElementCursor(const FlatParams& of, const Strides& by, int64_t begin)
       : p(of),
         strides(by),
         place(whole_rows(p, begin + at)),
@@ -235,14 +235,14 @@ struct PlaceWalk {
   }
 };
 template <typename E>
-__device__ __forceinline__ void load_elements(E* to, const E* from, PlaceWalk walk, int count) {
+__device__ __forceinline__ void load_elements(E* to, const E* from, ElementCursor cursor, int count) {
   constexpr int kTogether = 4;
-  while (walk.at < count) {
-    const int at = walk.at;
+  while (cursor.at < count) {
+    const int at = cursor.at;
     E values[kTogether];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j, walk.next())
-      if (walk.at < count) values[j] = from[walk.offset()];
+    for (int j = 0; j < kTogether; ++j, cursor.next())
+      if (cursor.at < count) values[j] = from[cursor.offset()];
 #pragma unroll
     for (int j = 0; j < kTogether; ++j)
       if (at + 32 * j < count) to[at + 32 * j] = values[j];
@@ -254,7 +254,7 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, PlaceWalk wa
 template <int kTogether, typename E>
 __device__ __forceinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
-  if (strides.time != 1) return load_elements(to, from, PlaceWalk(p, strides, begin), count);
+  if (strides.time != 1) return load_elements(to, from, ElementCursor(p, strides, begin), count);
   const RowChunks<const E> chunks(p, from, strides, begin, count);
   if constexpr (sizeof(E) < 4)
     load_narrow_chunks<sizeof(E) == 1 ? 1 : kTogether>(to, chunks, Edges(p.problem, from, strides));
@@ -287,7 +287,8 @@ template <typename E>
 __device__ __forceinline__ void store_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
   if (strides.time != 1) {
-    for (PlaceWalk walk(p, strides, begin); walk.at < count; walk.next()) to[walk.offset()] = from[walk.at];
+    for (ElementCursor cursor(p, strides, begin); cursor.at < count; cursor.next())
+      to[cursor.offset()] = from[cursor.at];
     return;
   }
   for (RowChunks<E> chunks(p, to, strides, begin, count); chunks.more(); chunks.next()) {

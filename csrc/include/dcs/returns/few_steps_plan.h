@@ -8,32 +8,32 @@
 namespace dcs {
 
 // Columns of its widest words: of 16 bytes, of 8 where there are more tensors than registers have room for.
-constexpr int few_returns_wide(int64_t bytes, WalkForm form) {
-  return static_cast<int>((form == WalkForm::kPlain ? 16 : 8) / bytes);
+constexpr int few_returns_wide(int64_t bytes, ColumnForm form) {
+  return static_cast<int>((form == ColumnForm::kPlain ? 16 : 8) / bytes);
 }
 // A thread's words: several of narrow ones.
-constexpr int few_returns_words(int64_t bytes, int wide, WalkForm form) {
-  const bool is_plain = form == WalkForm::kPlain;
+constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form) {
+  const bool is_plain = form == ColumnForm::kPlain;
   if (wide == 1) return is_plain ? 3 : 2;
   return is_plain && bytes * wide == 4 ? 2 : 1;
 }
 // Their steps that it asks for at once.
-constexpr int few_returns_steps(WalkForm form) { return form == WalkForm::kAll ? 3 : 4; }
+constexpr int few_returns_steps(ColumnForm form) { return form == ColumnForm::kAll ? 3 : 4; }
 
-// Longer columns are walked along by the step: with 9 to 16 they take as long, or 0.9 of it where columns are odd, and
-// doubles at any number of steps (128 problems on an H200). Fewer threads a multiprocessor leave too much of the GPU
-// idle; fewer columns side by side are too few for several words apart.
+// Longer columns are taken step by step (serial_columns): with 9 to 16 they take as long, or 0.9 of it where columns
+// are odd, and doubles at any number of steps (128 problems on an H200). Fewer threads a multiprocessor leave too much
+// of the GPU idle; fewer columns side by side are too few for several words apart.
 constexpr int64_t kMostFewReturns = 8, kFewReturnsThreads = 256, kFewReturnsColumns = 64;
 
 // Columns of a word: as many as all operands have as neighbors.
 inline int few_returns_word(const ReturnsProblem& p) {
   const int64_t bytes = bytes_of(p.dtype);
-  const int widest = few_returns_wide(bytes, walk_form(p));
+  const int widest = few_returns_wide(bytes, column_form(p));
   if (columns_make_words(p, widest)) return widest;
   return bytes == 2 && columns_pair(p) ? 2 : 1;
 }
 
-// Of those that may be walked along, takes_walk(p). Rates of rows in double are more than arithmetic in float has room
+// Of those of which takes_serial_columns(p). Rates of rows in double are more than arithmetic in float has room
 // for.
 inline bool takes_few_returns(const ReturnsProblem& p, int64_t multiprocessors) {
   const int64_t bytes = bytes_of(p.dtype);
@@ -46,7 +46,7 @@ inline bool takes_few_returns(const ReturnsProblem& p, int64_t multiprocessors) 
   bool are_near = true;
   each_row_strides(p, [&](const Strides& s) { are_near = are_near && s.inner < int64_t{1} << 24; });
   return are_near && has_room(p.gamma) && has_room(p.trace) &&
-      p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, walk_form(p)) * multiprocessors;
+      p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, column_form(p)) * multiprocessors;
 }
 
 }  // namespace dcs

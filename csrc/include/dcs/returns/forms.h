@@ -33,12 +33,12 @@ inline int form_of(const ReturnsProblem& p) {
 
 // What a step of kernels for all options may have: one stream of values, its own or the next state's; ratios and
 // policy-gradient advantages, too; next states' values beside its own and discounts of its own, too.
-enum class WalkForm { kPlain, kRatios, kAll };
+enum class ColumnForm { kPlain, kRatios, kAll };
 
-inline WalkForm walk_form(const ReturnsProblem& p) {
+inline ColumnForm column_form(const ReturnsProblem& p) {
   const bool has_both = p.values.data && !p.values_are_next && p.next_values.data;
-  if (has_both || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return WalkForm::kAll;
-  return p.rhos.data || p.pg_advantages.data ? WalkForm::kRatios : WalkForm::kPlain;
+  if (has_both || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return ColumnForm::kAll;
+  return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
 }
 
 }  // namespace dcs

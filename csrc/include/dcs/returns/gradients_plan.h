@@ -146,12 +146,12 @@ inline ScanProblem scan_of(const ReturnsGradientsProblem& p, const GradientsMemo
   return scan;
 }
 
-// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each.
-constexpr int64_t kWalkColumns = 128, kWalkSteps = 16;
+// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may take each serially.
+constexpr int64_t kSerialGradientsColumns = 128, kSerialGradientsSteps = 16;
 
-inline bool takes_walk(const ReturnsGradientsProblem& p, int64_t multiprocessors) {
+inline bool takes_serial_columns(const ReturnsGradientsProblem& p, int64_t multiprocessors) {
   if (p.steps || GradientsShape(p).time_is_fast) return false;
-  return p.rows() >= kWalkColumns * multiprocessors || p.length <= kWalkSteps;
+  return p.rows() >= kSerialGradientsColumns * multiprocessors || p.length <= kSerialGradientsSteps;
 }
 
 // Tiles of the flat sequence of steps, where time is contiguous (cuda/returns/gradients/tile.cuh). A thread of

@@ -1,5 +1,5 @@
-// What the plans of a temporal difference scan ask of its tensors, and which scans threads walk along. Host code
-// without CUDA or torch types.
+// What the plans of a temporal difference scan ask of its tensors, and of which scans a thread takes a column. Host
+// code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -73,22 +73,22 @@ inline bool counts_in_32_bits(const ReturnsProblem& p) {
   return fits;
 }
 
-// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may walk along each. Neighboring
-// ones that are a sector of memory at least, for all that a longer column reads is to be used.
-// Blocks share out the steps of float columns of the common forms, and tiles those of other columns with as many steps
-// as kLeastTiledColumn, which is faster as long as columns are fewer.
-constexpr int64_t kWalkedColumns = 64, kWalkedLongColumns = 160, kWalkedFloatColumns = 256, kFewWalkedSteps = 16,
-                  kWalkedSector = 32;
+// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may take each serially.
+// Neighboring ones that are a sector of memory at least, for all that a longer column reads is to be used. Blocks share
+// out the steps of float columns of the common forms, and tiles those of other columns with as many steps as
+// kLeastTiledColumn, which is faster as long as columns are fewer.
+constexpr int64_t kSerialReturnsColumns = 64, kSerialReturnsLongColumns = 160, kSerialReturnsFloatColumns = 256,
+                  kFewSerialReturnsSteps = 16, kSerialReturnsSector = 32;
 constexpr int64_t kLeastTiledColumn = 64;
 
-inline bool takes_walk(const ReturnsProblem& p, int64_t multiprocessors) {
+inline bool takes_serial_columns(const ReturnsProblem& p, int64_t multiprocessors) {
   if (p.steps || is_contiguous(p) || !counts_in_32_bits(p) || p.rows() >= int64_t{1} << 31) return false;
-  if (p.length <= kFewWalkedSteps) return true;
+  if (p.length <= kFewSerialReturnsSteps) return true;
   const bool blocks_share = p.dtype == ElementType::Float && form_of(p) != kAnyForm;
-  const int64_t least = blocks_share  ? kWalkedFloatColumns
-      : p.length >= kLeastTiledColumn ? kWalkedLongColumns
-                                      : kWalkedColumns;
-  return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kWalkedSector;
+  const int64_t least = blocks_share  ? kSerialReturnsFloatColumns
+      : p.length >= kLeastTiledColumn ? kSerialReturnsLongColumns
+                                      : kSerialReturnsColumns;
+  return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kSerialReturnsSector;
 }
 
 // Rows too few to have a warp or a block each: of so many steps at least, and so many at most for 100 multiprocessors.

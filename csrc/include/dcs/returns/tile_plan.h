@@ -13,15 +13,15 @@
 namespace dcs {
 
 // Next states' values beside its own are in every form.
-inline WalkForm tile_form(const ReturnsProblem& p) {
-  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return WalkForm::kAll;
-  return p.rhos.data || p.pg_advantages.data ? WalkForm::kRatios : WalkForm::kPlain;
+inline ColumnForm tile_form(const ReturnsProblem& p) {
+  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return ColumnForm::kAll;
+  return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
 }
 
 // Steps of a cell that a thread holds: as many as leave room for so many blocks a multiprocessor.
-constexpr int tile_column_steps(int64_t bytes, int unit, WalkForm form) {
-  if (bytes > 4) return form == WalkForm::kPlain ? 8 : 4;
-  return (form == WalkForm::kPlain ? 16 : form == WalkForm::kRatios && bytes == 2 && unit == 1 ? 12 : 8) / unit;
+constexpr int tile_column_steps(int64_t bytes, int unit, ColumnForm form) {
+  if (bytes > 4) return form == ColumnForm::kPlain ? 8 : 4;
+  return (form == ColumnForm::kPlain ? 16 : form == ColumnForm::kRatios && bytes == 2 && unit == 1 ? 12 : 8) / unit;
 }
 constexpr int tile_column_blocks(int64_t bytes) { return bytes > 4 ? 2 : 3; }
 
@@ -64,9 +64,9 @@ inline ScanProblem carried_scan(const ReturnsProblem& p) {
   scan.outer = p.outer, scan.length = p.length, scan.inner = p.inner;
   scan.reverse = true;
   const auto number = [](const ReturnsDiscount& rate) { return rate.kind == GammaKind::kNumber ? rate.value : 1.0; };
-  scan.gamma_kind = tile_form(p) != WalkForm::kPlain ? GammaKind::kStep
-      : has_row_rates(p)                             ? GammaKind::kRow
-                                                     : GammaKind::kNumber;
+  scan.gamma_kind = tile_form(p) != ColumnForm::kPlain ? GammaKind::kStep
+      : has_row_rates(p)                               ? GammaKind::kRow
+                                                       : GammaKind::kNumber;
   scan.gamma_value = number(p.gamma) * number(p.trace);
   return scan;
 }
@@ -81,7 +81,7 @@ constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 // Fewer columns than these, of enough elements for every multiprocessor, are faster so: with fewer elements flat tiles
 // take 1.2 to 1.4 times the time of reads by the element, with more columns of float 1.03 to 1.1 times.
 constexpr int64_t kMostFlatHalfColumns = 63, kMostFlatColumns = 7, kFewestFlatElements = 1 << 14;
-constexpr int flat_tile_batch(int unit, WalkForm form) { return (form == WalkForm::kAll ? 4 : 8) / unit; }
+constexpr int flat_tile_batch(int unit, ColumnForm form) { return (form == ColumnForm::kAll ? 4 : 8) / unit; }
 constexpr int kFewestFlatTileSteps = 9, kMostFlatTileSteps = 33;
 // 2^these tiles are a group at least, where lanes can read as many.
 constexpr int kFewestGroupBits = 3;
@@ -119,7 +119,7 @@ inline bool plan_flat_tiles(ResidentColumnsPlan& plan, const ReturnsProblem& p, 
   if (flat.spans > 1 || fits < kFewestFlatTileSteps) return false;
   plan = flat;
   most = fits;
-  if (!has_row_rates(p) && p.length < kFewestFlatRowTiles * most * plan.parts) plan.walks = 1;
+  if (!has_row_rates(p) && p.length < kFewestFlatRowTiles * most * plan.parts) plan.strips = 1;
   return true;
 }
 
@@ -128,22 +128,23 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes, bool may_be_flat) {
   const ScanProblem scan = carried_scan(p);
   if (p.steps || !counts_in_32_bits(p) || !powers_fold(scan) || p.rows() >= int64_t{1} << 31) return std::nullopt;
-  const WalkForm form = tile_form(p);
-  const bool step = form != WalkForm::kPlain;
+  const ColumnForm form = tile_form(p);
+  const bool step = form != ColumnForm::kPlain;
   const int64_t bytes = bytes_of(p.dtype);
   ResidentColumnsPlan plan{};
-  plan.pairs = bytes == 2 && form != WalkForm::kAll && columns_pair(p);
+  plan.pairs = bytes == 2 && form != ColumnForm::kAll && columns_pair(p);
   plan.most_shared = static_cast<int>(shared_bytes);
   const int columns = plan.pairs ? 2 : 1;
   int64_t most = tile_column_steps(bytes, columns, form);
   if (!may_be_flat || !plan_flat_tiles(plan, p, step, most)) share_cells(plan, p.outer, p.inner / columns, step);
   const int64_t folded_span = plan.span * (plan.pairs && step ? 2 : 1);
   const int64_t least = std::min<int64_t>(most, plan.flat ? kFewestFlatTileSteps : kFewestTileSteps),
-                length = plan.flat ? p.outer * p.length / plan.walks : p.length;
+                length = plan.flat ? p.outer * p.length / plan.strips : p.length;
   // As many blocks for every multiprocessor; lanes read some tiles at most at once.
   const int64_t whole = ceil_div(length, plan.parts * most);
   const int64_t at_once_read = int64_t{1} << (plan.fan_bits + most_read_bits(step));
-  const int64_t spread = whole == 1 ? 1 : ceil_div(plan.walks * whole, multiprocessors) * multiprocessors / plan.walks;
+  const int64_t spread =
+      whole == 1 ? 1 : ceil_div(plan.strips * whole, multiprocessors) * multiprocessors / plan.strips;
   const int64_t tiles = std::max(whole, whole <= at_once_read ? std::min(spread, at_once_read) : spread);
   const int64_t odd = plan.flat ? 1 : 0, batch = plan.flat ? flat_tile_batch(columns, form) : kTileBatch;
   const auto even_steps = [&](int64_t of) {
@@ -157,11 +158,11 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   while (plan.groups > 1 && plan.fan_bits + plan.read_bits < kFewestGroupBits && plan.read_bits < most_read_bits(step))
     plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + ++plan.read_bits));
   fill_resident_powers(plan, scan.gamma_value);
-  const int64_t blocks = plan.walks * plan.tiles;
+  const int64_t blocks = plan.strips * plan.tiles;
   plan.dependent =
       has_clusters && p.rows() * p.length <= kMostEarlyElements && blocks <= kEarlyBlocks * multiprocessors;
   if (plan.tiles > 1)
-    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (step ? 2 * columns : 1);
+    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 * (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.
   return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
 }
@@ -196,12 +197,13 @@ constexpr int64_t kFewestShortElements = 1 << 18;
 inline std::optional<ResidentColumnsPlan> plan_tile_columns(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes) {
   const bool is_short = p.length < kLeastTiledColumn;
-  if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestShortElements) || takes_walk(p, multiprocessors) ||
-      takes_few_columns(p, multiprocessors) || takes_warp_columns(p, multiprocessors))
+  if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestShortElements) ||
+      takes_serial_columns(p, multiprocessors) || takes_few_columns(p, multiprocessors) ||
+      takes_warp_columns(p, multiprocessors))
     return std::nullopt;
   const auto plan =
       plan_tiles(p, multiprocessors, has_clusters, shared_bytes, flat_tiles_are_faster(p, multiprocessors));
-  return is_short && form_of(p) != kAnyForm && plan && plan->walks >= p.outer ? std::nullopt : plan;
+  return is_short && form_of(p) != kAnyForm && plan && plan->strips >= p.outer ? std::nullopt : plan;
 }
 
 }  // namespace dcs

@@ -215,7 +215,7 @@ class AlignedPlanner {
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep;
     // Two tensors of floats are as fast with blocks of pairs.
-    if ((bytes == 4 || p_.length <= kLongestFloatWalk) && !(bytes == 4 && step && !p_.backward)) {
+    if ((bytes == 4 || p_.length <= kLongestFloatCarry) && !(bytes == 4 && step && !p_.backward)) {
       for (const int lane_bytes : {8, 4}) {
         // A warp for each of a multiprocessor's four schedulers, or nearly.
         if (2 * column_groups(32 * lane_bytes / bytes) < 7 * device_.multiprocessors) continue;
@@ -245,13 +245,13 @@ class AlignedPlanner {
 
   // Scans whose threads are on the GPU at once (columns/small_columns.cuh): block columns take 1.2 times their time in
   // half precision and 1.6 times in single, split columns 0.76 and 1.2 (69 random problems).
-  bool are_small_columns() const { return p_.length > kFewWalkSteps && plan_small_columns(p_, device_); }
+  bool are_small_columns() const { return p_.length > kFewSerialSteps && plan_small_columns(p_, device_); }
 
   // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
   bool plan_block_columns(AlignedPlan& plan) const {
     const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
     if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_) ||
-        walks_outrun_blocks(p_, device_) || are_small_columns())
+        serial_columns_outrun_blocks(p_, device_) || are_small_columns())
       return false;
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);

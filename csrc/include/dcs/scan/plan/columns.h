@@ -42,32 +42,32 @@ std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLim
 }
 
 // Any strides, sizes and gammas.
-inline std::optional<WalkColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
+inline std::optional<SerialColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p)) return std::nullopt;
   const bool pairs = halves_pair(p);
   const int64_t blocks = ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads);
-  return WalkColumnsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
+  return SerialColumnsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
 }
 
 // Enough columns to fill the GPU with bytes on their way.
-inline bool walks_fill(const ScanProblem& p, const DeviceLimits& device) {
+inline bool serial_columns_fill(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t columns = halves_pair(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
-  return p.rows() / columns * bytes >= int64_t{kWalkBytes} * device.multiprocessors;
+  return p.rows() / columns * bytes >= int64_t{kSerialBytes} * device.multiprocessors;
 }
 
-// So many that walks are faster than blocks which share the columns' time (columns/block_columns.cuh): those hide
-// little of their latency, but read as much as fits at once.
-constexpr int64_t kWalkCells = 320, kFewWalkCells = 96;  // of a multiprocessor; of a few steps
+// So many that threads with whole columns are faster than blocks which share the columns' time
+// (columns/block_columns.cuh): those hide little of their latency, but read as much as fits at once.
+constexpr int64_t kSerialCells = 320, kFewSerialCells = 96;  // of a multiprocessor; of a few steps
 
-inline bool walks_outrun_blocks(const ScanProblem& p, const DeviceLimits& device) {
+inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimits& device) {
   const bool pairs = halves_pair(p);
-  const int64_t least = p.length <= kFewWalkSteps && !pairs ? kFewWalkCells : kWalkCells;
+  const int64_t least = p.length <= kFewSerialSteps && !pairs ? kFewSerialCells : kSerialCells;
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
 
 // Columns of few steps, too.
-inline std::optional<WalkColumnsPlan> plan_walk_columns(const ScanProblem& p, const DeviceLimits& device) {
-  if (p.length > kFewWalkSteps && !walks_fill(p, device)) return std::nullopt;
+inline std::optional<SerialColumnsPlan> plan_serial_columns(const ScanProblem& p, const DeviceLimits& device) {
+  if (p.length > kFewSerialSteps && !serial_columns_fill(p, device)) return std::nullopt;
   return plan_any_columns(p, device);
 }
 
@@ -218,7 +218,7 @@ inline int fan_bits_of(int64_t columns, int64_t threads) {
 // Who reads the words of tiles before. Where these are one group all threads do, for the shortest wait; else half of
 // them where all blocks are there at once, and few where they are not, as then instructions count.
 inline void share_words(ResidentColumnsPlan& plan, int64_t folded, int64_t room, bool step) {
-  const bool at_once = plan.walks * plan.tiles <= room;
+  const bool at_once = plan.strips * plan.tiles <= room;
   const int64_t group = int64_t{1} << plan.fan_bits, most = group << (at_once ? most_read_bits(step) : 1);
   if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, at_once || step ? kColumnThreads / 2 : kGroupThreads);
   const int64_t tiles = plan.tiles > most ? group : plan.tiles;
@@ -233,7 +233,7 @@ inline int64_t share_cells(ResidentColumnsPlan& plan, int64_t outer, int64_t cel
   plan.spans = static_cast<int>(ceil_div(folded, most));
   plan.span = static_cast<int>(ceil_div(cells, plan.spans));
   plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
-  plan.walks = outer * plan.spans;
+  plan.strips = outer * plan.spans;
   plan.parts = kColumnThreads / plan.span;
   const int64_t folded_span = plan.span * (folded / cells);
   plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
@@ -267,14 +267,14 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
   // comes once a block is then a smaller part of its work.
   const int64_t room = int64_t{resident_blocks(bytes)} * device.multiprocessors;
-  const bool in_rounds = plan.walks * ceil_div(length, plan.parts * most) > room;
+  const bool in_rounds = plan.strips * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
   const int64_t whole = ceil_div(length, plan.parts * (most + early));
   // As many blocks for every multiprocessor, as else some would work twice as long as others; but a second tile waits
   // for the first, and lanes read some tiles at most at once.
   const int64_t even = early > 0 ? room : device.multiprocessors;
   const int64_t at_once_read = int64_t{1} << (plan.fan_bits + most_read_bits(step));
-  const int64_t spread = whole == 1 ? 1 : ceil_div(plan.walks * whole, even) * even / plan.walks;
+  const int64_t spread = whole == 1 ? 1 : ceil_div(plan.strips * whole, even) * even / plan.strips;
   const int64_t tiles = std::max(whole, whole <= at_once_read ? std::min(spread, at_once_read) : spread);
   const auto even_steps = [&](int64_t of) { return ceil_div(length, of * plan.parts * unit) * unit; };
   plan.tiles = ceil_div(length, std::max(least, even_steps(tiles)) * plan.parts);
@@ -283,15 +283,15 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
   share_words(plan, folded_span, room, step);
-  plan.dependent = plan.walks * plan.tiles <= device.early_blocks(p);
+  plan.dependent = plan.strips * plan.tiles <= device.early_blocks(p);
   if (!step) fill_resident_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
   if (plan.tiles > 1)
-    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.walks * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) *
-        (step ? 2 * columns : 1);
+    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 *
+        (wide_bytes_of(p.dtype) / 8) * (step ? 2 * columns : 1);
   // Blocks and words are counted in 32 bits.
-  const int64_t blocks = plan.walks * plan.tiles;
+  const int64_t blocks = plan.strips * plan.tiles;
   return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
 }
 

@@ -86,7 +86,7 @@ inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
 inline void describe_pieces(const FewStepsPlan& plan, JsonObject& pieces) {
   pieces.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const WalkColumnsPlan& plan, JsonObject& pieces) {
+inline void describe_pieces(const SerialColumnsPlan& plan, JsonObject& pieces) {
   pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
 inline void describe_pieces(const SmallColumnsPlan& plan, JsonObject& pieces) {

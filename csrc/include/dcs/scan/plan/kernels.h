@@ -15,7 +15,7 @@
 namespace dcs {
 
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
-    LongRowsPlan, FewStepsPlan, WalkColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
+    LongRowsPlan, FewStepsPlan, SerialColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -44,11 +44,11 @@ constexpr Candidate kCandidates[] = {
     {"flat_rows", "contiguous rows that fit into a block, few into a cluster", plan_by<plan_flat_rows>},
     {"long_rows", "longer contiguous rows, not of complex numbers", plan_by<plan_long_rows>},
     {"few_steps", "the same of at most 8 steps", plan_by<plan_few_steps<kFewSteps>>},
-    {"walk_columns", "columns that fill the GPU, or few steps", plan_by<plan_walk_columns>},
+    {"serial_columns", "columns that fill the GPU, or few steps", plan_by<plan_serial_columns>},
     {"small_columns", "columns of few elements in all, whose time fits into a block or a cluster",
         plan_by<plan_small_columns>},
     {"resident_columns", "fewer columns", plan_by<plan_resident_columns>},
-    {"walk_columns", "everything else", plan_by<plan_any_columns>},
+    {"serial_columns", "everything else", plan_by<plan_any_columns>},
 };
 
 // Of a row's part of gamma's gradient.

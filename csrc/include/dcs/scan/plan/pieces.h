@@ -90,8 +90,8 @@ struct FewStepsPlan {
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
-// A thread takes all steps of its columns (columns/walk_columns.cuh).
-struct WalkColumnsPlan {
+// A thread takes all steps of its columns (columns/serial_columns.cuh).
+struct SerialColumnsPlan {
   bool pairs;  // half-precision elements are read in pairs
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
@@ -114,14 +114,14 @@ struct ResidentColumnsPlan {
   bool flat;           // a tile is one piece of memory
   bool pairs;          // a cell is two half-precision columns, not one
   int span, spans;     // cells of a block, of which there are so many side by side
-  int64_t walks;       // outer * spans
+  int64_t strips;      // outer * spans: each a span of an outer row's columns through all of time
   int parts;           // threads of a cell in a block
   int part_steps;      // of a thread
   int early_steps;     // the first of them, which are in shared memory: the others are in registers
   int fan_bits;        // 2^these lanes fold a cell
   int read_bits;       // each reads 2^these tiles before, which make a group; as many of these are a group of groups
   int lane_bits;       // 2^these parts are a lane's
-  int64_t tiles;       // of a walk
+  int64_t tiles;       // of a strip
   bool dependent;      // may begin as the launch before it ends
   int64_t groups;      // of tiles
   int part_vectors;    // of 16 bytes in shared memory, where a tile is one piece

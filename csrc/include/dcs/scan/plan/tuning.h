@@ -66,14 +66,14 @@ constexpr int kBulkStreamStaticBytes = 1152;  // beside them, at most
 // Columns that a warp takes (columns/warp_columns.cuh): 8 or 4 bytes a lane, segments of 8 steps, as many on
 // their way as an H200 wants.
 constexpr int kWarpColumnsSteps = 8;
-constexpr int walk_stages(int tensors, int64_t bytes) {
+constexpr int warp_column_stages(int tensors, int64_t bytes) {
   return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
 }
-constexpr int64_t kLongestFloatWalk = 4096;  // of halves, which are carried in float
+constexpr int64_t kLongestFloatCarry = 4096;  // of halves, which are carried in float
 
 constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few to give every multiprocessor a block
 
-constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/walk_columns.cuh take
+constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/serial_columns.cuh take
 
 // Few columns (columns/split_columns.cuh): 32 of them a block, segments of 32 steps that a warp or half of one holds
 // in registers.
@@ -129,10 +129,10 @@ constexpr int kSmallSpan = 16;
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 25 << 10;
-// Columns of any number and alignment (columns/walk_columns.cuh, columns/resident_columns.cuh).
+// Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
-constexpr int64_t kWalkBytes = 4 * 192;         // of a step, a multiprocessor, from which on threads walk alone
-constexpr int64_t kFewWalkSteps = 64;           // that a thread walks in any case
+constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone
+constexpr int64_t kFewSerialSteps = 64;         // that a thread takes in any case
 constexpr int kFewSteps = 8, kFewestSteps = 4;  // that a thread holds (columns/few_steps.cuh); that it always takes
 // Of words of so many bytes: cells of a thread.
 constexpr int few_steps_cells(int64_t bytes, bool step, bool backward) {

@@ -1,4 +1,4 @@
-// The launcher of the temporal difference scan in which threads walk along columns, or take several of few steps;
+// The launcher of the temporal difference scan in which threads take columns serially, or several of few steps;
 // defined for each storage type in a file of its own so that they compile side by side.
 #pragma once
 
@@ -10,6 +10,6 @@
 namespace dcs {
 
 template <typename T>
-cudaError_t launch_walk(const ReturnsProblem& problem, const Device& device, cudaStream_t stream);
+cudaError_t launch_serial_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream);
 
 }  // namespace dcs

@@ -1,4 +1,4 @@
-// What the kernel of the temporal difference scan is called with in which a thread walks along a column.
+// What the kernels of the temporal difference scan are called with in which threads take columns of any strides.
 #pragma once
 
 #include <type_traits>
@@ -12,14 +12,14 @@ namespace dcs {
 // A tensor, null if it is not there: the last step of its first column. In bytes: to the next outer place, to the next
 // cell, and to the step before.
 template <typename Byte>
-struct WalkTensor {
+struct ColumnTensor {
   Byte* last = nullptr;
   int64_t outer = 0;
   int cell = 0, back = 0;
 };
 
 template <typename Byte>
-__device__ __forceinline__ Byte* last_of_cell(const WalkTensor<Byte>& tensor, uint32_t outer, uint32_t cell) {
+__device__ __forceinline__ Byte* last_of_cell(const ColumnTensor<Byte>& tensor, uint32_t outer, uint32_t cell) {
   Byte* at = tensor.last + static_cast<int64_t>(static_cast<int>(cell)) * tensor.cell;
   if (outer) at += outer * tensor.outer;
   return at;
@@ -27,9 +27,9 @@ __device__ __forceinline__ Byte* last_of_cell(const WalkTensor<Byte>& tensor, ui
 
 // A cell is so many neighboring columns as a thread takes.
 template <typename Acc>
-struct ReturnsWalkParams {
-  WalkTensor<const char> rewards, values, next_values, rhos, gamma, trace, terminated, truncated, bootstrap;
-  WalkTensor<char> advantages, targets, pg_advantages;
+struct ReturnsColumnParams {
+  ColumnTensor<const char> rewards, values, next_values, rhos, gamma, trace, terminated, truncated, bootstrap;
+  ColumnTensor<char> advantages, targets, pg_advantages;
   ReturnsDiscount row_gamma, row_trace;
   Rates<Acc> rates;  // where none is a row's
   Acc clip_rho, clip_c, clip_pg;
@@ -43,9 +43,9 @@ struct ReturnsWalkParams {
 };
 
 template <typename T>
-ReturnsWalkParams<typename Types<T>::Acc> walk_params(const ReturnsProblem& p, int unit) {
+ReturnsColumnParams<typename Types<T>::Acc> returns_column_params(const ReturnsProblem& p, int unit) {
   using Acc = typename Types<T>::Acc;
-  ReturnsWalkParams<Acc> params{};
+  ReturnsColumnParams<Acc> params{};
   const auto set = [&](auto& tensor, auto* data, const Strides& strides, int64_t size) {
     using Byte = std::remove_pointer_t<decltype(tensor.last)>;
     if (!data) return;

@@ -7,11 +7,11 @@
 
 namespace dcs {
 
-constexpr int kWalkThreads = 128;
+constexpr int kSerialGradientsThreads = 128;
 
 // Loads of a batch: enough bytes in flight to saturate memory.
 template <typename T, bool kFactors>
-constexpr int kWalkBatch = sizeof(T) > 4 || kFactors ? 4 : 8;
+constexpr int kSerialGradientsBatch = sizeof(T) > 4 || kFactors ? 4 : 8;
 
 // A thread's column.
 template <typename T, int kBatch>
@@ -21,7 +21,7 @@ struct Column {
   int64_t step = 0;       // the batch's first one
 
   __device__ __forceinline__ explicit Column(const GradientsParams<T>& given) : params(given) {
-    const uint32_t number = blockIdx.x * kWalkThreads + threadIdx.x;
+    const uint32_t number = blockIdx.x * kSerialGradientsThreads + threadIdx.x;
     slow = params.shape.slow == 1 ? 0 : params.by_within.of(number);
     within = number - slow * params.by_within.divisor;
   }
@@ -95,11 +95,11 @@ struct ColumnRates {
 
 // kFactors: there may be ratios, per-step discounts, or gradients of policy-gradient advantages.
 template <typename T, bool kFactors>
-__global__ void __launch_bounds__(kWalkThreads)
-    gradients_walk_kernel(const __grid_constant__ GradientsParams<T> params) {
+__global__ void __launch_bounds__(kSerialGradientsThreads)
+    gradients_serial_columns_kernel(const __grid_constant__ GradientsParams<T> params) {
   overlap_launches();
   using Acc = typename Types<T>::Acc;
-  constexpr int kBatch = kWalkBatch<T, kFactors>;
+  constexpr int kBatch = kSerialGradientsBatch<T, kFactors>;
   Column<T, kBatch> column(params);
   if (!column.is_there()) return;
   ColumnRates<T, kBatch, kFactors> rates(column);

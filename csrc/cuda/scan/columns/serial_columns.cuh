@@ -1,6 +1,6 @@
-// Scans along a strided time where there are enough columns to fill the GPU: a thread walks along all steps of its own,
-// which it reads from global memory. A batch of steps is always on its way: what is used makes room for the step that
-// is a batch later. It asks nothing of strides, sizes or gammas, so it also takes what no other kernel does.
+// Scans along a strided time where there are enough columns to fill the GPU: a thread takes all steps of its own
+// serially, which it reads from global memory. A batch of steps is always on its way: what is used makes room for the
+// step that is a batch later. It asks nothing of strides, sizes or gammas, so it also takes what no other kernel does.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace dcs {
 
 // kUnit neighboring columns of T.
 template <typename T, bool kStep, bool kBackward, int kUnit>
-struct ColumnWalk {
+struct SerialColumn {
   using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
   using Cell = typename Scan::Cell;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
@@ -41,7 +41,7 @@ struct ColumnWalk {
   Cell x[kBatch], g[kStep ? kBatch : 1], after[kBackward ? kBatch : 1];
   uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
 
-  __device__ __forceinline__ ColumnWalk(const ScanProblem& p, const ColumnPlace& at) {
+  __device__ __forceinline__ SerialColumn(const ScanProblem& p, const ColumnPlace& at) {
     scan.begin(p, at);
     find_operands(p, at);
   }
@@ -175,17 +175,17 @@ struct ColumnWalk {
 };
 
 template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 4) walk_columns_kernel(const __grid_constant__ ScanProblem p) {
+__global__ void __launch_bounds__(kColumnThreads, 4) serial_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
   const ColumnPlace at = place_of(cell, cells, p.outer, kUnit);
   if (at.outer >= p.outer || at.column >= p.inner) return;
   griddepcontrol_wait();
-  ColumnWalk<T, kStep, kBackward, kUnit> walk(p, at);
-  walk.run();
+  SerialColumn<T, kStep, kBackward, kUnit> column(p, at);
+  column.run();
   if constexpr (kBackward && !kStep) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, walk.scan.sum[u]);
+    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, column.scan.sum[u]);
   }
 }
 

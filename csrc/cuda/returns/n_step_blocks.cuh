@@ -8,7 +8,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/n_step.cuh"
-#include "returns/walk/params.cuh"
+#include "returns/serial_columns/params.cuh"
 
 namespace dcs {
 
@@ -17,7 +17,7 @@ constexpr int kLeastShare = 16;
 inline int64_t share_of(int64_t n) { return n * std::max<int64_t>(1, kLeastShare / n); }
 
 // Windows whose beginnings a block has room for.
-inline bool takes_n_step_walk(const ReturnsProblem& p, int64_t shared_bytes) {
+inline bool takes_n_step_blocks(const ReturnsProblem& p, int64_t shared_bytes) {
   constexpr int64_t kMany = int64_t{1} << 31;
   return counts_in_32_bits(p) && p.rows() < kMany && p.rows() * ceil_div(p.length, share_of(p.steps)) < kMany &&
       p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
@@ -26,8 +26,8 @@ inline bool takes_n_step_walk(const ReturnsProblem& p, int64_t shared_bytes) {
 // A block of threads takes `width` columns, in as many lots of time as there is room for; where time is contiguous,
 // neighboring threads take neighboring shares of a row.
 template <typename Acc, typename Number>
-struct NStepWalkParams {
-  ReturnsWalkParams<Acc> walk;
+struct NStepBlocksParams {
+  ReturnsColumnParams<Acc> call;
   NStepRates<Number> rates;  // where both discounts are numbers
   int n, share;              // steps of a block, and of a thread: some blocks
   bool rows;
@@ -35,21 +35,21 @@ struct NStepWalkParams {
   Divisor by_width, by_lots;
 
   int64_t blocks() const {
-    return rows ? ceil_div(int64_t{walk.cells} * lots, kNStepThreads) : ceil_div(walk.cells, width) * lots;
+    return rows ? ceil_div(int64_t{call.cells} * lots, kNStepThreads) : ceil_div(call.cells, width) * lots;
   }
   int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
 };
 
 template <typename T, typename Number>
-NStepWalkParams<typename Types<T>::Acc, Number> n_step_walk_params(
+NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
     const ReturnsProblem& problem, const NStepRates<Number>& rates) {
   ReturnsProblem p = problem;
   p.values_are_next = true;
-  NStepWalkParams<typename Types<T>::Acc, Number> params{walk_params<T>(p, 1), rates};
+  NStepBlocksParams<typename Types<T>::Acc, Number> params{returns_column_params<T>(p, 1), rates};
   params.n = static_cast<int>(p.steps);
   params.share = static_cast<int>(share_of(p.steps));
   params.rows = is_contiguous(p);
-  params.width = std::min<uint32_t>(params.walk.cells, kNStepThreads);
+  params.width = std::min<uint32_t>(params.call.cells, kNStepThreads);
   params.lots = static_cast<uint32_t>(
       ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
   params.by_width = Divisor(params.width);
@@ -58,12 +58,12 @@ NStepWalkParams<typename Types<T>::Acc, Number> n_step_walk_params(
 }
 
 template <typename T, typename Number, bool kPlain>
-struct NStepWalk {
+struct NStepBlocks {
   using Acc = typename Types<T>::Acc;
   static constexpr int kBatch = sizeof(Number) > 4 ? 4 : 8;
 
-  const NStepWalkParams<Acc, Number>& params;
-  const ReturnsWalkParams<Acc>& walk;
+  const NStepBlocksParams<Acc, Number>& params;
+  const ReturnsColumnParams<Acc>& call;
   Number* const beginnings;  // of the block behind: what comes of its first 1, 2 ... steps, from 1 on
   const char *rewards, *values, *gammas, *traces, *terminated, *truncated;
   char* targets;
@@ -76,22 +76,22 @@ struct NStepWalk {
   double gamma[kPlain ? 1 : kBatch], trace[kPlain ? 1 : kBatch];
   uint32_t terminates, truncates;  // bits
 
-  __device__ __forceinline__ NStepWalk(
-      const NStepWalkParams<Acc, Number>& given, uint32_t outer, uint32_t cell, Number* beginnings)
-      : params(given), walk(given.walk), beginnings(beginnings), rates(given.rates) {
-    rewards = last_of_cell(walk.rewards, outer, cell);
-    values = last_of_cell(walk.values, outer, cell);
-    terminated = last_of_cell(walk.terminated, outer, cell);
-    truncated = last_of_cell(walk.truncated, outer, cell);
-    targets = last_of_cell(walk.targets, outer, cell);
+  __device__ __forceinline__ NStepBlocks(
+      const NStepBlocksParams<Acc, Number>& given, uint32_t outer, uint32_t cell, Number* beginnings)
+      : params(given), call(given.call), beginnings(beginnings), rates(given.rates) {
+    rewards = last_of_cell(call.rewards, outer, cell);
+    values = last_of_cell(call.values, outer, cell);
+    terminated = last_of_cell(call.terminated, outer, cell);
+    truncated = last_of_cell(call.truncated, outer, cell);
+    targets = last_of_cell(call.targets, outer, cell);
     if constexpr (!kPlain)
-      gammas = last_of_cell(walk.gamma, outer, cell), traces = last_of_cell(walk.trace, outer, cell);
-    if (walk.bootstrap.last)
-      bootstrap = cast<Acc>(*reinterpret_cast<const T*>(last_of_cell(walk.bootstrap, outer, cell)));
-    if (!kPlain || walk.row_rates) {
+      gammas = last_of_cell(call.gamma, outer, cell), traces = last_of_cell(call.trace, outer, cell);
+    if (call.bootstrap.last)
+      bootstrap = cast<Acc>(*reinterpret_cast<const T*>(last_of_cell(call.bootstrap, outer, cell)));
+    if (!kPlain || call.row_rates) {
       const auto at = [&](const Strides& strides) { return strides.at(outer, cell); };
       const Rates<double> row = rates_of<double>(
-          walk.row_gamma, walk.row_trace, at(walk.row_gamma.tensor.strides), at(walk.row_trace.tensor.strides));
+          call.row_gamma, call.row_trace, at(call.row_gamma.tensor.strides), at(call.row_trace.tensor.strides));
       row_gamma = row.gamma, row_trace = row.trace;
       rates = {static_cast<Number>(row.gamma), static_cast<Number>(row.rest), static_cast<Number>(row.carried)};
     }
@@ -102,22 +102,22 @@ struct NStepWalk {
     int block = first + params.share;
 #pragma unroll 1
     do {
-      if (block < walk.length) go_forward(block);
+      if (block < call.length) go_forward(block);
       block -= params.n;
-      if (block < walk.length) go_back(block);
+      if (block < call.length) go_back(block);
     } while (block > first);
   }
 
  private:
   // Where a tensor has step t.
   template <typename Byte>
-  __device__ __forceinline__ Byte* place(const WalkTensor<Byte>& tensor, Byte* last, int t) const {
-    return last + static_cast<int64_t>(walk.length - 1 - t) * tensor.back;
+  __device__ __forceinline__ Byte* place(const ColumnTensor<Byte>& tensor, Byte* last, int t) const {
+    return last + static_cast<int64_t>(call.length - 1 - t) * tensor.back;
   }
   // visit(i, element) of step t + i for the first `count` steps of a batch.
   template <typename Element, typename Visit>
   __device__ __forceinline__ void each(
-      const WalkTensor<const char>& tensor, const char* last, int t, int count, const Visit& visit) const {
+      const ColumnTensor<const char>& tensor, const char* last, int t, int count, const Visit& visit) const {
     if (!tensor.last) return;
     const char* at = place(tensor, last, t);
 #pragma unroll
@@ -125,7 +125,7 @@ struct NStepWalk {
       if (i < count) visit(i, *reinterpret_cast<const Element*>(at));
   }
   __device__ __forceinline__ uint32_t read_flags(
-      const WalkTensor<const char>& tensor, const char* last, bool is_bool, int t, int count) const {
+      const ColumnTensor<const char>& tensor, const char* last, bool is_bool, int t, int count) const {
     uint32_t bits = 0;
     if (kPlain || is_bool)
       each<uint8_t>(tensor, last, t, count, [&](int i, uint8_t flag) { bits |= (flag ? 1u : 0u) << i; });
@@ -133,20 +133,20 @@ struct NStepWalk {
     return bits;
   }
   __device__ __forceinline__ void load(int t, int count) {
-    const int shift = walk.has_next_values ? 0 : 1, left = walk.length - shift - t;
+    const int shift = call.has_next_values ? 0 : 1, left = call.length - shift - t;
     T reward_read[kBatch], next_read[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) next_read[i] = cast<T>(Acc(0));
-    each<T>(walk.rewards, rewards, t, count, [&](int i, T element) { reward_read[i] = element; });
-    each<T>(walk.values, values, t + shift, min(count, left), [&](int i, T element) { next_read[i] = element; });
+    each<T>(call.rewards, rewards, t, count, [&](int i, T element) { reward_read[i] = element; });
+    each<T>(call.values, values, t + shift, min(count, left), [&](int i, T element) { next_read[i] = element; });
     if constexpr (!kPlain) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) gamma[i] = trace[i] = 1.0;
-      each<Acc>(walk.gamma, gammas, t, count, [&](int i, Acc element) { gamma[i] = element; });
-      each<Acc>(walk.trace, traces, t, count, [&](int i, Acc element) { trace[i] = element; });
+      each<Acc>(call.gamma, gammas, t, count, [&](int i, Acc element) { gamma[i] = element; });
+      each<Acc>(call.trace, traces, t, count, [&](int i, Acc element) { trace[i] = element; });
     }
-    terminates = read_flags(walk.terminated, terminated, walk.terminated_is_bool, t, count);
-    truncates = read_flags(walk.truncated, truncated, walk.truncated_is_bool, t, count);
+    terminates = read_flags(call.terminated, terminated, call.terminated_is_bool, t, count);
+    truncates = read_flags(call.truncated, truncated, call.truncated_is_bool, t, count);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       reward[i] = cast<Acc>(reward_read[i]);
@@ -158,14 +158,14 @@ struct NStepWalk {
     const bool terminal = terminates >> i & 1, truncation = truncates >> i & 1;
     NStepRates<Number> own = rates;
     if constexpr (!kPlain) {
-      if (walk.gamma.last || walk.trace.last) {
+      if (call.gamma.last || call.trace.last) {
         // A discount is a step's or a row's, and 1 as the other.
         const double rate = gamma[i] * row_gamma, gate = rate * (trace[i] * row_trace);
         own = {static_cast<Number>(rate), static_cast<Number>(rate - gate), static_cast<Number>(gate)};
       }
     }
-    return own.step(reward[i], next[i], terminal || (truncation && !walk.has_next_values),
-        terminal || truncation || t + i == walk.length - 1);
+    return own.step(reward[i], next[i], terminal || (truncation && !call.has_next_values),
+        terminal || truncation || t + i == call.length - 1);
   }
   static __device__ __forceinline__ Number product(Number a, Number b) {
     if constexpr (std::is_same_v<Number, double>) return clamped_mul(a, b);
@@ -174,7 +174,7 @@ struct NStepWalk {
 
   // Through a block's beginnings.
   __device__ __forceinline__ void go_forward(int block) {
-    const int count = params.n - 1, there = min(count, walk.length - block);
+    const int count = params.n - 1, there = min(count, call.length - block);
     Number total = 0, gate = 1;  // of the steps so far
 #pragma unroll 1
     for (int k = 0; k < there; k += kBatch) {
@@ -194,13 +194,13 @@ struct NStepWalk {
 
   // Back through its ends, each of which goes on with a beginning of the block behind.
   __device__ __forceinline__ void go_back(int block) {
-    const int there = min(params.n, walk.length - block), batches = (there + kBatch - 1) / kBatch;
+    const int there = min(params.n, call.length - block), batches = (there + kBatch - 1) / kBatch;
     Number total = 0, gate = 1, whole = 0;  // of the steps so far; and if the first of them is the window's last
     bool starts = true;
 #pragma unroll 1
     for (int k = (batches - 1) * kBatch; k >= 0; k -= kBatch) {
       load(block + k, there - k);
-      char* const to = place(walk.targets, targets, block + k);
+      char* const to = place(call.targets, targets, block + k);
 #pragma unroll
       for (int i = kBatch - 1; i >= 0; --i) {
         if (k + i >= there) continue;
@@ -211,7 +211,7 @@ struct NStepWalk {
         starts = false;
         Number y = whole;
         if (k + i > 0) y = gate == Number(0) ? total : fold(total, gate, beginnings[(k + i) * kNStepThreads]);
-        *reinterpret_cast<T*>(to - static_cast<int64_t>(i) * walk.targets.back) = cast<T>(static_cast<Acc>(y));
+        *reinterpret_cast<T*>(to - static_cast<int64_t>(i) * call.targets.back) = cast<T>(static_cast<Acc>(y));
       }
     }
   }
@@ -219,10 +219,10 @@ struct NStepWalk {
 
 template <typename T, typename Number, bool kPlain>
 __global__ void __launch_bounds__(kNStepThreads, 5)
-    n_step_walk_kernel(const __grid_constant__ NStepWalkParams<typename Types<T>::Acc, Number> params) {
+    n_step_blocks_kernel(const __grid_constant__ NStepBlocksParams<typename Types<T>::Acc, Number> params) {
   extern __shared__ __align__(16) unsigned char n_step_shared[];
   overlap_launches();
-  const ReturnsWalkParams<typename Types<T>::Acc>& walk = params.walk;
+  const ReturnsColumnParams<typename Types<T>::Acc>& call = params.call;
   const uint32_t of_lot = params.by_width.of(kNStepThreads);
   uint32_t column, share;
   bool is_there = true;
@@ -237,10 +237,10 @@ __global__ void __launch_bounds__(kNStepThreads, 5)
     is_there = of_block < of_lot;
   }
   const int64_t first = static_cast<int64_t>(share) * params.share;
-  if (!is_there || column >= walk.cells || first >= walk.length) return;
-  const uint32_t outer = walk.cells == walk.in_line.divisor ? 0 : walk.in_line.of(column);
-  NStepWalk<T, Number, kPlain>(
-      params, outer, column - outer * walk.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
+  if (!is_there || column >= call.cells || first >= call.length) return;
+  const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(column);
+  NStepBlocks<T, Number, kPlain>(
+      params, outer, column - outer * call.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
       .run(static_cast<int>(first));
 }
 

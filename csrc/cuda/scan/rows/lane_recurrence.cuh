@@ -1,4 +1,4 @@
-// The recurrence's walk over a lane (lane_passes.cuh).
+// The recurrence over a lane (lane_passes.cuh).
 #pragma once
 
 #include "scan/rows/lane_state.cuh"
@@ -9,7 +9,7 @@ namespace dcs {
 // numbers of its own: those of the next one are there ahead, and what a start takes is done behind the vector, once in
 // the code.
 template <typename Passes, Pass kPass>
-struct LaneWalk {
+struct LaneRecurrence {
   using T = typename Passes::Element;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
@@ -22,7 +22,7 @@ struct LaneWalk {
   Acc gamma, next_gamma, initial, next_initial;
   uint32_t starts, alone, resets;  // a vector's bits: of `alone`, nothing is carried to it
 
-  __device__ __forceinline__ LaneWalk(
+  __device__ __forceinline__ LaneRecurrence(
       const Passes& of, const LaneCuts& places, Wide first_gamma, const RowNumbers<T>& rows)
       : passes(of),
         at(places),

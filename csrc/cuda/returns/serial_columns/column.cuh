@@ -1,14 +1,14 @@
-// What a thread that walks along a column of the temporal difference scan knows of it, and what it makes of a step.
+// What a thread that scans a column of the temporal difference scan serially knows of it, and makes of a step.
 #pragma once
 
-#include "returns/walk/params.cuh"
+#include "returns/serial_columns/params.cuh"
 
 namespace dcs {
 
-template <typename T, WalkForm kForm>
+template <typename T, ColumnForm kForm>
 struct ReturnsColumn {
   using Acc = typename Types<T>::Acc;
-  static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
+  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
 
   Rates<Acc> rates;
   Acc y = 0, after = 0;  // the carry, and the value of the state behind the next step
@@ -30,7 +30,8 @@ struct ReturnsColumn {
 
   // step_rates(): asked for where there are such.
   template <typename Own>
-  __device__ __forceinline__ Results step(const ReturnsWalkParams<Acc>& params, const Step& of, const Own& step_rates) {
+  __device__ __forceinline__ Results step(
+      const ReturnsColumnParams<Acc>& params, const Step& of, const Own& step_rates) {
     const bool has_own = params.has_own_values, is_cut = (of.terminates | of.truncates) || of.is_last;
     Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1;
     if constexpr (kAll) {

@@ -1,36 +1,36 @@
-// The temporal difference scan along a strided time where columns fill the GPU, or steps are few: a thread walks
-// backwards along all steps of its own columns, which it reads from global memory. A batch of steps is always on its
-// way: what is used makes room for the steps that are a batch earlier. It asks nothing of alignment or strides, and
-// takes every option.
+// The temporal difference scan along a strided time where columns fill the GPU, or steps are few: a thread takes
+// all steps of its own columns serially, last to first, and reads them from global memory. A batch of steps is always
+// on its way: what is used makes room for the steps that are a batch earlier. It asks nothing of alignment or strides,
+// and takes every option.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
 #include "common/vector.cuh"
-#include "returns/walk/column.cuh"
+#include "returns/serial_columns/column.cuh"
 
 namespace dcs {
 
-constexpr int kReturnsWalkThreads = 128;
+constexpr int kSerialReturnsThreads = 128;
 
 // Steps of a batch: as many bytes as keep memory busy, in as many registers as leave room for enough warps.
-template <typename T, int kUnit, WalkForm kForm>
-constexpr int kReturnsWalkBatch = kForm != WalkForm::kPlain ? (sizeof(T) == 8 ? 4 : 8)
-    : sizeof(T) == 8                                        ? 8
-    : sizeof(T) * kUnit == 4                                ? 12
-                                                            : 16;
+template <typename T, int kUnit, ColumnForm kForm>
+constexpr int kSerialReturnsBatch = kForm != ColumnForm::kPlain ? (sizeof(T) == 8 ? 4 : 8)
+    : sizeof(T) == 8                                            ? 8
+    : sizeof(T) * kUnit == 4                                    ? 12
+                                                                : 16;
 
 // kUnit neighboring columns.
-template <typename T, int kUnit, WalkForm kForm>
-struct ReturnsWalk {
+template <typename T, int kUnit, ColumnForm kForm>
+struct SerialReturns {
   using Acc = typename Types<T>::Acc;
   using Cell = Vector<T, kUnit>;
   using Column = ReturnsColumn<T, kForm>;
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
-  static constexpr bool kAll = kForm == WalkForm::kAll, kRatios = kForm != WalkForm::kPlain;
-  static constexpr int kBatch = kReturnsWalkBatch<T, kUnit, kForm>;
+  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
+  static constexpr int kBatch = kSerialReturnsBatch<T, kUnit, kForm>;
   static constexpr int kSome = kBatch / 4 * 4 == kBatch && kBatch > 4 ? 4 : 2;  // used, and asked for, at a time
 
-  const ReturnsWalkParams<Acc>& params;
+  const ReturnsColumnParams<Acc>& params;
   const uint32_t outer, cell;
   const char *rewards, *values, *next_values, *rhos, *gammas, *traces, *terminated, *truncated;
   char *advantages, *targets, *pg_advantages;
@@ -42,7 +42,7 @@ struct ReturnsWalk {
   RateBits<T> gamma[kAll ? kBatch : 1], trace[kAll ? kBatch : 1];
   uint32_t terminates[kBatch], truncates[kBatch];
 
-  __device__ __forceinline__ ReturnsWalk(const ReturnsWalkParams<Acc>& given, uint32_t outer, uint32_t cell)
+  __device__ __forceinline__ SerialReturns(const ReturnsColumnParams<Acc>& given, uint32_t outer, uint32_t cell)
       : params(given), outer(outer), cell(cell) {
     rewards = begin(params.rewards);
     values = begin(params.values);
@@ -100,7 +100,7 @@ struct ReturnsWalk {
 
  private:
   template <typename Byte>
-  __device__ __forceinline__ Byte* begin(const WalkTensor<Byte>& tensor) const {
+  __device__ __forceinline__ Byte* begin(const ColumnTensor<Byte>& tensor) const {
     return last_of_cell(tensor, outer, cell);
   }
   __device__ __forceinline__ void move_on() {
@@ -122,7 +122,7 @@ struct ReturnsWalk {
   // visit(the step's place in the batch, its element) for some steps from `first` on, where the row has them.
   template <bool kGuarded, typename Element, typename Byte, typename Visit>
   __device__ __forceinline__ static void each(
-      const WalkTensor<Byte>& tensor, Byte* at, int first, int left, const Visit& visit) {
+      const ColumnTensor<Byte>& tensor, Byte* at, int first, int left, const Visit& visit) {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
     if (!tensor.last) return;
 #pragma unroll
@@ -131,19 +131,19 @@ struct ReturnsWalk {
   }
   template <bool kGuarded, typename Element>
   __device__ __forceinline__ static void read(
-      const WalkTensor<const char>& tensor, const char* at, int first, int left, Element* to) {
+      const ColumnTensor<const char>& tensor, const char* at, int first, int left, Element* to) {
     each<kGuarded, Element>(tensor, at, first, left, [&](int b, const Element& element) { to[b] = element; });
   }
   template <bool kGuarded>
   __device__ __forceinline__ static void read_rates(
-      const WalkTensor<const char>& tensor, const char* at, bool is_narrow, int first, int left, RateBits<T>* to) {
+      const ColumnTensor<const char>& tensor, const char* at, bool is_narrow, int first, int left, RateBits<T>* to) {
     read_rate_bits<T>(is_narrow, [&](auto bits) {
       each<kGuarded, decltype(bits)>(tensor, at, first, left, [&](int b, const auto& element) { to[b] = element; });
     });
   }
   template <bool kGuarded>
-  __device__ __forceinline__ static void read_flags(
-      const WalkTensor<const char>& tensor, const char* at, bool is_bool, int first, int left, uint32_t (&to)[kBatch]) {
+  __device__ __forceinline__ static void read_flags(const ColumnTensor<const char>& tensor, const char* at,
+      bool is_bool, int first, int left, uint32_t (&to)[kBatch]) {
     if (is_bool) {
       each<kGuarded, Flags>(tensor, at, first, left, [&](int b, Flags flags) { to[b] = flags; });
       return;
@@ -208,7 +208,7 @@ struct ReturnsWalk {
       of_targets[b] = pack<Acc, T, kUnit>(target);
       of_pg[b] = pack<Acc, T, kUnit>(pg);
     }
-    const auto write = [&](const WalkTensor<char>& tensor, char* at, const Cell(&from)[kBatch]) {
+    const auto write = [&](const ColumnTensor<char>& tensor, char* at, const Cell(&from)[kBatch]) {
       const auto put = [&](int b, Cell& element) { element = from[b]; };
       if (left >= first + kSome) each<false, Cell>(tensor, at, first, left, put);
       else each<true, Cell>(tensor, at, first, left, put);
@@ -219,14 +219,14 @@ struct ReturnsWalk {
   }
 };
 
-template <typename T, int kUnit, WalkForm kForm>
-__global__ void __launch_bounds__(kReturnsWalkThreads, 4)
-    returns_walk_kernel(const __grid_constant__ ReturnsWalkParams<typename Types<T>::Acc> params) {
+template <typename T, int kUnit, ColumnForm kForm>
+__global__ void __launch_bounds__(kSerialReturnsThreads, 4)
+    returns_serial_columns_kernel(const __grid_constant__ ReturnsColumnParams<typename Types<T>::Acc> params) {
   overlap_launches();
   const uint32_t cell = blockIdx.x * blockDim.x + threadIdx.x;
   if (cell >= params.cells) return;
   const uint32_t outer = params.cells == params.in_line.divisor ? 0 : params.in_line.of(cell);
-  ReturnsWalk<T, kUnit, kForm>(params, outer, cell - outer * params.in_line.divisor).run();
+  SerialReturns<T, kUnit, kForm>(params, outer, cell - outer * params.in_line.divisor).run();
 }
 
 }  // namespace dcs

@@ -1,0 +1,42 @@
+// Launches the temporal difference scan in which a thread takes a column serially (kernel.cuh), or several of few
+// steps.
+#pragma once
+
+#include "returns/few_steps/launch.cuh"
+#include "returns/serial_columns/kernel.cuh"
+#include "returns/serial_columns/launch.h"
+
+namespace dcs {
+
+// Enough columns to fill multiprocessors with large blocks; with fewer, blocks of a warp share them out evenly.
+constexpr int64_t kColumnsOfLargeBlocks = 4 * kSerialReturnsThreads;
+
+template <typename T, int kUnit, ColumnForm kForm>
+cudaError_t launch_serial_returns_as(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
+  const auto params = returns_column_params<T>(problem, kUnit);
+  const int threads = params.cells >= kColumnsOfLargeBlocks * device.multiprocessors ? kSerialReturnsThreads : 32;
+  return launch_dependent(returns_serial_columns_kernel<T, kUnit, kForm>, device.cluster > 1,
+      ceil_div(params.cells, threads), threads, 0, stream, params);
+}
+
+template <typename T>
+cudaError_t launch_serial_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
+  if constexpr (sizeof(T) < 8) {
+    if (takes_few_returns(problem, device.multiprocessors)) return launch_few_returns<T>(problem, device, stream);
+  }
+  const ColumnForm form = column_form(problem);
+  if constexpr (sizeof(T) == 2) {
+    // Pairs are half the threads: only where enough are left.
+    if (columns_pair(problem) && problem.rows() >= 2 * kSerialReturnsColumns * device.multiprocessors) {
+      if (form == ColumnForm::kPlain)
+        return launch_serial_returns_as<T, 2, ColumnForm::kPlain>(problem, device, stream);
+      if (form == ColumnForm::kRatios)
+        return launch_serial_returns_as<T, 2, ColumnForm::kRatios>(problem, device, stream);
+    }
+  }
+  if (form == ColumnForm::kPlain) return launch_serial_returns_as<T, 1, ColumnForm::kPlain>(problem, device, stream);
+  if (form == ColumnForm::kRatios) return launch_serial_returns_as<T, 1, ColumnForm::kRatios>(problem, device, stream);
+  return launch_serial_returns_as<T, 1, ColumnForm::kAll>(problem, device, stream);
+}
+
+}  // namespace dcs

@@ -1,0 +1,43 @@
+// Random problems through the temporal difference scan in which a thread takes a column serially
+// (csrc/cuda/returns/serial_columns) on a CPU, against its definition in double: `serial_columns_on_cpu CASES SEED`.
+// Prints what is wrong; the exit status says whether anything was.
+#include "emulation.h"
+#include "rollout_on_cpu.h"
+#include "returns/serial_columns/kernel.cuh"
+
+using namespace dcs;
+
+namespace {
+
+template <typename T>
+class Trial : public trials::RolloutTrial<T> {
+ public:
+  using trials::RolloutTrial<T>::RolloutTrial;
+
+  bool run() {
+    const ColumnForm form = column_form(p);
+    if constexpr (sizeof(T) == 2) {
+      // A CPU asks for no alignment.
+      const bool in_pairs = !c.contiguous && c.inner % 2 == 0;
+      if (form == ColumnForm::kPlain && in_pairs) return run<2, ColumnForm::kPlain>();
+      if (form == ColumnForm::kRatios && in_pairs) return run<2, ColumnForm::kRatios>();
+    }
+    return form == ColumnForm::kPlain ? run<1, ColumnForm::kPlain>()
+        : form == ColumnForm::kRatios ? run<1, ColumnForm::kRatios>()
+                                      : run<1, ColumnForm::kAll>();
+  }
+
+ private:
+  using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
+
+  template <int kUnit, ColumnForm kForm>
+  bool run() {
+    const auto params = returns_column_params<T>(p, kUnit);
+    return this->is_right(emulation::launch(ceil_div(params.cells, kSerialReturnsThreads), kSerialReturnsThreads, 0,
+        false, c.seed, [&] { returns_serial_columns_kernel<T, kUnit, kForm>(params); }));
+  }
+};
+
+}  // namespace
+
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, trials::draw_rollout); }
