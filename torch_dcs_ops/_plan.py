@@ -1,4 +1,4 @@
-"""``python -m torch_dcs_ops info --plan``: which CUDA kernel a scan takes, in what pieces, and why."""
+"""``python -m torch_dcs_ops info --plan``: which CUDA kernel a scan takes, how it is launched, and why."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Plan(dict[str, Any]):
         for each in self["candidates"]:
             mark = ">" if each["chosen"] else " "
             lines.append(f"{mark} {each['name']:<16} {'can' if each['can'] else '-':<4} {each['takes']}")
-        lines.append(f"pieces of {self['kernel']}")
+        lines.append(f"launch of {self['kernel']}")
         if "aligned_kernel" in self:
             lines.append(f"  {'kernel':<20} {self['aligned_kernel']}")
-        lines += [f"  {name:<20} {_text(value)}" for name, value in self["pieces"].items()]
+        lines += [f"  {name:<20} {_text(value)}" for name, value in self["launch"].items()]
         if self["unused"]:
             lines.append(f"not in use here: {self['unused']}")
         return "\n".join(lines)

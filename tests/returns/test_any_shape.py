@@ -55,7 +55,7 @@ LONG_ROWS = [
 def test_rows_that_no_cluster_holds(
     shape: tuple[int, ...], dtype: torch.dtype, kind: str, rates: str, flags: str, layout: str
 ) -> None:
-    """Their blocks wait for each other's pieces in memory; the same bits come of it whenever these come."""
+    """Their blocks wait for each other's segments in memory; the same bits come of it whenever these come."""
     c = call(shape, len(shape) - 1, dtype, "cuda", kind=kind, rates=rates, flags=flags, layout=layout)
     check(c, long=True)
     first = OP(*c.arguments())

@@ -42,7 +42,7 @@ class Trial : public trials::RolloutTrial<T> {
     const auto params =
         tile_columns_params<T>(p, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
     const bool ended =
-        emulation::launch(plan.strips * plan.tiles, kColumnThreads, params.pieces.bytes, plan.tiles > 1, c.seed, [&] {
+        emulation::launch(plan.strips * plan.tiles, kColumnThreads, params.tensors.bytes, plan.tiles > 1, c.seed, [&] {
           if (plan.flat) return flat_columns_kernel<T, kUnit, kForm>(params);
           tile_columns_kernel<T, kUnit, kForm>(params);
         });

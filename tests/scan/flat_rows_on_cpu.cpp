@@ -171,9 +171,9 @@ class Trial {
     }
     const LongRowsPlan& rows = std::get<LongRowsPlan>(plan);
     FlatParams params = flat_params<T>(p, rows);
-    Memory<Word> pieces(rows.workspace_bytes / 16);
+    Memory<Word> segments(rows.workspace_bytes / 16);
     params.stages = rows.stages;
-    params.pieces = pieces.data;
+    params.segments = segments.data;
     params.tag = 0x123456789abcdef0;
     return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, true, c.seed, [&] {
       in_direction<T>(p, [&](auto direction) { long_rows_kernel<T, kStep, kBackward, direction()>(params); });

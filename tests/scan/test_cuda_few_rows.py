@@ -43,7 +43,7 @@ def assert_not_finite_alike(y: torch.Tensor, expected: torch.Tensor, what: tuple
 
 def gates_of(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Per-step gammas: in (0.8, 1); of both signs; with episodes' ends; whose products fade within a vector; past 1, in
-    one warp's piece or throughout."""
+    one warp's segment or throughout."""
     low, high = {
         "signs": (-1.0, 1.0),
         "fading": (1e-20, 1e-19),
@@ -81,7 +81,7 @@ def test_a_gamma_a_step(shape: tuple[int, int], dtype: torch.dtype, direction: s
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("shape", [(2, 9000), (1, 100_001)], ids=str)
 def test_totals_near_the_end_of_float(shape: tuple[int, int], direction: str) -> None:
-    """Some as large as float can sum, in a few warps' pieces."""
+    """Some as large as float can sum, in a few warps' segments."""
     x = torch.randn(shape, device="cuda")
     gates = gates_of(x, "below 1")
     for at in (0, 700, shape[1] // 2, shape[1] - 1):

@@ -89,7 +89,7 @@ def test_gradients_with_resets(shape: tuple[int, int], dim: int, direction: str)
 
 
 def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """y[t] = x[t] + gates[t] * y[t - 1] of one row: pieces of 1000 steps side by side, then one after the other."""
+    """y[t] = x[t] + gates[t] * y[t - 1] of one row: segments of 1000 steps side by side, then one after the other."""
     length = x.numel()
     pad = -length % 1000
     values = torch.nn.functional.pad(x.double(), (0, pad)).view(-1, 1000)

@@ -97,11 +97,11 @@ def test_dimensions_around_time_are_merged() -> None:
     assert (facts["outer"], facts["length"], facts["inner"]) == (6, 50, 7)
 
 
-def test_pieces_cover_the_scan() -> None:
-    pieces = plan([12345, 1234])["pieces"]
-    assert pieces["tile"] % 1234 == 0
-    assert pieces["tile"] * (pieces["tiles"] - 1) < 12345 * 1234 <= pieces["tile"] * pieces["tiles"]
-    long = plan([7, 9591321])["pieces"]
+def test_tiles_cover_the_scan() -> None:
+    launch = plan([12345, 1234])["launch"]
+    assert launch["tile"] % 1234 == 0
+    assert launch["tile"] * (launch["tiles"] - 1) < 12345 * 1234 <= launch["tile"] * launch["tiles"]
+    long = plan([7, 9591321])["launch"]
     assert long["tile"] * (long["tiles"] - 1) < 7 * 9591321 + 16 <= long["tile"] * long["tiles"]
     assert long["blocks"] == 132
     assert long["shared_bytes"] <= 227 << 10
@@ -111,29 +111,29 @@ def test_pieces_cover_the_scan() -> None:
 def test_small_rows_are_all_on_the_gpu_at_once() -> None:
     """A multiprocessor has room for 32 warps; clusters of at most 16 blocks have 7 groups of 16 multiprocessors."""
     for rows in (10, 1000, 3000):
-        pieces = plan([rows, 170], gamma="step")["pieces"]
-        assert pieces["group_rows"] * (pieces["blocks"] - 1) < rows <= pieces["group_rows"] * pieces["blocks"]
-        assert pieces["blocks"] * pieces["warps"] <= 132 * 32
+        launch = plan([rows, 170], gamma="step")["launch"]
+        assert launch["group_rows"] * (launch["blocks"] - 1) < rows <= launch["group_rows"] * launch["blocks"]
+        assert launch["blocks"] * launch["warps"] <= 132 * 32
     assert plan([14, 30_001], reset=True)["kernel"] == "small_rows"
-    pieces = plan([14, 30_001], reset=True)["pieces"]
-    assert (pieces["cluster"], pieces["warps"], pieces["blocks"]) == (15, 16, 14 * 15)
-    assert pieces["blocks_run_together"]
+    launch = plan([14, 30_001], reset=True)["launch"]
+    assert (launch["cluster"], launch["warps"], launch["blocks"]) == (15, 16, 14 * 15)
+    assert launch["blocks_run_together"]
     assert plan([15, 30_001], reset=True)["kernel"] == "flat_rows"
 
 
 def test_small_columns_are_all_on_the_gpu_at_once() -> None:
     for columns, gamma in ((3, "number"), (100, "step"), (700, "row")):
-        pieces = plan([400, columns], dim=0, gamma=gamma, reset=True)["pieces"]
-        lanes = 1 << (pieces["span"] - 1).bit_length()
-        parts = pieces["warps"] * pieces.get("cluster", 1) * 32 // lanes
-        assert pieces["span"] * pieces["spans"] >= columns
-        assert parts * pieces["steps"] >= 400
-        assert pieces["blocks"] * pieces["warps"] <= 132 * 32
+        launch = plan([400, columns], dim=0, gamma=gamma, reset=True)["launch"]
+        lanes = 1 << (launch["span"] - 1).bit_length()
+        parts = launch["warps"] * launch.get("cluster", 1) * 32 // lanes
+        assert launch["span"] * launch["spans"] >= columns
+        assert parts * launch["steps"] >= 400
+        assert launch["blocks"] * launch["warps"] <= 132 * 32
 
 
 def test_many_columns_tiles_hold_longer_parts() -> None:
     """More blocks than an H200 has room for have steps in shared memory too, as three blocks a multiprocessor."""
-    few, many = (plan([steps, 99], dim=0)["pieces"] for steps in (20_000, 1_000_000))
+    few, many = (plan([steps, 99], dim=0)["launch"] for steps in (20_000, 1_000_000))
     assert few["early_steps"] == 0
     assert 0 < many["early_steps"] < many["part_steps"] <= 64
     assert many["shared_bytes"] <= (227 << 10) // 3
@@ -143,7 +143,7 @@ def test_resident_columns_have_the_shared_memory_of_a_block() -> None:
     columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.float64, "cluster": 0}
     fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
     assert fits["kernel"] == "resident_columns"
-    assert fits["pieces"]["shared_bytes"] > 48 << 10  # what needs no leave
+    assert fits["launch"]["shared_bytes"] > 48 << 10  # what needs no leave
     assert plan(columns, shared_bytes=64 << 10, **options)["kernel"] == "serial_columns"
 
 
@@ -193,7 +193,7 @@ def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith("2x3x50x7 bfloat16 along dim 2: 6 x 50 steps x 7\non an H200: 132 multiprocessors, ")
     marked = [line.split()[1] for line in text.splitlines() if line.startswith(">")]
     assert len(marked) == 1
-    assert f"pieces of {marked[0]}\n" in text
+    assert f"launch of {marked[0]}\n" in text
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_few_steps_read_the_widest_words_of_columns() -> None:
         (5_468_832, torch.float64, 1),
         (400_000, torch.float16, 4),
     ):
-        pieces = plan([2, columns], dtype, 0)["pieces"]
-        assert pieces["unit"] == unit
-        assert pieces["cells"] * pieces["blocks"] * 256 * unit >= columns
-    assert plan([5, 5_468_832], torch.float16, 0, reset=True)["pieces"]["unit"] == 4
-    assert plan([5, 5_468_832], torch.float64, 0, reset=True)["pieces"]["cells"] == 1
+        launch = plan([2, columns], dtype, 0)["launch"]
+        assert launch["unit"] == unit
+        assert launch["cells"] * launch["blocks"] * 256 * unit >= columns
+    assert plan([5, 5_468_832], torch.float16, 0, reset=True)["launch"]["unit"] == 4
+    assert plan([5, 5_468_832], torch.float64, 0, reset=True)["launch"]["cells"] == 1

@@ -122,7 +122,7 @@ def test_the_first_gate_of_a_row_is_not_used(device: str, shape: tuple[int, int]
 
 @pytest.mark.parametrize("at", [127, 255, 1023])
 def test_a_carry_that_cancels_stays_finite(device: str, at: int) -> None:
-    """y is 1 and then 0; the pieces of a scan that start behind it exceed float32 by themselves."""
+    """y is 1 and then 0; the segments of a scan that start behind it exceed float32 by themselves."""
     x = torch.zeros(1, 4096, device=device)
     x[0, at], x[0, at + 1] = 1, -2
     expected = torch.zeros_like(x)

@@ -62,7 +62,7 @@ _PLAN_OPTIONS = ("dim", "gamma", "reset", "initial", "reverse", "window")
 def _add_plan(info: argparse.ArgumentParser) -> None:
     group = info.add_argument_group(
         "plan",
-        "which CUDA kernel a discounted scan of a contiguous tensor takes, in what pieces, and why: on the current "
+        "which CUDA kernel a discounted scan of a contiguous tensor takes, how it is launched, and why: on the current "
         "GPU, or on an H200 where there is none",
     )
     group.add_argument("--plan", nargs=2, metavar=("SHAPE", "DTYPE"), help="such as 4096x4096 float32")

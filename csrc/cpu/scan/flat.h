@@ -1,7 +1,7 @@
 // Short rows that follow each other in memory, forward: all of them one sequence, cut where a row begins. Within a
 // vector, log2(width) steps of v += g * (v moved on by 2^k lanes) give the scan from a carry of 0, and masks, which
 // repeat with the rows, keep rows apart. With one gate the factors are its powers; with gates or resets they are
-// products of gates, which may overflow or underflow, and inf * 0 is NaN: a piece with a result that is not finite is
+// products of gates, which may overflow or underflow, and inf * 0 is NaN: a tile with a result that is not finite is
 // run through again step by step.
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace dcs::cpu {
 namespace {
 
-constexpr int64_t kPieceOfRows = 512;                 // elements
+constexpr int64_t kTileElements = 512;                // elements
 constexpr int64_t kFlatRow = 32, kFlatGatedRow = 16;  // longer rows are faster otherwise
 
 inline int64_t row_stride(const ScanProblem& problem, const Strides& strides) {
@@ -41,10 +41,10 @@ inline bool is_flat(const ScanProblem& problem) {
       (problem.initial == nullptr || has_even_rows(problem, problem.initial_strides));
 }
 
-inline int64_t rows_of_piece(const ScanProblem& problem) { return kPieceOfRows / problem.length / 8 * 8; }
+inline int64_t rows_of_tile(const ScanProblem& problem) { return kTileElements / problem.length / 8 * 8; }
 
-inline int64_t flat_pieces(const ScanProblem& problem) {
-  const int64_t each = rows_of_piece(problem);
+inline int64_t flat_tiles(const ScanProblem& problem) {
+  const int64_t each = rows_of_tile(problem);
   return (problem.rows() + each - 1) / each;
 }
 
@@ -81,16 +81,16 @@ struct FlatRows {
   static constexpr int kMasks = 5;  // steps 1, 2 and 4, the carry into each lane, the carry beyond the vector
 
   const ScanProblem& problem;
-  const int64_t length, each;  // each: rows of a piece, whole vectors
+  const int64_t length, each;  // each: rows of a tile, whole vectors
   alignas(64) double masks[kFlatRow * kMasks * kWidth];
-  alignas(64) double gates[kPieceOfRows + 2 * kWidth];
-  alignas(64) double added[kPieceOfRows + kWidth];  // what initial values add to the rows' first steps
-  T x[kPieceOfRows + 16], y[kPieceOfRows + 16], step_gates[kPieceOfRows + 16];
-  bool flags[kPieceOfRows + 16];
+  alignas(64) double gates[kTileElements + 2 * kWidth];
+  alignas(64) double added[kTileElements + kWidth];  // what initial values add to the rows' first steps
+  T x[kTileElements + 16], y[kTileElements + 16], step_gates[kTileElements + 16];
+  bool flags[kTileElements + 16];
   double ones[3][kWidth];  // in the first 1, 2 and 4 lanes
 
   DCS_SHARED explicit FlatRows(const ScanProblem& given)
-      : problem(given), length(given.length), each(rows_of_piece(given)) {
+      : problem(given), length(given.length), each(rows_of_tile(given)) {
     const uint64_t all = ~uint64_t{0};
     for (int64_t phase = 0; phase < length; ++phase)
       for (int64_t lane = 0; lane < kWidth; ++lane) {
@@ -192,7 +192,7 @@ struct FlatRows {
   }
 
   DCS_SHARED void spread_row_gates(int64_t row, int64_t rows) {
-    double values[kPieceOfRows / 2];
+    double values[kTileElements / 2];
     read_row_gates(problem, row, rows, values);
     for (int64_t r = 0; r < rows; ++r) {
       const Vector gate = splat(values[r]);
@@ -202,7 +202,7 @@ struct FlatRows {
   }
 
   DCS_SHARED void add_initial(int64_t row, int64_t rows, const T* given, const bool* resets) {
-    double values[kPieceOfRows / 2];
+    double values[kTileElements / 2];
     const int64_t stride = row_stride(problem, problem.initial_strides);
     read_values(static_cast<const T*>(problem.initial) + row * stride, stride, rows, values);
     int64_t at = kMirrored ? length - 1 : 0;
@@ -212,8 +212,8 @@ struct FlatRows {
     }
   }
 
-  // A piece; `beyond`: elements to be added for whole vectors, behind the last step in scan order.
-  void piece(const Powers<kMirrored>& powers, bool one_gate, int64_t row, int64_t rows) {
+  // A tile; `beyond`: elements to be added for whole vectors, behind the last step in scan order.
+  void tile(const Powers<kMirrored>& powers, bool one_gate, int64_t row, int64_t rows) {
     const int64_t count = rows * length, beyond = (kWidth - count % kWidth) % kWidth, front = kMirrored ? beyond : 0;
     const bool whole = beyond == 0;
     const auto operand = [&](const auto* base, const Strides& strides, auto* room) {
@@ -241,14 +241,14 @@ struct FlatRows {
   void run(int64_t begin, int64_t end) {
     const bool one_gate = has_one_gate(problem);
     const Powers<kMirrored> powers(one_gate ? problem.gamma_value : 0.0);
-    for (int64_t row = begin; row < end; row += each) piece(powers, one_gate, row, end - row < each ? end - row : each);
+    for (int64_t row = begin; row < end; row += each) tile(powers, one_gate, row, end - row < each ? end - row : each);
   }
 };
 
-// Rows are cut into pieces by their numbers alone, so that a row's place in a vector, and its bits, hang on no thread.
+// Rows are cut into tiles by their numbers alone, so that a row's place in a vector, and its bits, hang on no thread.
 template <typename T>
 void flat_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
-  const int64_t each = rows_of_piece(problem);
+  const int64_t each = rows_of_tile(problem);
   begin *= each;
   end = end * each < problem.rows() ? end * each : problem.rows();
   if (problem.reverse) FlatRows<T, true>(problem).run(begin, end);

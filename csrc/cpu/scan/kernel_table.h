@@ -47,7 +47,7 @@ int64_t abreast(const ScanProblem& problem) { return is_abreast(problem) ? kAbre
 
 int64_t sets(const ScanProblem& problem) {
   if (is_interleaved(problem)) return problem.rows();
-  if (is_flat(problem)) return flat_pieces(problem);
+  if (is_flat(problem)) return flat_tiles(problem);
   if (!is_abreast(problem)) return problem.rows() / together(problem);
   const Grid grid(problem);
   return grid.groups * grid.others;

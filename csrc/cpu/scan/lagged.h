@@ -1,7 +1,7 @@
 // Few columns: y[i] = x[i] + g[i] * y[i - lag] over the elements as they follow each other in memory, with a gate of 0
 // where a row begins or a reset cuts. Within a vector, log2(width / lag) steps of v += g * (v moved up by 2^k * lag
 // lanes), g *= (g moved up) give the scan from a carry of 0. Products of gates may overflow or underflow, and inf * 0
-// is NaN: a piece with a result that is not finite is run through again step by step.
+// is NaN: a tile with a result that is not finite is run through again step by step.
 #pragma once
 
 #include "scan/lanes.h"
@@ -65,13 +65,13 @@ struct LaggedCarry {
   }
 };
 
-// What a piece or a chunk makes of its carry: sum + product * carry, column by column.
+// What a tile or a chunk makes of its carry: sum + product * carry, column by column.
 struct Folded {
   double sums[kMostLag], products[kMostLag];
 };
 
 // Scans `count` elements (padded to pairs of vectors) from `carries`, one a column; false if a value is not finite. The
-// carry takes one multiply-add for two vectors. With kFold, whose pieces are whole pairs, folds them onto `folded`, and
+// carry takes one multiply-add for two vectors. With kFold, whose tiles are whole pairs, folds them onto `folded`, and
 // the values of its scan count too.
 template <int kLag, bool kFold>
 bool scan_lagged(
@@ -115,17 +115,17 @@ struct LaggedScan {
   const int64_t lag, shift;  // shift: how many places on in scan order a gate acts
   const bool starts_empty;   // a row's first value is its input
   int levels = 1;
-  bool begins = false, is_kept = false;  // is_kept: the gates are those of the piece before
+  bool begins = false, is_kept = false;  // is_kept: the gates are those of the tile before
   double carries[kMostLag], sums[kMostLag];
-  double held_gates[kMostLag];  // of the step before the piece
+  double held_gates[kMostLag];  // of the step before the tile
   bool held_flags[kMostLag];
-  alignas(64) double x[kPiece + 2 * kWidth];
-  alignas(64) double y[kPiece + 2 * kWidth];
-  alignas(64) double gates[kPiece + 3 * kWidth];
-  alignas(64) double next[kPiece + 2 * kWidth];
-  alignas(64) uint64_t masks[kPiece];  // of short rows: 0 where one begins, else all bits
-  bool flags[kPiece + kWidth], flag_room[kPiece];
-  T room[kPiece];
+  alignas(64) double x[kTile + 2 * kWidth];
+  alignas(64) double y[kTile + 2 * kWidth];
+  alignas(64) double gates[kTile + 3 * kWidth];
+  alignas(64) double next[kTile + 2 * kWidth];
+  alignas(64) uint64_t masks[kTile];  // of short rows: 0 where one begins, else all bits
+  bool flags[kTile + kWidth], flag_room[kTile];
+  T room[kTile];
 
   DCS_SHARED explicit LaggedScan(const ScanProblem& given)
       : problem(given),
@@ -142,26 +142,26 @@ struct LaggedScan {
 
   // Column c in scan order, as it lies in memory.
   DCS_INLINE int64_t column(int64_t c) const { return problem.reverse ? lag - 1 - c : c; }
-  DCS_INLINE int64_t group_at(const Piece& piece, int64_t k) const {
-    return piece.group + (problem.reverse ? piece.groups - 1 - k : k);
+  DCS_INLINE int64_t group_at(const Tile& tile, int64_t k) const {
+    return tile.group + (problem.reverse ? tile.groups - 1 - k : k);
   }
   DCS_INLINE double initial(int64_t group, int64_t c) const { return read_initial<T>(problem, group, column(c)); }
-  DCS_INLINE bool is_short() const { return groups.size <= kPiece; }
+  DCS_INLINE bool is_short() const { return groups.size <= kTile; }
 
-  void stage_gates(const Piece& piece, int64_t count) {
+  void stage_gates(const Tile& tile, int64_t count) {
     double* to = gates + shift;
     if (problem.gamma_kind == GammaKind::kStep) {
       const T* from =
-          gathered(problem, groups, static_cast<const T*>(problem.gamma), problem.gamma_strides, piece, room);
+          gathered(problem, groups, static_cast<const T*>(problem.gamma), problem.gamma_strides, tile, room);
       return widen(to, from, count, problem.reverse);
     }
     if (problem.gamma_kind == GammaKind::kNumber) {
       for (int64_t i = 0; i < count; ++i) to[i] = problem.gamma_value;
       return;
     }
-    const int64_t of_group = piece.steps * lag;
-    for (int64_t k = 0; k < piece.groups; ++k, to += of_group) {
-      const int64_t outer = group_at(piece, k);
+    const int64_t of_group = tile.steps * lag;
+    for (int64_t k = 0; k < tile.groups; ++k, to += of_group) {
+      const int64_t outer = group_at(tile, k);
       for (int64_t c = 0; c < lag; ++c) {
         const double gate = read_gate<double>(problem, outer, column(c));
         for (int64_t i = c; i < of_group; i += lag) to[i] = gate;
@@ -169,36 +169,36 @@ struct LaggedScan {
     }
   }
 
-  // Everything that the scan of a piece reads. `begins`: whether rows begin here.
-  void stage(const Piece& piece, int64_t count) {
-    widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, piece, room), count,
+  // Everything that the scan of a tile reads. `begins`: whether rows begin here.
+  void stage(const Tile& tile, int64_t count) {
+    widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, tile, room), count,
         problem.reverse);
     for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
     if (is_kept) return;
     for (int64_t c = 0; c < shift; ++c) gates[c] = held_gates[c];
-    stage_gates(piece, count);
+    stage_gates(tile, count);
     if (problem.reset != nullptr) {
       for (int64_t c = 0; c < shift; ++c) flags[c] = held_flags[c];
-      copy_flags(flags + shift, gathered(problem, groups, problem.reset, problem.reset_strides, piece, flag_room),
-          count, problem.reverse);
+      copy_flags(flags + shift, gathered(problem, groups, problem.reset, problem.reset_strides, tile, flag_room), count,
+          problem.reverse);
       zero_where(gates + shift, flags + shift, count);
       for (int64_t c = 0; c < shift; ++c) held_flags[c] = flags[count + c];
     }
     for (int64_t c = 0; c < shift; ++c) held_gates[c] = gates[count + c];
     if (begins) {
-      if (!starts_empty) begin_rows(piece);
+      if (!starts_empty) begin_rows(tile);
       cut_rows(count);
     }
     for (int i = 0; i < 2 * kWidth; ++i) gates[count + i] = 0;
   }
 
   // An initial value enters the first step's input; of a long row it is the carry.
-  void begin_rows(const Piece& piece) {
-    for (int64_t k = 0; k < piece.groups; ++k) {
+  void begin_rows(const Tile& tile) {
+    for (int64_t k = 0; k < tile.groups; ++k) {
       const int64_t at = k * groups.size;
       for (int64_t c = 0; c < lag; ++c) {
         const bool is_cut = problem.reset != nullptr && flags[at + c];
-        if (!is_cut) x[at + c] = multiply_add(gates[at + c], initial(group_at(piece, k), c), x[at + c]);
+        if (!is_cut) x[at + c] = multiply_add(gates[at + c], initial(group_at(tile, k), c), x[at + c]);
       }
     }
   }
@@ -250,35 +250,35 @@ struct LaggedScan {
     for (int64_t c = 0; c < lag; ++c) carries[c] = y[count - lag + c];
   }
 
-  void write(T* result, const Strides& strides, const Piece& piece, int64_t count) {
-    T* to = target(problem, groups, result, strides, piece, room);
+  void write(T* result, const Strides& strides, const Tile& tile, int64_t count) {
+    T* to = target(problem, groups, result, strides, tile, room);
     narrow(to, y, count, problem.reverse);
-    if (to == room) scatter(problem, groups, result, strides, piece, room);
+    if (to == room) scatter(problem, groups, result, strides, tile, room);
   }
 
   // y becomes output * saved[next step]; `ends`: the rows' last step is here.
-  void gradients(const Piece& piece, int64_t count, bool ends) {
+  void gradients(const Tile& tile, int64_t count, bool ends) {
     const T* saved = static_cast<const T*>(problem.saved);
-    widen(next, gathered(problem, groups, saved, problem.saved_strides, piece, room), count, problem.reverse);
+    widen(next, gathered(problem, groups, saved, problem.saved_strides, tile, room), count, problem.reverse);
     if (ends) {
-      const int64_t of_group = piece.steps * lag;
-      for (int64_t k = 0; k < piece.groups; ++k)
-        for (int64_t c = 0; c < lag; ++c) next[(k + 1) * of_group + c] = initial(group_at(piece, k), c);
+      const int64_t of_group = tile.steps * lag;
+      for (int64_t k = 0; k < tile.groups; ++k)
+        for (int64_t c = 0; c < lag; ++c) next[(k + 1) * of_group + c] = initial(group_at(tile, k), c);
     } else {
-      const Piece after{piece.group, 1, problem.reverse ? piece.time - 1 : piece.time + piece.steps, 1};
+      const Tile after{tile.group, 1, problem.reverse ? tile.time - 1 : tile.time + tile.steps, 1};
       widen(next + count, gathered(problem, groups, saved, problem.saved_strides, after, room), lag, problem.reverse);
     }
     for (int64_t i = 0; i < count; ++i) y[i] *= next[i + lag];
     if (problem.reset != nullptr) zero_where(y, flags + shift, count);
     if (problem.gamma_kind == GammaKind::kStep)
-      return write(static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, piece, count);
-    const int64_t of_group = piece.steps * lag;
-    for (int64_t k = 0; k < piece.groups; ++k)
+      return write(static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, tile, count);
+    const int64_t of_group = tile.steps * lag;
+    for (int64_t k = 0; k < tile.groups; ++k)
       for (int64_t c = 0; c < lag; ++c) {
         const double* terms = y + k * of_group + c;
         double sum = is_short() ? 0.0 : sums[c];
         for (int64_t i = 0; i < of_group; i += lag) sum += terms[i];
-        if (is_short()) write_sum(group_at(piece, k), c, sum);
+        if (is_short()) write_sum(group_at(tile, k), c, sum);
         else sums[c] = sum;
       }
   }
@@ -287,14 +287,14 @@ struct LaggedScan {
     write_partial<T>(problem, group, column(c), sum);
   }
 
-  void output(const Piece& piece, int64_t count, bool ends) {
-    write(static_cast<T*>(problem.output), problem.output_strides, piece, count);
-    if (problem.backward) gradients(piece, count, ends);
+  void output(const Tile& tile, int64_t count, bool ends) {
+    write(static_cast<T*>(problem.output), problem.output_strides, tile, count);
+    if (problem.backward) gradients(tile, count, ends);
   }
 
-  // Groups [begin, end) of short rows, several a piece.
+  // Groups [begin, end) of short rows, several a tile.
   void short_rows(int64_t begin, int64_t end) {
-    const int64_t most = kPiece / groups.size;
+    const int64_t most = kTile / groups.size;
     const bool keeps = problem.gamma_kind == GammaKind::kNumber && problem.reset == nullptr && starts_empty;
     begins = true;
     for (int64_t i = 0; i < most * groups.size; ++i) masks[i] = ~uint64_t{0};
@@ -302,40 +302,40 @@ struct LaggedScan {
       for (int64_t c = 0; c < lag; ++c) masks[k * groups.size + c] = 0;
     for (int64_t group = begin; group < end; group += most) {
       const int64_t left = end - group;
-      // In a reverse scan as in a forward one, pieces go up in memory.
-      const Piece piece{group, left < most ? left : most, 0, problem.length};
-      const int64_t count = piece.groups * groups.size;
+      // In a reverse scan as in a forward one, tiles go up in memory.
+      const Tile tile{group, left < most ? left : most, 0, problem.length};
+      const int64_t count = tile.groups * groups.size;
       is_kept = keeps && group > begin && left >= most;
       for (int c = 0; c < kMostLag; ++c) carries[c] = 0;
-      stage(piece, count);
+      stage(tile, count);
       scan<false>(count, nullptr);
-      output(piece, count, true);
+      output(tile, count, true);
     }
   }
 
   // Steps [first, stop) of a group, in scan order, from `carries` on, folded if asked for. No output in a fold alone.
   template <bool kFold>
   DCS_SHARED void stretch(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
-    const int64_t most = kPiece / lag / (2 * kWidth) * (2 * kWidth);
+    const int64_t most = kTile / lag / (2 * kWidth) * (2 * kWidth);
     if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {
       const int64_t steps = stop - step < most ? stop - step : most;
-      const Piece piece{group, 1, problem.reverse ? problem.length - step - steps : step, steps};
+      const Tile tile{group, 1, problem.reverse ? problem.length - step - steps : step, steps};
       begins = step == 0 && starts_empty;
       if (step == 0 && !starts_empty)
         for (int64_t c = 0; c < lag; ++c) carries[c] = initial(group, c);
       if constexpr (kFold)
         if (step == 0)
           for (int64_t c = 0; c < lag; ++c) folded->sums[c] = carries[c];
-      stage(piece, steps * lag);
+      stage(tile, steps * lag);
       scan<kFold>(steps * lag, folded);
-      if (writes) output(piece, steps * lag, step + steps == problem.length);
+      if (writes) output(tile, steps * lag, step + steps == problem.length);
     }
   }
 
   // The gates and flags of the step before `first`.
   void hold_before(int64_t group, int64_t first) {
-    const Piece before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
+    const Tile before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
     stage_gates(before, lag);
     if (problem.reset != nullptr)
       copy_flags(held_flags, gathered(problem, groups, problem.reset, problem.reset_strides, before, flag_room), lag,

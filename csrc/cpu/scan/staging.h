@@ -1,4 +1,4 @@
-// Pieces of few columns as doubles, in scan order and without gaps, whatever the operand's layout.
+// Tiles of few columns as doubles, in scan order and without gaps, whatever the operand's layout.
 #pragma once
 
 #include "scan/row_view.h"
@@ -7,7 +7,7 @@
 namespace dcs::cpu {
 namespace {
 
-constexpr int64_t kPiece = 512;  // elements: the operands of a piece stay in the first-level cache
+constexpr int64_t kTile = 512;  // elements: the operands of a tile stay in the first-level cache
 
 // The columns of an outer index lie side by side in memory: steps first and columns within a step, an element's
 // predecessor in time lies `lag` places back.
@@ -19,37 +19,37 @@ struct Groups {
 };
 
 // Steps [time, time + steps), counted in memory's order, of adjacent groups.
-struct Piece {
+struct Tile {
   int64_t group, groups;
   int64_t time, steps;
 };
 
 // run(offset, place, count, stride, apart) for the runs of an operand: elements from `offset` on, `stride` apart in
-// memory, belong `apart` from each other into the piece, from `place` on.
+// memory, belong `apart` from each other into the tile, from `place` on.
 template <typename Run>
 DCS_INLINE void for_each_run(
-    const ScanProblem& problem, const Groups& groups, const Strides& strides, const Piece& piece, const Run& run) {
-  const int64_t lag = groups.lag, of_group = piece.steps * lag;
+    const ScanProblem& problem, const Groups& groups, const Strides& strides, const Tile& tile, const Run& run) {
+  const int64_t lag = groups.lag, of_group = tile.steps * lag;
   const bool is_dense = (strides.time == lag || problem.length == 1) && strides.inner == 1;
   const bool is_packed = strides.outer == groups.size;
-  const int64_t together = is_dense && (piece.groups == 1 || is_packed) ? piece.groups : 1;
-  for (int64_t k = 0; k < piece.groups; k += together) {
-    const int64_t from = (piece.group + k) * strides.outer + piece.time * strides.time;
+  const int64_t together = is_dense && (tile.groups == 1 || is_packed) ? tile.groups : 1;
+  for (int64_t k = 0; k < tile.groups; k += together) {
+    const int64_t from = (tile.group + k) * strides.outer + tile.time * strides.time;
     if (is_dense) {
       run(from, k * of_group, together * of_group, 1, 1);
       continue;
     }
-    for (int64_t c = 0; c < lag; ++c) run(from + c * strides.inner, k * of_group + c, piece.steps, strides.time, lag);
+    for (int64_t c = 0; c < lag; ++c) run(from + c * strides.inner, k * of_group + c, tile.steps, strides.time, lag);
   }
 }
 
-// The piece's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
+// The tile's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
 template <typename T>
 const T* gathered(const ScanProblem& problem, const Groups& groups, const T* operand, const Strides& strides,
-    const Piece& piece, T* room) {
-  const int64_t all = piece.groups * piece.steps * groups.lag;
+    const Tile& tile, T* room) {
+  const int64_t all = tile.groups * tile.steps * groups.lag;
   const T* found = room;
-  for_each_run(problem, groups, strides, piece,
+  for_each_run(problem, groups, strides, tile,
       [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
         if (count == all && stride == 1) {
           found = operand + offset;
@@ -60,13 +60,13 @@ const T* gathered(const ScanProblem& problem, const Groups& groups, const T* ope
   return found;
 }
 
-// Where to write the piece's elements in memory's order: in place, or into `room`; `scatter` does the rest.
+// Where to write the tile's elements in memory's order: in place, or into `room`; `scatter` does the rest.
 template <typename T>
 T* target(
-    const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece, T* room) {
-  const int64_t all = piece.groups * piece.steps * groups.lag;
+    const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Tile& tile, T* room) {
+  const int64_t all = tile.groups * tile.steps * groups.lag;
   T* found = room;
-  for_each_run(problem, groups, strides, piece,
+  for_each_run(problem, groups, strides, tile,
       [&](int64_t offset, int64_t, int64_t count, int64_t stride, int64_t) __attribute__((always_inline)) {
         if (count == all && stride == 1) found = result + offset;
       });
@@ -74,9 +74,9 @@ T* target(
 }
 
 template <typename T>
-void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Piece& piece,
+void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Tile& tile,
     const T* room) {
-  for_each_run(problem, groups, strides, piece,
+  for_each_run(problem, groups, strides, tile,
       [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
         for (int64_t i = 0; i < count; ++i) result[offset + i * stride] = room[place + i * apart];
       });

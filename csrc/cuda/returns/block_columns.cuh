@@ -225,20 +225,20 @@ struct ReturnsColumnsRound {
   static __device__ __forceinline__ void exchange_carries(Segments& segments) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int segment = lane % warps, of_column = warp * (32 / warps) + lane / warps;
-    Piece<double> piece{segments.totals[segment][of_column], segments.products[segment][of_column],
+    Segment<double> folded{segments.totals[segment][of_column], segments.products[segment][of_column],
         segments.closed[segment][of_column]};
     for (int d = 1; d < warps; d *= 2) {
-      const double total = shuffle_up(piece.total, d, warps), gates = shuffle_up(piece.gates, d, warps);
-      const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-      if (segment >= d && !piece.closed)
-        piece = {fold(piece.total, piece.gates, total), clamped_mul(piece.gates, gates), stops};
+      const double total = shuffle_up(folded.total, d, warps), gates = shuffle_up(folded.gates, d, warps);
+      const bool stops = __shfl_up_sync(0xffffffffu, folded.closed, d, warps);
+      if (segment >= d && !folded.closed)
+        folded = {fold(folded.total, folded.gates, total), clamped_mul(folded.gates, gates), stops};
     }
-    const Piece<double> before{shuffle_up(piece.total, 1, warps), shuffle_up(piece.gates, 1, warps),
-        static_cast<bool>(__shfl_up_sync(0xffffffffu, piece.closed, 1, warps))};
+    const Segment<double> before{shuffle_up(folded.total, 1, warps), shuffle_up(folded.gates, 1, warps),
+        static_cast<bool>(__shfl_up_sync(0xffffffffu, folded.closed, 1, warps))};
     const double entering = segments.carries[of_column];
     segments.totals[segment][of_column] = segment == 0 ? entering : after(before, entering);
     __syncwarp();
-    if (segment == warps - 1) segments.carries[of_column] = after(piece, entering);
+    if (segment == warps - 1) segments.carries[of_column] = after(folded, entering);
     __syncthreads();
   }
 

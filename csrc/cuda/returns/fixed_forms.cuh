@@ -54,7 +54,7 @@ struct KnownSteps {
 
   // From a carry of nothing. In float the product of gates is what float can hold of it.
   template <typename Wide>
-  __device__ __forceinline__ Piece<Wide> total(const ReturnsKnown<Acc>& call) const {
+  __device__ __forceinline__ Segment<Wide> total(const ReturnsKnown<Acc>& call) const {
     Acc y = 0, product = 1;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -79,7 +79,7 @@ struct KnownSteps {
   }
 
   // The same in float, and all the way there.
-  __device__ __forceinline__ Piece<float> total(const ReturnsKnown<Acc>& call, Prefixes<kCount>& prefixes) const {
+  __device__ __forceinline__ Segment<float> total(const ReturnsKnown<Acc>& call, Prefixes<kCount>& prefixes) const {
     const float gate = call.rates.gate.value + call.rates.gate.rest;
     float y = 0, product = 1;
 #pragma unroll
@@ -131,13 +131,13 @@ struct KnownSteps {
   }
 };
 
-// Joins a piece with the one before it in the scan.
+// Joins a segment with the one before it in the scan.
 template <typename Wide>
-__device__ __forceinline__ void join(Piece<Wide>& piece, const Piece<Wide>& before) {
-  if (piece.closed) return;
-  const Wide total = fold(piece.total, piece.gates, before.total);
-  if constexpr (sizeof(Wide) == 8) piece = {total, clamped_mul(piece.gates, before.gates), before.closed};
-  else piece = {total, piece.gates * before.gates, before.closed};
+__device__ __forceinline__ void join(Segment<Wide>& segment, const Segment<Wide>& before) {
+  if (segment.closed) return;
+  const Wide total = fold(segment.total, segment.gates, before.total);
+  if constexpr (sizeof(Wide) == 8) segment = {total, clamped_mul(segment.gates, before.gates), before.closed};
+  else segment = {total, segment.gates * before.gates, before.closed};
 }
 
 }  // namespace dcs

@@ -1,4 +1,4 @@
-// Which kernel a temporal difference scan takes, and in what pieces.
+// Which kernel a temporal difference scan takes, and with what tiles.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -19,9 +19,9 @@ struct ReturnsRowsTile {
   using Given = typename Operands::Given;
   using Factors = typename Operands::Factors;
   using Word = Vector<T, 16 / sizeof(T)>;
-  using Pieces =
-      Piece<double>[Operands::kBlock ? 2 : 1]
-                   [Operands::kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
+  using Segments =
+      Segment<double>[Operands::kBlock ? 2 : 1]
+                     [Operands::kBlock ? returns_warps(kRows, kForm) : 1];  // two in turn: a warp may be one tile ahead
   static constexpr bool kFull = Operands::kFull, kGates = Operands::kGates, kPacked = Operands::kPacked,
                         kBlock = Operands::kBlock;
   static constexpr int kPer = Operands::kPer, kSteps = Operands::kSteps, kVec = Operands::kVec,
@@ -172,7 +172,7 @@ struct ReturnsRowsTile {
   // The carry into the lane's steps, from the last one back; `carry` becomes that into the warp's (the block's) next
   // tile. `after_power`: c over the lanes after this one.
   __device__ __forceinline__ Acc exchange_carries(
-      double total, double gates, double after_power, Pieces& pieces, int& parity, double& carry) const {
+      double total, double gates, double after_power, Segments& segments, int& parity, double& carry) const {
     // A cut in [lane, lane + d) keeps out what lies behind.
     const uint32_t cut_lanes = __ballot_sync(0xffffffffu, cuts != 0);
 #pragma unroll
@@ -189,22 +189,22 @@ struct ReturnsRowsTile {
       behind = 0.0;
       behind_gates = 1.0;
     }
-    const Piece<double> whole{shuffle(total, 0), kGates ? shuffle(gates, 0) : params.powers[5], cut_lanes != 0};
+    const Segment<double> whole{shuffle(total, 0), kGates ? shuffle(gates, 0) : params.powers[5], cut_lanes != 0};
     double entering = carry;
     if constexpr (kBlock) {
-      if (lane == 0) pieces[parity][operands.warp] = whole;
+      if (lane == 0) segments[parity][operands.warp] = whole;
       __syncthreads();
       double all = carry;
       for (int w = operands.warps - 1; w >= 0; --w) {
         if (w == operands.warp) entering = all;
-        all = after(pieces[parity][w], all);
+        all = after(segments[parity][w], all);
       }
       carry = all;
       parity ^= 1;
     } else {
       carry = after(whole, carry);
     }
-    return static_cast<Acc>(after(Piece<double>{behind, behind_gates, (cut_lanes >> lane >> 1) != 0}, entering));
+    return static_cast<Acc>(after(Segment<double>{behind, behind_gates, (cut_lanes >> lane >> 1) != 0}, entering));
   }
 
   __device__ __forceinline__ StagedTensor target_slot() const {
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
   using Acc = typename Operands::Acc;
   constexpr int kStages = Operands::kStages;
   extern __shared__ __align__(16) unsigned char returns_shared[];
-  __shared__ typename Tile::Pieces pieces;
+  __shared__ typename Tile::Segments segments;
   Operands operands(params, returns_shared);
   double after_power = 1.0;
   if constexpr (!Operands::kGates) {
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
       double gates = 1.0;
       typename Tile::Differences differences;
       const Acc total = tile.scan_local(bootstraps, differences, gates);
-      tile.apply(tile.exchange_carries(total, gates, after_power, pieces, parity, carry), differences);
+      tile.apply(tile.exchange_carries(total, gates, after_power, segments, parity, carry), differences);
       tile.store();
       now = following;
       if (!Operands::kPacked && now.tile == operands.tiles - 1) bootstrap = next_bootstrap;

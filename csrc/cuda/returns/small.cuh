@@ -71,13 +71,13 @@ __global__ void __launch_bounds__(kShortRowThreads)
   Acc behind = shuffle_down(steps.values[kVec - 1], 1);
   if (ends) behind = cast<Acc>(bootstrap);
   steps.make_differences(call, behind, ends);
-  Piece<Wide> piece = steps.template total<Wide>(call);
+  Segment<Wide> segment = steps.template total<Wide>(call);
   for (int d = 1; d < call.lanes; d *= 2) {
-    const Piece<Wide> before{shuffle_down(piece.total, d), shuffle_down(piece.gates, d),
-        static_cast<bool>(__shfl_down_sync(0xffffffffu, piece.closed, d))};
-    if (place + d < call.lanes) join(piece, before);
+    const Segment<Wide> before{shuffle_down(segment.total, d), shuffle_down(segment.gates, d),
+        static_cast<bool>(__shfl_down_sync(0xffffffffu, segment.closed, d))};
+    if (place + d < call.lanes) join(segment, before);
   }
-  const Wide carry = shuffle_down(piece.total, 1);  // the last lane's first step is cut
+  const Wide carry = shuffle_down(segment.total, 1);  // the last lane's first step is cut
 
   Acc advantages[kVec], targets[kVec], pg_advantages[kVec];
   steps.results(call, ends ? Acc(0) : static_cast<Acc>(carry), [&](int i, Acc advantage, Acc target, Acc pg) {
@@ -160,16 +160,16 @@ struct FewLeft<double, true> {
   __device__ __forceinline__ double gate(double) const { return gates; }
 };
 
-// The carry into a lane's steps, whose total is `piece`; all threads of a block call it. False, in `carry` nothing: a
+// The carry into a lane's steps, whose total is `segment`; all threads of a block call it. False, in `carry` nothing: a
 // product of gates has left float's range.
 template <typename Wide, int kWarps, typename Steps, typename Acc, typename Left>
-__device__ __forceinline__ bool few_columns_carry(
-    const Steps& steps, const Piece<Wide>& piece, Wide lane_power, Left (&left)[kWarps][kSmallColumns], Acc& carry) {
+__device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Segment<Wide>& segment, Wide lane_power,
+    Left (&left)[kWarps][kSmallColumns], Acc& carry) {
   constexpr bool kGates = Steps::kHasRhos;
   constexpr int kColumns = kSmallColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
-  Wide total = piece.total, gates = piece.gates;
+  Wide total = segment.total, gates = segment.gates;
   // The nearest lane at or before this one in its column that a carry does not pass.
   const uint32_t stops =
       __ballot_sync(0xffffffffu, steps.cuts != 0) & (kColumn << group) & (0xffffffffu >> (31 - lane));
@@ -298,10 +298,10 @@ __global__ void __launch_bounds__(32 * kWarps)
     in_double(left);
   } else {
     Prefixes<kSteps> prefixes;
-    const auto piece = steps.total(known, prefixes);
+    const auto segment = steps.total(known, prefixes);
     float carry;
     const bool held =
-        few_columns_carry<float>(steps, piece, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
+        few_columns_carry<float>(steps, segment, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
     if constexpr (Steps::kHasRhos) {
       if (__builtin_expect(!held, 0)) {
         // To its own end: the common way's instructions stay together.

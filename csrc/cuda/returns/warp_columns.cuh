@@ -131,21 +131,21 @@ struct ReturnsWarpColumns {
 
   __device__ __forceinline__ bool inside() const { return lane() * kColumns < columns; }
 
-  // kRows rows of an operand, from step `first` on, counted from the last one. A lane's pieces of 16 bytes are kEvery
+  // kRows rows of an operand, from step `first` on, counted from the last one. A lane's chunks of 16 bytes are kEvery
   // rows apart.
   template <int kSize, int kRows>
   __device__ __forceinline__ void fetch_operand(
       unsigned char* to, const ReturnsColumnOperand& operand, int64_t first) const {
-    constexpr int kPieces = kRow * kSize / 16, kEvery = kPieces < 32 ? 32 / kPieces : 1;
-    static_assert(kPieces <= 32);
-    const int row = lane() / kPieces, piece = lane() % kPieces;
+    constexpr int kChunks = kRow * kSize / 16, kEvery = kChunks < 32 ? 32 / kChunks : 1;
+    static_assert(kChunks <= 32);
+    const int row = lane() / kChunks, chunk = lane() % kChunks;
     const int64_t length = call.length;
-    const bool exists = piece * 16 < columns * kSize;
+    const bool exists = chunk * 16 < columns * kSize;
     const Strides& strides = operand.strides;
     const char* from = operand.data +
-        ((length - 1 - first - row) * strides.time + outer * strides.outer + first_column) * kSize + piece * 16;
+        ((length - 1 - first - row) * strides.time + outer * strides.outer + first_column) * kSize + chunk * 16;
     const bool whole = columns >= kRow && first >= 0 && first + kRows <= length;
-    unsigned char* const place = to + row * kRow * kSize + piece * 16;
+    unsigned char* const place = to + row * kRow * kSize + chunk * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
       if (kRows % kEvery == 0 || r + row < kRows)
@@ -228,8 +228,8 @@ struct ReturnsWarpColumns {
       const Steps (&steps)[kColumns], int segment, uint32_t parity, Acc (&entering)[kColumns]) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const Piece<double> piece = steps[c].template total<double>(call);
-      store_shared(own + (c * 32 + lane()) * 16, piece.total, piece.gates);
+      const Segment<double> folded = steps[c].template total<double>(call);
+      store_shared(own + (c * 32 + lane()) * 16, folded.total, folded.gates);
     }
     if (segment > 0) mbarrier_wait(before + Carries::kReady, warp() == 0 ? parity ^ 1 : parity);
 #pragma unroll

@@ -10,7 +10,7 @@
 #include "scan/columns/split_columns.cuh"
 #include "scan/long_rows/launch.cuh"
 #include "dcs/scan/forms.h"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/long_rows/few_rows_gated.cuh"
 #include "scan/rows/tile_rows.cuh"

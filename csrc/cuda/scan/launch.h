@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/problem.h"
 
 namespace dcs {

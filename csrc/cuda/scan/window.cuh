@@ -1,6 +1,6 @@
 // Windowed scans: y[t] takes the distances 0 .. window - 1 back along the scan order.
 // A short window is summed by running the plain recurrence over it for each output. A long one is composed by doubling:
-// pieces of 2^i steps ending at every position, and from them the piece of `window` steps by the window's binary
+// segments of 2^i steps ending at every position, and from them the segment of `window` steps by the window's binary
 // digits. Nothing is subtracted, so a NaN or a large value leaves with the window that held it.
 #pragma once
 
@@ -98,60 +98,60 @@ __global__ void window_direct_kernel(const __grid_constant__ ScanProblem p) {
   }
 }
 
-// Pieces that end at each position of a row (of length + 1 positions when there is an initial value).
+// Segments that end at each position of a row (of length + 1 positions when there is an initial value).
 template <typename Wide>
-struct Pieces {
+struct Segments {
   Wide* total;
   Wide* gates;
   bool* closed;
-  __device__ __forceinline__ Piece<Wide> at(int64_t i) const { return {total[i], gates[i], closed[i]}; }
-  __device__ __forceinline__ void put(int64_t i, const Piece<Wide>& piece) const {
-    total[i] = piece.total;
-    gates[i] = piece.gates;
-    closed[i] = piece.closed;
+  __device__ __forceinline__ Segment<Wide> at(int64_t i) const { return {total[i], gates[i], closed[i]}; }
+  __device__ __forceinline__ void put(int64_t i, const Segment<Wide>& segment) const {
+    total[i] = segment.total;
+    gates[i] = segment.gates;
+    closed[i] = segment.closed;
   }
 };
 
 template <typename T>
-__global__ void window_leaves_kernel(
-    const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
+__global__ void window_leaves_kernel(const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows,
+    Segments<typename Types<T>::Wide> segments) {
   using Wide = typename Types<T>::Wide;
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const int64_t row = divided(i, length), q = i - row * length - lead;
     const WindowRow<T> view(p, first_row + row);
-    if (q < 0) pieces.put(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
-    else view.each(q, q, [&](Wide x, Wide gate, bool cut) { pieces.put(i, {x, gate, cut}); });
+    if (q < 0) segments.put(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
+    else view.each(q, q, [&](Wide x, Wide gate, bool cut) { segments.put(i, {x, gate, cut}); });
   }
 }
 
 // to[i] = later[i] after earlier[i - distance]; `length` positions a row.
 template <typename Wide>
 __global__ void window_compose_kernel(
-    Pieces<Wide> to, Pieces<Wide> later, Pieces<Wide> earlier, int64_t distance, int64_t rows, int64_t length) {
+    Segments<Wide> to, Segments<Wide> later, Segments<Wide> earlier, int64_t distance, int64_t rows, int64_t length) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    Piece<Wide> piece = later.at(i);
-    if (i - divided(i, length) * length >= distance && !piece.closed) {
-      const Piece<Wide> other = earlier.at(i - distance);
-      piece.total = fold(piece.total, piece.gates, other.total);
-      piece.gates = clamped_mul(piece.gates, other.gates);
-      piece.closed = other.closed;
+    Segment<Wide> segment = later.at(i);
+    if (i - divided(i, length) * length >= distance && !segment.closed) {
+      const Segment<Wide> other = earlier.at(i - distance);
+      segment.total = fold(segment.total, segment.gates, other.total);
+      segment.gates = clamped_mul(segment.gates, other.gates);
+      segment.closed = other.closed;
     }
-    to.put(i, piece);
+    to.put(i, segment);
   }
 }
 
 template <typename T>
-__global__ void window_store_kernel(
-    const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows, Pieces<typename Types<T>::Wide> pieces) {
+__global__ void window_store_kernel(const __grid_constant__ ScanProblem p, int64_t first_row, int64_t rows,
+    Segments<typename Types<T>::Wide> segments) {
   const int64_t lead = p.initial ? 1 : 0, length = p.length + lead;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * p.length;
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const int64_t row = divided(i, p.length), q = i - row * p.length;
     const WindowRow<T> view(p, first_row + row);
-    view.store(q, pieces.total[row * length + q + lead]);
+    view.store(q, segments.total[row * length + q + lead]);
   }
 }
 

@@ -26,7 +26,7 @@ void launch_composed(const ScanProblem& problem, const ComposedWindowPlan& plan,
   using Wide = typename Types<T>::Wide;
   const int64_t length = problem.length + (problem.initial ? 1 : 0);
   const int64_t capacity = plan.rows * length;
-  Pieces<Wide> buffers[4];
+  Segments<Wide> buffers[4];
   Wide* wides = static_cast<Wide*>(workspace);
   bool* bools = reinterpret_cast<bool*>(wides + 8 * capacity);
   for (int i = 0; i < 4; ++i)
@@ -34,7 +34,7 @@ void launch_composed(const ScanProblem& problem, const ComposedWindowPlan& plan,
   for (int64_t row = 0; row < problem.rows(); row += plan.rows) {
     const int64_t rows = std::min(plan.rows, problem.rows() - row);
     const unsigned grid = window_blocks(rows * length);
-    Pieces<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
+    Segments<Wide> doubled = buffers[0], spare = buffers[1], result = buffers[2], other = buffers[3];
     window_leaves_kernel<T><<<grid, 256, 0, stream>>>(problem, row, rows, doubled);
     int64_t have = 0;
     for (int64_t step = 1; step <= problem.window; step *= 2) {

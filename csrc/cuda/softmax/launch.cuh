@@ -1,4 +1,4 @@
-// Which softmax kernel a problem takes, and in what pieces. A vector has 16 bytes; all tensors begin at one.
+// Which softmax kernel a problem takes, and with what tiles. A vector has 16 bytes; all tensors begin at one.
 //
 // clang-format off
 // | lines                                                   | kernel                                             |

@@ -15,13 +15,14 @@ constexpr int flat_returns_blocks(FlatForm form) {
   return form == FlatForm::kOwn || form == FlatForm::kLambda || form == FlatForm::kRows ? 2 : 1;
 }
 
-// Some of the pieces of a row in order of time as one, up to the first that is closed: what lies behind it is not seen.
+// Some of the segments of a row in order of time as one, up to the first that is closed: what lies behind it is not
+// seen.
 template <typename Wide>
-__device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>* pieces, int begin, int end) {
-  Piece<Wide> all{0, 1, false};
+__device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, int begin, int end) {
+  Segment<Wide> all{0, 1, false};
 #pragma unroll 1
   for (int i = begin; i < end; ++i) {
-    const Piece<Wide> next = pieces[i];
+    const Segment<Wide> next = segments[i];
     all.total = fold(all.total, all.gates, next.total);
     all.closed = next.closed;
     if (all.closed) break;
@@ -34,11 +35,11 @@ __device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>* pieces, int beg
 // What the blocks of a row leave each other, in shared memory.
 template <typename Wide>
 struct FlatCluster {
-  Piece<Wide> own;
-  Piece<Wide> blocks[kMostRowCluster];
+  Segment<Wide> own;
+  Segment<Wide> blocks[kMostRowCluster];
 
   // The carry into the block, by all threads. It stays until all have read (`leave`).
-  __device__ __forceinline__ Wide enter(const Piece<Wide>* warps, int rank, int count) {
+  __device__ __forceinline__ Wide enter(const Segment<Wide>* warps, int rank, int count) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread == 0) own = joined(warps, 0, static_cast<int>(blockDim.x / 32));
     arrive_in_cluster();
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   using Wide = typename Lane::Wide;
   extern __shared__ __align__(128) unsigned char flat_returns_shared[];
   __shared__ uint64_t full[kFlatReturnsWarps];
-  __shared__ Piece<Wide> pieces[kFlatReturnsWarps];
+  __shared__ Segment<Wide> segments[kFlatReturnsWarps];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
             warps = static_cast<int>(blockDim.x / 32);
   const FlatTileRows tile(p);
@@ -85,23 +86,23 @@ __global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kF
   double gates = 1.0;
   const auto total = at.total(steps, gates);
   FlatCarry<Wide> carry;
-  const Piece<Wide> piece = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
-  if (lane == 0) pieces[warp] = piece;
+  const Segment<Wide> segment = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
+  if (lane == 0) segments[warp] = segment;
   __syncthreads();
   __shared__ FlatCluster<Wide> cluster;
   Wide behind = 0;
   if (p.cluster > 1) {
-    behind = cluster.enter(pieces, tile.rank, p.cluster);
+    behind = cluster.enter(segments, tile.rank, p.cluster);
   } else if (p.is_linked) {
     if (warp == 0) {
-      const Piece<Wide> own = joined(pieces, 0, warps);
+      const Segment<Wide> own = joined(segments, 0, warps);
       const double carry = p.links.enter({own.total, own.gates, own.closed}, tile.row, tile.number, tag);
       if (lane == 0) cluster.own.total = static_cast<Wide>(carry);
     }
     __syncthreads();
     behind = cluster.own.total;
   }
-  behind = after(joined(pieces, warp + 1, warps), behind);
+  behind = after(joined(segments, warp + 1, warps), behind);
   at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();
   if (p.cluster > 1) FlatCluster<Wide>::leave();

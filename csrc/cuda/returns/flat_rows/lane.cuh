@@ -237,8 +237,8 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     return product;
   }
 
-  // The warp's piece, in its first lane, and what is known of the carry into each lane.
-  __device__ __forceinline__ Piece<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
+  // The warp's segment, in its first lane, and what is known of the carry into each lane.
+  __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
     double row_powers[6] = {};

@@ -2,43 +2,43 @@
 #pragma once
 
 #include "common/divisor.cuh"
-#include "scan/carry/piece_words.cuh"
+#include "scan/carry/segment_words.cuh"
 
 namespace dcs {
 
 // Of global memory a row has words for its tiles, in the order of the scan, for groups of them, and for groups of
 // groups (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVIDIA
-// NVR-2016-002). A tile leaves its piece; the last of a group the group's, from the pieces before it there; the last of
-// a group of groups what leaves it. So a tile reads the pieces before it in its group, those of the groups before in
-// theirs, and what enters these, a lane one of each, all on their way at once. They are folded in a tree of lanes that
-// is the same whenever they come, and nothing is waited for beyond the nearest closed one, which a tile that an episode
-// ends in leaves at once.
+// NVR-2016-002). A tile leaves its segment; the last of a group the group's, from the segments before it there; the
+// last of a group of groups what leaves it. So a tile reads the segments before it in its group, those of the groups
+// before in theirs, and what enters these, a lane one of each, all on their way at once. They are folded in a tree of
+// lanes that is the same whenever they come, and nothing is waited for beyond the nearest closed one, which a tile that
+// an episode ends in leaves at once.
 //
 // Blocks begin in the order of their numbers, and of the tiles of a row the last in time has the first number. A tile's
-// piece needs its own elements only, that of a group and what leaves a group of groups only words of tiles with lower
+// segment needs its own elements only, that of a group and what leaves a group of groups only words of tiles with lower
 // numbers; so every word that is waited for will be written.
 struct FlatLinks {
-  using Words = PieceWords<double, true>;
+  using Words = SegmentWords<double, true>;
 
   Words* words;
   CallTag call;
   Divisor rows;
-  int row_tiles, row_groups, row_pieces;
+  int row_tiles, row_groups, row_segments;
   int fan_bits;
 
-  // From a tile's own piece, the `number`th of its row in the order of the scan, what enters it; by a whole warp.
-  __device__ __forceinline__ double enter(const Piece<double>& own, int64_t row, int number, uint64_t tag) const {
+  // From a tile's own segment, the `number`th of its row in the order of the scan, what enters it; by a whole warp.
+  __device__ __forceinline__ double enter(const Segment<double>& own, int64_t row, int number, uint64_t tag) const {
     const int lane = static_cast<int>(threadIdx.x % 32), last = (1 << fan_bits) - 1;
     const int group = number >> fan_bits, above = group >> fan_bits;
     const int tiles_before = number & last, groups_before = group & last;
     const bool ends_group = tiles_before == last, ends_above = ends_group && groups_before == last;
-    Words* const of_row = words + row * row_pieces;
+    Words* const of_row = words + row * row_segments;
     Words *const groups = of_row + row_tiles, *const aboves = groups + row_groups;
     // Who waits for the tile waits for this word alone.
     Words* const to = ends_above ? aboves + above : ends_group ? groups + group : of_row + number;
     bool is_published = !ends_group || own.closed;
-    const auto publish = [&](const Piece<double>& piece) {
-      if (lane == 0 && !is_published) to->publish(piece, tag);
+    const auto publish = [&](const Segment<double>& segment) {
+      if (lane == 0 && !is_published) to->publish(segment, tag);
       is_published = true;
     };
     if (lane == 0 && is_published) to->publish(own, tag);
@@ -48,7 +48,7 @@ struct FlatLinks {
     Words of_tile{}, of_farther{};
     of_tile.load_if(lane < tiles_before, *tile);
     of_farther.load_if(lane < count, *farther);
-    const Piece<double> near = collect(of_tile, tile, tiles_before, tag);
+    const Segment<double> near = collect(of_tile, tile, tiles_before, tag);
     if (!ends_above) publish(before(own, near));
     double carry = near.total;
     if (!near.closed) carry = after(near, collect(of_farther, farther, count, tag).total);
@@ -57,19 +57,19 @@ struct FlatLinks {
   }
 
  private:
-  // A piece with the one behind it.
-  static __device__ __forceinline__ Piece<double> before(const Piece<double>& own, const Piece<double>& behind) {
+  // A segment with the one behind it.
+  static __device__ __forceinline__ Segment<double> before(const Segment<double>& own, const Segment<double>& behind) {
     return {after(own, behind.total), clamped_mul(own.gates, behind.gates), own.closed || behind.closed};
   }
-  // The pieces of so many lanes as one, the first lane's first in time, up to the first that is closed. `loaded`: what
-  // has been found at `from` so far.
-  static __device__ __forceinline__ Piece<double> collect(Words& loaded, const Words* from, int count, uint64_t tag) {
+  // The segments of so many lanes as one, the first lane's first in time, up to the first that is closed. `loaded`:
+  // what has been found at `from` so far.
+  static __device__ __forceinline__ Segment<double> collect(Words& loaded, const Words* from, int count, uint64_t tag) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    Piece<double> piece = identity<double>();
+    Segment<double> segment = identity<double>();
     bool missing = lane < count, closed = false;
     int reach = count;
     while (true) {
-      if (missing && loaded.get(piece, tag)) missing = false, closed = piece.closed;
+      if (missing && loaded.get(segment, tag)) missing = false, closed = segment.closed;
       const uint32_t all = __ballot_sync(0xffffffffu, closed);
       if (all) reach = __ffs(static_cast<int>(all));
       if (!__any_sync(0xffffffffu, missing && lane < reach)) break;
@@ -77,12 +77,12 @@ struct FlatLinks {
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-      const double total = shuffle_down(piece.total, d), gates = shuffle_down(piece.gates, d);
+      const double total = shuffle_down(segment.total, d), gates = shuffle_down(segment.gates, d);
       if (lane + d >= reach) continue;
-      piece.total = fold(piece.total, piece.gates, total);
-      piece.gates = clamped_mul(piece.gates, gates);
+      segment.total = fold(segment.total, segment.gates, total);
+      segment.gates = clamped_mul(segment.gates, gates);
     }
-    return {shuffle(piece.total, 0), shuffle(piece.gates, 0), __ballot_sync(0xffffffffu, closed) != 0};
+    return {shuffle(segment.total, 0), shuffle(segment.gates, 0), __ballot_sync(0xffffffffu, closed) != 0};
   }
 };
 

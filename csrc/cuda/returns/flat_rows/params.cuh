@@ -134,13 +134,13 @@ FlatTensor flat_tensor(const ReturnsProblem& p, const void* data, const Strides&
 
 inline FlatLinks flat_links(const ReturnsProblem& p, const FlatReturnsPlan& plan, void* workspace, const CallTag& tag) {
   FlatLinks links{};
-  static_assert(sizeof(FlatLinks::Words) == kFlatPieceBytes);
+  static_assert(sizeof(FlatLinks::Words) == kFlatSegmentBytes);
   links.words = static_cast<FlatLinks::Words*>(workspace);
   links.call = tag;
   links.rows = Divisor(static_cast<uint32_t>(p.rows()));
   links.row_tiles = static_cast<int>(plan.row_tiles);
   links.row_groups = static_cast<int>(plan.groups());
-  links.row_pieces = static_cast<int>(plan.row_pieces());
+  links.row_segments = static_cast<int>(plan.row_segments());
   links.fan_bits = plan.fan_bits;
   return links;
 }

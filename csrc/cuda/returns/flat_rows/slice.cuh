@@ -1,5 +1,5 @@
-// A warp's slice of a tile of rows: neighboring steps, the same of every operand, each one piece of shared memory. What
-// lies flat comes and goes by one copy an operand, each of which another lane asks for; all else in chunks
+// A warp's slice of a tile of rows: neighboring steps, the same of every operand, each one range of shared memory.
+// What lies flat comes and goes by one copy an operand, each of which another lane asks for; all else in chunks
 // (scan/rows/row_chunks.cuh).
 #pragma once
 

@@ -24,27 +24,27 @@ struct GradientLookback {
   }
   // The words of one level before `index` in its group, from `first` on, folded, and `own` behind them.
   struct Folded {
-    Piece<double> before, all;
+    Segment<double> before, all;
   };
-  __device__ __forceinline__ Folded fold(int level, uint32_t index, uint32_t first, const Piece<double>& own) const {
+  __device__ __forceinline__ Folded fold(int level, uint32_t index, uint32_t first, const Segment<double>& own) const {
     const uint32_t group = index >> plan.fan_bits << plan.fan_bits, mine = group + static_cast<uint32_t>(lane);
     const bool exists = mine >= first && mine < index;
-    Piece<double> piece = identity<double>();
+    Segment<double> segment = identity<double>();
     GradientWords found{};
     bool is_there = !exists;
     do {
       found.load_if(!is_there, word(level, exists ? mine : index));
-      is_there = is_there || found.get(piece, tag);
+      is_there = is_there || found.get(segment, tag);
     } while (!__all_sync(0xffffffffu, is_there));
     const int own_lane = static_cast<int>(index - group);
-    if (lane == own_lane) piece = own;
-    fold_pieces_up<32>(piece, lane);
-    Folded folded{identity<double>(), piece_of_lane(piece, own_lane)};
-    if (own_lane > 0) folded.before = piece_of_lane(piece, own_lane - 1);
+    if (lane == own_lane) segment = own;
+    fold_segments_up<32>(segment, lane);
+    Folded folded{identity<double>(), segment_of_lane(segment, own_lane)};
+    if (own_lane > 0) folded.before = segment_of_lane(segment, own_lane - 1);
     return folded;
   }
   // `from`: the tile with the first step of the row that the tile begins within; the tile itself: it needs no carry.
-  __device__ __forceinline__ double carry(const Piece<double>& own, uint32_t from) const {
+  __device__ __forceinline__ double carry(const Segment<double>& own, uint32_t from) const {
     const uint32_t fan = (1u << plan.fan_bits) - 1, group = tile >> plan.fan_bits, above = group >> plan.fan_bits;
     const bool publishes = lane == 0 && tile + 1 < static_cast<uint32_t>(plan.tiles), ends_group = (tile & fan) == fan,
                ends_above = ends_group && (group & fan) == fan;
@@ -55,7 +55,7 @@ struct GradientLookback {
     double carry = 0.0;
     if (from >> plan.fan_bits != group) {
       if (from >> 2 * plan.fan_bits != above) {
-        Piece<double> last;
+        Segment<double> last;
         while (!word(2, above - 1).read(last, tag)) {
         }
         carry = last.total;
@@ -63,7 +63,7 @@ struct GradientLookback {
       carry = after(fold(1, group, from >> plan.fan_bits, tiles.all).before, carry);
     }
     carry = after(tiles.before, carry);
-    if (publishes && ends_above) word(2, above).publish(Piece<double>{after(own, carry), 1.0, true}, tag);
+    if (publishes && ends_above) word(2, above).publish(Segment<double>{after(own, carry), 1.0, true}, tag);
     return carry;
   }
 };

@@ -19,9 +19,9 @@ struct GradientTile {
   const GradientTilesPlan& plan = params.plan;
   const uint32_t tile = blockIdx.x;
 
-  // In shared memory, in order: of the warps' pieces, what enters them, what is scanned and then the scan of it, gates
-  // of steps or of their rows, and where episodes end.
-  __device__ __forceinline__ Piece<double>* pieces() const { return reinterpret_cast<Piece<double>*>(shared); }
+  // In shared memory, in order: of the warps' segments, what enters them, what is scanned and then the scan of it,
+  // gates of steps or of their rows, and where episodes end.
+  __device__ __forceinline__ Segment<double>* segments() const { return reinterpret_cast<Segment<double>*>(shared); }
   __device__ __forceinline__ double* entering() const {
     return reinterpret_cast<double*>(shared + params.memory.entering);
   }
@@ -178,7 +178,7 @@ struct GradientRun {
     if (has_gates()) scan<true>(entering, put);
     else scan<false>(entering, put);
   }
-  __device__ __forceinline__ Piece<double> add_up() const {
+  __device__ __forceinline__ Segment<double> add_up() const {
     const auto nothing = [](int, Acc) {};
     const Acc total = has_gates() ? scan<true>(Acc(0), nothing) : scan<false>(Acc(0), nothing);
     return {static_cast<double>(total), product(), cuts != 0};
@@ -210,11 +210,11 @@ struct GradientRun {
 
   // By all threads, between barriers.
   __device__ __forceinline__ void run(uint64_t tag) const {
-    Piece<double> piece = add_up();
-    if (!works) piece = identity<double>();
-    fold_pieces_up<32>(piece, lane);
-    if (lane == 31) tile.pieces()[warp] = piece;
-    const Piece<double> before = piece_before(piece);
+    Segment<double> segment = add_up();
+    if (!works) segment = identity<double>();
+    fold_segments_up<32>(segment, lane);
+    if (lane == 31) tile.segments()[warp] = segment;
+    const Segment<double> before = segment_before(segment);
     __syncthreads();
     if (warp == 0) carry_into_warps(tag);
     __syncthreads();
@@ -227,20 +227,20 @@ struct GradientRun {
 
  private:
   // Of the lane before.
-  __device__ __forceinline__ Piece<double> piece_before(const Piece<double>& piece) const {
-    const Piece<double> before{shuffle_up(piece.total, 1), shuffle_up(piece.gates, 1),
-        __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), 1) != 0};
+  __device__ __forceinline__ Segment<double> segment_before(const Segment<double>& segment) const {
+    const Segment<double> before{shuffle_up(segment.total, 1), shuffle_up(segment.gates, 1),
+        __shfl_up_sync(0xffffffffu, static_cast<int>(segment.closed), 1) != 0};
     return lane == 0 ? identity<double>() : before;
   }
   // By a warp.
   __device__ __forceinline__ void carry_into_warps(uint64_t tag) const {
-    Piece<double> piece = lane < kGradientTileWarps ? tile.pieces()[lane] : identity<double>();
-    fold_pieces_up<32>(piece, lane);
+    Segment<double> segment = lane < kGradientTileWarps ? tile.segments()[lane] : identity<double>();
+    fold_segments_up<32>(segment, lane);
     double carry = 0.0;
     if (tile.plan.before)
       carry = GradientLookback{tile.plan, tile.params.words, tag, tile.tile, lane}.carry(
-          piece_of_lane(piece, 31), tile.first_of_row());
-    const Piece<double> before = piece_before(piece);
+          segment_of_lane(segment, 31), tile.first_of_row());
+    const Segment<double> before = segment_before(segment);
     if (lane < kGradientTileWarps) tile.entering()[lane] = after(before, carry);
   }
 };

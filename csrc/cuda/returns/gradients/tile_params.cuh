@@ -2,12 +2,12 @@
 #pragma once
 
 #include "returns/gradients/params.cuh"
-#include "scan/carry/piece_words.cuh"
+#include "scan/carry/segment_words.cuh"
 
 namespace dcs {
 
 // What a tile leaves for the tiles behind it: its total and the product of its gates.
-using GradientWords = PieceWords<double, true>;
+using GradientWords = SegmentWords<double, true>;
 
 // Whether steps have gates of their own.
 inline bool has_step_gates(const ReturnsGradientsProblem& p) { return p.rhos.data || p.has_discount(GammaKind::kStep); }
@@ -19,13 +19,13 @@ constexpr int kGradientTileWarps = kGradientTileThreads / 32;
 template <typename T>
 struct GradientTileMemory {
   using Acc = typename Types<T>::Acc;
-  int entering = 0;  // behind the pieces of the warps
+  int entering = 0;  // behind the segments of the warps
   int sources = 0, gates = 0, flags = 0;
   int bytes = 0;
 
   GradientTileMemory(const ReturnsGradientsProblem& problem, const GradientTilesPlan& plan) {
     const int slots = plan.slots();
-    entering = kGradientTileWarps * static_cast<int>(sizeof(Piece<double>));
+    entering = kGradientTileWarps * static_cast<int>(sizeof(Segment<double>));
     sources = entering + kGradientTileWarps * static_cast<int>(sizeof(double));
     gates = sources + rounded(padded_slot(slots) * static_cast<int>(sizeof(Acc)));
     flags = gates +

@@ -1,5 +1,5 @@
 // The temporal difference scan along a strided time whose steps lie one behind the other, of fewer columns than a line
-// of memory has room for: some steps of all columns are one piece of memory, of every operand. It comes to shared
+// of memory has room for: some steps of all columns are one range of memory, of every operand. It comes to shared
 // memory in whole vectors whatever its alignment; threads go through their steps there twice, for their totals and
 // from what enters them; results take the operands' places and go back as they came. A row of few steps is cut off the
 // one behind it in time, as one sequence.
@@ -63,64 +63,64 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   __device__ __forceinline__ int64_t lines_before() const {
     return static_cast<int64_t>(strip) * params.lines + first_line;
   }
-  __device__ __forceinline__ CopiedPiece piece_of(const TilePiece& piece, int of_lines) const {
-    return {piece.data + lines_before() * piece.row_bytes, of_lines * piece.row_bytes, memory + piece.slot};
+  __device__ __forceinline__ CopiedRange range_of(const TileTensor& tensor, int of_lines) const {
+    return {tensor.data + lines_before() * tensor.row_bytes, of_lines * tensor.row_bytes, memory + tensor.slot};
   }
   // Asks for all operands.
   __device__ __forceinline__ void bring() const {
     const int64_t all = static_cast<int64_t>(params.carries.strips.divisor) * params.lines;
 #pragma unroll 1
     for (int i = 0; i < kTileOperands; ++i) {
-      const TilePiece& piece = params.pieces.of[i];
-      if (!piece.data) continue;
-      const int more = min(piece.more, params.lines - first_line - lines);
-      piece_of(piece, lines + more).bring(piece.data, piece.data + all * piece.row_bytes, i % kWarps);
+      const TileTensor& tensor = params.tensors.of[i];
+      if (!tensor.data) continue;
+      const int more = min(tensor.more, params.lines - first_line - lines);
+      range_of(tensor, lines + more).bring(tensor.data, tensor.data + all * tensor.row_bytes, i % kWarps);
     }
     commit_copies();
   }
   __device__ __forceinline__ void put() const {
 #pragma unroll 1
-    for (int i = kTileOperands; i < kTilePieces; ++i) {
-      const TilePiece& piece = params.pieces.of[i];
-      if (piece.data) piece_of(piece, lines).put(i % kWarps);
+    for (int i = kTileOperands; i < kTileTensors; ++i) {
+      const TileTensor& tensor = params.tensors.of[i];
+      if (tensor.data) range_of(tensor, lines).put(i % kWarps);
     }
   }
 
   // Where in shared memory the thread's cell is of its first step.
   template <typename Element>
-  __device__ __forceinline__ char* place_in(TilePieceOf which) const {
-    const TilePiece& piece = params.pieces.of[which];
-    const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(piece.data)) +
-        static_cast<uint32_t>(lines_before()) * static_cast<uint32_t>(piece.row_bytes);
-    return memory + piece.slot + static_cast<int>(address % 16) + place * piece.row_bytes +
+  __device__ __forceinline__ char* place_in(TileTensorOf which) const {
+    const TileTensor& tensor = params.tensors.of[which];
+    const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data)) +
+        static_cast<uint32_t>(lines_before()) * static_cast<uint32_t>(tensor.row_bytes);
+    return memory + tensor.slot + static_cast<int>(address % 16) + place * tensor.row_bytes +
         cell * static_cast<int>(sizeof(Element));
   }
   __device__ __forceinline__ void find_places() {
-    const auto flags_in = [&](TilePieceOf which, bool is_bool) {
+    const auto flags_in = [&](TileTensorOf which, bool is_bool) {
       at[which] = is_bool ? place_in<Flags>(which) : place_in<Cell>(which);
     };
-    for (const TilePieceOf which : {kRewardsPiece, kValuesPiece, kNextPiece}) at[which] = place_in<Cell>(which);
-    if constexpr (kGates) at[kRhosPiece] = place_in<Cell>(kRhosPiece);
-    flags_in(kTerminatedPiece, call.terminated_is_bool);
-    flags_in(kTruncatedPiece, call.truncated_is_bool);
+    for (const TileTensorOf which : {kRewardsTensor, kValuesTensor, kNextTensor}) at[which] = place_in<Cell>(which);
+    if constexpr (kGates) at[kRhosTensor] = place_in<Cell>(kRhosTensor);
+    flags_in(kTerminatedTensor, call.terminated_is_bool);
+    flags_in(kTruncatedTensor, call.truncated_is_bool);
     if constexpr (kAll) {
-      const auto rates_in = [&](TilePieceOf which, bool is_narrow) {
+      const auto rates_in = [&](TileTensorOf which, bool is_narrow) {
         at[which] = sizeof(T) == 2 && is_narrow ? place_in<T>(which) : place_in<Acc>(which);
       };
-      rates_in(kGammaPiece, call.gamma_is_narrow);
-      rates_in(kTracePiece, call.trace_is_narrow);
+      rates_in(kGammaTensor, call.gamma_is_narrow);
+      rates_in(kTraceTensor, call.trace_is_narrow);
     }
   }
 
   // The operand's next steps.
   template <int kSome, typename Element>
-  __device__ __forceinline__ void read(TilePieceOf which, Element (&to)[kSome]) {
+  __device__ __forceinline__ void read(TileTensorOf which, Element (&to)[kSome]) {
 #pragma unroll
-    for (int i = 0; i < kSome; ++i, at[which] -= params.pieces.of[which].row_bytes)
+    for (int i = 0; i < kSome; ++i, at[which] -= params.tensors.of[which].row_bytes)
       to[i] = *reinterpret_cast<const Element*>(at[which]);
   }
   template <int kSome>
-  __device__ __forceinline__ void read_rates(TilePieceOf which, bool is_narrow, RateBits<T> (&to)[kSome]) {
+  __device__ __forceinline__ void read_rates(TileTensorOf which, bool is_narrow, RateBits<T> (&to)[kSome]) {
     read_rate_bits<T>(is_narrow, [&](auto bits) {
       decltype(bits) found[kSome];
       read(which, found);
@@ -129,7 +129,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     });
   }
   template <int kSome>
-  __device__ __forceinline__ void read_flags(TilePieceOf which, bool is_there, bool is_bool, uint32_t (&bits)[kUnit]) {
+  __device__ __forceinline__ void read_flags(TileTensorOf which, bool is_there, bool is_bool, uint32_t (&bits)[kUnit]) {
     if (!is_there) return;
     const auto add = [&](auto element) {
       decltype(element) flags[kSome];
@@ -160,7 +160,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     find_places();
     Cell value{};
     if (over != 0 && count > 0 && !call.has_next_values && call.values.last)
-      value = *reinterpret_cast<const Cell*>(at[kValuesPiece] + params.pieces.of[kValuesPiece].row_bytes);
+      value = *reinterpret_cast<const Cell*>(at[kValuesTensor] + params.tensors.of[kValuesTensor].row_bytes);
     unpack(value, behind);
   }
   // The next steps.
@@ -169,23 +169,23 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     Cell rewards[kSome], own[kSome] = {}, ratios[kSome];
     Acc own_values[kSome][kUnit], following[kSome][kUnit];
     RateBits<T> gammas[kSome], traces[kSome];
-    read(kRewardsPiece, rewards);
-    if (call.values.last) read(kValuesPiece, own);
+    read(kRewardsTensor, rewards);
+    if (call.values.last) read(kValuesTensor, own);
     if constexpr (kGates) {
-      if (call.rhos.last) read(kRhosPiece, ratios);
+      if (call.rhos.last) read(kRhosTensor, ratios);
     }
     if constexpr (kAll) {
 #pragma unroll
       for (int i = 0; i < kSome; ++i) gammas[i] = traces[i] = bits_of_one<T>();
-      if (call.gamma.last) read_rates(kGammaPiece, call.gamma_is_narrow, gammas);
-      if (call.trace.last) read_rates(kTracePiece, call.trace_is_narrow, traces);
+      if (call.gamma.last) read_rates(kGammaTensor, call.gamma_is_narrow, gammas);
+      if (call.trace.last) read_rates(kTraceTensor, call.trace_is_narrow, traces);
     }
     uint32_t truncates[kUnit] = {};
     const uint32_t lasts = until_last < kSome ? 1u << until_last : 0;
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) drops[u] = 0;
-    read_flags<kSome>(kTerminatedPiece, call.terminated.last, call.terminated_is_bool, drops);
-    read_flags<kSome>(kTruncatedPiece, call.truncated.last, call.truncated_is_bool, truncates);
+    read_flags<kSome>(kTerminatedTensor, call.terminated.last, call.terminated_is_bool, drops);
+    read_flags<kSome>(kTruncatedTensor, call.truncated.last, call.truncated_is_bool, truncates);
     this->set_flags(truncates, lasts);
 #pragma unroll
     for (int i = 0; i < kSome; ++i) unpack(own[i], own_values[i]);
@@ -193,7 +193,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
       Cell next[kSome];
 #pragma unroll
       for (int i = 0; i < kSome; ++i) next[i] = own[i];
-      if (call.next_values.last) read(kNextPiece, next);
+      if (call.next_values.last) read(kNextTensor, next);
 #pragma unroll
       for (int i = 0; i < kSome; ++i) unpack(next[i], following[i]);
     } else {
@@ -245,8 +245,8 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     }
   }
 
-  // The part's pieces, from nothing.
-  __device__ __forceinline__ void add_up(Piece<Wide> (&pieces)[kUnit]) {
+  // The part's segments, from nothing.
+  __device__ __forceinline__ void add_up(Segment<Wide> (&segments)[kUnit]) {
     begin();
     const int first_until_last = until_last;
     Acc first_behind[kUnit], y[kUnit] = {};  // results take the place of the one
@@ -280,7 +280,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     });
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      pieces[u] = {static_cast<Wide>(y[u]), product[u], closed[u] != 0};
+      segments[u] = {static_cast<Wide>(y[u]), product[u], closed[u] != 0};
       behind[u] = first_behind[u];
     }
     next_step = first_step;
@@ -288,10 +288,11 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   }
 
   // What enters the thread's part.
-  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) const {
+  __device__ __forceinline__ void enter(
+      const Carries& carries, Segment<Wide> (&segments)[kUnit], Acc (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, pieces[u]);
+      if (works) carries.put(part, cell * kUnit + u, segments[u]);
     carries.exchange({static_cast<int>(strip), 0});
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
@@ -300,9 +301,9 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   // All results, from what enters the part.
   __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
     find_places();
-    char *advantages = place_in<Cell>(kAdvantagesPiece), *targets = place_in<Cell>(kTargetsPiece),
-         *pg_advantages = kGates ? place_in<Cell>(kPgPiece) : nullptr;
-    const int row = params.pieces.of[kRewardsPiece].row_bytes;
+    char *advantages = place_in<Cell>(kAdvantagesTensor), *targets = place_in<Cell>(kTargetsTensor),
+         *pg_advantages = kGates ? place_in<Cell>(kPgTensor) : nullptr;
+    const int row = params.tensors.of[kRewardsTensor].row_bytes;
     each_batch([&](auto some, bool) {
       Acc pg[some()][kUnit];
 #pragma unroll
@@ -339,10 +340,10 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   carries.put_powers(tile.works, tile.part, tile.cell, carried);
   wait_for_copies<0>();
   __syncthreads();
-  Piece<Wide> pieces[kUnit];
-  tile.add_up(pieces);
+  Segment<Wide> segments[kUnit];
+  tile.add_up(segments);
   typename Tile::Acc y[kUnit];
-  tile.enter(carries, pieces, y);
+  tile.enter(carries, segments, y);
   tile.finish(y);
   __syncthreads();
   tile.put();

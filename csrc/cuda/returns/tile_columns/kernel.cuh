@@ -206,9 +206,9 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
     }
   }
 
-  // The part's pieces, from nothing.
+  // The part's segments, from nothing.
   template <bool kFull>
-  __device__ __forceinline__ void add_up(Piece<Wide> (&pieces)[kUnit]) const {
+  __device__ __forceinline__ void add_up(Segment<Wide> (&segments)[kUnit]) const {
     Acc y[kUnit] = {};
     Wide product[kUnit], some[kUnit];  // of a batch: four floats' product is within a double
 #pragma unroll
@@ -232,14 +232,14 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
       });
     });
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) pieces[u] = {static_cast<Wide>(y[u]), product[u], cuts[u] != 0};
+    for (int u = 0; u < kUnit; ++u) segments[u] = {static_cast<Wide>(y[u]), product[u], cuts[u] != 0};
   }
 
   // What enters the thread's part.
-  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Acc (&y)[kUnit]) {
+  __device__ __forceinline__ void enter(const Carries& carries, Segment<Wide> (&segments)[kUnit], Acc (&y)[kUnit]) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, pieces[u]);
+      if (works) carries.put(part, cell * kUnit + u, segments[u]);
     carries.exchange({outer, first_column});
     find_steps();
 #pragma unroll
@@ -286,11 +286,11 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) carried[u] = tile.rates[u].carried;
   carries.put_powers(tile.works, tile.part, tile.cell, carried);
-  Piece<Wide> pieces[kUnit];
-  if (full) tile.template add_up<true>(pieces);
-  else tile.template add_up<false>(pieces);
+  Segment<Wide> segments[kUnit];
+  if (full) tile.template add_up<true>(segments);
+  else tile.template add_up<false>(segments);
   typename Tile::Acc y[kUnit];
-  tile.enter(carries, pieces, y);
+  tile.enter(carries, segments, y);
   if (full) tile.template finish<true>(y);
   else tile.template finish<false>(y);
 }

@@ -11,8 +11,8 @@ template <typename Acc>
 struct TileColumnsParams {
   ResidentColumnsParams carries;  // of the scan of differences
   ReturnsColumnParams<Acc> call;
-  // Of tiles that are pieces of memory: steps of a strip, one row or all of them; a row's.
-  TilePieces pieces;
+  // Of tiles that are contiguous ranges of memory: steps of a strip, one row or all of them; a row's.
+  TileTensors tensors;
   int lines;
   Divisor length;
 };
@@ -23,7 +23,7 @@ TileColumnsParams<typename Types<T>::Acc> tile_columns_params(
   TileColumnsParams<typename Types<T>::Acc> params{
       {carried_scan(problem), plan, workspace, tag}, returns_column_params<T>(problem, plan.pairs ? 2 : 1)};
   if (!plan.flat) return params;
-  params.pieces = tile_pieces(problem, int64_t{plan.part_steps} * plan.parts);
+  params.tensors = tile_tensors(problem, int64_t{plan.part_steps} * plan.parts);
   params.lines = static_cast<int>(problem.outer * problem.length / plan.strips);
   params.length = Divisor(static_cast<uint32_t>(problem.length));
   return params;

@@ -1,4 +1,4 @@
-// What tells the pieces of one call from whatever memory held before (piece_words.cuh).
+// What tells the segments of one call from whatever memory held before (segment_words.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,7 @@ inline bool is_captured(cudaStream_t stream) {
   return cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
 }
 
-// The tag of a call's pieces in `workspace`. A graph's replays all bring the same one: there the pieces are cleared
+// The tag of a call's segments in `workspace`. A graph's replays all bring the same one: there the segments are cleared
 // before each launch, which takes a launch of its own.
 inline uint64_t call_tag(void* workspace, int64_t bytes, cudaStream_t stream) {
   if (is_captured(stream)) cudaMemsetAsync(workspace, 0, static_cast<size_t>(bytes), stream);

@@ -1,46 +1,46 @@
-// The algebra of segments: what is known of a scanned piece of time without its carry, and how neighboring pieces fold
-// into one, always in the same tree, so that the bits of a result do not depend on timing.
+// The algebra of segments: what is known of a scanned segment of time without its carry, and how neighboring segments
+// fold into one, always in the same tree, so that the bits of a result do not depend on timing.
 #pragma once
 
 #include "common/element_types.cuh"
 
 namespace dcs {
 
-// A scanned piece: its total from a zero carry, the product of its gates, and whether a cut inside stops the carry.
+// A scanned segment: its total from a zero carry, the product of its gates, and whether a cut inside stops the carry.
 template <typename Wide>
-struct Piece {
+struct Segment {
   Wide total;
   Wide gates;
   bool closed;
 };
 
-// The carry after a piece.
+// The carry after a segment.
 template <typename Wide>
-__device__ __forceinline__ Wide after(const Piece<Wide>& piece, Wide carry) {
-  return piece.closed ? piece.total : fold(piece.total, piece.gates, carry);
+__device__ __forceinline__ Wide after(const Segment<Wide>& segment, Wide carry) {
+  return segment.closed ? segment.total : fold(segment.total, segment.gates, carry);
 }
 
 template <typename Wide>
-__device__ __forceinline__ Piece<Wide> identity() {
+__device__ __forceinline__ Segment<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
-__device__ __forceinline__ Piece<double> piece_of_lane(const Piece<double>& piece, int lane) {
-  return {shuffle(piece.total, lane), shuffle(piece.gates, lane),
-      __shfl_sync(0xffffffffu, static_cast<int>(piece.closed), lane) != 0};
+__device__ __forceinline__ Segment<double> segment_of_lane(const Segment<double>& segment, int lane) {
+  return {shuffle(segment.total, lane), shuffle(segment.gates, lane),
+      __shfl_sync(0xffffffffu, static_cast<int>(segment.closed), lane) != 0};
 }
 
-// The scan over pieces of the lanes up to each, of kCount lanes.
+// The scan over segments of the lanes up to each, of kCount lanes.
 template <int kCount, typename Wide>
-__device__ __forceinline__ void fold_pieces_up(Piece<Wide>& piece, int lane) {
+__device__ __forceinline__ void fold_segments_up(Segment<Wide>& segment, int lane) {
 #pragma unroll
   for (int d = 1; d < kCount; d *= 2) {
-    const Wide total = shuffle_up(piece.total, d), gates = shuffle_up(piece.gates, d);
-    const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), d);
-    if (lane >= d && !piece.closed) {
-      piece.total = fold(piece.total, piece.gates, total);
-      piece.gates = clamped_mul(piece.gates, gates);
-      piece.closed = closed;
+    const Wide total = shuffle_up(segment.total, d), gates = shuffle_up(segment.gates, d);
+    const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(segment.closed), d);
+    if (lane >= d && !segment.closed) {
+      segment.total = fold(segment.total, segment.gates, total);
+      segment.gates = clamped_mul(segment.gates, gates);
+      segment.closed = closed;
     }
   }
 }

@@ -195,37 +195,37 @@ __global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackw
                 of_column = static_cast<int>(threadIdx.x) / 32 * (32 / warps) + whole_lane / warps;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        Piece<double> piece = identity<double>();
-        piece.total = totals[c][segment][of_column];
+        Segment<double> folded = identity<double>();
+        folded.total = totals[c][segment][of_column];
         if constexpr (kStep) {
-          piece.gates = products[c][segment][of_column];
-          piece.closed = closed[c][segment][of_column];
+          folded.gates = products[c][segment][of_column];
+          folded.closed = closed[c][segment][of_column];
         } else {
-          piece.gates = powers[c][of_column];
+          folded.gates = powers[c][of_column];
         }
         double lane_power = 1.0;
         for (int d = 1; d < warps; d *= 2) {
-          const double total = shuffle_up(piece.total, d, warps);
-          if (segment >= d && !piece.closed) piece.total = fold(piece.total, piece.gates, total);
+          const double total = shuffle_up(folded.total, d, warps);
+          if (segment >= d && !folded.closed) folded.total = fold(folded.total, folded.gates, total);
           if constexpr (kStep) {
-            const double gates = shuffle_up(piece.gates, d, warps);
-            if (segment >= d) piece.gates = clamped_mul(piece.gates, gates);
-            const bool stops = __shfl_up_sync(0xffffffffu, piece.closed, d, warps);
-            if (segment >= d) piece.closed = piece.closed || stops;
+            const double gates = shuffle_up(folded.gates, d, warps);
+            if (segment >= d) folded.gates = clamped_mul(folded.gates, gates);
+            const bool stops = __shfl_up_sync(0xffffffffu, folded.closed, d, warps);
+            if (segment >= d) folded.closed = folded.closed || stops;
           } else {
-            if (segment & d) lane_power = times(lane_power, piece.gates);
-            piece.gates = times(piece.gates, piece.gates);
+            if (segment & d) lane_power = times(lane_power, folded.gates);
+            folded.gates = times(folded.gates, folded.gates);
           }
         }
         const double entering = carries[c][of_column];
-        Piece<double> before{shuffle_up(piece.total, 1, warps), lane_power, false};
+        Segment<double> before{shuffle_up(folded.total, 1, warps), lane_power, false};
         if constexpr (kStep) {
-          before.gates = shuffle_up(piece.gates, 1, warps);
-          before.closed = __shfl_up_sync(0xffffffffu, piece.closed, 1, warps);
+          before.gates = shuffle_up(folded.gates, 1, warps);
+          before.closed = __shfl_up_sync(0xffffffffu, folded.closed, 1, warps);
         }
         totals[c][segment][of_column] = segment == 0 ? entering : after(before, entering);
         __syncwarp();
-        if (segment == warps - 1) carries[c][of_column] = after(piece, entering);
+        if (segment == warps - 1) carries[c][of_column] = after(folded, entering);
       }
       __syncthreads();
 #pragma unroll

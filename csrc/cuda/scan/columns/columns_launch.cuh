@@ -107,7 +107,7 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   return params;
 }
 
-// Bytes of shared memory through which pieces of memory are turned into steps of threads.
+// Bytes of shared memory through which contiguous ranges of memory are turned into steps of threads.
 inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
   return plan.flat ? int64_t{4} * kSmallPitch * plan.warps * plan.steps : 0;
 }

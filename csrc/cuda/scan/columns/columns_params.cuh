@@ -5,14 +5,14 @@
 #include "common/element_types.cuh"
 #include "scan/carry/word.cuh"
 #include "dcs/scan/problem.h"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 
 namespace dcs {
 
 struct ResidentColumnsParams {
   ScanProblem problem;
   ResidentColumnsPlan plan;
-  void* workspace;  // words that blocks leave each other (carry/piece_words.cuh)
+  void* workspace;  // words that blocks leave each other (carry/segment_words.cuh)
   CallTag tag;
   Divisor strips, spans;  // block / strips: the tile; strip / spans: the outer row
 

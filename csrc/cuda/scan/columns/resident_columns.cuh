@@ -237,9 +237,9 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
     }
   }
 
-  // The part's pieces, with a zero carry.
+  // The part's segments, with a zero carry.
   template <bool kFull, bool kCuts>
-  __device__ __forceinline__ void add_up(const TileMemory& memory, Piece<Wide> (&pieces)[kUnit]) const {
+  __device__ __forceinline__ void add_up(const TileMemory& memory, Segment<Wide> (&segments)[kUnit]) const {
     Sum y[kUnit];
     Wide product[kUnit], some[kUnit];  // of a batch: four floats' product is within a double
     uint32_t closed = 0;
@@ -267,7 +267,7 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
       }
     });
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) pieces[u] = {cast<Wide>(y[u]), product[u], (closed >> u & 1) != 0};
+    for (int u = 0; u < kUnit; ++u) segments[u] = {cast<Wide>(y[u]), product[u], (closed >> u & 1) != 0};
   }
 
   __device__ __forceinline__ auto results(const TileMemory& memory) const {
@@ -309,10 +309,11 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
   }
 
   // The carry into the thread's part.
-  __device__ __forceinline__ void enter(const Carries& carries, Piece<Wide> (&pieces)[kUnit], Sum (&y)[kUnit]) const {
+  __device__ __forceinline__ void enter(
+      const Carries& carries, Segment<Wide> (&segments)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, pieces[u]);
+      if (works) carries.put(part, cell * kUnit + u, segments[u]);
     carries.exchange(block_place());
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
@@ -352,14 +353,14 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   carries.put_powers(resident.works, resident.part, resident.cell, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();
-  Piece<Wide> pieces[kUnit];
+  Segment<Wide> segments[kUnit];
   // Passes without branches: of rare element types only where there are no resets.
   const bool plain = full && (Resident::kCommon || !cuts);
-  if (!plain) resident.template add_up<false, true>(memory, pieces);
-  else if (Resident::kCommon && cuts) resident.template add_up<true, true>(memory, pieces);
-  else resident.template add_up<true, false>(memory, pieces);
+  if (!plain) resident.template add_up<false, true>(memory, segments);
+  else if (Resident::kCommon && cuts) resident.template add_up<true, true>(memory, segments);
+  else resident.template add_up<true, false>(memory, segments);
   typename Resident::Sum y[kUnit];
-  resident.enter(carries, pieces, y);
+  resident.enter(carries, segments, y);
   resident.find_steps();
   Wide sums[kUnit] = {};
   // A thread without cells of its own would read, as input, results that another thread has stored there.

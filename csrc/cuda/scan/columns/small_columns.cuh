@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   if (p.reset.data) at.ask_flags(flags);
   if (p.initial.data) at.ask_initial(initial);
   Acc gates[kUnit];
-  Piece<double> pieces[kUnit];
+  Segment<double> segments[kUnit];
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
     const double gamma = !kStep && p.by_row ? at.row_gamma(u) : p.number;
     if constexpr (std::is_same_v<Acc, float>) gates[u] = make_gate<float, true>(gamma).value;
     else gates[u] = gamma;
-    pieces[u].gates = p.by_row ? whole_power(gamma, static_cast<unsigned>(p.steps)) : p.power;
+    segments[u].gates = p.by_row ? whole_power(gamma, static_cast<unsigned>(p.steps)) : p.power;
   }
   const auto gates_of = [&](int k, Acc(&to)[kUnit]) {
     if constexpr (kStep) {
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     }
   };
 
-  // The thread's pieces with a zero carry, the carries into them, and the results.
+  // The thread's segments with a zero carry, the carries into them, and the results.
   Acc y[kUnit];
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
     y[u] = lead[u];
     if (kStep && cuts[u] == 0 && at.count == p.steps) {
-      pieces[u].gates = product_of_each<Acc>([&](const auto& take) {
+      segments[u].gates = product_of_each<Acc>([&](const auto& take) {
         at.each([&](int k) {
           gates_of(k, factors);
           take(factors[u]);
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     if (k > 0) advance(k, y);
   });
 #pragma unroll
-  for (int u = 0; u < kUnit; ++u) pieces[u].total = y[u], pieces[u].closed = cuts[u] != 0;
+  for (int u = 0; u < kUnit; ++u) segments[u].total = y[u], segments[u].closed = cuts[u] != 0;
   double carries[kUnit];
-  enter(at, pieces, exchange, carries);
+  enter(at, segments, exchange, carries);
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries[u]);
   at.each([&](int k) {

@@ -8,74 +8,74 @@
 
 namespace dcs {
 
-// A piece as 16 bytes of shared memory, this block's or another one's. Gates with all bits set say that it is closed:
+// A segment as 16 bytes of shared memory, this block's or another one's. Gates with all bits set say that it is closed:
 // NaNs are given other bits.
-struct alignas(16) PackedPiece {
+struct alignas(16) PackedSegment {
   double total, gates;
   static __device__ __forceinline__ double closed_gates() { return __hiloint2double(-1, -1); }
 
-  __device__ __forceinline__ PackedPiece& operator=(const Piece<double>& piece) {
-    total = piece.total;
-    const double open_gates = piece.gates == piece.gates ? piece.gates : __hiloint2double(0x7ff80000, 0);
-    gates = piece.closed ? closed_gates() : open_gates;
+  __device__ __forceinline__ PackedSegment& operator=(const Segment<double>& segment) {
+    total = segment.total;
+    const double open_gates = segment.gates == segment.gates ? segment.gates : __hiloint2double(0x7ff80000, 0);
+    gates = segment.closed ? closed_gates() : open_gates;
     return *this;
   }
-  __device__ __forceinline__ Piece<double> piece() const { return {total, gates, __double2hiint(gates) == -1}; }
+  __device__ __forceinline__ Segment<double> segment() const { return {total, gates, __double2hiint(gates) == -1}; }
 };
 
 // What warps store for each other, and blocks of a cluster, by remote stores, for the later ones. The transaction
-// barrier `arrivals` completes when the pieces of all earlier blocks have come.
+// barrier `arrivals` completes when the segments of all earlier blocks have come.
 template <int kUnit>
 struct ColumnExchange {
   static constexpr int kColumns = kSmallSpan * kUnit;
-  PackedPiece warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
+  PackedSegment warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
   uint64_t arrivals;
 
   __device__ __forceinline__ void init_barrier(int rank, int columns) {
-    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedPiece)));
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedSegment)));
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void send(const Piece<double>& piece, int rank, int column, uint32_t to) {
-    PackedPiece packed_piece;
-    packed_piece = piece;
-    PackedPiece& remote = blocks[rank][column];
-    store_async_in_cluster(&remote.total, &arrivals, to, packed_piece.total);
-    store_async_in_cluster(&remote.gates, &arrivals, to, packed_piece.gates);
+  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int column, uint32_t to) {
+    PackedSegment packed_segment;
+    packed_segment = segment;
+    PackedSegment& remote = blocks[rank][column];
+    store_async_in_cluster(&remote.total, &arrivals, to, packed_segment.total);
+    store_async_in_cluster(&remote.gates, &arrivals, to, packed_segment.gates);
   }
 };
 
-__device__ __forceinline__ Piece<double> joined(const Piece<double>& first, const Piece<double>& then) {
+__device__ __forceinline__ Segment<double> joined(const Segment<double>& first, const Segment<double>& then) {
   return {after(then, first.total), power_mul(then.gates, first.gates), first.closed || then.closed};
 }
-// Each slot's pieces with those of the slots before it, of the same cell.
+// Each slot's segments with those of the slots before it, of the same cell.
 template <int kUnit>
-__device__ __forceinline__ void fold_slots(Piece<double> (&pieces)[kUnit], const SmallColumnsParams& p) {
+__device__ __forceinline__ void fold_slots(Segment<double> (&segments)[kUnit], const SmallColumnsParams& p) {
   const int lane = static_cast<int>(threadIdx.x) % 32, stride = 1 << p.cell_bits;
   const uint32_t up_to_own = p.cell_lanes << (lane & (stride - 1)) & (0xffffffffu >> (31 - lane));
   int reach[kUnit];  // lanes back to the nearest closed one, or to all
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
-    const uint32_t closed = __ballot_sync(0xffffffffu, pieces[u].closed) & up_to_own;
+    const uint32_t closed = __ballot_sync(0xffffffffu, segments[u].closed) & up_to_own;
     reach[u] = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;
-    pieces[u].closed = closed != 0;
+    segments[u].closed = closed != 0;
   }
 #pragma unroll 1
   for (int d = stride; d < 32; d *= 2) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      const double other = shuffle_up(pieces[u].total, d), other_gates = shuffle_up(pieces[u].gates, d);
+      const double other = shuffle_up(segments[u].total, d), other_gates = shuffle_up(segments[u].gates, d);
       if (reach[u] < d) continue;
-      pieces[u].total = fold(pieces[u].total, pieces[u].gates, other);
-      pieces[u].gates = power_mul(pieces[u].gates, other_gates);
+      segments[u].total = fold(segments[u].total, segments[u].gates, other);
+      segments[u].gates = power_mul(segments[u].gates, other_gates);
     }
   }
 }
-// The first `count` of the pieces, folded, in all lanes of a cell. Each slot takes `each` of them: some at once, in a
+// The first `count` of the segments, folded, in all lanes of a cell. Each slot takes `each` of them: some at once, in a
 // tree.
 template <int kUnit, int kRows>
-__device__ __forceinline__ void fold_packed(const PackedPiece (&packed_pieces)[kRows][kSmallSpan * kUnit], int count,
-    int each, int slot, int column, const SmallColumnsParams& p, Piece<double> (&folded)[kUnit]) {
+__device__ __forceinline__ void fold_packed(const PackedSegment (&packed_segments)[kRows][kSmallSpan * kUnit],
+    int count, int each, int slot, int column, const SmallColumnsParams& p, Segment<double> (&folded)[kUnit]) {
   constexpr int kAtOnce = kUnit == 1 ? 4 : 2;  // with the other column's
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) folded[u] = identity<double>();
@@ -83,11 +83,11 @@ __device__ __forceinline__ void fold_packed(const PackedPiece (&packed_pieces)[k
   for (int i = 0; i < each; i += kAtOnce) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      Piece<double> some[kAtOnce];
+      Segment<double> some[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int number = slot * each + i + j;
-        some[j] = packed_pieces[min(number, kRows - 1)][column + u].piece();
+        some[j] = packed_segments[min(number, kRows - 1)][column + u].segment();
         if (i + j >= each || number >= count) some[j] = identity<double>();
       }
 #pragma unroll
@@ -101,25 +101,25 @@ __device__ __forceinline__ void fold_packed(const PackedPiece (&packed_pieces)[k
   fold_slots(folded, p);
   const int last = 32 - (1 << p.cell_bits) + column / kUnit;
 #pragma unroll
-  for (int u = 0; u < kUnit; ++u) folded[u] = piece_of_lane(folded[u], last);
+  for (int u = 0; u < kUnit; ++u) folded[u] = segment_of_lane(folded[u], last);
 }
 
-// The carries into each thread's steps, from its pieces.
+// The carries into each thread's steps, from its segments.
 template <int kUnit, typename Place>
 __device__ __forceinline__ void enter(
-    const Place& at, Piece<double> (&pieces)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
+    const Place& at, Segment<double> (&segments)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
   const SmallColumnsParams& p = at.p;
   const int stride = 1 << p.cell_bits, column = at.cell * kUnit;
-  fold_slots(pieces, p);
+  fold_slots(segments, p);
   if (at.slot + 1 == at.slots) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) exchange.warps[at.warp][column + u] = pieces[u];
+    for (int u = 0; u < kUnit; ++u) exchange.warps[at.warp][column + u] = segments[u];
   }
-  Piece<double> before[kUnit], warps_before[kUnit];
+  Segment<double> before[kUnit], warps_before[kUnit];
 #pragma unroll
   for (int u = 0; u < kUnit; ++u) {
     const int other = max(at.lane - stride, 0);
-    before[u] = piece_of_lane(pieces[u], other);
+    before[u] = segment_of_lane(segments[u], other);
     if (at.slot == 0) before[u] = identity<double>();
   }
   __syncthreads();
@@ -129,7 +129,7 @@ __device__ __forceinline__ void enter(
     if (at.warp + 1 == at.warps) {
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
-        const Piece<double> block = joined(warps_before[u], exchange.warps[at.warp][column + u].piece());
+        const Segment<double> block = joined(warps_before[u], exchange.warps[at.warp][column + u].segment());
         for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
           exchange.send(block, at.rank, column + u, static_cast<uint32_t>(to));
       }
@@ -141,7 +141,7 @@ __device__ __forceinline__ void enter(
     carries[u] = before[u].total;
   }
   if (at.rank == 0) return;
-  Piece<double> blocks_before[kUnit];
+  Segment<double> blocks_before[kUnit];
   mbarrier_wait(&exchange.arrivals, 0);
   fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, column, p, blocks_before);
 #pragma unroll

@@ -46,7 +46,7 @@ struct SmallColumnPlace {
   int rank = 0;  // of the block in its cluster
   int outer, width, column;
   int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
-  int piece_cells;              // cells of the warp's contiguous piece
+  int warp_cells;               // cells of the warp's contiguous range
 
   __device__ __forceinline__ explicit SmallColumnPlace(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
@@ -57,13 +57,13 @@ struct SmallColumnPlace {
     outer = static_cast<int>(p.spans.of(group));
     const int first_cell = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
     width = min(p.span, p.cells - first_cell);
-    // A contiguous piece in reverse has its columns in reverse, too.
+    // A contiguous range in reverse has its columns in reverse, too.
     const int existing = min(cell, width - 1);
     column = (p.flat && p.reverse ? width - 1 - existing : first_cell + existing) * kUnit;
     warp_step = (rank * warps + warp) * slots * p.steps;
     first = warp_step + slot * p.steps;
     count = cell < width ? max(0, min(p.steps, p.length - first)) : 0;
-    piece_cells = max(0, min(slots * p.steps, p.length - warp_step)) * width;
+    warp_cells = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }
 
   template <typename Visit>
@@ -78,7 +78,7 @@ struct SmallColumnPlace {
   __device__ __forceinline__ int offset(const SmallColumnOperand& of, int u = 0) const {
     return outer * of.outer + (column + u) * of.inner;
   }
-  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd cell of the warp's piece.
+  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd cell of the warp's range.
   struct Range {
     int at, stride, least, most;
   };
@@ -86,7 +86,7 @@ struct SmallColumnPlace {
     if (!p.flat) return {offset(of) + (first - back) * of.time, of.time, first < back ? 1 : 0, count};
     const int index = (warp_step - back) * width + lane;
     return {outer * of.outer + (p.reverse ? width - 1 - index : index) * kUnit, (p.reverse ? -32 : 32) * kUnit,
-        index < 0 ? 1 : 0, (piece_cells - lane + 31) >> 5};
+        index < 0 ? 1 : 0, (warp_cells - lane + 31) >> 5};
   }
   __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0) const {
     const Range steps = range(of, back);
@@ -119,14 +119,14 @@ struct SmallColumnPlace {
       load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial, u), &to[u]);
   }
 
-  // From words in the order of the piece to the thread's own steps, and back.
+  // From words in the order of memory to the thread's own steps, and back.
   __device__ __forceinline__ void transpose_to_own(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) { shared[k * kSmallPitch + lane] = words[k]; });
     __syncwarp();
     each([&](int k) { words[k] = shared[own_index(k)]; });
   }
-  __device__ __forceinline__ void transpose_to_piece(Words& words, uint32_t* shared) const {
+  __device__ __forceinline__ void transpose_to_memory(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) {
       if (cell < width) shared[own_index(k)] = words[k];
@@ -135,7 +135,7 @@ struct SmallColumnPlace {
     each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
   }
   __device__ __forceinline__ void store(Words& words, uint32_t* shared) const {
-    if (p.flat) transpose_to_piece(words, shared);
+    if (p.flat) transpose_to_memory(words, shared);
     const Range steps = range(p.output, 0);
     T* const to = static_cast<T*>(const_cast<void*>(p.output.data)) + steps.at;
     each([&](int k) {

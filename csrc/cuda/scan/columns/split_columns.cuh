@@ -10,7 +10,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/named_barrier.cuh"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
     split_columns_kernel(const __grid_constant__ SplitColumnsParams params) {
   constexpr int kSize = sizeof(T), kColumns = 4 / kSize, kLanes = 32 / kColumns, kTogether = kColumns,
                 kCount = kSplitSteps;  // kTogether: segments of a warp
-  constexpr int kRowBytes = kSplitBlockColumns * kSize, kPieces = kRowBytes / 16, kEvery = 32 / kPieces,
+  constexpr int kRowBytes = kSplitBlockColumns * kSize, kChunks = kRowBytes / 16, kEvery = 32 / kChunks,
                 kRows = kTogether * kCount;
   constexpr bool kShort = std::is_same_v<T, __nv_bfloat16>;
   constexpr int kGroup = kSplitGroup<T>;
@@ -69,16 +69,16 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
     return pointer + (outer * strides.outer + first_column + (kReverse ? (length - 1) * strides.time : 0));
   };
 
-  const int own_row = lane / kPieces, piece = lane % kPieces;
-  const bool exists = piece * 16 < columns * kSize;
+  const int own_row = lane / kChunks, chunk = lane % kChunks;
+  const bool exists = chunk * 16 < columns * kSize;
   const T* const input = at_start(static_cast<const T*>(p.input), p.input_strides);
   const int64_t input_step = step_of(p.input_strides);
   const auto load = [&](unsigned char* to, const T* tensor, int64_t step, int64_t first) {
-    const char* from = reinterpret_cast<const char*>(tensor + first * step) + piece * 16;
+    const char* from = reinterpret_cast<const char*>(tensor + first * step) + chunk * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
       copy_async < 16,
-          kRowBytes<128>(to + (r + own_row) * kRowBytes + piece * 16, from, exists && first + r < length ? 16 : 0);
+          kRowBytes<128>(to + (r + own_row) * kRowBytes + chunk * 16, from, exists && first + r < length ? 16 : 0);
       from += kEvery * step * kSize;
     }
   };

@@ -7,7 +7,7 @@
 // waited for will be published.
 #pragma once
 
-#include "scan/carry/piece_words.cuh"
+#include "scan/carry/segment_words.cuh"
 #include "scan/columns/column_values.cuh"
 #include "scan/columns/columns_params.cuh"
 
@@ -22,9 +22,9 @@ struct CarryExchange {
   // start, and with a shared gamma `before` are those.
   Wide totals[kItems], gates[kItems];
   bool closed[kItems];
-  Piece<Wide> tiles[kColumns], near[kColumns];  // this one, those before in the group
-  Wide carries[kColumns];                       // into the group
-  Wide powers[kResidentPowers * kPowers + 1];   // a column's, or the first one's for all
+  Segment<Wide> tiles[kColumns], near[kColumns];  // this one, those before in the group
+  Wide carries[kColumns];                         // into the group
+  Wide powers[kResidentPowers * kPowers + 1];     // a column's, or the first one's for all
   Wide before[kStep ? 1 : kColumnThreads];
   uint64_t tag;  // of this launch's words
 };
@@ -37,7 +37,7 @@ struct TileCarries {
   using Values = ColumnValues<T, kStep>;
   // Columns that lanes fold together, whose totals go in one word where they are two.
   static constexpr int kTogether = kStep ? 1 : kUnit;
-  using Words = std::conditional_t<kTogether == 2, PairWord, PieceWords<Wide, kStep>>;
+  using Words = std::conditional_t<kTogether == 2, PairWord, SegmentWords<Wide, kStep>>;
 
   static constexpr int kReads = sizeof(Words) > 16 ? 1 : kMostReads;  // of a lane's words, in flight
 
@@ -99,11 +99,11 @@ struct TileCarries {
     }
   }
 
-  __device__ __forceinline__ void put(int part, int column, const Piece<Wide>& piece) const {
+  __device__ __forceinline__ void put(int part, int column, const Segment<Wide>& segment) const {
     const int item = part * pitch + column;
-    shared.totals[item] = piece.total;
-    if constexpr (kStep) shared.gates[item] = piece.gates;
-    shared.closed[item] = piece.closed;
+    shared.totals[item] = segment.total;
+    if constexpr (kStep) shared.gates[item] = segment.gates;
+    shared.closed[item] = segment.closed;
   }
 
   // The carry into a part, after `exchange`.
@@ -112,7 +112,7 @@ struct TileCarries {
     if (t.tiles > 1) carry = after(shared.near[column], carry);
     return after(get(part, column), carry);
   }
-  // From the parts' pieces (`put`) the carry into each, by all threads.
+  // From the parts' segments (`put`) the carry into each, by all threads.
   __device__ __forceinline__ void exchange(const ColumnPlace& block) const {
     __syncthreads();
     const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
@@ -126,13 +126,13 @@ struct TileCarries {
     }
     __syncthreads();
     if (ends_above() && is_last && !folds_groups && tile + 1 < t.tiles) {
-      Piece<Wide> pieces[kTogether];
+      Segment<Wide> segments[kTogether];
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
         const Wide carry = after(shared.near[column + u], shared.carries[column + u]);
-        pieces[u] = {after(shared.tiles[column + u], carry), cast<Wide>(1.0), true};
+        segments[u] = {after(shared.tiles[column + u], carry), cast<Wide>(1.0), true};
       }
-      words()[index_of(2, group() >> (t.fan_bits + t.read_bits), column)].publish(pieces, shared.tag);
+      words()[index_of(2, group() >> (t.fan_bits + t.read_bits), column)].publish(segments, shared.tag);
     }
   }
 
@@ -152,7 +152,7 @@ struct TileCarries {
     }
   }
 
-  __device__ __forceinline__ Piece<Wide> get(int part, int column) const {
+  __device__ __forceinline__ Segment<Wide> get(int part, int column) const {
     const int item = part * pitch + column;
     return {shared.totals[item], has_number() ? shared.before[part] : shared.gates[item], shared.closed[item]};
   }
@@ -164,42 +164,44 @@ struct TileCarries {
     if constexpr (kStep) return nullptr;
     else return shared.powers + (params.problem.gamma_kind == GammaKind::kNumber ? 0 : column * kResidentPowers);
   }
-  // From the powers over 1, 2, 4, ... pieces that over so many.
+  // From the powers over 1, 2, 4, ... segments that over so many.
   template <int kBits, typename Power>
-  static __device__ __forceinline__ Power power_over(const Power* powers, int pieces) {
+  static __device__ __forceinline__ Power power_over(const Power* powers, int segments) {
     Power power = cast<Power>(1.0);
 #pragma unroll
     for (int d = 0; d < kBits; ++d) {
-      if (!(pieces >> d & 1)) continue;
+      if (!(segments >> d & 1)) continue;
       if constexpr (std::is_same_v<Power, double>) power *= powers[d];
       else power = power_mul(power, powers[d]);
     }
     if constexpr (std::is_same_v<Power, double>) power = bounded_product(power, powers[0]);
     return power;
   }
-  // Of pieces one after the other; where powers take carries over them, without the product.
-  static __device__ __forceinline__ Piece<Wide> joined(const Piece<Wide>& first, const Piece<Wide>& then) {
+  // Of segments one after the other; where powers take carries over them, without the product.
+  static __device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>& first, const Segment<Wide>& then) {
     return {after(then, first.total), kStep ? power_mul(first.gates, then.gates) : first.gates,
         first.closed || then.closed};
   }
 
-  // Each lane's piece with those of the lanes before it. `powers` take a carry over 1, 2, 4, ... lanes' pieces; lanes
-  // without one come first.
-  __device__ __forceinline__ void fold_lanes(Piece<Wide>& piece, const Wide* powers) const {
-    const unsigned closed = __ballot_sync(0xffffffffu, piece.closed) >> (threadIdx.x % 32 - lane) & ((2u << lane) - 1);
-    const int reach = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;  // lanes up to the last closed piece
+  // Each lane's segment with those of the lanes before it. `powers` take a carry over 1, 2, 4, ... lanes' segments;
+  // lanes without one come first.
+  __device__ __forceinline__ void fold_lanes(Segment<Wide>& segment, const Wide* powers) const {
+    const unsigned closed =
+        __ballot_sync(0xffffffffu, segment.closed) >> (threadIdx.x % 32 - lane) & ((2u << lane) - 1);
+    const int reach =
+        closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;  // lanes up to the last closed segment
 #pragma unroll 1
     for (int bit = 0; bit < t.fan_bits; ++bit) {
       const int d = 1 << bit;
-      const Wide total = shuffle_up(piece.total, d, fan);
+      const Wide total = shuffle_up(segment.total, d, fan);
       Wide power = cast<Wide>(1.0), gates = power;
-      if constexpr (kStep) power = piece.gates, gates = shuffle_up(piece.gates, d, fan);
+      if constexpr (kStep) power = segment.gates, gates = shuffle_up(segment.gates, d, fan);
       else power = powers[bit];
       if (d > reach) continue;
-      piece.total = fold(piece.total, power, total);
-      if constexpr (kStep) piece.gates = power_mul(piece.gates, gates);
+      segment.total = fold(segment.total, power, total);
+      if constexpr (kStep) segment.gates = power_mul(segment.gates, gates);
     }
-    piece.closed = closed != 0;
+    segment.closed = closed != 0;
   }
 
   // Visits the lane's parts of a column.
@@ -211,29 +213,29 @@ struct TileCarries {
 #pragma unroll 1
     for (int part = max(first, 0); part < first + many; ++part) {
       const int item = part * pitch + column;
-      visit(item, Piece<Wide>{shared.totals[item], kStep ? shared.gates[item] : over_part, shared.closed[item]});
+      visit(item, Segment<Wide>{shared.totals[item], kStep ? shared.gates[item] : over_part, shared.closed[item]});
     }
   }
-  // The pieces of the parts up to a lane's last one.
-  __device__ __forceinline__ Piece<Wide> fold_parts(int column) const {
-    Piece<Wide> own = identity<Wide>();
-    each_part(column, [&](int, const Piece<Wide>& piece) { own = joined(own, piece); });
+  // The segments of the parts up to a lane's last one.
+  __device__ __forceinline__ Segment<Wide> fold_parts(int column) const {
+    Segment<Wide> own = identity<Wide>();
+    each_part(column, [&](int, const Segment<Wide>& segment) { own = joined(own, segment); });
     fold_lanes(own, powers_of(column) + kParts + t.lane_bits);
     return own;
   }
-  // Stores over each of a lane's parts the piece of all before it in the tile; `folded` is what fold_parts gave.
-  __device__ __forceinline__ void store_before(int column, bool exists, const Piece<Wide>& folded) const {
-    Piece<Wide> running{shuffle_up(folded.total, 1, fan), cast<Wide>(1.0), false};
+  // Stores over each of a lane's parts the segment of all before it in the tile; `folded` is what fold_parts gave.
+  __device__ __forceinline__ void store_before(int column, bool exists, const Segment<Wide>& folded) const {
+    Segment<Wide> running{shuffle_up(folded.total, 1, fan), cast<Wide>(1.0), false};
     if constexpr (kStep) running.gates = shuffle_up(folded.gates, 1, fan);
     running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(folded.closed), 1, fan) != 0;
     if (lane == 0) running = identity<Wide>();
-    each_part(column, [&](int item, const Piece<Wide>& piece) {
+    each_part(column, [&](int item, const Segment<Wide>& segment) {
       if (exists) {
         shared.totals[item] = running.total;
         shared.closed[item] = running.closed;
         if constexpr (kStep) shared.gates[item] = running.gates;
       }
-      running = joined(running, piece);
+      running = joined(running, segment);
     });
   }
 
@@ -241,7 +243,7 @@ struct TileCarries {
   // them, of which the first ones may not exist. All that are missing are loaded at once, as each would take a round
   // trip to memory.
   __device__ __forceinline__ void fold_words(
-      int column, int level, uint32_t end, int count, Level powers, Piece<Wide> (&folded)[kTogether]) const {
+      int column, int level, uint32_t end, int count, Level powers, Segment<Wide> (&folded)[kTogether]) const {
     const int first = count + ((lane - fan) << t.read_bits);
     const uint32_t apart = words_apart();
     // Of the lane's next word, which may not exist; words from `least` on do, and so many are left.
@@ -263,13 +265,13 @@ struct TileCarries {
     for (int u = 0; u < kTogether; ++u) folded[u] = identity<Wide>();
 #pragma unroll 1
     while (true) {
-      Piece<Wide> pieces[kTogether];
+      Segment<Wide> segments[kTogether];
 #pragma unroll 1
       while (true) {
         bool is_complete = true;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
-          missing[i] = missing[i] && !asked[i].get(pieces, shared.tag);
+          missing[i] = missing[i] && !asked[i].get(segments, shared.tag);
           is_complete = is_complete && !missing[i];
         }
         if (is_complete) break;
@@ -278,12 +280,12 @@ struct TileCarries {
 #pragma unroll
       for (int i = 0; i < kReads; ++i) {
         if (i >= left) break;
-        asked[i].get(pieces, shared.tag);
+        asked[i].get(segments, shared.tag);
 #pragma unroll
         for (int u = 0; u < kTogether; ++u) {
-          if (i < least) pieces[u] = identity<Wide>();
-          if constexpr (!kStep) pieces[u].gates = powers_of(column + u)[powers];
-          folded[u] = joined(folded[u], pieces[u]);
+          if (i < least) segments[u] = identity<Wide>();
+          if constexpr (!kStep) segments[u].gates = powers_of(column + u)[powers];
+          folded[u] = joined(folded[u], segments[u]);
         }
       }
       if (kReads >= 1 << most_read_bits(kStep) || (left -= kReads) <= 0) break;
@@ -299,7 +301,7 @@ struct TileCarries {
 
   // Of some neighboring columns: the tile's total, what is before each part in it, and the tiles before in the group.
   __device__ __forceinline__ void fold_tiles(int column, bool exists, bool is_last, const ColumnPlace& block) const {
-    Piece<Wide> own[kTogether], near[kTogether];
+    Segment<Wide> own[kTogether], near[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
     const bool publishes = is_last && tile + 1 < t.tiles;
@@ -331,7 +333,7 @@ struct TileCarries {
   // The carry into their group.
   __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnPlace& block) const {
     const uint32_t above = group() >> (t.fan_bits + t.read_bits);
-    Piece<Wide> groups[kTogether], carries[kTogether];
+    Segment<Wide> groups[kTogether], carries[kTogether];
     fold_words(column, 1, group(), groups_before, kGroups, groups);
     if (!is_last) return;
     if (above > 0) {

@@ -1,5 +1,6 @@
-// Tiles that are one piece of memory, in shared memory: whole vectors of 16 bytes come and go by copies that nobody
-// waits for one by one. Between parts shared memory has room, so that the lanes of a warp read from different banks.
+// Tiles that are one contiguous range of memory, in shared memory: whole vectors of 16 bytes come and go by copies that
+// nobody waits for one by one. Between parts shared memory has room, so that the lanes of a warp read from different
+// banks.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -14,19 +15,19 @@ __device__ __forceinline__ void each_tile_vector(int first, int end, const Visit
   for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kColumnThreads) visit(i);
 }
 
-// A piece of memory and its place in shared memory, as far behind a whole vector of 16 bytes there: whole vectors of it
-// are whole vectors of memory, at any address.
-struct CopiedPiece {
-  char *at, *shared;  // of the vectors in which the piece begins
-  int begin, end;     // bytes of the piece, from there
+// A contiguous range of memory and its address in shared memory, as far behind a whole vector of 16 bytes there: whole
+// vectors of it are whole vectors of memory, at any address.
+struct CopiedRange {
+  char *at, *shared;  // of the vectors in which the range begins
+  int begin, end;     // bytes of the range, from there
 
-  __device__ __forceinline__ CopiedPiece(char* pointer, int bytes, char* slot)
+  __device__ __forceinline__ CopiedRange(char* pointer, int bytes, char* slot)
       : begin(static_cast<int>(reinterpret_cast<uintptr_t>(pointer) % 16)) {
     at = pointer - begin;
     shared = slot;
     end = begin + bytes;
   }
-  // What is around a piece's ends is read along, where it is in its tensor. Edges that it is not are bytes of one warp.
+  // What is around a range's ends is read along, where it is in its tensor. Edges that it is not are bytes of one warp.
   __device__ __forceinline__ void bring(const char* tensor, const char* tensor_end, int warp) const {
     if (begin == end) return;
     const int first = at < tensor ? 1 : 0, whole = (end + 15) / 16,

@@ -21,12 +21,12 @@ struct WarpColumnsParams {
 template <typename T, bool kStep, bool kBackward, bool kReverse, int kColumns, int kCount, int kStages>
 struct WarpColumns {
   using Word = Vector<T, kColumns>;
-  static constexpr int kSize = sizeof(T), kRow = 32 * kColumns, kRowBytes = kRow * kSize, kPieces = kRowBytes / 16,
-                       kEvery = 32 / kPieces;
+  static constexpr int kSize = sizeof(T), kRow = 32 * kColumns, kRowBytes = kRow * kSize, kChunks = kRowBytes / 16,
+                       kEvery = 32 / kChunks;
   static constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0),
                        kStageBytes = kTensors * kCount * kRowBytes;
   static constexpr int kGatesAt = kCount * kRowBytes, kSavedAt = (kTensors - 1) * kCount * kRowBytes;
-  static_assert(kPieces <= 32 && kCount % kEvery == 0);
+  static_assert(kChunks <= 32 && kCount % kEvery == 0);
   // Half precision is carried in float, for as many steps as that is good for (plan/aligned.h). Floats take a segment
   // in float from a carry in double where one gamma serves all of it, and in double with a gamma a step: conversions
   // take four times as long as the rest, which gammas to be read leave time for.
@@ -43,9 +43,9 @@ struct WarpColumns {
   const int columns = static_cast<int>(min(p.inner - first_column, static_cast<int64_t>(kRow)));
   const bool inside = lane * kColumns < columns;
   const int64_t length = p.length, segments = (length + kCount - 1) / kCount;
-  // A lane's pieces of 16 bytes are kEvery rows apart.
-  const int own_row = lane / kPieces, piece = lane % kPieces;
-  const bool exists = piece * 16 < columns * kSize;
+  // A lane's chunks of 16 bytes are kEvery rows apart.
+  const int own_row = lane / kChunks, chunk = lane % kChunks;
+  const bool exists = chunk * 16 < columns * kSize;
   const bool full = columns == kRow;
   const char* const inputs = source(p.input, p.input_strides);
   const char* const gates = kStep ? source(p.gamma, p.gamma_strides) : nullptr;
@@ -65,7 +65,7 @@ struct WarpColumns {
   __device__ __forceinline__ const char* source(const void* pointer, const Strides& strides) const {
     return reinterpret_cast<const char*>(
                at_start(static_cast<const T*>(pointer), strides) + own_row * step_of(strides)) +
-        piece * 16;
+        chunk * 16;
   }
   __device__ __forceinline__ int64_t column_offset(const Strides& strides, int c) const {
     return outer * strides.outer + (first_column + lane * kColumns + c) * strides.inner;
@@ -75,7 +75,7 @@ struct WarpColumns {
       unsigned char* to, const char* from, const Strides& strides, int64_t first) const {
     const int64_t step = step_of(strides) * kSize;
     from += first * step;
-    to += own_row * kRowBytes + piece * 16;
+    to += own_row * kRowBytes + chunk * 16;
     const bool whole = full && first >= 0 && first + kCount <= length;
 #pragma unroll
     for (int r = 0; r < kCount; r += kEvery) {

@@ -10,7 +10,7 @@
 #include "common/vector.cuh"
 #include "scan/carry/segment.cuh"
 #include "scan/long_rows/params.cuh"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 
 namespace dcs {
 
@@ -198,40 +198,40 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
         }
       }
     }
-    Piece<double> piece{y, 1.0, false};
+    Segment<double> segment{y, 1.0, false};
     if constexpr (kStep) {
-      piece.gates = product.whole();
+      segment.gates = product.whole();
       // In float only where no product on the way left its range.
       if (!(most <= 1.f && fabsf(product.rounded) >= 0x1p-100f)) {
-        piece.gates = 1.0;
+        segment.gates = 1.0;
         before = state.gate_before;
         for (int k = 0; k < kChunks; ++k) {
           float factors[kVec];
           read_gates(stage, k, before, factors);
 #pragma unroll
           for (int i = 0; i < kVec; ++i)
-            if (k > 0 || i != first) piece.gates = clamped_mul(piece.gates, static_cast<double>(factors[i]));
+            if (k > 0 || i != first) segment.gates = clamped_mul(segment.gates, static_cast<double>(factors[i]));
         }
       }
     }
     if constexpr (kStep) {
-      fold_lanes<32>(piece.total, piece.gates, lane);
+      fold_lanes<32>(segment.total, segment.gates, lane);
     } else {
 #pragma unroll
       for (int d = 0; d < 5; ++d) {
-        const double total = shuffle_up(piece.total, 1 << d);
-        if (lane >= 1 << d) piece.total = fold(piece.total, lane_powers[d], total);
+        const double total = shuffle_up(segment.total, 1 << d);
+        if (lane >= 1 << d) segment.total = fold(segment.total, lane_powers[d], total);
       }
     }
-    const double entering = shuffle_up(piece.total, 1);
+    const double entering = shuffle_up(segment.total, 1);
     state.entering = lane == 0 ? 0.0 : entering;
     if constexpr (kStep) {
-      const double gates = shuffle_up(piece.gates, 1);
+      const double gates = shuffle_up(segment.gates, 1);
       state.gates = lane == 0 ? 1.0 : gates;
     }
     if (lane == 31) {
-      warp_totals[third][warp] = piece.total;
-      if constexpr (kStep) warp_gates[third][warp] = piece.gates;
+      warp_totals[third][warp] = segment.total;
+      if constexpr (kStep) warp_gates[third][warp] = segment.gates;
     }
     __syncthreads();
     return state;

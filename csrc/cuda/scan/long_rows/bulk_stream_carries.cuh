@@ -55,7 +55,7 @@ struct WarpTotals {
 template <bool kStep, int kVec, typename Shape>
 __device__ __forceinline__ void publish_totals(const StreamParams& params, BulkStreamShared<kStep, Shape>& shared) {
   Word* const words = static_cast<Word*>(params.statuses);
-  if constexpr (kStep) clear_pieces(params);
+  if constexpr (kStep) clear_totals(params);
   using Shared = BulkStreamShared<kStep, Shape>;
   WarpTotals<kStep, kVec, Shape> warps(params);
   uint32_t index = blockIdx.x;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, BulkS
     if constexpr (kStep) {
       const double total = shuffle(warps.total, Shape::kWarps - 1), gates = shuffle(warps.gates, Shape::kWarps - 1);
       if (warps.lane < kStepCopies && now.tile + 1 < params.tiles)
-        store_piece(copy_of_pieces(words, params, warps.lane) + index, total, gates);
+        store_total(copy_of_totals(words, params, warps.lane) + index, total, gates);
     } else if (warps.lane == Shape::kWarps - 1 && now.tile + 1 < params.tiles) {
       store_word(words + index, __double_as_longlong(warps.total), params.tag);
     }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
   constexpr int kVec = 16 / sizeof(T), kWarps = Shape::kWarps, kTurns = Shared::kTurns;
   const ScanProblem& p = params.problem;
   const Word* const statuses = static_cast<const Word*>(params.statuses);
-  const Word* const words = kStep ? copy_of_pieces(statuses, params, blockIdx.x % kStepCopies) : statuses;
+  const Word* const words = kStep ? copy_of_totals(statuses, params, blockIdx.x % kStepCopies) : statuses;
   const uint32_t blocks = gridDim.x;
   WarpTotals<kStep, kVec, Shape> warps(params);
   const int lane = warps.lane;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
   };
   uint32_t index = blockIdx.x, rounds = 0;
   int turn = 0;
-  if (kStep && !params.row_per_block) wait_for_marks(marks_behind_pieces(params), params.tag);
+  if (kStep && !params.row_per_block) wait_for_marks(marks_behind_totals(params), params.tag);
   for (TileCursor now(params); now.inside(); now.move_on(), index += blocks) {
     if (warps.set_row(now.row) && !params.row_per_block) {
       lane_weight = whole_power(warps.tile_power, lane);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
       if (now.tile > 0) {
         double power = base_weight;
         const uint32_t window = min(now.tile, blocks);
-        if constexpr (kStep) collect_pieces<Shape::kWindow>(words, index, window, carry, power);
+        if constexpr (kStep) collect_totals<Shape::kWindow>(words, index, window, carry, power);
         else carry = collect_totals<Shape::kWindow>(words, params.tag, index, window, far_power, lane_weight);
         if (now.tile > blocks) carry = fold(carry, power, carry_in);
       }
@@ -181,7 +181,7 @@ __device__ __forceinline__ void collect_carries(const StreamParams& params, Bulk
     if (++turn == kTurns) turn = 0;
   }
   if (params.replayed && !params.row_per_block) {
-    if constexpr (kStep) wipe_marks(params, marks_behind_pieces(params), blocks);
+    if constexpr (kStep) wipe_marks(params, marks_behind_totals(params), blocks);
     else wipe_marks(params, static_cast<Word*>(params.statuses), static_cast<int64_t>(params.rows) * params.tiles);
   }
   if constexpr (kBackward && !kStep) {

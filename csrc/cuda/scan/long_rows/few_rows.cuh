@@ -1,7 +1,7 @@
 // A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A
 // row is shared out among clusters of blocks, a vector of 16 bytes a thread, and no cluster waits for another: its
 // blocks read all that lies before it again, a share each, and store one number in each other's shared memory: what the
-// carry of a block has from the sender's own piece and from its share of the row before. 400 KB read again by seven
+// carry of a block has from the sender's own vectors and from its share of the row before. 400 KB read again by seven
 // clusters cost less than a trip from one multiprocessor to another through memory. Everything is in float, with powers
 // of gamma that come rounded from the host; constants and indices are in registers before the wait (ptx/latency.cuh).
 // By programmatic dependent launch (ptx/dependent_launch.cuh) a kernel has its blocks in place and its transaction
@@ -13,7 +13,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/latency.cuh"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
 
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   int first_whole = !kReverse || address(first) + kVec <= length, first_cut = cluster > 0 && !first_whole;
   const Word* own_from = reinterpret_cast<const Word*>(input + at);
   const Word* froms[kMost];
-  float weights[kMost];  // of the thread's vectors at the block's end, as if the block began its cluster's piece
+  float weights[kMost];  // of the thread's vectors at the block's end, as if the block began its cluster's segment
   const double lane_power = params.lanes[lane];
   const float left = rounded(params.lanes[31 - lane] * params.warps[warps - 1 - warp]);
   float before = rounded(lane_power), block_before = rounded(lane_power * params.warps[warp]);

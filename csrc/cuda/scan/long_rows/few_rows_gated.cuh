@@ -1,11 +1,11 @@
-// few_rows.cuh for rows with a per-step gamma. What a piece of a row does to a carry is now a total and a product of
-// gates, and the order of pieces counts: a block reads again one segment of what lies before its cluster, and a warp a
-// part of that, a vector a lane and load, which its lanes pass to each other through shared memory to join seven of
-// them that lie side by side. A block stores what its own piece and what its segment do to a carry in the shared memory
-// of all blocks of its cluster. All that is in float, where totals are finite and gates at most 1: a product that
-// leaves float then takes nothing along that could be seen. A warp where they are not joins its pieces in double,
-// leaves NaNs in their place, and who meets a NaN takes the double instead: no other test is made, and products
-// need not be kept above 0 at every join.
+// few_rows.cuh for rows with a per-step gamma. What a segment of a row does to a carry is now a total and a product
+// of gates, and the order of segments counts: a block reads again one segment of what lies before its cluster, and a
+// warp a part of that, a vector a lane and load, which its lanes pass to each other through shared memory to join seven
+// of them that lie side by side. A block stores what its own vectors and what that segment do to a carry in the shared
+// memory of all blocks of its cluster. All that is in float, where totals are finite and gates at most 1: a product
+// that leaves float then takes nothing along that could be seen. A warp where they are not joins its vectors in double,
+// stores NaNs instead, and who meets a NaN takes the double instead: no other test is made, and products need not be
+// kept above 0 at every join.
 #pragma once
 
 #include "scan/long_rows/few_rows.cuh"
@@ -22,7 +22,7 @@ struct FewRowsGatedParams {
   int clusters;  // of a row, each of kMaxCluster blocks
 };
 
-// What a piece makes of the carry into it: total + gates * carry.
+// What a segment makes of the carry into it: total + gates * carry.
 template <typename Number>
 struct alignas(2 * sizeof(Number)) Change {
   Number total, gates;
@@ -68,16 +68,16 @@ struct Exact {
   }
 };
 
-// A warp's own changes up to each lane, and in lane 31 all of its segment's, of which `piece` has the lane's i-th.
-template <int kPieces, typename Number, typename Piece>
-__device__ __forceinline__ Change<Number> join_warp(int lane, Change<Number>& mine, const Piece& piece) {
+// A warp's own changes up to each lane, and in lane 31 all of its segment's, of which `change` has the lane's i-th.
+template <int kCount, typename Number, typename ChangeAt>
+__device__ __forceinline__ Change<Number> join_warp(int lane, Change<Number>& mine, const ChangeAt& change) {
   constexpr bool kUsual = std::is_same_v<Number, float>;  // double is kept short
   Change<Number> segment{0, 1};
-#pragma unroll(kUsual&& kPieces > 0 ? kPieces : 1)
-  for (int i = 0; i < kPieces; ++i) segment = i == 0 ? piece(i) : joined(segment, piece(i));
+#pragma unroll(kUsual&& kCount > 0 ? kCount : 1)
+  for (int i = 0; i < kCount; ++i) segment = i == 0 ? change(i) : joined(segment, change(i));
 #pragma unroll(kUsual ? 5 : 1)
   for (int d = 1; d < 32; d *= 2) {
-    if constexpr (kPieces > 0)
+    if constexpr (kCount > 0)
       segment = joined(change_up(segment, d), segment);  // right in every lane that the last one asks
     const Change<Number> before = change_up(mine, d);
     if (lane >= d) mine = joined(before, mine);
@@ -124,10 +124,10 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   struct Places {
     uint32_t received, arrivals, of_warps;
   };
-  // Of the blocks' segments of the row before and of their own pieces; of warps' own pieces and of their segments.
+  // Of the blocks' segments of the row before and of their own vectors; of warps' own vectors and of their segments.
   __shared__ alignas(16) Change<float> received[2 * kMaxCluster], of_warps[2 * kFewRowsWarps];
   __shared__ Change<double> exact_received[2 * kMaxCluster], exact_of_warps[2 * kFewRowsWarps];
-  __shared__ Change<double> pieces[kEarlier > 0 ? kFewRowsWarps * 32 * kEarlier : 1];
+  __shared__ Change<double> exact_earlier[kEarlier > 0 ? kFewRowsWarps * 32 * kEarlier : 1];
   __shared__ alignas(8) uint64_t arrivals, exact_arrivals;
   __shared__ Places shared_places;
   launch_dependents();
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   // No carry enters a row's first step, so that its gate, which may be a NaN, takes no part.
   const int pad = kReverse ? vectors * kVec - length : 0;
   int first_step = rank == 0 && threadIdx.x == 0 ? pad : -1;
-  // One warp sends: half a lane each segments' changes and own pieces' changes, these to later blocks alone.
+  // One warp sends: half a lane each segments' changes and own vectors' changes, these to later blocks alone.
   const int block = lane % kMaxCluster, half = lane / kMaxCluster;
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
   const Places places = in_registers(shared_places);
@@ -172,9 +172,9 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   uint32_t remote_at = cluster_address(places.received + kBytes * (half * kMaxCluster + rank), block),
            counter = cluster_address(places.arrivals, block);
   uint32_t received_at = places.received + lane % 4 * 8 * kBytes;
-  Change<double>* const exact_pieces = pieces + warp * 32 * kEarlier;
-  uint32_t piece_to = shared_address(exact_pieces) + kBytes * lane,
-           pieces_at = shared_address(exact_pieces) + kBytes * kEarlier * lane;
+  Change<double>* const exact_changes = exact_earlier + warp * 32 * kEarlier;
+  uint32_t own_store_at = shared_address(exact_changes) + kBytes * lane,
+           own_load_at = shared_address(exact_changes) + kBytes * kEarlier * lane;
   keep(share_whole);
   keep(input_from);
   keep(gamma_from);
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   hold(remote_at);
   hold(counter);
   hold(received_at);
-  hold(piece_to);
-  hold(pieces_at);
+  hold(own_store_at);
+  hold(own_load_at);
   wait_for_cluster();
   griddepcontrol_wait();
 
@@ -266,13 +266,13 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   Change<double> exact_before{0.0, 1.0};
   if (__builtin_expect(__all_sync(kAll, fits), 1)) {
 #pragma unroll
-    for (int j = 0; j < kEarlier; ++j) store_at(piece_to + 32 * kBytes * j, changes[j]);
+    for (int j = 0; j < kEarlier; ++j) store_at(own_store_at + 32 * kBytes * j, changes[j]);
     if (kEarlier > 0) __syncwarp();
     Change<float> through = changes[kEarlier];
     const Change<float> segment = join_warp<kEarlier>(lane, through, [&](int i) {
-      Change<float> piece[1];
-      load_at(pieces_at + kBytes * i, piece);
-      return piece[0];
+      Change<float> loaded[1];
+      load_at(own_load_at + kBytes * i, loaded);
+      return loaded[0];
     });
     if constexpr (kEarlier > 0) {
       const bool zero = __any_sync(kAll, any_zero);
@@ -288,11 +288,11 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
       return {changes[j].total, exact_gates<T, kReverse>(gate_words[j], first)};
     };
 #pragma unroll
-    for (int j = 0; j < kEarlier; ++j) exact_pieces[lane + 32 * j] = exact_change(j);
+    for (int j = 0; j < kEarlier; ++j) exact_changes[lane + 32 * j] = exact_change(j);
     if (kEarlier > 0) __syncwarp();
     Change<double> through = exact_change(kEarlier);
     const Change<double> segment =
-        join_warp<kEarlier>(lane, through, [&](int i) { return exact_pieces[lane * kEarlier + i]; });
+        join_warp<kEarlier>(lane, through, [&](int i) { return exact_changes[lane * kEarlier + i]; });
     before = {NAN, NAN};
     if (lane == 31) {
       exact_of_warps[warp] = through;

@@ -12,7 +12,7 @@ namespace dcs {
 
 // A tile's total and the product of its gates in one word, whose state is never 0: a finite product gives its last
 // digit away. In two words, 1e8 floats took 354 us instead of 333.
-__device__ __forceinline__ void store_piece(Word* to, double total, double gates) {
+__device__ __forceinline__ void store_total(Word* to, double total, double gates) {
   const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(gates));
   store_word(to, static_cast<uint64_t>(__double_as_longlong(total)), is_finite(gates) ? bits | 1 : bits);
 }
@@ -21,9 +21,9 @@ __device__ __forceinline__ double gates_of(uint64_t state) {
   return is_finite(gates) ? __longlong_as_double(static_cast<long long>(state & ~uint64_t{1})) : gates;
 }
 
-// Every piece is published kStepCopies times, and a block reads one copy (327 us).
+// Every total is published kStepCopies times, and a block reads one copy (327 us).
 template <typename W>
-__device__ __forceinline__ W* copy_of_pieces(W* words, const StreamParams& params, uint32_t copy) {
+__device__ __forceinline__ W* copy_of_totals(W* words, const StreamParams& params, uint32_t copy) {
   return words + static_cast<int64_t>(copy) * params.rows * params.tiles;
 }
 
@@ -36,28 +36,28 @@ __device__ __forceinline__ void wait_for_marks(const Word* marks, uint64_t tag) 
   __threadfence();
 }
 
-// A piece leaves no room in its word for a mark of the call, so no piece may be there from before. Each block clears
-// those of its own tiles while the first of them is on its way, and leaves a mark behind all pieces.
-__device__ __forceinline__ Word* marks_behind_pieces(const StreamParams& params) {
-  return copy_of_pieces(static_cast<Word*>(params.statuses), params, kStepCopies);
+// A total leaves no room in its word for a mark of the call, so no total may be there from before. Each block clears
+// those of its own tiles while the first of them is on its way, and leaves a mark behind all totals.
+__device__ __forceinline__ Word* marks_behind_totals(const StreamParams& params) {
+  return copy_of_totals(static_cast<Word*>(params.statuses), params, kStepCopies);
 }
-__device__ __forceinline__ void clear_pieces(const StreamParams& params) {
+__device__ __forceinline__ void clear_totals(const StreamParams& params) {
   const uint32_t lane = threadIdx.x % 32, count = params.rows * params.tiles;
   for (int64_t index = blockIdx.x + static_cast<int64_t>(lane) * gridDim.x; index < count; index += 32 * gridDim.x) {
 #pragma unroll
     for (uint32_t copy = 0; copy < kStepCopies; ++copy)
-      store_word(copy_of_pieces(static_cast<Word*>(params.statuses), params, copy) + index, 0, 0);
+      store_word(copy_of_totals(static_cast<Word*>(params.statuses), params, copy) + index, 0, 0);
   }
   __syncwarp();
   __threadfence();
-  if (lane == 0) store_word(marks_behind_pieces(params) + blockIdx.x, 0, params.tag);
+  if (lane == 0) store_word(marks_behind_totals(params) + blockIdx.x, 0, params.tag);
 }
 
 // Lane l holds the totals and the products of gates of the tiles l, l + 32, ... before the nearest, so that a warp
 // reads whole lines; those from `window` on do not exist. Every lane gets the total of all and the product of their
 // gates.
 template <int kWindow>
-__device__ __forceinline__ void fold_pieces(
+__device__ __forceinline__ void fold_totals(
     double (&totals)[kWindow], double (&gates)[kWindow], uint32_t window, double& sum, double& product) {
   const uint32_t lane = threadIdx.x % 32;
   sum = 0.0;
@@ -116,9 +116,9 @@ __device__ __forceinline__ void read_window(
   }
 }
 
-// The pieces of the tiles before the one of this index, `window` of them, on the copy at `words`.
+// The totals of the tiles before the one of this index, `window` of them, on the copy at `words`.
 template <int kWindow>
-__device__ __forceinline__ void collect_pieces(
+__device__ __forceinline__ void collect_totals(
     const Word* words, uint32_t index, uint32_t window, double& sum, double& product) {
   Word read[kWindow];
   read_window(words, index, window, read, [](uint64_t state) { return state != 0; });
@@ -128,7 +128,7 @@ __device__ __forceinline__ void collect_pieces(
     totals[j] = __longlong_as_double(read[j].value);
     gates[j] = gates_of(read[j].state);
   }
-  fold_pieces(totals, gates, window, sum, product);
+  fold_totals(totals, gates, window, sum, product);
 }
 
 }  // namespace dcs

@@ -11,7 +11,7 @@
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "scan/long_rows/resident.cuh"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/long_rows/bulk_stream.cuh"
 #include "scan/long_rows/async_stream.cuh"

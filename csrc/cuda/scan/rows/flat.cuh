@@ -33,7 +33,7 @@ struct FlatParams {
   int cluster;    // of flat_rows_kernel: blocks of a row, or 1
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
   int stages;
-  void* pieces;
+  void* segments;
   uint64_t tag;
 };
 

@@ -9,7 +9,7 @@
 #include "common/device.h"
 #include "scan/carry/call_tag.h"
 #include "dcs/scan/forms.h"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/rows/flat_rows.cuh"
@@ -171,7 +171,7 @@ cudaError_t launch_long_rows(
   return by_form<T>(problem, [&](auto step, auto backward) {
     FlatParams params = flat_params<T>(problem, plan);
     params.stages = plan.stages;
-    params.pieces = workspace;
+    params.segments = workspace;
     params.tag = call_tag(workspace, plan.workspace_bytes, stream);
     const auto kernel = in_direction<T>(problem, [](auto direction) {
       return long_rows_kernel<T, decltype(step)::value, decltype(backward)::value, direction()>;

@@ -53,16 +53,17 @@ struct FlatTile {
 // What the blocks of a cluster leave each other, in shared memory.
 template <typename Wide>
 struct ClusterCarry {
-  Piece<Wide> own;                      // the block's
-  Piece<Wide> before[kMostRowCluster];  // of the blocks before
+  Segment<Wide> own;                      // the block's
+  Segment<Wide> before[kMostRowCluster];  // of the blocks before
 
-  // What enters the block, by all threads; `pieces` are its warps'. A block stays until all have read (`leave`).
-  __device__ __forceinline__ Wide enter(const Piece<Wide> (&pieces)[kFlatWarps], int rank) {
+  // What enters the block, by all threads; `segments` are its warps'. A block stays until all have read (`leave`).
+  __device__ __forceinline__ Wide enter(const Segment<Wide> (&segments)[kFlatWarps], int rank) {
     const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
     if (thread == 0) {
-      Piece<Wide> all = pieces[0];
+      Segment<Wide> all = segments[0];
       for (int w = 1; w < warps; ++w)
-        all = {after(pieces[w], all.total), power_mul(all.gates, pieces[w].gates), all.closed || pieces[w].closed};
+        all = {
+            after(segments[w], all.total), power_mul(all.gates, segments[w].gates), all.closed || segments[w].closed};
       own = all;
     }
     arrive_in_cluster();
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   constexpr bool kSums = kBackward && !kStep;  // of gamma's gradient, a row
   extern __shared__ __align__(128) unsigned char flat_shared[];
   __shared__ uint64_t full[kFlatWarps];
-  __shared__ Piece<Wide> pieces[kFlatWarps];
+  __shared__ Segment<Wide> segments[kFlatWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const FlatTile tile(p);
   const Work work{InDirection<kDirection>(p), p,
@@ -126,13 +127,13 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   mbarrier_wait(&full[warp], 0);
   const LaneCuts cuts = passes.find_cuts(place, edges.reset_before);
   typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts), gamma);
-  const Piece<Wide> piece = passes.total(at, cuts, numbers, [&] { return passes.powers_of(gamma); });
-  if (lane == 31) pieces[warp] = piece;
+  const Segment<Wide> segment = passes.total(at, cuts, numbers, [&] { return passes.powers_of(gamma); });
+  if (lane == 31) segments[warp] = segment;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);
   __shared__ ClusterCarry<Wide> cluster;
-  if (p.cluster > 1) carry = cluster.enter(pieces, tile.rank);
-  for (int w = 0; w < warp; ++w) carry = after(pieces[w], carry);
+  if (p.cluster > 1) carry = cluster.enter(segments, tile.rank);
+  for (int w = 0; w < warp; ++w) carry = after(segments[w], carry);
 
   RowSums<Passes> rows{passes, 0, 0};
   if (kSums && p.cluster == 1) {

@@ -188,9 +188,9 @@ struct LanePasses : InDirection<kDirection> {
         p.problem.initial)[RowIndex(p, memory_row<kDirection>(p, row)).offset(p.problem.initial_strides)];
   }
 
-  // The lane's piece from nothing; of its gates the product where there is one a step.
+  // The lane's segment from nothing; of its gates the product where there is one a step.
   template <Pass kPass, int kVectors>
-  __device__ __forceinline__ Piece<Wide> total_in(
+  __device__ __forceinline__ Segment<Wide> total_in(
       const State& at, const LaneCuts& places, const RowNumbers<T>& rows) const {
     LaneRecurrence<LanePasses, kPass> recurrence(*this, places, at.gamma, rows);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
@@ -253,39 +253,40 @@ struct LanePasses : InDirection<kDirection> {
     return of;
   }
 
-  // The lane's piece, and from those of the lanes before what a carry into the warp becomes; the warp's piece in lane
+  // The lane's segment, and from those of the lanes before what a carry into the warp becomes; the warp's segment in
+  // lane
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
   template <typename MakePowers>
-  __device__ __forceinline__ Piece<Wide> total(
+  __device__ __forceinline__ Segment<Wide> total(
       State& at, const LaneCuts& places, const RowNumbers<T>& rows, const MakePowers& make_powers) const {
-    Piece<Wide> piece = choose(at.pass, [&](auto pass, auto vectors) {
+    Segment<Wide> segment = choose(at.pass, [&](auto pass, auto vectors) {
       return total_in<decltype(pass)::value, decltype(vectors)::value>(at, places, rows);
     });
     const int lane = work.lane;
     const Powers of = make_powers();
-    const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
+    const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
     const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
     const int reach = behind ? lane - (31 - __clz(behind)) : lane;
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
-      const Wide other = shuffle_up(piece.total, d);
-      if (reach >= d) piece.total = fold(piece.total, kStep ? piece.gates : of.powers[j], other);
+      const Wide other = shuffle_up(segment.total, d);
+      if (reach >= d) segment.total = fold(segment.total, kStep ? segment.gates : of.powers[j], other);
       if constexpr (kStep) {
-        const Wide gates = shuffle_up(piece.gates, d);
-        if (reach >= d) piece.gates = clamped_mul(piece.gates, gates);
+        const Wide gates = shuffle_up(segment.gates, d);
+        if (reach >= d) segment.gates = clamped_mul(segment.gates, gates);
       }
     }
-    if constexpr (!kStep) piece.gates = of.powers[5];
-    at.before = shuffle_up(piece.total, 1);
-    at.weight = kStep ? shuffle_up(piece.gates, 1) : of.weight;
+    if constexpr (!kStep) segment.gates = of.powers[5];
+    at.before = shuffle_up(segment.total, 1);
+    at.weight = kStep ? shuffle_up(segment.gates, 1) : of.weight;
     if (lane == 0) {
       at.before = cast<Wide>(0.0);
       at.weight = cast<Wide>(1.0);
     }
     at.enters = (closed & ((1u << lane) - 1)) == 0;
-    piece.closed = closed != 0;
-    return piece;
+    segment.closed = closed != 0;
+    return segment;
   }
 
   // The results from the carry into the warp, in place of the input; backward the gradient of the gates in place of

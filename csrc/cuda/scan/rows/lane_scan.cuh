@@ -46,7 +46,7 @@ struct LaneScan {
   __device__ __forceinline__ double carry_into(int k) const {
     return narrow ? static_cast<double>(carry_in[k]) : wide_carries[2 * k];
   }
-  __device__ __forceinline__ Piece<double> chunk_piece(int k, uint32_t closed) const {
+  __device__ __forceinline__ Segment<double> chunk_segment(int k, uint32_t closed) const {
     return {total_of(k), chunk_gates[kStep ? k : 0], (closed >> k & 1) != 0};
   }
 

@@ -7,7 +7,7 @@
 // those of its next tiles before it waits for a carry; so every total that is waited for will come.
 #pragma once
 
-#include "scan/carry/piece_words.cuh"
+#include "scan/carry/segment_words.cuh"
 #include "scan/rows/lane_passes.cuh"
 
 namespace dcs {
@@ -17,7 +17,7 @@ constexpr int kLongTurns = kLongAhead + 2;  // of what its warps leave each othe
 // Before the tiles.
 template <typename Wide>
 struct LongShared {
-  Piece<Wide> totals[kLongTurns][kLongWarps];
+  Segment<Wide> totals[kLongTurns][kLongWarps];
   Wide carries[kLongTurns][kLongWarps];
   uint64_t full[kLongStages][kLongWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
 };
@@ -27,7 +27,7 @@ struct LongShared {
 template <typename T, bool kStep, Direction kDirection>
 struct CarryWarp {
   using Wide = typename Types<T>::Wide;
-  using Words = PieceWords<Wide, kStep>;
+  using Words = SegmentWords<Wide, kStep>;
   const FlatParams& p;
   LongShared<Wide>& shared;
   const int lane = threadIdx.x % 32;
@@ -61,7 +61,7 @@ struct CarryWarp {
     window.each = (window.count + 31) / 32;
     return window;
   }
-  // The tile of a lane's piece, counted back from the nearest one: with products of gates, lanes take neighbors.
+  // The tile of a lane's segment, counted back from the nearest one: with products of gates, lanes take neighbors.
   __device__ __forceinline__ int distance(const Window& window, int j) const {
     if (kStep) return j < window.each ? lane * window.each + j : 32 * kLongReads;
     return lane + 32 * j;
@@ -69,22 +69,22 @@ struct CarryWarp {
   // All that is missing in one trip.
   __device__ __forceinline__ void ask(
       int64_t tile, const Window& window, uint32_t missing, Words (&words)[kLongReads]) const {
-    const Words* const nearest = static_cast<const Words*>(p.pieces) + (tile - 1);
+    const Words* const nearest = static_cast<const Words*>(p.segments) + (tile - 1);
 #pragma unroll
     for (int j = 0; j < kLongReads; ++j) words[j].load_if(missing >> j & 1, *(nearest - distance(window, j)));
   }
 
-  // Pieces of lanes, the first lane's the nearest, folded into the first lane's.
+  // Segments of lanes, the first lane's the nearest, folded into the first lane's.
   template <typename Times>
-  __device__ __forceinline__ Piece<Wide> fold_window(
-      const Piece<Wide> (&pieces)[kLongReads], const Window& window, const Times& times) const {
-    Piece<Wide> sum = identity<Wide>();
+  __device__ __forceinline__ Segment<Wide> fold_window(
+      const Segment<Wide> (&segments)[kLongReads], const Window& window, const Times& times) const {
+    Segment<Wide> sum = identity<Wide>();
     bool is_first = true;
 #pragma unroll
     for (int j = kLongReads - 1; j >= 0; --j) {
       if (distance(window, j) >= window.count) continue;
-      sum.total = is_first ? pieces[j].total : fold(pieces[j].total, pieces[j].gates, sum.total);
-      sum.gates = is_first ? pieces[j].gates : times(pieces[j].gates, sum.gates);
+      sum.total = is_first ? segments[j].total : fold(segments[j].total, segments[j].gates, sum.total);
+      sum.gates = is_first ? segments[j].gates : times(segments[j].gates, sum.gates);
       is_first = false;
     }
 #pragma unroll
@@ -100,15 +100,15 @@ struct CarryWarp {
   }
 
   // The totals of a window, folded in an order of its own; closed where no carry from before them enters.
-  __device__ __forceinline__ Piece<Wide> collect(
+  __device__ __forceinline__ Segment<Wide> collect(
       int64_t tile, Window window, uint32_t missing, Words (&words)[kLongReads]) const {
-    Piece<Wide> pieces[kLongReads];
+    Segment<Wide> segments[kLongReads];
 #pragma unroll
-    for (int j = 0; j < kLongReads; ++j) pieces[j] = identity<Wide>();
+    for (int j = 0; j < kLongReads; ++j) segments[j] = identity<Wide>();
     while (true) {
 #pragma unroll
       for (int j = 0; j < kLongReads; ++j)
-        if ((missing >> j & 1) && words[j].get(pieces[j], p.tag)) missing &= ~(1u << j);
+        if ((missing >> j & 1) && words[j].get(segments[j], p.tag)) missing &= ~(1u << j);
       if (!__any_sync(0xffffffffu, missing != 0)) break;
       ask(tile, window, missing, words);
     }
@@ -116,9 +116,9 @@ struct CarryWarp {
     int nearest = window.count;
 #pragma unroll
     for (int j = 0; j < kLongReads; ++j)
-      if (pieces[j].closed) nearest = min(nearest, distance(window, j));
+      if (segments[j].closed) nearest = min(nearest, distance(window, j));
     nearest = -__reduce_max_sync(0xffffffffu, -nearest);
-    Piece<Wide> sum = identity<Wide>();
+    Segment<Wide> sum = identity<Wide>();
     sum.closed = nearest < window.count;
     if (sum.closed) window.count = nearest + 1;
     if constexpr (kStep) {
@@ -126,17 +126,17 @@ struct CarryWarp {
       if constexpr (std::is_same_v<Wide, double>) {
         small = true;
 #pragma unroll
-        for (int j = 0; j < kLongReads; ++j) small = small && fabs(pieces[j].gates) <= 1.0;
+        for (int j = 0; j < kLongReads; ++j) small = small && fabs(segments[j].gates) <= 1.0;
       }
-      const Piece<Wide> folded = __all_sync(0xffffffffu, small)
-          ? fold_window(pieces, window, [](Wide a, Wide b) { return a * b; })
-          : fold_window(pieces, window, [](Wide a, Wide b) { return clamped_mul(a, b); });
+      const Segment<Wide> folded = __all_sync(0xffffffffu, small)
+          ? fold_window(segments, window, [](Wide a, Wide b) { return a * b; })
+          : fold_window(segments, window, [](Wide a, Wide b) { return clamped_mul(a, b); });
       sum.total = shuffle(folded.total, 0);
       sum.gates = shuffle(folded.gates, 0);
     } else {
 #pragma unroll
       for (int j = kLongReads - 1; j >= 0; --j)
-        if (distance(window, j) < window.count) sum.total = fold(pieces[j].total, far_power, sum.total);
+        if (distance(window, j) < window.count) sum.total = fold(segments[j].total, far_power, sum.total);
       sum.total = warp_sum(fold(cast<Wide>(0.0), lane_weight, sum.total));
       sum.gates = blocks_power;
     }
@@ -144,16 +144,16 @@ struct CarryWarp {
   }
 
   // The fold of the warps before the lane's in a tile, which is published.
-  __device__ __forceinline__ Piece<Wide> publish(int round, int64_t tile) const {
+  __device__ __forceinline__ Segment<Wide> publish(int round, int64_t tile) const {
     const int turn = round % kLongTurns;
     mbarrier_wait(&shared.totals_ready[turn], round / kLongTurns & 1);
-    Piece<Wide> piece = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>(), before = identity<Wide>();
-    fold_pieces_up<kLongWarps>(piece, lane);
+    Segment<Wide> segment = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>(), before = identity<Wide>();
+    fold_segments_up<kLongWarps>(segment, lane);
     if (lane == kLongWarps - 1 && tile + 1 < p.tiles)
-      const_cast<Words*>(static_cast<const Words*>(p.pieces))[tile].publish(piece, p.tag);
-    before.total = shuffle_up(piece.total, 1);
-    before.gates = shuffle_up(piece.gates, 1);
-    before.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(piece.closed), 1);
+      const_cast<Words*>(static_cast<const Words*>(p.segments))[tile].publish(segment, p.tag);
+    before.total = shuffle_up(segment.total, 1);
+    before.gates = shuffle_up(segment.gates, 1);
+    before.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(segment.closed), 1);
     return lane == 0 ? identity<Wide>() : before;
   }
 
@@ -162,7 +162,7 @@ struct CarryWarp {
     int64_t tile = blockIdx.x;
     FlatPlace place = locate(p, tile * p.tile);
     set_row(place.row);
-    Piece<Wide> entering = publish(0, tile);
+    Segment<Wide> entering = publish(0, tile);
     for (int round = 0; round < rounds; ++round) {
       // What is there already comes while the next tile's total does.
       const Window window = window_of(place);
@@ -172,11 +172,11 @@ struct CarryWarp {
       for (int j = 0; j < kLongReads; ++j)
         if (distance(window, j) < window.count) missing |= 1u << j;
       ask(tile, window, missing, words);
-      Piece<Wide> next = identity<Wide>();
+      Segment<Wide> next = identity<Wide>();
       if (round + 1 < rounds) next = publish(round + 1, tile + gridDim.x);
       if (window.count > 0) {
         set_row(place.row);
-        const Piece<Wide> sum = collect(tile, window, missing, words);
+        const Segment<Wide> sum = collect(tile, window, missing, words);
         carry = window.from_own && !sum.closed ? fold(sum.total, sum.gates, carry) : sum.total;
       } else {
         carry = cast<Wide>(0.0);
@@ -306,9 +306,9 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       states[kLongAhead] = passes.prepare(edges, pass, gamma);
       RowNumbers<T> numbers{};
       if (pass == Pass::kGeneral) numbers = passes.ask_rows(cuts.row);
-      const Piece<Wide> piece = passes.total(states[kLongAhead], cuts, numbers, [&] { return powers; });
+      const Segment<Wide> segment = passes.total(states[kLongAhead], cuts, numbers, [&] { return powers; });
       if (lane == 31) {
-        shared.totals[round % kLongTurns][warp] = piece;
+        shared.totals[round % kLongTurns][warp] = segment;
         mbarrier_arrive(&shared.totals_ready[round % kLongTurns]);
       }
       now.advance(p, apart, rows_apart);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/problem.h"
 #include "common/element_types.cuh"
 #include "common/row_offset.cuh"

@@ -21,24 +21,24 @@ __device__ __forceinline__ int reach_of(uint32_t closed) {
   const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
   return behind ? lane - (31 - __clz(behind)) : lane;
 }
-// The first `count` lanes' pieces, each with those before it.
-__device__ __forceinline__ Piece<double> up_to_lane(Piece<double> piece, int count) {
-  const uint32_t closed = __ballot_sync(0xffffffffu, piece.closed);
+// The first `count` lanes' segments, each with those before it.
+__device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, int count) {
+  const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
   const int reach = reach_of(closed);
 #pragma unroll 1
   for (int d = 1; d < count; d *= 2) {
-    const double other = shuffle_up(piece.total, d), other_gates = shuffle_up(piece.gates, d);
+    const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
     if (reach >= d) {
-      piece.total = fold(piece.total, piece.gates, other);
-      piece.gates = clamped_mul(piece.gates, other_gates);
+      segment.total = fold(segment.total, segment.gates, other);
+      segment.gates = clamped_mul(segment.gates, other_gates);
     }
   }
-  piece.closed = (closed & (0xffffffffu >> (31 - static_cast<int>(threadIdx.x) % 32))) != 0;
-  return piece;
+  segment.closed = (closed & (0xffffffffu >> (31 - static_cast<int>(threadIdx.x) % 32))) != 0;
+  return segment;
 }
 
-// The pieces of a cluster's earlier blocks, which these store remotely, and their transaction barrier.
-struct ClusterPieces {
+// The segments of a cluster's earlier blocks, which these store remotely, and their transaction barrier.
+struct ClusterSegments {
   struct Stored {
     double total, gates, closed;
   };
@@ -50,23 +50,23 @@ struct ClusterPieces {
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void store(const Piece<double>& piece, int rank, uint32_t to) {
+  __device__ __forceinline__ void store(const Segment<double>& segment, int rank, uint32_t to) {
     Stored& entry = stored[rank];
-    store_async_in_cluster(&entry.total, &arrivals, to, piece.total);
-    store_async_in_cluster(&entry.gates, &arrivals, to, piece.gates);
-    store_async_in_cluster(&entry.closed, &arrivals, to, piece.closed ? 1.0 : 0.0);
+    store_async_in_cluster(&entry.total, &arrivals, to, segment.total);
+    store_async_in_cluster(&entry.gates, &arrivals, to, segment.gates);
+    store_async_in_cluster(&entry.closed, &arrivals, to, segment.closed ? 1.0 : 0.0);
   }
   // The carry into a block.
   __device__ __forceinline__ double carry_into(int rank) {
     if (rank == 0) return 0.0;
-    Piece<double> piece = identity<double>();
+    Segment<double> segment = identity<double>();
     mbarrier_wait(&arrivals, 0);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < rank) {
       const Stored& entry = stored[lane];
-      piece = {entry.total, entry.gates, entry.closed != 0.0};
+      segment = {entry.total, entry.gates, entry.closed != 0.0};
     }
-    return shuffle(up_to_lane(piece, rank).total, rank - 1);
+    return shuffle(up_to_lane(segment, rank).total, rank - 1);
   }
 };
 
@@ -157,49 +157,49 @@ struct SmallScan {
     }
   }
 
-  // The thread's piece from nothing.
-  __device__ __forceinline__ Piece<double> piece(const Values& x, const Gates& gates) const {
+  // The thread's segment from nothing.
+  __device__ __forceinline__ Segment<double> segment(const Values& x, const Gates& gates) const {
     Acc y = x[0];
 #pragma unroll
     for (int i = 1; i < kVec; ++i) y = cuts >> i & 1 ? x[i] : fold(x[i], gate(gates, i), y);
-    Piece<double> piece{cast<double>(y), 1.0, false};
-    if constexpr (kGates) piece.gates = product_of(gates);
-    return piece;
+    Segment<double> segment{cast<double>(y), 1.0, false};
+    if constexpr (kGates) segment.gates = product_of(gates);
+    return segment;
   }
-  // Pieces of the lanes up to the thread's own, as far back as the nearest cut. Returns the total of those before it.
-  __device__ __forceinline__ double fold_lanes(Piece<double>& piece, uint32_t closed) {
+  // Segments of the lanes up to the thread's own, as far back as the nearest cut. Returns the total of those before it.
+  __device__ __forceinline__ double fold_lanes(Segment<double>& segment, uint32_t closed) {
     const int reach = reach_of(closed);
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
       if (j >= p.levels) break;
-      const double other = shuffle_up(piece.total, d);
-      if (reach >= d) piece.total = fold(piece.total, kGates ? piece.gates : p.powers[j], other);
+      const double other = shuffle_up(segment.total, d);
+      if (reach >= d) segment.total = fold(segment.total, kGates ? segment.gates : p.powers[j], other);
       if constexpr (kGates) {
-        const double other_gates = shuffle_up(piece.gates, d);
-        if (reach >= d) piece.gates = clamped_mul(piece.gates, other_gates);
+        const double other_gates = shuffle_up(segment.gates, d);
+        if (reach >= d) segment.gates = clamped_mul(segment.gates, other_gates);
       }
     }
-    double before = shuffle_up(piece.total, 1);
-    if constexpr (kGates) weight = shuffle_up(piece.gates, 1);
-    else piece.gates = p.powers[5];
+    double before = shuffle_up(segment.total, 1);
+    if constexpr (kGates) weight = shuffle_up(segment.gates, 1);
+    else segment.gates = p.powers[5];
     if (lane == 0) before = 0.0, weight = 1.0;
-    piece.closed = closed != 0;
+    segment.closed = closed != 0;
     return before;
   }
   // The same for warps, and for the blocks of a cluster: what enters the warp. What is no cluster's begins with a row.
   __device__ __forceinline__ double exchange(
-      const Piece<double> (&pieces)[kSmallRowsWarps], ClusterPieces& cluster) const {
+      const Segment<double> (&segments)[kSmallRowsWarps], ClusterSegments& cluster) const {
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const Piece<double> warps_before = up_to_lane(lane < warps ? pieces[lane] : identity<double>(), warps);
+    const Segment<double> warps_before = up_to_lane(lane < warps ? segments[lane] : identity<double>(), warps);
     double carry = shuffle(warps_before.total, max(warp - 1, 0));
     if (p.cluster.divisor > 1) {
       const auto of_lane = [&](int from) {
-        return Piece<double>{shuffle(warps_before.total, from), shuffle(warps_before.gates, from),
+        return Segment<double>{shuffle(warps_before.total, from), shuffle(warps_before.gates, from),
             __shfl_sync(0xffffffffu, static_cast<int>(warps_before.closed), from) != 0};
       };
       wait_for_cluster();  // until the others' barriers are ready
-      const Piece<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
+      const Segment<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
       if (warp == 0 && lane > places.rank && lane < static_cast<int>(p.cluster.divisor))
         cluster.store(block, places.rank, lane);
       carry = cluster.carry_into(places.rank);
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   using Scan = SmallScan<T, kGates>;
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
-  __shared__ Piece<double> pieces[kSmallRowsWarps];
-  __shared__ ClusterPieces cluster;
+  __shared__ Segment<double> segments[kSmallRowsWarps];
+  __shared__ ClusterSegments cluster;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallPlaces<kVec> places(p);
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   scan.ask(first, asked, gates);
   typename Scan::Values x;
   scan.get(asked, x, gates);
-  Piece<double> piece = scan.piece(x, gates);
+  Segment<double> segment = scan.segment(x, gates);
   const uint32_t closed = __ballot_sync(0xffffffffu, scan.cuts != 0);
-  const double before = scan.fold_lanes(piece, closed);
-  if (lane == 31) pieces[warp] = piece;
+  const double before = scan.fold_lanes(segment, closed);
+  if (lane == 31) segments[warp] = segment;
   __syncthreads();
-  const double carry = scan.exchange(pieces, cluster);
+  const double carry = scan.exchange(segments, cluster);
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
   places.template store<T>(x, small_shared);
 }

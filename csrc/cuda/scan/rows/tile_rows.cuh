@@ -1,4 +1,4 @@
-// Scans along contiguous time. A block takes a tile: a piece of one row, or several whole short rows. A lane holds
+// Scans along contiguous time. A block takes a tile: a segment of one row, or several whole short rows. A lane holds
 // kChunks vectors of 16 bytes, 32 vectors apart, so that loads and stores are whole lines; a vector is scanned
 // serially, vectors across the warp by shuffles (lane_scan.cuh), warps through shared memory, the tiles of a row
 // through that of a cluster (warp_carries.cuh). The last step runs the plain recurrence again from each vector's carry.
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
     const bool entered = cuts.open >> k & 1;
     float y = entered ? cast<float>(fold(lanes.carry_into(k), lanes.lane_gates[kStep ? k : 0], carry))
                       : cast<float>(lanes.carry_into(k));
-    carry = after(lanes.chunk_piece(k, cuts.closed), carry);
+    carry = after(lanes.chunk_segment(k, cuts.closed), carry);
     float values[kVec], factors[kVec];
     read(0, k, values);
     step_gates(k, factors);

@@ -24,18 +24,18 @@ __device__ __forceinline__ double carry_across_warps(
 #pragma unroll
     for (int e = 1; e < kChunks; e *= 2) warp_power = power_mul(warp_power, warp_power);
   }
-  const auto warp_piece = [&](int w) {
+  const auto warp_segment = [&](int w) {
     double factor;
     if constexpr (kStep) factor = warp_gates[w];
     else factor = warp_power;
     bool stops = false;
     if constexpr (Kind::kPacked) stops = warp_closed[w];
-    return Piece<double>{warp_totals[w], factor, stops};
+    return Segment<double>{warp_totals[w], factor, stops};
   };
-  Piece<double> mine = lanes.chunk_piece(0, cuts.closed);
+  Segment<double> mine = lanes.chunk_segment(0, cuts.closed);
 #pragma unroll
   for (int k = 1; k < kChunks; ++k) {
-    const Piece<double> next = lanes.chunk_piece(k, cuts.closed);
+    const Segment<double> next = lanes.chunk_segment(k, cuts.closed);
     mine.total = after(next, mine.total);
     if constexpr (kStep) mine.gates = clamped_mul(mine.gates, next.gates);
     mine.closed = mine.closed || next.closed;
@@ -55,9 +55,9 @@ __device__ __forceinline__ double carry_across_warps(
         for (int e = 1; e < warps; e *= 2) tile_power = power_mul(tile_power, tile_power);
       wait_for_cluster();  // all blocks have started
       if (threadIdx.x < params.tiles) {
-        Piece<double> own = warp_piece(0);
+        Segment<double> own = warp_segment(0);
         for (int w = 1; w < warps; ++w) {
-          const Piece<double> next = warp_piece(w);
+          const Segment<double> next = warp_segment(w);
           own.total = after(next, own.total);
           if constexpr (kStep) own.gates = clamped_mul(own.gates, next.gates);
         }
@@ -69,7 +69,7 @@ __device__ __forceinline__ double carry_across_warps(
       for (uint32_t t = 0; t < tile; ++t) carry = fold(cluster_totals[t], kStep ? cluster_gates[t] : tile_power, carry);
     }
   }
-  for (int w = 0; w < warp; ++w) carry = after(warp_piece(w), carry);
+  for (int w = 0; w < warp; ++w) carry = after(warp_segment(w), carry);
   return carry;
 }
 

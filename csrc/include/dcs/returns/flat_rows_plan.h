@@ -1,4 +1,4 @@
-// Into what pieces a temporal difference scan of contiguous rows is cut (cuda/returns/flat_rows). Host code without
+// Into what tiles a temporal difference scan of contiguous rows is cut (cuda/returns/flat_rows). Host code without
 // CUDA or torch types.
 #pragma once
 
@@ -41,10 +41,10 @@ constexpr int kFlatReturnsGrain = 16;
 constexpr int kFewFlatWarps = 8;
 constexpr bool has_one_vector(FlatForm form) { return form != FlatForm::kRowRatios; }
 
-// Rows that no cluster holds: warps of a block, and of how many tiles a lane each reads the pieces: 2^kFlatReturnsFan,
-// a warp's lanes at most. Places in a row are counted in 31 bits, with the row before it.
+// Rows that no cluster holds: warps of a block, and of how many tiles a lane each reads the segments:
+// 2^kFlatReturnsFan, a warp's lanes at most. Places in a row are counted in 31 bits, with the row before it.
 constexpr int kFlatReturnsLinkedWarps = 4, kFlatReturnsFan = 5;
-constexpr int64_t kLongestFlatRow = (int64_t{1} << 30) - (1 << 15), kFlatPieceBytes = 32;
+constexpr int64_t kLongestFlatRow = (int64_t{1} << 30) - (1 << 15), kFlatSegmentBytes = 32;
 
 struct FlatReturnsPlan {
   int vectors, warps;   // of a lane, of a block
@@ -58,8 +58,8 @@ struct FlatReturnsPlan {
 
   bool is_linked() const { return row_tiles > 1 && cluster == 1; }
   int64_t groups() const { return ceil_div(row_tiles, int64_t{1} << fan_bits); }
-  // Pieces that a row's tiles leave each other: of tiles, of groups, of those above.
-  int64_t row_pieces() const { return row_tiles + groups() + ceil_div(groups(), int64_t{1} << fan_bits); }
+  // Segments that a row's tiles leave each other: of tiles, of groups, of those above.
+  int64_t row_segments() const { return row_tiles + groups() + ceil_div(groups(), int64_t{1} << fan_bits); }
 };
 
 struct FlatReturnsSizes {
@@ -111,7 +111,7 @@ inline std::optional<FlatReturnsPlan> plan_clustered_returns(
   return std::nullopt;
 }
 
-// A row in tiles of one size, in blocks that leave each other their pieces in global memory.
+// A row in tiles of one size, in blocks that leave each other their segments in global memory.
 inline std::optional<FlatReturnsPlan> plan_linked_returns(
     const ReturnsProblem& p, const FlatReturnsSizes& sizes, int64_t shared_bytes, int64_t warps, int fan_bits) {
   if (p.length > kLongestFlatRow) return std::nullopt;
@@ -119,7 +119,7 @@ inline std::optional<FlatReturnsPlan> plan_linked_returns(
   FlatReturnsPlan plan{sizes.vectors, static_cast<int>(warps), 1, 1, p.rows() * row_tiles,
       warps * sizes.warp_bytes(p) + sizes.row_bytes(p), row_tiles};
   plan.fan_bits = fan_bits;
-  plan.workspace_bytes = p.rows() * plan.row_pieces() * kFlatPieceBytes;
+  plan.workspace_bytes = p.rows() * plan.row_segments() * kFlatSegmentBytes;
   if (plan.shared_bytes > shared_bytes || plan.tiles >= int64_t{1} << 31) return std::nullopt;
   return plan;
 }

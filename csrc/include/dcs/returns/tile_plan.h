@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "dcs/returns/plan.h"
-#include "dcs/returns/tile_pieces.h"
+#include "dcs/returns/tile_tensors.h"
 #include "dcs/scan/plan/columns.h"
 
 namespace dcs {
@@ -74,7 +74,7 @@ inline ScanProblem carried_scan(const ReturnsProblem& p) {
 // A thread's fewest steps in a tile, a batch of them.
 constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 
-// Where columns are few and steps lie one behind the other, a tile is one piece of
+// Where columns are few and steps lie one behind the other, a tile is one range of
 // memory (cuda/returns/tile_columns/flat.cuh). A thread's steps are in shared memory: one more than whole batches, odd,
 // so that the lanes' lie in different banks. More of them are less of an exchange for each; but what comes before and
 // behind it waits longer.
@@ -101,7 +101,7 @@ inline int64_t most_flat_steps(const ReturnsProblem& p, const ResidentColumnsPla
   const int64_t blocks = tile_column_blocks(bytes_of(p.dtype)), reserved = 1 << 10;  // of every block
   const int64_t room = (plan.most_shared + reserved) / blocks - reserved - plan.exchange_bytes;
   int64_t most = kMostFlatTileSteps;
-  while (most >= kFewestFlatTileSteps && tile_pieces(p, most * plan.parts).bytes > room)
+  while (most >= kFewestFlatTileSteps && tile_tensors(p, most * plan.parts).bytes > room)
     most -= flat_tile_batch(plan.pairs ? 2 : 1, tile_form(p));
   return most;
 }
@@ -152,7 +152,7 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   };
   plan.part_steps = static_cast<int>(std::max(least, even_steps(tiles)));
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
-  if (plan.flat) plan.shared_bytes = tile_pieces(p, int64_t{plan.part_steps} * plan.parts).bytes;
+  if (plan.flat) plan.shared_bytes = tile_tensors(p, int64_t{plan.part_steps} * plan.parts).bytes;
   share_words(plan, folded_span, tile_column_blocks(bytes) * multiprocessors, step);
   // The lanes of more columns are fewer for each: they read more, as groups of groups wait for one another.
   while (plan.groups > 1 && plan.fan_bits + plan.read_bits < kFewestGroupBits && plan.read_bits < most_read_bits(step))
@@ -177,7 +177,7 @@ inline bool takes_warp_columns(const ReturnsProblem& p, int64_t multiprocessors)
 // Few columns one beside the other with time outside, all of it in registers (returns/small.cuh): kSmallColumns of them
 // a block, kSmallSteps steps a lane, at most kSmallWarps warps. A block's loads ask for every row of memory that it has
 // a step of, and for whole sectors of 32 bytes there. Two blocks a multiprocessor at most: with more the other kernels
-// have enough of them, and read longer pieces of memory.
+// have enough of them, and read longer ranges of memory.
 constexpr int kSmallColumns = 8, kSmallSteps = 4, kSmallWarps = 16, kSmallWarpSteps = 32 / kSmallColumns * kSmallSteps;
 
 inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) {

@@ -1,5 +1,5 @@
 // Scans of aligned operands without resets and initial values, of elements of up to four bytes: which of their kernels
-// takes one, and in what pieces. They are made for what a GPU does best, and faster there than those for any shape
+// takes one, and with what tiles. They are made for what a GPU does best, and faster there than those for any shape
 // (rows.h, columns.h). Host code without CUDA or torch types.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "dcs/scan/plan/columns.h"
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/traits.h"
 
@@ -195,7 +195,7 @@ class AlignedPlanner {
         rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
   }
 
-  // Whether a row of columns can be copied in pieces of 16 bytes.
+  // Whether a row of columns can be copied in chunks of 16 bytes.
   bool has_wide_columns() const {
     const int64_t bytes = bytes_of(p_.dtype), vec = 16 / bytes;
     return p_.inner % vec == 0 && all_operands(p_, [vec](const void* pointer, const Strides& s, int64_t) {

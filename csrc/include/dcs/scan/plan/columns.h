@@ -1,4 +1,4 @@
-// Into what pieces a scan along a strided time is cut. Host code without CUDA or torch types.
+// Into what tiles a scan along a strided time is cut. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 #include "dcs/scan/plan/powers.h"
 
@@ -71,8 +71,8 @@ inline std::optional<SerialColumnsPlan> plan_serial_columns(const ScanProblem& p
   return plan_any_columns(p, device);
 }
 
-// All that goes through shared memory is one piece from an aligned address on. Tiles begin at others: there may be
-// steps before the first one, over which no initial value is carried.
+// All that goes through shared memory is one contiguous range from an aligned address on. Tiles begin at others: there
+// may be steps before the first one, over which no initial value is carried.
 inline bool columns_lie_flat(const ScanProblem& p) {
   const bool whole = p.inner * p.length * bytes_of(p.dtype) % 16 == 0, carries_in = p.initial && !p.backward;
   const auto lies = [&](const void* pointer, const Strides& s) {
@@ -84,7 +84,7 @@ inline bool columns_lie_flat(const ScanProblem& p) {
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
 }
 
-// A span, a block's cells, of small scans: all of them where they are few, else pieces of memory of every step, twice
+// A span, a block's cells, of small scans: all of them where they are few, else sectors of every step, twice
 // as wide where there are blocks for all multiprocessors. False where nothing is small.
 inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
   // Places in operands are numbers of 31 bits.
@@ -102,11 +102,11 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
   plan.pairs = halves_pair(p) && flags_pair;
   const int64_t cell_bytes = bytes_of(p.dtype) * (plan.pairs ? 2 : 1), cells = p.inner / (plan.pairs ? 2 : 1);
   const bool wide = p.outer * ceil_div(cells, kSmallSpan) >= device.multiprocessors;
-  plan.spans = ceil_div(cells, wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallPiece / cell_bytes));
+  plan.spans = ceil_div(cells, wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / cell_bytes));
   plan.span = static_cast<int>(ceil_div(cells, plan.spans));
   while (1 << plan.cell_bits < plan.span) ++plan.cell_bits;
   const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
-  plan.flat = plan.spans == 1 && plan.span * cell_bytes % kSmallPiece != 0 && lies(p.input_strides) &&
+  plan.flat = plan.spans == 1 && plan.span * cell_bytes % kSmallSector != 0 && lies(p.input_strides) &&
       lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides));
   return true;
 }
@@ -165,7 +165,7 @@ inline void fill_resident_powers(ResidentColumnsPlan& plan, double gamma) {
   fill(groups, kMostFanBits, bounded_power(tiles[plan.fan_bits + plan.read_bits - 1], 2));
 }
 
-// Vectors from a part of a tile that is one piece of memory to the next: parts begin in other banks than those before.
+// Vectors from a part of a tile that is one contiguous range to the next: parts begin in other banks than those before.
 inline int64_t flat_pitch(int64_t part_steps, int64_t row_bytes) {
   const int64_t vectors = part_steps * row_bytes / 16, apart = ceil_div(row_bytes, 16);
   return vectors + ((apart - vectors) % 8 + 8) % 8;
@@ -198,7 +198,7 @@ inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan&
   return most;
 }
 
-// What is in shared memory: tiles that are one piece, or early steps; then the flags of these.
+// What is in shared memory: tiles that are one contiguous range, or early steps; then the flags of these.
 inline void lay_out_shared(ResidentColumnsPlan& plan, const ScanProblem& p, int64_t row_bytes) {
   const bool step = p.gamma_kind == GammaKind::kStep;
   const int64_t columns = plan.pairs ? 2 : 1;
@@ -252,8 +252,8 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   const int steps = resident_steps(bytes * columns, step, p.backward);
   const int64_t folded_span = share_cells(plan, p.outer, cells, step);
   plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
-  // Whole batches, and two whole vectors at least to a part of a tile that is one piece; as even as can be, in tiles
-  // for all multiprocessors.
+  // Whole batches, and two whole vectors at least to a part of a tile that is one contiguous range; as even as can be,
+  // in tiles for all multiprocessors.
   const int batch = std::min(kResidentBatch, steps);
   int64_t unit = batch;
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;

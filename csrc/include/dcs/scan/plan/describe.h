@@ -57,61 +57,61 @@ class JsonObject {
   std::string text_;
 };
 
-inline void describe_pieces(const DirectWindowPlan&, JsonObject&) {}
-inline void describe_pieces(const ComposedWindowPlan& plan, JsonObject& pieces) { pieces.add("rows", plan.rows); }
-inline void describe_pieces(const AlignedPlan& plan, JsonObject& pieces) {
-  pieces.add("warps", plan.warps).add("tiles", plan.tiles);
-  pieces.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
-  pieces.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_segments", plan.long_segments);
-  pieces.add_set("cluster", plan.cluster)
+inline void describe_launch(const DirectWindowPlan&, JsonObject&) {}
+inline void describe_launch(const ComposedWindowPlan& plan, JsonObject& launch) { launch.add("rows", plan.rows); }
+inline void describe_launch(const AlignedPlan& plan, JsonObject& launch) {
+  launch.add("warps", plan.warps).add("tiles", plan.tiles);
+  launch.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
+  launch.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_segments", plan.long_segments);
+  launch.add_set("cluster", plan.cluster)
       .add_set("row_per_block", plan.row_per_block)
       .add_set("warp_chunks", plan.warp_chunks);
-  pieces.add_set("in_turn", plan.in_turn)
+  launch.add_set("in_turn", plan.in_turn)
       .add_set("half_warps", plan.half_warps)
       .add_set("row_clusters", plan.row_clusters);
-  pieces.add_set("resident_rounds", plan.resident_rounds);
+  launch.add_set("resident_rounds", plan.resident_rounds);
 }
-inline void describe_pieces(const SmallRowsPlan& plan, JsonObject& pieces) {
-  pieces.add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
-  pieces.add("group_rows", plan.group_rows).add("blocks", plan.blocks);
+inline void describe_launch(const SmallRowsPlan& plan, JsonObject& launch) {
+  launch.add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
+  launch.add("group_rows", plan.group_rows).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const FlatRowsPlan& plan, JsonObject& pieces) {
-  pieces.add("vectors", plan.vectors).add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
-  pieces.add("tile", plan.tile).add("tiles", plan.tiles).add("shared_bytes", plan.shared_bytes);
+inline void describe_launch(const FlatRowsPlan& plan, JsonObject& launch) {
+  launch.add("vectors", plan.vectors).add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
+  launch.add("tile", plan.tile).add("tiles", plan.tiles).add("shared_bytes", plan.shared_bytes);
 }
-inline void describe_pieces(const LongRowsPlan& plan, JsonObject& pieces) {
-  pieces.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);
-  pieces.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
+inline void describe_launch(const LongRowsPlan& plan, JsonObject& launch) {
+  launch.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);
+  launch.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
 }
-inline void describe_pieces(const FewStepsPlan& plan, JsonObject& pieces) {
-  pieces.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);
+inline void describe_launch(const FewStepsPlan& plan, JsonObject& launch) {
+  launch.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const SerialColumnsPlan& plan, JsonObject& pieces) {
-  pieces.add("pairs", plan.pairs).add("blocks", plan.blocks);
+inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {
+  launch.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const SmallColumnsPlan& plan, JsonObject& pieces) {
-  pieces.add("flat", plan.flat).add("pairs", plan.pairs).add("span", plan.span).add("spans", plan.spans);
-  pieces.add("steps", plan.steps).add("warps", plan.warps);
-  pieces.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
+inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
+  launch.add("flat", plan.flat).add("pairs", plan.pairs).add("span", plan.span).add("spans", plan.spans);
+  launch.add("steps", plan.steps).add("warps", plan.warps);
+  launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
 }
-inline void describe_pieces(const ResidentColumnsPlan& plan, JsonObject& pieces) {
-  pieces.add("flat", plan.flat)
+inline void describe_launch(const ResidentColumnsPlan& plan, JsonObject& launch) {
+  launch.add("flat", plan.flat)
       .add("pairs", plan.pairs)
       .add("span", plan.span)
       .add("spans", plan.spans)
       .add("parts", plan.parts);
-  pieces.add("part_steps", plan.part_steps).add("early_steps", plan.early_steps).add("tiles", plan.tiles);
-  pieces.add("groups", plan.groups);
-  pieces.add("shared_bytes", plan.shared_bytes);
+  launch.add("part_steps", plan.part_steps).add("early_steps", plan.early_steps).add("tiles", plan.tiles);
+  launch.add("groups", plan.groups);
+  launch.add("shared_bytes", plan.shared_bytes);
 }
 
 // What plan_scan says, and every candidate's answer.
 inline std::string describe_plan(const ScanProblem& problem, const DeviceLimits& device) {
   const ScanPlan chosen = plan_scan(problem, device);
   const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&chosen.plan);
-  JsonObject pieces;
-  std::visit([&](const auto& plan) { describe_pieces(plan, pieces); }, chosen.plan);
-  pieces.add("workspace_bytes", workspace_bytes(chosen.plan)).add("blocks_run_together", runs_together(chosen.plan));
+  JsonObject launch;
+  std::visit([&](const auto& plan) { describe_launch(plan, launch); }, chosen.plan);
+  launch.add("workspace_bytes", workspace_bytes(chosen.plan)).add("blocks_run_together", runs_together(chosen.plan));
   std::string candidates;
   for (const Candidate& candidate : kCandidates) {
     JsonObject each;
@@ -123,7 +123,7 @@ inline std::string describe_plan(const ScanProblem& problem, const DeviceLimits&
   all.add("outer", problem.outer).add("length", problem.length).add("inner", problem.inner);
   all.add("kernel", chosen.candidate->name);
   if (aligned) all.add("aligned_kernel", name_of(aligned->kernel));
-  return all.add("pieces", pieces).raw("candidates", "[" + candidates + "]").text();
+  return all.add("launch", launch).raw("candidates", "[" + candidates + "]").text();
 }
 
 }  // namespace dcs

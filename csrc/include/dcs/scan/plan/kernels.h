@@ -1,4 +1,4 @@
-// Which kernel takes a scan, and in what pieces: an ordered list of candidates, of which the first one that takes the
+// Which kernel takes a scan, and with what tiles: an ordered list of candidates, of which the first one that takes the
 // problem is launched. Host code without CUDA or torch types.
 #pragma once
 

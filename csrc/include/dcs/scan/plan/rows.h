@@ -1,4 +1,4 @@
-// Into what pieces scans of contiguous time are cut. Host code without CUDA or torch types.
+// Into what tiles scans of contiguous time are cut. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {

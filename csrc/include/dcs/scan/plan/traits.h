@@ -53,7 +53,8 @@ inline bool has_tiny_rows(const ScanProblem& p) {
   return (!has_one_gamma(p) || p.initial || sums) && p.length * bytes_of(p.dtype) < 16;
 }
 
-// Whether pieces can be folded by powers of gamma: those of larger numbers could leave float64 where their sums cancel.
+// Whether segments can be folded by powers of gamma: those of larger numbers could leave float64 where their sums
+// cancel.
 inline bool powers_fold(const ScanProblem& problem) {
   return problem.gamma_kind != GammaKind::kNumber || std::abs(problem.gamma_value) <= kMostFoldedGamma;
 }

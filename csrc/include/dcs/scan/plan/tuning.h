@@ -119,12 +119,12 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Small scans along a strided time (columns/small_columns.cuh): warps of a block, which are also all that a
 // multiprocessor has registers for, at most and where less will do; steps of a thread at once, and those up to which a
-// block is no cluster; at most; bytes of a step that are a whole piece of memory; cells of a block, at most. Steps and
+// block is no cluster; at most; bytes of a step that are a whole sector of memory; cells of a block, at most. Steps and
 // elements a multiprocessor up to which they are faster on an H200 than columns with words in global memory.
 constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool pairs) { return step || pairs ? 8 : 16; }
-constexpr int64_t kSmallPiece = 32;
+constexpr int64_t kSmallSector = 32;
 constexpr int kSmallSpan = 16;
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.

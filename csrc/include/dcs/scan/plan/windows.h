@@ -1,11 +1,11 @@
-// Into what pieces windowed scans are cut (window.cuh). Host code without CUDA or torch types.
+// How windowed scans are composed (window.cuh). Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 
-#include "dcs/scan/plan/pieces.h"
+#include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {

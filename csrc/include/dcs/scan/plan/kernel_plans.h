@@ -1,4 +1,4 @@
-// What the plans say to the kernels, without how they are made: the pieces that a scan is cut into. Host code without
+// What the plans say to the kernels, without how they are made: the tiles that a scan is cut into. Host code without
 // CUDA or torch types, and without headers that every translation unit of kernels would have to read.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace dcs {
 
 // A thread sums the window of a step.
 struct DirectWindowPlan {};
-// Windows are composed of pieces of 1, 2, 4, ... steps, for some rows at a time.
+// Windows are composed of segments of 1, 2, 4, ... steps, for some rows at a time.
 struct ComposedWindowPlan {
   int64_t rows, workspace_bytes;
 };
@@ -98,7 +98,7 @@ struct SerialColumnsPlan {
 };
 // A block, or a cluster of blocks, takes a span of cells through all of time (columns/small_columns.cuh).
 struct SmallColumnsPlan {
-  bool flat;       // what a warp has is one piece of memory
+  bool flat;       // what a warp has is one contiguous range of memory
   bool pairs;      // a cell is two half-precision columns, not one
   int span;        // cells of a block
   int64_t spans;   // side by side
@@ -111,7 +111,7 @@ struct SmallColumnsPlan {
 };
 // A block holds a tile, some steps of a span of cells (columns/resident_columns.cuh).
 struct ResidentColumnsPlan {
-  bool flat;           // a tile is one piece of memory
+  bool flat;           // a tile is one contiguous range of memory
   bool pairs;          // a cell is two half-precision columns, not one
   int span, spans;     // cells of a block, of which there are so many side by side
   int64_t strips;      // outer * spans: each a span of an outer row's columns through all of time
@@ -124,7 +124,7 @@ struct ResidentColumnsPlan {
   int64_t tiles;       // of a strip
   bool dependent;      // may begin as the launch before it ends
   int64_t groups;      // of tiles
-  int part_vectors;    // of 16 bytes in shared memory, where a tile is one piece
+  int part_vectors;    // of 16 bytes in shared memory, where a tile is one contiguous range
   int part_pitch;      // the same with what keeps parts in different banks
   uint32_t lead_mask;  // one less than steps that are whole vectors: less are before a row's first one (tile_copy.cuh)
   uint32_t span_inverse, vectors_inverse;  // 2^16 / span, 2^32 / part_vectors, rounded up

@@ -1,0 +1,77 @@
+// Segments of a scan that blocks leave each other in global memory while they run.
+#pragma once
+
+#include "scan/carry/segment.cuh"
+#include "scan/carry/word.cuh"
+
+namespace dcs {
+
+// A segment as 16-byte words, which are written and read whole: a part of a value, and beside it which call wrote it. A
+// call's tag is an even number that memory is unlikely to hold (`new_tag`), so nothing is cleared before a launch; its
+// lowest bit says whether the segment is closed. With `kGates` the product of the gates goes along: where the reader
+// knows it, as a power of one gamma, it does not.
+template <typename Wide, bool kGates>
+struct SegmentWords {
+  static constexpr int kValues = sizeof(Wide) / 8, kWords = kValues * (kGates ? 2 : 1);
+  Word words[kWords];
+
+  __device__ __forceinline__ void publish(const Segment<Wide>& segment, uint64_t tag) {
+    const uint64_t state = tag | (segment.closed ? 1 : 0);
+    const uint64_t* const total = reinterpret_cast<const uint64_t*>(&segment.total);
+    const uint64_t* const gates = reinterpret_cast<const uint64_t*>(&segment.gates);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) store_word(&words[i], i < kValues ? total[i] : gates[i - kValues], state);
+  }
+  __device__ __forceinline__ void publish(const Segment<Wide> (&segment)[1], uint64_t tag) { publish(segment[0], tag); }
+  // Loads what `from` holds where `wanted`, without a branch.
+  __device__ __forceinline__ void load_if(bool wanted, const SegmentWords& from) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) load_word_if(wanted, &from.words[i], words[i]);
+  }
+  // Whether the segment is in these words, which have been loaded; of `segment.gates` nothing is touched without
+  // `kGates`.
+  __device__ __forceinline__ bool get(Segment<Wide>& segment, uint64_t tag) const {
+    uint64_t* const total = reinterpret_cast<uint64_t*>(&segment.total);
+    uint64_t* const gates = reinterpret_cast<uint64_t*>(&segment.gates);
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      (i < kValues ? total[i] : gates[i - kValues]) = words[i].value;
+      there = there && (words[i].state & ~uint64_t{1}) == tag;
+      segment.closed = words[i].state & 1;
+    }
+    return there;
+  }
+  __device__ __forceinline__ bool get(Segment<Wide> (&segment)[1], uint64_t tag) const { return get(segment[0], tag); }
+  // Whether the segment is there, in memory.
+  __device__ __forceinline__ bool read(Segment<Wide>& segment, uint64_t tag) const {
+    SegmentWords loaded;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) loaded.words[i] = load_word(&words[i]);
+    return loaded.get(segment, tag);
+  }
+};
+
+// Two columns' segments in one word: totals of halves, which are sums of floats, keep a float's digits. The two lowest
+// bits of the tag say which are closed.
+struct PairWord {
+  Word word;
+
+  __device__ __forceinline__ void publish(const Segment<double> (&segments)[2], uint64_t tag) {
+    const auto bits = [](double total) { return uint64_t{__float_as_uint(static_cast<float>(total))}; };
+    const uint64_t closed = (segments[0].closed ? 1 : 0) | (segments[1].closed ? 2 : 0);
+    store_word(&word, bits(segments[0].total) | bits(segments[1].total) << 32, tag ^ closed);
+  }
+  __device__ __forceinline__ void load_if(bool wanted, const PairWord& from) { load_word_if(wanted, &from.word, word); }
+  __device__ __forceinline__ bool get(Segment<double> (&segments)[2], uint64_t tag) const {
+    const uint64_t closed = word.state ^ tag;
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      segments[u].total = static_cast<double>(__uint_as_float(static_cast<uint32_t>(word.value >> 32 * u)));
+      segments[u].closed = closed >> u & 1;
+    }
+    return closed <= 3;
+  }
+};
+
+}  // namespace dcs
