@@ -113,7 +113,7 @@ def save(
     g, start, lanes, row, V, within_ptr, beside_ptr, last, width, apart, inner, rest, last_rest, saved_rows,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row's gradient into the slices of linear_weight's, as SavedPlaces in csrc/cuda has them."""
+    """A block of a row's gradient into the slices of linear_weight's, as SavedSlices in csrc/cuda has them."""
     index = start + lanes
     # No block is wider than a slice.
     first = start // width

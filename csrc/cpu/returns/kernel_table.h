@@ -140,21 +140,21 @@ void columns_of(const ReturnsProblem& problem, int64_t outer, int64_t inner, int
   for (int64_t j = 0; j < count; ++j) carries[j] = 0.0;
   const Options options(problem);
   for (int64_t t = problem.length - 1; t >= 0; --t) {
-    const Place place{outer, t, inner, count};
-    lines.read(problem, place);
-    outputs.point(problem, place);
+    const LineIndex index{outer, t, inner, count};
+    lines.read(problem, index);
+    outputs.point(problem, index);
     const bool is_last = t == problem.length - 1;
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float> && kNumbers && !kRhos) {
       column_step_of_floats<kValues>(
           options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, count);
-      outputs.scatter(problem, place);
+      outputs.scatter(problem, index);
       continue;
     }
 #endif
     column_steps<kValues, kRhos, kNumbers>(
         options, lines, carries, outputs.to[0], outputs.to[1], outputs.to[2], is_last, 0, count);
-    outputs.scatter(problem, place);
+    outputs.scatter(problem, index);
   }
   outputs.finish(problem, {outer, 0, inner, count});
 }
@@ -183,17 +183,17 @@ void rows_by(const ReturnsProblem& problem, int64_t begin, int64_t end) {
   const CallGates<L> call_gates(options.gamma * options.trace);
   // Steps run down in memory, so the rows do: the prefetchers lose track where they turn.
   for (int64_t row = end - 1; row >= begin; --row) {
-    Place place{row / problem.inner, 0, row % problem.inner, most};
-    lines.read_rows(problem, place);
+    LineIndex index{row / problem.inner, 0, row % problem.inner, most};
+    lines.read_rows(problem, index);
     double carry = 0.0;
     for (int64_t stop = problem.length; stop > 0; stop -= kLine) {
-      place.time = stop > kLine ? stop - kLine : 0;
-      place.count = stop - place.time;
-      lines.read(problem, place);
-      outputs.point(problem, place);
+      index.time = stop > kLine ? stop - kLine : 0;
+      index.count = stop - index.time;
+      lines.read(problem, index);
+      outputs.point(problem, index);
       row_steps<L, kValues, kRhos, kNumbers>(options, call_gates, lines, &carry, outputs.to[0], outputs.to[1],
-          outputs.to[2], problem.length - 1 - place.time, place.count);
-      outputs.scatter(problem, place);
+          outputs.to[2], problem.length - 1 - index.time, index.count);
+      outputs.scatter(problem, index);
     }
   }
 }
@@ -285,8 +285,8 @@ void n_step_columns_of(
       const bool is_inside = end <= last, is_last = end == last, is_first = t == begin + n - 1;
       if (is_inside) lines.read(problem, {outer, end, inner, count});
       const Line<T> line = lines;
-      const Place place{outer, t, inner, count};
-      outputs.point(problem, place);
+      const LineIndex index{outer, t, inner, count};
+      outputs.point(problem, index);
       T* const targets = outputs.to[1];
       const double *const from = totals + (t - begin) * count, *const gates_from = gates + (t - begin) * count;
       for_lanes(0, count, [&](auto lanes, int64_t j) __attribute__((always_inline)) {
@@ -306,7 +306,7 @@ void n_step_columns_of(
         }
         L::store(targets + j, is_first ? after : join(lanes, L::load(from + j), L::load(gates_from + j), after));
       });
-      outputs.scatter(problem, place);
+      outputs.scatter(problem, index);
     }
   }
   outputs.finish(problem, {outer, 0, inner, count});

@@ -50,7 +50,7 @@ void gather_flags(const T* from, int64_t stride, int64_t count, uint8_t* to) {
 
 // Lines across columns whose steps are adjacent in memory instead: so many of them are read and written together, for a
 // line of one step takes a few bytes of every cache line, and columns that are a power of two apart have their cache
-// lines in few places.
+// lines at few addresses.
 constexpr int64_t kTileSteps = 16;
 template <typename T>
 struct Tile {
@@ -61,7 +61,7 @@ struct Tile {
 };
 
 // Where a line begins and which way it runs. kAlongTime: along a row's steps, else across columns.
-struct Place {
+struct LineIndex {
   int64_t outer, time, inner, count;
 };
 
@@ -109,39 +109,39 @@ struct Lines : Line<T> {
   }
 
   // Gammas and traces that are one a row: once for columns, once a row along time.
-  void read_rows(const ReturnsProblem& problem, const Place& place) {
-    read_rows_of(problem.gamma, place, gathered_gammas);
-    read_rows_of(problem.trace, place, gathered_traces);
+  void read_rows(const ReturnsProblem& problem, const LineIndex& index) {
+    read_rows_of(problem.gamma, index, gathered_gammas);
+    read_rows_of(problem.trace, index, gathered_traces);
   }
 
-  void read(const ReturnsProblem& problem, const Place& place) {
-    rewards = line(problem.rewards, place, gathered_rewards, tiled_rewards);
+  void read(const ReturnsProblem& problem, const LineIndex& index) {
+    rewards = line(problem.rewards, index, gathered_rewards, tiled_rewards);
     if (problem.values.data && !problem.values_are_next)
-      values = line(problem.values, place, gathered_values, tiled_values);
-    if (problem.rhos.data) rhos = line(problem.rhos, place, gathered_rhos, tiled_rhos);
+      values = line(problem.values, index, gathered_values, tiled_values);
+    if (problem.rhos.data) rhos = line(problem.rhos, index, gathered_rhos, tiled_rhos);
     if (problem.terminated.data)
-      terminated = flags(problem.terminated, problem.terminated_is_bool, place, gathered_terminated, tiled_terminated);
+      terminated = flags(problem.terminated, problem.terminated_is_bool, index, gathered_terminated, tiled_terminated);
     if (problem.truncated.data)
-      truncated = flags(problem.truncated, problem.truncated_is_bool, place, gathered_truncated, tiled_truncated);
-    if (problem.gamma.kind == GammaKind::kStep) read_steps(problem.gamma, place, gathered_gammas);
-    if (problem.trace.kind == GammaKind::kStep) read_steps(problem.trace, place, gathered_traces);
-    if (problem.next_values.data) next = line(problem.next_values, place, gathered_next, tiled_next);
-    else read_shifted(problem, place);
+      truncated = flags(problem.truncated, problem.truncated_is_bool, index, gathered_truncated, tiled_truncated);
+    if (problem.gamma.kind == GammaKind::kStep) read_steps(problem.gamma, index, gathered_gammas);
+    if (problem.trace.kind == GammaKind::kStep) read_steps(problem.trace, index, gathered_traces);
+    if (problem.next_values.data) next = line(problem.next_values, index, gathered_next, tiled_next);
+    else read_shifted(problem, index);
   }
 
  private:
   static DCS_INLINE int64_t stride_of(const Strides& strides) { return kAlongTime ? strides.time : strides.inner; }
 
   template <typename From, typename Tiled>
-  const From* line(const ReturnsInput& input, const Place& place, From* gathered, Tiled& tile) const {
-    const From* from = at<From>(input, place.outer, place.time, place.inner);
+  const From* line(const ReturnsInput& input, const LineIndex& index, From* gathered, Tiled& tile) const {
+    const From* from = at<From>(input, index.outer, index.time, index.inner);
     if (stride_of(input.strides) == 1) return from;
     if constexpr (!kAlongTime) {
-      if (input.strides.time == 1 && place.count <= kTileColumns) {
-        const int64_t step = place.time % kTileSteps, begin = place.time - step;
+      if (input.strides.time == 1 && index.count <= kTileColumns) {
+        const int64_t step = index.time % kTileSteps, begin = index.time - step;
         if (tile.begin != begin) {
           const int64_t steps = std::min(kTileSteps, length - begin);
-          for (int64_t j = 0; j < place.count; ++j) {
+          for (int64_t j = 0; j < index.count; ++j) {
             const From* const column = from - step + j * input.strides.inner;
             for (int64_t s = 0; s < steps; ++s) tile.lines[s][j] = column[s];
           }
@@ -150,65 +150,65 @@ struct Lines : Line<T> {
         return tile.lines[step];
       }
     }
-    gather(from, stride_of(input.strides), place.count, gathered);
+    gather(from, stride_of(input.strides), index.count, gathered);
     return gathered;
   }
 
   template <typename Tiled>
   const uint8_t* flags(
-      const ReturnsInput& input, bool is_bool, const Place& place, uint8_t* gathered, Tiled& tile) const {
-    if (is_bool) return line(input, place, gathered, tile);
-    gather_flags(at<T>(input, place.outer, place.time, place.inner), stride_of(input.strides), place.count, gathered);
+      const ReturnsInput& input, bool is_bool, const LineIndex& index, uint8_t* gathered, Tiled& tile) const {
+    if (is_bool) return line(input, index, gathered, tile);
+    gather_flags(at<T>(input, index.outer, index.time, index.inner), stride_of(input.strides), index.count, gathered);
     return gathered;
   }
 
   template <typename From>
-  static void read_discount(const ReturnsDiscount& discount, const Place& place, int64_t stride, double* to) {
-    gather_doubles(at<From>(discount.tensor, place.outer, place.time, place.inner), stride, place.count, to);
+  static void read_discount(const ReturnsDiscount& discount, const LineIndex& index, int64_t stride, double* to) {
+    gather_doubles(at<From>(discount.tensor, index.outer, index.time, index.inner), stride, index.count, to);
   }
 
-  static void read_rows_of(const ReturnsDiscount& discount, const Place& place, double* to) {
+  static void read_rows_of(const ReturnsDiscount& discount, const LineIndex& index, double* to) {
     if (discount.kind != GammaKind::kRow) return;
     const int64_t stride = kAlongTime ? 0 : discount.tensor.strides.inner;
     switch (discount.dtype) {
-      case ElementType::Half: return read_discount<Half>(discount, place, stride, to);
-      case ElementType::BFloat16: return read_discount<BFloat16>(discount, place, stride, to);
-      case ElementType::Float: return read_discount<float>(discount, place, stride, to);
-      default: return read_discount<double>(discount, place, stride, to);
+      case ElementType::Half: return read_discount<Half>(discount, index, stride, to);
+      case ElementType::BFloat16: return read_discount<BFloat16>(discount, index, stride, to);
+      case ElementType::Float: return read_discount<float>(discount, index, stride, to);
+      default: return read_discount<double>(discount, index, stride, to);
     }
   }
 
-  static void read_steps(const ReturnsDiscount& discount, const Place& place, double* to) {
+  static void read_steps(const ReturnsDiscount& discount, const LineIndex& index, double* to) {
     const int64_t stride = stride_of(discount.tensor.strides);
-    if (discount.dtype == ElementType::Float) return read_discount<float>(discount, place, stride, to);
-    read_discount<double>(discount, place, stride, to);
+    if (discount.dtype == ElementType::Float) return read_discount<float>(discount, index, stride, to);
+    read_discount<double>(discount, index, stride, to);
   }
 
   // The values of the next step, and beyond the last one bootstrap_value.
-  void read_shifted(const ReturnsProblem& problem, const Place& place) {
+  void read_shifted(const ReturnsProblem& problem, const LineIndex& index) {
     const int64_t last = problem.length - 1;
-    const Place after{place.outer, place.time + 1, place.inner, place.count};
+    const LineIndex after{index.outer, index.time + 1, index.inner, index.count};
     if constexpr (kAlongTime) {
-      if (problem.values.data && place.time + place.count <= last) {
+      if (problem.values.data && index.time + index.count <= last) {
         next = line(problem.values, after, gathered_next, tiled_next);
         return;
       }
       if (problem.values.data)
         gather(at<T>(problem.values, after.outer, after.time, after.inner), problem.values.strides.time,
-            last - place.time, gathered_next);
+            last - index.time, gathered_next);
       else
-        for (int64_t j = 0; j < place.count; ++j) gathered_next[j] = zeros[0];
-      if (place.time + place.count > last)
-        gathered_next[last - place.time] =
-            problem.bootstrap_value.data ? *at<T>(problem.bootstrap_value, place.outer, 0, place.inner) : zeros[0];
+        for (int64_t j = 0; j < index.count; ++j) gathered_next[j] = zeros[0];
+      if (index.time + index.count > last)
+        gathered_next[last - index.time] =
+            problem.bootstrap_value.data ? *at<T>(problem.bootstrap_value, index.outer, 0, index.inner) : zeros[0];
       next = gathered_next;
-    } else if (place.time < last) {
+    } else if (index.time < last) {
       next = problem.values.data ? line(problem.values, after, gathered_next, tiled_next) : zeros;
     } else {
       next = zeros;
       if (!problem.bootstrap_value.data) return;
-      gather(at<T>(problem.bootstrap_value, place.outer, 0, place.inner), problem.bootstrap_value.strides.inner,
-          place.count, gathered_next);
+      gather(at<T>(problem.bootstrap_value, index.outer, 0, index.inner), problem.bootstrap_value.strides.inner,
+          index.count, gathered_next);
       next = gathered_next;
     }
   }
@@ -228,19 +228,19 @@ struct Outputs {
     return kAlongTime ? output.strides.time : output.strides.inner;
   }
 
-  void point(const ReturnsProblem& problem, const Place& place) {
+  void point(const ReturnsProblem& problem, const LineIndex& index) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
       to[k] = lines[k];
       if (!out.data) continue;
       if (stride(out) == 1) {
-        to[k] = at<T>(out, place.outer, place.time, place.inner);
+        to[k] = at<T>(out, index.outer, index.time, index.inner);
       } else if constexpr (!kAlongTime) {
-        if (out.strides.time != 1 || place.count > kTileColumns) continue;
-        const int64_t step = place.time % kTileSteps;
-        if (tiles[k].begin != place.time - step) {
-          put(out, place, tiles[k]);
-          tiles[k].begin = place.time - step;
+        if (out.strides.time != 1 || index.count > kTileColumns) continue;
+        const int64_t step = index.time % kTileSteps;
+        if (tiles[k].begin != index.time - step) {
+          put(out, index, tiles[k]);
+          tiles[k].begin = index.time - step;
         }
         to[k] = tiles[k].lines[step];
         tiles[k].from = std::min(tiles[k].from, step);
@@ -248,23 +248,23 @@ struct Outputs {
       }
     }
   }
-  void scatter(const ReturnsProblem& problem, const Place& place) {
+  void scatter(const ReturnsProblem& problem, const LineIndex& index) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
       if (!out.data || to[k] != lines[k]) continue;
-      T* first = at<T>(out, place.outer, place.time, place.inner);
-      for (int64_t j = 0; j < place.count; ++j) first[j * stride(out)] = lines[k][j];
+      T* first = at<T>(out, index.outer, index.time, index.inner);
+      for (int64_t j = 0; j < index.count; ++j) first[j * stride(out)] = lines[k][j];
     }
   }
   // After the last line.
-  void finish(const ReturnsProblem& problem, const Place& place) {
-    for (int k = 0; k < 3; ++k) put(output(problem, k), place, tiles[k]);
+  void finish(const ReturnsProblem& problem, const LineIndex& index) {
+    for (int k = 0; k < 3; ++k) put(output(problem, k), index, tiles[k]);
   }
 
  private:
-  static void put(const ReturnsOutput& out, const Place& place, Tile<T>& tile) {
-    for (int64_t j = 0; tile.to >= 0 && j < place.count; ++j) {
-      T* const column = at<T>(out, place.outer, tile.begin, place.inner + j);
+  static void put(const ReturnsOutput& out, const LineIndex& index, Tile<T>& tile) {
+    for (int64_t j = 0; tile.to >= 0 && j < index.count; ++j) {
+      T* const column = at<T>(out, index.outer, tile.begin, index.inner + j);
       for (int64_t s = tile.from; s <= tile.to; ++s) column[s] = tile.lines[s][j];
     }
     tile.from = kTileSteps, tile.to = -1;

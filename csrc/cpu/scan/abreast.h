@@ -1,4 +1,4 @@
-// Eight rows abreast, whatever their gates, resets, lengths and places: batches of steps are turned into lines
+// Eight rows abreast, whatever their gates, resets, lengths and addresses: batches of steps are turned into lines
 // (transpose.h), a step of the recurrence is a few vectors, and the results are turned back. A row is summed step by
 // step, so its bits are those of one multiply-add a step. Of few long rows, chunks go abreast as if they were rows.
 #pragma once
@@ -70,7 +70,7 @@ struct Abreast {
     return grid.is_outer ? strides.outer : strides.inner;
   }
   // Where lane 0 has step `step`, counted in memory's order.
-  DCS_INLINE int64_t place(const Strides& strides, int64_t step) const {
+  DCS_INLINE int64_t offset(const Strides& strides, int64_t step) const {
     return outer * strides.outer + inner * strides.inner + step * strides.time;
   }
 
@@ -78,7 +78,7 @@ struct Abreast {
   template <typename From>
   DCS_SHARED void read_lanes(const void* operand, const Strides& strides, double* values) const {
     const int64_t apart = is_chunked() ? 0 : lane_stride(strides);
-    read_values(static_cast<const From*>(operand) + place(strides, 0), apart, rows, values);
+    read_values(static_cast<const From*>(operand) + offset(strides, 0), apart, rows, values);
   }
 
   DCS_SHARED void read_row_gates() {
@@ -111,7 +111,7 @@ struct Abreast {
   template <typename E>
   DCS_SHARED void edge(
       E* lines, const E* operand, const Strides& strides, int64_t ahead, E outside, int64_t group, int64_t line) const {
-    const int64_t apart = lane_stride(strides), from = place(strides, first + line + ahead);
+    const int64_t apart = lane_stride(strides), from = offset(strides, first + line + ahead);
     for (int64_t r = 0; r < kAbreast; ++r) {
       const int64_t at = group * kAbreast + r, lane = at < rows ? at : rows - 1;
       const int64_t step = first + line + ahead + lane * lane_apart;
@@ -124,7 +124,7 @@ struct Abreast {
   template <typename E>
   void inside(E* lines, const E* operand, const Strides& strides, int64_t ahead, int64_t from, int64_t to) const {
     const int64_t apart = lane_stride(strides);
-    const E* base = operand + place(strides, first + ahead + from);
+    const E* base = operand + offset(strides, first + ahead + from);
     constexpr int kBytes = sizeof(E);
     if (strides.time == 1) {
       const E* end =
@@ -142,7 +142,7 @@ struct Abreast {
 
   DCS_SHARED void scatter(const T* lines, T* result, const Strides& strides) const {
     const int64_t apart = lane_stride(strides);
-    T* base = result + place(strides, first);
+    T* base = result + offset(strides, first);
     constexpr int kBytes = sizeof(T);
     if (strides.time == 1)
       return from_lines<kBytes>(

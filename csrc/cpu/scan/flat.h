@@ -94,9 +94,9 @@ struct FlatRows {
     const uint64_t all = ~uint64_t{0};
     for (int64_t phase = 0; phase < length; ++phase)
       for (int64_t lane = 0; lane < kWidth; ++lane) {
-        const int64_t place = (phase + lane) % length, at = kMirrored ? kWidth - 1 - lane : lane;
-        const bool kept[kMasks] = {place >= 1, place >= 2, place >= 4, phase > 0 && phase + lane < length,
-            phase > 0 && phase + kWidth <= length};
+        const int64_t step = (phase + lane) % length, at = kMirrored ? kWidth - 1 - lane : lane;
+        const bool kept[kMasks] = {
+            step >= 1, step >= 2, step >= 4, phase > 0 && phase + lane < length, phase > 0 && phase + kWidth <= length};
         for (int m = 0; m < kMasks; ++m) {
           const uint64_t bits = kept[m] ? all : 0;
           std::memcpy(&masks[(phase * kMasks + m) * kWidth + at], &bits, sizeof bits);
@@ -245,7 +245,7 @@ struct FlatRows {
   }
 };
 
-// Rows are cut into tiles by their numbers alone, so that a row's place in a vector, and its bits, hang on no thread.
+// Rows are cut into tiles by their numbers alone, so that a row's offset in a vector, and its bits, hang on no thread.
 template <typename T>
 void flat_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   const int64_t each = rows_of_tile(problem);

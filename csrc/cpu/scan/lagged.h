@@ -112,7 +112,7 @@ template <typename T>
 struct LaggedScan {
   const ScanProblem& problem;
   const Groups groups;
-  const int64_t lag, shift;  // shift: how many places on in scan order a gate acts
+  const int64_t lag, shift;  // shift: how many elements on in scan order a gate acts
   const bool starts_empty;   // a row's first value is its input
   int levels = 1;
   bool begins = false, is_kept = false;  // is_kept: the gates are those of the tile before

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kTile = 512;  // elements: the operands of a tile stay in the first-level cache
 
 // The columns of an outer index lie side by side in memory: steps first and columns within a step, an element's
-// predecessor in time lies `lag` places back.
+// predecessor in time lies `lag` elements back.
 struct Groups {
   int64_t lag;
   int64_t size;  // elements of one
@@ -24,8 +24,8 @@ struct Tile {
   int64_t time, steps;
 };
 
-// run(offset, place, count, stride, apart) for the runs of an operand: elements from `offset` on, `stride` apart in
-// memory, belong `apart` from each other into the tile, from `place` on.
+// run(offset, index, count, stride, apart) for the runs of an operand: elements from `offset` on, `stride` apart in
+// memory, belong `apart` from each other into the tile, from `index` on.
 template <typename Run>
 DCS_INLINE void for_each_run(
     const ScanProblem& problem, const Groups& groups, const Strides& strides, const Tile& tile, const Run& run) {
@@ -50,12 +50,12 @@ const T* gathered(const ScanProblem& problem, const Groups& groups, const T* ope
   const int64_t all = tile.groups * tile.steps * groups.lag;
   const T* found = room;
   for_each_run(problem, groups, strides, tile,
-      [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
+      [&](int64_t offset, int64_t index, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
         if (count == all && stride == 1) {
           found = operand + offset;
           return;
         }
-        for (int64_t i = 0; i < count; ++i) room[place + i * apart] = operand[offset + i * stride];
+        for (int64_t i = 0; i < count; ++i) room[index + i * apart] = operand[offset + i * stride];
       });
   return found;
 }
@@ -77,8 +77,8 @@ template <typename T>
 void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Tile& tile,
     const T* room) {
   for_each_run(problem, groups, strides, tile,
-      [&](int64_t offset, int64_t place, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
-        for (int64_t i = 0; i < count; ++i) result[offset + i * stride] = room[place + i * apart];
+      [&](int64_t offset, int64_t index, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
+        for (int64_t i = 0; i < count; ++i) result[offset + i * stride] = room[index + i * apart];
       });
 }
 

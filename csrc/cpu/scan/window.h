@@ -109,10 +109,10 @@ void window_blocks(
       }
       prefix = i == from || row.cut_before(i) ? x : multiply_add(gate, prefix, x);
       product = multiply(product, gate);
-      const int64_t place = i - from + 1;  // the window's first element in the block before
-      if (cut || place == window) row.write(i, prefix);
+      const int64_t index = i - from + 1;  // the window's first element in the block before
+      if (cut || index == window) row.write(i, prefix);
       else if (composes && !is_infinite(product))
-        row.write(i, multiply_add(product, Kept<Sum>::get(suffixes[place]), prefix));
+        row.write(i, multiply_add(product, Kept<Sum>::get(suffixes[index]), prefix));
       else row.write(i, row.direct(i));
     }
   }

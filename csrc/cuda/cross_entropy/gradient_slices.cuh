@@ -1,5 +1,5 @@
-// The second place of the logits' gradient (SavedGradient in dcs/cross_entropy/problem.h): where an element or a vector
-// of 16 bytes belongs, and a copy to there.
+// The second destination of the logits' gradient (SavedGradient in dcs/cross_entropy/problem.h): where an element or a
+// vector of 16 bytes belongs, and a copy to there.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 namespace dcs {
 
 // In words: vectors of 16 bytes, or elements.
-struct SavedPlaces {
+struct SavedSlices {
   unsigned char *within = nullptr, *beside = nullptr;
   int64_t within_slice = 0, beside_slice = 0, first_row = 0;
   uint32_t magic = 0;  // 2^32 / width, rounded up; 0: not exact for these sizes
@@ -31,26 +31,26 @@ struct SavedPlaces {
 };
 
 // In words of `elements`; nothing where they do not divide the slices.
-inline SavedPlaces saved_places(const RowsProblem& problem, int element_size, int64_t elements) {
+inline SavedSlices saved_slices(const RowsProblem& problem, int element_size, int64_t elements) {
   const SavedGradient& saved = problem.saved;
   const int64_t padding = 16 / element_size, last_width = problem.columns - (saved.slices - 1) * saved.width;
   const int64_t rest = ceil_div(saved.width - saved.inner, padding) * padding,
                 last_rest = ceil_div(last_width, padding) * padding;
   const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
-  SavedPlaces places;
-  if (!saved.beside || saved.width % elements || saved.inner % elements || saved.stride % elements) return places;
-  if (elements > 1 && (!aligned(saved.within) || !aligned(saved.beside))) return places;
+  SavedSlices sliced;
+  if (!saved.beside || saved.width % elements || saved.inner % elements || saved.stride % elements) return sliced;
+  if (elements > 1 && (!aligned(saved.within) || !aligned(saved.beside))) return sliced;
   const int64_t width = saved.width / elements;
-  places.within = static_cast<unsigned char*>(saved.within), places.beside = static_cast<unsigned char*>(saved.beside);
-  places.within_slice = saved.stride / elements, places.beside_slice = saved.rows * rest / elements,
-  places.first_row = saved.first_row;
+  sliced.within = static_cast<unsigned char*>(saved.within), sliced.beside = static_cast<unsigned char*>(saved.beside);
+  sliced.within_slice = saved.stride / elements, sliced.beside_slice = saved.rows * rest / elements,
+  sliced.first_row = saved.first_row;
   const bool is_exact = width > 1 && ceil_div(problem.columns, elements) * width < int64_t{1} << 32;
-  places.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
-  places.width = static_cast<int>(width);
-  places.inner = static_cast<int>(saved.inner / elements);
-  places.rest = static_cast<int>(rest / elements), places.last_rest = static_cast<int>(last_rest / elements),
-  places.last = static_cast<int>(saved.slices - 1);
-  return places;
+  sliced.magic = is_exact ? static_cast<uint32_t>(((int64_t{1} << 32) + width - 1) / width) : 0;
+  sliced.width = static_cast<int>(width);
+  sliced.inner = static_cast<int>(saved.inner / elements);
+  sliced.rest = static_cast<int>(rest / elements), sliced.last_rest = static_cast<int>(last_rest / elements),
+  sliced.last = static_cast<int>(saved.slices - 1);
+  return sliced;
 }
 
 }  // namespace dcs

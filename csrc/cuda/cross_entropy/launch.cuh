@@ -100,11 +100,11 @@ bool is_long(const RowsProblem& problem) {
 
 // Where the kernel of long_rows.cuh also writes the gradient; nowhere if rows do not start at whole vectors.
 template <typename T>
-SavedPlaces saved_in_vectors(const RowsProblem& problem) {
+SavedSlices saved_in_vectors(const RowsProblem& problem) {
   constexpr int64_t kVec = 16 / sizeof(T);
   const bool shifted =
       reinterpret_cast<uintptr_t>(problem.logits) % 16 != 0 || (problem.rows > 1 && problem.stride % kVec != 0);
-  return sizeof(T) != 2 || shifted ? SavedPlaces() : saved_places(problem, sizeof(T), kVec);
+  return sizeof(T) != 2 || shifted ? SavedSlices() : saved_slices(problem, sizeof(T), kVec);
 }
 
 // Whether the rows' kernel does, so that the caller need not.
@@ -116,11 +116,11 @@ bool saves_gradient(const RowsProblem& problem) {
 template <typename T, bool kSoftcap, bool kEntropy>
 cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t stream) {
   const RowsProblem& problem = params.problem;
-  const int64_t vectors = problem.columns * static_cast<int64_t>(sizeof(T)) / 16, places = device.multiprocessors;
+  const int64_t vectors = problem.columns * static_cast<int64_t>(sizeof(T)) / 16, slots = device.multiprocessors;
   int64_t cluster = 1;
   const auto share = [&] { return (vectors + cluster - 1) / cluster; };
   // Few rows: more blocks to a row, so that every multiprocessor has work.
-  const auto too_few = [&] { return problem.rows * cluster < places && share() >= 4 * kLongThreads; };
+  const auto too_few = [&] { return problem.rows * cluster < slots && share() >= 4 * kLongThreads; };
   const auto staged = [&](int64_t room, int64_t threads) {
     return static_cast<int>(std::min((share() + threads - 1) / threads * threads, room / 16 / threads * threads));
   };
@@ -149,16 +149,15 @@ cudaError_t launch_long(LongParams params, const Device& device, cudaStream_t st
   if (cluster == 1 && share() * 16 <= half_room) {
     const auto two = cross_entropy_long_kernel<T, kSoftcap, kEntropy, true, false, kLongThreads / 2, 2>;
     return launch_rows<LongParams>(
-        two, params, std::min(problem.rows, 2 * places), kLongThreads / 2, shared, 1, device, stream);
+        two, params, std::min(problem.rows, 2 * slots), kLongThreads / 2, shared, 1, device, stream);
   }
   if (cluster == 1) {
     const auto one = cross_entropy_long_kernel<T, kSoftcap, kEntropy, true, false, kLongThreads, 1>;
-    return launch_rows<LongParams>(
-        one, params, std::min(problem.rows, places), kLongThreads, shared, 1, device, stream);
+    return launch_rows<LongParams>(one, params, std::min(problem.rows, slots), kLongThreads, shared, 1, device, stream);
   }
   // Pairs of multiprocessors are all in some cluster of two, but not in one of more: then the blocks of a row go when
   // it is done.
-  const int64_t rows = cluster == 2 ? std::min(problem.rows, std::max<int64_t>(places / 2, 1)) : problem.rows;
+  const int64_t rows = cluster == 2 ? std::min(problem.rows, std::max<int64_t>(slots / 2, 1)) : problem.rows;
   return launch_rows<LongParams>(together, params, rows * cluster, kLongThreads, shared, cluster, device, stream);
 }
 
@@ -195,10 +194,10 @@ cudaError_t launch_rows_of(const RowsProblem& problem, const Device& device, cud
   }
 }
 
-// From the logits' place to the other one, where the kernel has not been there.
+// From the logits' memory to the other one, where the kernel has not been there.
 template <typename T, typename Word>
 __global__ void __launch_bounds__(256)
-    save_gradient_kernel(const __grid_constant__ SavedPlaces saved, const T* gradient, int64_t stride, int words) {
+    save_gradient_kernel(const __grid_constant__ SavedSlices saved, const T* gradient, int64_t stride, int words) {
   const int64_t row = blockIdx.y;
   const Word* const from = reinterpret_cast<const Word*>(gradient + row * stride);
   for (int word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256)
@@ -210,10 +209,10 @@ cudaError_t launch_cross_entropy(const RowsProblem& problem, const Device& devic
   const cudaError_t error = launch_rows_of<T>(problem, device, stream);
   if (error != cudaSuccess || !problem.saved.beside || saves_gradient<T>(problem)) return error;
   constexpr int64_t kMostRows = 65535;
-  const SavedPlaces places = saved_places(problem, sizeof(T), 1);
-  if (!places.beside) return cudaErrorInvalidValue;
+  const SavedSlices all_rows = saved_slices(problem, sizeof(T), 1);
+  if (!all_rows.beside) return cudaErrorInvalidValue;
   for (int64_t row = 0; row < problem.rows; row += kMostRows) {
-    SavedPlaces from_row = places;
+    SavedSlices from_row = all_rows;
     from_row.first_row += row;
     const dim3 grid(static_cast<unsigned>(std::min<int64_t>(ceil_div(problem.columns, 1024), 64)),
         static_cast<unsigned>(std::min(problem.rows - row, kMostRows)));

@@ -137,10 +137,11 @@ struct LongBlock {
 
   // The thread that reads a vector here is the one to overwrite it.
   __device__ __forceinline__ void predict(const Adder& adder, const Turn& turn, const LongRow<T>& all, int begin,
-      const Sums& sums, int edge, bool has_edge, uint32_t edge_place, float logit_target) const {
-    const int v = static_cast<int>(sums.place) - kVec - begin;
-    const bool is_found = sums.place != ~0u, in_body = is_found && v >= 0 && v < turn.count && v % kThreads == me();
-    if (!(is_found ? in_body || (has_edge && sums.place == edge_place) : is_first())) return;
+      const Sums& sums, int edge, bool has_edge, uint32_t edge_at, float logit_target) const {
+    const int v = static_cast<int>(sums.largest_at) - kVec - begin;
+    const bool is_found = sums.largest_at != ~0u,
+               in_body = is_found && v >= 0 && v < turn.count && v % kThreads == me();
+    if (!(is_found ? in_body || (has_edge && sums.largest_at == edge_at) : is_first())) return;
     int position = is_found ? edge : 0;
     if (in_body) {
       float y[kVec];
@@ -227,8 +228,8 @@ struct LongBlock {
     add_vectors(adder, turn, begin);
     const int edge = edge_of(all);
     const bool has_edge = rank == 0 && me() < all.head + all.tail && edge != index;
-    const uint32_t edge_place = me() < all.head ? me() : INT_MAX - 2 * kVec + me();
-    if (has_edge) adder.add_element(cast<float>(all.start[edge]), edge_place);
+    const uint32_t edge_at = me() < all.head ? me() : INT_MAX - 2 * kVec + me();
+    if (has_edge) adder.add_element(cast<float>(all.start[edge]), edge_at);
 
     // Asked for here, to be there behind the barrier.
     if (next >= 0) next_index = read_class(problem, next);
@@ -256,7 +257,7 @@ struct LongBlock {
       if constexpr (kEntropy) sums.weighted = joined.weighted;
       parity ^= 1;
     }
-    if (wants_predictions) predict(adder, turn, all, begin, sums, edge, has_edge, edge_place, logit_target);
+    if (wants_predictions) predict(adder, turn, all, begin, sums, edge, has_edge, edge_at, logit_target);
     if (!ignored) finish(row, sums, logit_target, grad_loss, grad_lse, grad_entropy, weight, gradient);
   }
 

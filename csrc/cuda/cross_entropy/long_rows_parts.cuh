@@ -18,7 +18,7 @@ struct LongParams {
   RowsProblem problem;
   int staged = 0;                           // vectors that a block keeps in shared memory, a multiple of its threads
   float scale = 1, factor = 1, squash = 0;  // see Exponents
-  SavedPlaces saved;                        // in vectors, for rows that start at one; or nothing
+  SavedSlices saved;                        // in vectors, for rows that start at one; or nothing
 };
 
 // A row's elements before the first whole vector of 16 bytes, the vectors, the elements behind, which come to a warp's
@@ -103,8 +103,8 @@ struct LongAdder {
   Exponents<T, kSoftcap> exponents;
   LongSums<kEntropy> sums;
   float reference;
-  bool with_places;
-  int first_place;               // of the block's first vector
+  bool with_indices;
+  int first_index;               // of the block's first vector
   int skipped, skipped_element;  // the target's vector among this thread's, and its element there
 
   __device__ __forceinline__ void raise(float largest) {
@@ -122,10 +122,10 @@ struct LongAdder {
     const float largest = largest_of(all);
     if (is_larger(largest, sums.largest)) {
       raise(largest);
-      if (with_places) {
+      if (with_indices) {
 #pragma unroll
         for (int u = kMany - 1; u >= 0; --u)
-          if (is_same(largest_of(raw[u]), largest)) sums.place = first_place + v + u * kThreads;
+          if (is_same(largest_of(raw[u]), largest)) sums.largest_at = first_index + v + u * kThreads;
       }
     }
     float totals[2] = {0, 0}, weighted[2] = {0, 0};
@@ -147,19 +147,19 @@ struct LongAdder {
     if constexpr (kEntropy) sums.weighted += weighted[0] + weighted[1];
   }
 
-  __device__ __forceinline__ void add_element(float logit, uint32_t place) {
+  __device__ __forceinline__ void add_element(float logit, uint32_t largest_at) {
     if (is_larger(logit, sums.largest)) {
       raise(logit);
-      sums.place = place;
+      sums.largest_at = largest_at;
     }
     add_power(sums, exponents.exponent(exponents.value(logit), reference));
   }
 
   // The target's vector, without the target.
-  __device__ __forceinline__ void add_around(const T* elements, uint32_t place) {
+  __device__ __forceinline__ void add_around(const T* elements, uint32_t largest_at) {
 #pragma unroll 1
     for (int i = 0; i < kVec; ++i)
-      if (i != skipped_element) add_element(cast<float>(elements[i]), place);
+      if (i != skipped_element) add_element(cast<float>(elements[i]), largest_at);
   }
 };
 

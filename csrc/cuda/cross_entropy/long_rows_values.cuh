@@ -98,19 +98,19 @@ __device__ __forceinline__ float largest_of(const Vector<T, kVec>& raw) {
 // Sums over a part of a row.
 template <bool kEntropy>
 struct LongSums {
-  float largest;   // logit
-  float total;     // of base^exponent
-  uint32_t place;  // the first that has the largest; where predictions are wanted
+  float largest;        // logit
+  float total;          // of base^exponent
+  uint32_t largest_at;  // the first that has the largest; where predictions are wanted
 };
 // Apart, as four words spill registers where three do not.
 template <>
 struct LongSums<true> {
   float largest, total;
-  uint32_t place;
+  uint32_t largest_at;
   float weighted;  // of exponent * base^exponent
 };
 
-// The sums relative to another reference, exponents being `rise` more than they were. `largest` and `place` stay.
+// The sums relative to another reference, exponents being `rise` more than they were. `largest` and `largest_at` stay.
 template <bool kEntropy>
 __device__ __forceinline__ void shift(LongSums<kEntropy>& sums, float rise) {
   const float scale = power(rise);
@@ -140,11 +140,11 @@ __device__ __forceinline__ uint32_t warp_minimum(uint32_t value) {
 // used by every other row alike.
 template <bool kCluster, bool kEntropy, typename E>
 __device__ __forceinline__ LongSums<kEntropy> join_row(
-    const E& exponents, LongSums<kEntropy> sums, LongSums<kEntropy>* shared, bool with_places) {
+    const E& exponents, LongSums<kEntropy> sums, LongSums<kEntropy>* shared, bool with_indices) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int blocks = kCluster ? static_cast<int>(cluster_blocks()) : 1;
   const float largest = warp_maximum(sums.largest), reference = exponents.reference(largest);
-  if (with_places) sums.place = warp_minimum(is_same(sums.largest, largest) ? sums.place : ~0u);
+  if (with_indices) sums.largest_at = warp_minimum(is_same(sums.largest, largest) ? sums.largest_at : ~0u);
   shift(sums, exponents.rise(exponents.reference(sums.largest), reference));
   sums.largest = largest;
   sums.total = warp_sum(sums.total);
@@ -154,7 +154,7 @@ __device__ __forceinline__ LongSums<kEntropy> join_row(
       uint32_t* const words = reinterpret_cast<uint32_t*>(shared + static_cast<int>(cluster_rank()) * warps + warp);
       store_remote(words, lane, __float_as_uint(largest));
       store_remote(words + 1, lane, __float_as_uint(sums.total));
-      store_remote(words + 2, lane, sums.place);
+      store_remote(words + 2, lane, sums.largest_at);
       if constexpr (kEntropy) store_remote(words + 3, lane, __float_as_uint(sums.weighted));
     }
     cluster_arrive();
@@ -172,11 +172,11 @@ __device__ __forceinline__ LongSums<kEntropy> join_row(
     shift(other, exponents.rise(exponents.reference(other.largest), to));
     all.total += other.total;
     if constexpr (kEntropy) all.weighted += other.weighted;
-    if (is_same(other.largest, all.largest)) all.place = min(all.place, other.place);
+    if (is_same(other.largest, all.largest)) all.largest_at = min(all.largest_at, other.largest_at);
   }
   all.total = warp_sum(all.total);
   if constexpr (kEntropy) all.weighted = warp_sum(all.weighted);
-  if (with_places) all.place = warp_minimum(all.place);
+  if (with_indices) all.largest_at = warp_minimum(all.largest_at);
   return all;
 }
 

@@ -58,12 +58,12 @@ template <typename T, typename Acc>
 __global__ void __launch_bounds__(kTileThreads)
     direct_tile_kernel(DirectJob<T, Acc> job, const Peak<Acc>* peaks_a, const Peak<Acc>* peaks_b) {
   __shared__ TileMemory<Acc> memory;
-  const TilePlace place = TilePlace::of(blockIdx.x, job.a.count, job.b.count);
+  const TileOrigin origin = TileOrigin::of(blockIdx.x, job.a.count, job.b.count);
   LseOp<Acc, kOwned> op;
-  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
+  run_tile(op, memory, job.a.of_batch(origin.batch), job.b.of_batch(origin.batch), origin.row, origin.column, 0,
       static_cast<int>(job.depth));
-  place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
-    const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
+  origin.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+    const int64_t n = origin.batch * job.a.count + i, m = origin.batch * job.b.count + j, at = n * job.b.count + j;
     finish_lse(op.max[e], op.sum[e], peaks_a[n].shift, peaks_b[m].shift, job.out[at], job.log_s[at]);
   });
 }

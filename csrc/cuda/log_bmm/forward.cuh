@@ -45,17 +45,17 @@ __device__ __forceinline__ float log_of(float sum, int exponent) {
 // The outputs of a tile that have failed, by sums with exponents; what those certify has not.
 template <typename T>
 __device__ __forceinline__ void shifted_tile(
-    const ForwardJob<T>& job, ShiftedMemory& memory, Failures& failures, const TilePlace& place) {
-  const Vectors<T> a = job.a.of_batch(place.batch), b = job.b.of_batch(place.batch);
-  const Peak<float>*peaks_a = job.peaks_a + place.batch * a.count, *peaks_b = job.peaks_b + place.batch * b.count;
+    const ForwardJob<T>& job, ShiftedMemory& memory, Failures& failures, const TileOrigin& origin) {
+  const Vectors<T> a = job.a.of_batch(origin.batch), b = job.b.of_batch(origin.batch);
+  const Peak<float>*peaks_a = job.peaks_a + origin.batch * a.count, *peaks_b = job.peaks_b + origin.batch * b.count;
   const int exponent = job.sums.exponent;
   ShiftedOp<kOwned> op;
   shifted_pass<0>(
-      op, memory, a, b, ShiftedVector(a, b, peaks_a, peaks_b, place), place, static_cast<int>(job.depth), exponent);
-  place.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
+      op, memory, a, b, ShiftedVector(a, b, peaks_a, peaks_b, origin), origin, static_cast<int>(job.depth), exponent);
+  origin.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
     if (job.sums.judge(peaks_a[i], peaks_b[j], op.sum[e]) != Verdict::kCertified) return;
-    if (!failures.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) return;
-    const int64_t at = (place.batch * a.count + i) * b.count + j;
+    if (!failures.remove(static_cast<int>(i - origin.row), static_cast<int>(j - origin.column))) return;
+    const int64_t at = (origin.batch * a.count + i) * b.count + j;
     const float out = log_of(op.sum[e], 2 * exponent - static_cast<int>(op.top[e]));
     job.out[at] = out;
     job.log_s[at] = (out - peaks_a[i].shift) - peaks_b[j].shift;
@@ -65,13 +65,13 @@ __device__ __forceinline__ void shifted_tile(
 
 // Every output of the tile, or those of a list, term by term.
 template <int kCount, typename T, typename Outputs, typename Each>
-__device__ __forceinline__ void sum_terms(const ForwardJob<T>& job, TileMemory<float>& memory, const TilePlace& place,
+__device__ __forceinline__ void sum_terms(const ForwardJob<T>& job, TileMemory<float>& memory, const TileOrigin& origin,
     const Outputs& outputs, const Each& each) {
   LseOp<float, kCount> op;
-  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, 0,
+  run_tile(op, memory, job.a.of_batch(origin.batch), job.b.of_batch(origin.batch), origin.row, origin.column, 0,
       static_cast<int>(job.depth), outputs);
   each([&](int e, int64_t i, int64_t j) {
-    const int64_t n = place.batch * job.a.count + i, m = place.batch * job.b.count + j, at = n * job.b.count + j;
+    const int64_t n = origin.batch * job.a.count + i, m = origin.batch * job.b.count + j, at = n * job.b.count + j;
     finish_lse(op.max[e], op.sum[e], job.peaks_a[n].shift, job.peaks_b[m].shift, job.out[at], job.log_s[at]);
   });
 }
@@ -124,18 +124,18 @@ __global__ void __launch_bounds__(kProductThreads, 2) forward_kernel(ForwardJob<
 #pragma unroll 1
   for (int part = 0; part < kParts; ++part) {
     Failures& left = failures[part];
-    const TilePlace place{batch, row + part * kTile, column};
+    const TileOrigin origin{batch, row + part * kTile, column};
     ShiftedMemory& memory = *reinterpret_cast<ShiftedMemory*>(shared);
-    if (left.are_many()) shifted_tile(job, memory, left, place);
+    if (left.are_many()) shifted_tile(job, memory, left, origin);
     if (left.are_many()) {
-      sum_terms<kOwned>(job, memory.tile, place, OwnOutputs(), [&](auto&& f) {
-        place.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
-          if (left.remove(static_cast<int>(i - place.row), static_cast<int>(j - place.column))) f(e, i, j);
+      sum_terms<kOwned>(job, memory.tile, origin, OwnOutputs(), [&](auto&& f) {
+        origin.each(job.a.count, job.b.count, [&](int e, int64_t i, int64_t j) {
+          if (left.remove(static_cast<int>(i - origin.row), static_cast<int>(j - origin.column))) f(e, i, j);
         });
       });
     } else if (left.count > 0) {
       const ListedOutputs listed(left);
-      sum_terms<kListed>(job, memory.tile, place, listed, [&](auto&& f) { listed.each(place, f); });
+      sum_terms<kListed>(job, memory.tile, origin, listed, [&](auto&& f) { listed.each(origin, f); });
     }
   }
 }

@@ -61,12 +61,12 @@ __device__ __forceinline__ int32_t drawn(
 // Every output of the tile, or those of a list, term by term.
 template <int kCount, typename Outputs, typename Each>
 __device__ __forceinline__ void sample_terms(const SampleProductJob& job, TileMemory<float>& memory,
-    const TilePlace& place, const Outputs& outputs, const Each& each) {
-  const Vectors<float> a = job.a.of_batch(place.batch), b = job.b.of_batch(place.batch);
-  const int64_t base = place.batch * a.count * b.count;
+    const TileOrigin& origin, const Outputs& outputs, const Each& each) {
+  const Vectors<float> a = job.a.of_batch(origin.batch), b = job.b.of_batch(origin.batch);
+  const int64_t base = origin.batch * a.count * b.count;
   SampleOp<float, kCount> op;
   each([&](int e, int64_t i, int64_t j) { op.target[e] = job.uniforms[base + i * b.count + j]; });
-  run_tile(op, memory, a, b, place.row, place.column, 0, job.depth, outputs);
+  run_tile(op, memory, a, b, origin.row, origin.column, 0, job.depth, outputs);
   each([&](int e, int64_t i, int64_t j) {
     int32_t index = op.drawn(e);
     if (index == kSpecialTerm) index = first_special<float>(Terms<float>(a, b, i, j), job.depth);
@@ -76,31 +76,31 @@ __device__ __forceinline__ void sample_terms(const SampleProductJob& job, TileMe
 
 // Every output of the tile, by sums with exponents. What they do not certify has failed.
 __device__ __forceinline__ void sample_shifted(const SampleProductJob& job, ShiftedMemory& memory, Failures& failures,
-    const TilePlace& place, const Peak<float>* peaks_a, const Peak<float>* peaks_b, uint32_t masked) {
-  const Vectors<float> a = job.a.of_batch(place.batch), b = job.b.of_batch(place.batch);
-  const int64_t base = place.batch * a.count * b.count;
+    const TileOrigin& origin, const Peak<float>* peaks_a, const Peak<float>* peaks_b, uint32_t masked) {
+  const Vectors<float> a = job.a.of_batch(origin.batch), b = job.b.of_batch(origin.batch);
+  const int64_t base = origin.batch * a.count * b.count;
   const int exponent = job.sums.exponent;
-  const ShiftedVector mine(a, b, peaks_a, peaks_b, place);
+  const ShiftedVector mine(a, b, peaks_a, peaks_b, origin);
   ShiftedOp<kOwned> op;
-  shifted_pass<0>(op, memory, a, b, mine, place, job.depth, exponent);
+  shifted_pass<0>(op, memory, a, b, mine, origin, job.depth, exponent);
   failures.clear();
   __syncthreads();
   uint32_t done = masked;
-  place.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
+  origin.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
     op.target[e] = quantile(job.uniforms[base + i * b.count + j], op.sum[e]);
     if ((masked >> e & 1) || job.sums.judge(peaks_a[i], peaks_b[j], op.sum[e]) == Verdict::kCertified) return;
-    failures.add(static_cast<int>(i - place.row), static_cast<int>(j - place.column));
+    failures.add(static_cast<int>(i - origin.row), static_cast<int>(j - origin.column));
     done |= 1u << e;
   });
   __syncthreads();
   if (failures.are_many()) return;
   op.restart();
-  shifted_pass<1>(op, memory, a, b, mine, place, job.depth, exponent);
-  place.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
+  shifted_pass<1>(op, memory, a, b, mine, origin, job.depth, exponent);
+  origin.each(a.count, b.count, [&](int e, int64_t i, int64_t j) {
     if (done >> e & 1) return;
     const int32_t index = drawn(op, e, Terms<float>(a, b, i, j), job.depth, exponent);
     job.indices[base + i * b.count + j] = index;
-    if (index == kNothing) failures.add(static_cast<int>(i - place.row), static_cast<int>(j - place.column));
+    if (index == kNothing) failures.add(static_cast<int>(i - origin.row), static_cast<int>(j - origin.column));
   });
   __syncthreads();
 }
@@ -108,41 +108,42 @@ __device__ __forceinline__ void sample_shifted(const SampleProductJob& job, Shif
 __global__ void __launch_bounds__(kTileThreads, 2) sample_product_kernel(SampleProductJob job) {
   __shared__ ShiftedMemory memory;
   __shared__ Failures failures;
-  const TilePlace place = TilePlace::of(blockIdx.x, job.a.count, job.b.count);
+  const TileOrigin origin = TileOrigin::of(blockIdx.x, job.a.count, job.b.count);
   const int64_t rows = job.a.count, columns = job.b.count, ld = job.ld;
-  const float *x = job.scaled_a + place.batch * rows * ld, *y = job.scaled_b + place.batch * columns * ld;
+  const float *x = job.scaled_a + origin.batch * rows * ld, *y = job.scaled_b + origin.batch * columns * ld;
   const Vectors<float> scaled_a{x, 0, ld, 1, rows}, scaled_b{y, 0, ld, 1, columns};
-  const Peak<float>*peaks_a = job.peaks_a + place.batch * rows, *peaks_b = job.peaks_b + place.batch * columns;
-  const int64_t base = place.batch * rows * columns;
+  const Peak<float>*peaks_a = job.peaks_a + origin.batch * rows, *peaks_b = job.peaks_b + origin.batch * columns;
+  const int64_t base = origin.batch * rows * columns;
   failures.clear();
 
   ProductOp<kOwned> op;
-  tile_pass<0>(op, memory.tile, scaled_a, scaled_b, place.row, place.column, 0, job.ld);
+  tile_pass<0>(op, memory.tile, scaled_a, scaled_b, origin.row, origin.column, 0, job.ld);
   uint32_t masked = 0;
-  place.each(rows, columns, [&](int e, int64_t i, int64_t j) {
+  origin.each(rows, columns, [&](int e, int64_t i, int64_t j) {
     const Verdict verdict = job.sums.judge(peaks_a[i], peaks_b[j], op.sum[e]);
     op.target[e] = quantile(job.uniforms[base + i * columns + j], op.sum[e]);
     if (verdict == Verdict::kMasked) masked |= 1u << e, job.indices[base + i * columns + j] = kNothing;
-    if (verdict == Verdict::kFailed) failures.add(static_cast<int>(i - place.row), static_cast<int>(j - place.column));
+    if (verdict == Verdict::kFailed)
+      failures.add(static_cast<int>(i - origin.row), static_cast<int>(j - origin.column));
   });
   __syncthreads();
   if (failures.are_many()) {
-    sample_shifted(job, memory, failures, place, peaks_a, peaks_b, masked);
+    sample_shifted(job, memory, failures, origin, peaks_a, peaks_b, masked);
     if (failures.are_many()) {
-      sample_terms<kOwned>(job, memory.tile, place, OwnOutputs(), [&](auto&& f) { place.each(rows, columns, f); });
+      sample_terms<kOwned>(job, memory.tile, origin, OwnOutputs(), [&](auto&& f) { origin.each(rows, columns, f); });
       return;
     }
   } else {
     op.restart();
-    tile_pass<1>(op, memory.tile, scaled_a, scaled_b, place.row, place.column, 0, job.ld);
-    place.each(rows, columns, [&](int e, int64_t i, int64_t j) {
+    tile_pass<1>(op, memory.tile, scaled_a, scaled_b, origin.row, origin.column, 0, job.ld);
+    origin.each(rows, columns, [&](int e, int64_t i, int64_t j) {
       if (!(masked >> e & 1)) job.indices[base + i * columns + j] = drawn(op, e, x + i * ld, y + j * ld, job.ld);
     });
     __syncthreads();  // what a thread writes now has been written by another
   }
   if (failures.count == 0) return;
   const ListedOutputs listed(failures);
-  sample_terms<kListed>(job, memory.tile, place, listed, [&](auto&& f) { listed.each(place, f); });
+  sample_terms<kListed>(job, memory.tile, origin, listed, [&](auto&& f) { listed.each(origin, f); });
 }
 
 }  // namespace dcs

@@ -131,15 +131,15 @@ __global__ void __launch_bounds__(kTileThreads, Op<float, 1>::kBlocks - (sizeof(
   using Acc = typename SelectJob<T>::Acc;
   __shared__ TileMemory<Acc> memory;
   const int split = kSplit ? blockIdx.x % job.splits : 0;
-  const TilePlace place = TilePlace::of(kSplit ? blockIdx.x / job.splits : blockIdx.x, job.a.count, job.b.count);
+  const TileOrigin origin = TileOrigin::of(kSplit ? blockIdx.x / job.splits : blockIdx.x, job.a.count, job.b.count);
   const auto each = [&](auto&& f) {
-    place.each(job.a.count, job.b.count,
-        [&](int e, int64_t i, int64_t j) { f(e, (place.batch * job.a.count + i) * job.b.count + j); });
+    origin.each(job.a.count, job.b.count,
+        [&](int e, int64_t i, int64_t j) { f(e, (origin.batch * job.a.count + i) * job.b.count + j); });
   };
   const int from = split * job.split_depth, to = min(job.depth, from + job.split_depth);
   Op<Acc, kOwned> op;
   each([&](int e, int64_t at) { job.prepare(op, e, at); });
-  run_tile(op, memory, job.a.of_batch(place.batch), job.b.of_batch(place.batch), place.row, place.column, from, to);
+  run_tile(op, memory, job.a.of_batch(origin.batch), job.b.of_batch(origin.batch), origin.row, origin.column, from, to);
   each([&](int e, int64_t at) {
     if constexpr (kSplit) job.write_part(op, e, at * job.splits + split);
     else job.write(op, e, at);

@@ -25,11 +25,11 @@ struct alignas(16) TileMemory {
   Acc x[kTileDepth][kTile + 4], y[kTileDepth][kTile + 4];
 };
 
-// The tile's place, and its outputs.
-struct TilePlace {
+// The tile's first output, and a thread's ones.
+struct TileOrigin {
   int64_t batch, row, column;
 
-  static __device__ __forceinline__ TilePlace of(int64_t tile, int64_t rows, int64_t columns) {
+  static __device__ __forceinline__ TileOrigin of(int64_t tile, int64_t rows, int64_t columns) {
     const int64_t tiles_i = (rows + kTile - 1) / kTile, tiles_j = (columns + kTile - 1) / kTile;
     return {tile / (tiles_i * tiles_j), tile / tiles_j % tiles_i * kTile, tile % tiles_j * kTile};
   }

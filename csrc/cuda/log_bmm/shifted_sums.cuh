@@ -66,10 +66,10 @@ struct ListedOutputs {
   }
   // f(s, i, j) for the thread's outputs.
   template <typename F>
-  __device__ __forceinline__ void each(const TilePlace& place, F&& f) const {
+  __device__ __forceinline__ void each(const TileOrigin& origin, F&& f) const {
 #pragma unroll
     for (int s = 0; s < kListed; ++s)
-      if (has(s)) f(s, place.row + r[s], place.column + c[s]);
+      if (has(s)) f(s, origin.row + r[s], origin.column + c[s]);
   }
 };
 
@@ -143,17 +143,17 @@ struct ShiftedMemory {
 // The elements in shared memory become e^x 2^(exponent - shift), half a vector a thread.
 constexpr float kFarthest = 0x1p20f;  // of shifts
 struct ShiftedVector {
-  int side, place, first;  // which of shared memory; every other four elements from the first on
+  int side, index, first;  // which of shared memory; every other four elements from the first on
   Peak<float> peak;
 
   template <typename T>
   __device__ __forceinline__ ShiftedVector(const Vectors<T>& a, const Vectors<T>& b, const Peak<float>* peaks_a,
-      const Peak<float>* peaks_b, const TilePlace& at)
+      const Peak<float>* peaks_b, const TileOrigin& at)
       : peak{0.f, kSpecial} {
     const int lane = threadIdx.x % 32, vector = threadIdx.x / 32 * 16 + lane % 16;
-    side = vector / kTile, place = vector % kTile;
+    side = vector / kTile, index = vector % kTile;
     first = lane / 16 * 4;  // the lanes of either half read other banks
-    const int64_t n = (side == 0 ? at.row : at.column) + place;
+    const int64_t n = (side == 0 ? at.row : at.column) + index;
     if (n < (side == 0 ? a.count : b.count)) peak = (side == 0 ? peaks_a : peaks_b)[n];
     if (fabsf(peak.shift) > kFarthest / 4) peak.flags |= kSpecial;
   }
@@ -163,22 +163,22 @@ struct ShiftedVector {
     const auto k = [this](int i) { return i / 4 * 8 + first + i % 4; };
     float values[kHalf], most = -infinity<float>();
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) most = fmaxf(most, values[i] = to[k(i)][place]);
+    for (int i = 0; i < kHalf; ++i) most = fmaxf(most, values[i] = to[k(i)][index]);
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
     const float shift = fminf(fmaxf(ceilf(most * 1.44269504f), -kFarthest), kFarthest);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i)
-      to[k(i)][place] = scaled_element({0.f, peak.flags}, values[i], exponent - static_cast<int>(shift), true);
-    if (first == 0) memory.shifts[side][place] = shift;
+      to[k(i)][index] = scaled_element({0.f, peak.flags}, values[i], exponent - static_cast<int>(shift), true);
+    if (first == 0) memory.shifts[side][index] = shift;
   }
 };
 static_assert(kTileThreads == 4 * kTile && kTileDepth == 16, "two threads a vector, of eight elements each");
 
 template <int kPass, typename T>
 __device__ __forceinline__ void shifted_pass(ShiftedOp<kOwned>& op, ShiftedMemory& memory, const Vectors<T>& a,
-    const Vectors<T>& b, const ShiftedVector& mine, const TilePlace& place, int depth, int exponent) {
+    const Vectors<T>& b, const ShiftedVector& mine, const TileOrigin& origin, int depth, int exponent) {
   const int ty = threadIdx.x / (kTile / kOwn) * kOwn, tx = threadIdx.x % (kTile / kOwn) * kOwn;
-  TileFetch<T, float> fetch_a(a, place.row, 0, depth), fetch_b(b, place.column, 0, depth);
+  TileFetch<T, float> fetch_a(a, origin.row, 0, depth), fetch_b(b, origin.column, 0, depth);
   fetch_a.load(0), fetch_b.load(0);
   for (int k0 = 0; k0 < depth; k0 += kTileDepth) {
     __syncthreads();

@@ -111,7 +111,7 @@ struct NStepBlocks {
  private:
   // Where a tensor has step t.
   template <typename Byte>
-  __device__ __forceinline__ Byte* place(const ColumnTensor<Byte>& tensor, Byte* last, int t) const {
+  __device__ __forceinline__ Byte* address(const ColumnTensor<Byte>& tensor, Byte* last, int t) const {
     return last + static_cast<int64_t>(call.length - 1 - t) * tensor.back;
   }
   // visit(i, element) of step t + i for the first `count` steps of a batch.
@@ -119,7 +119,7 @@ struct NStepBlocks {
   __device__ __forceinline__ void each(
       const ColumnTensor<const char>& tensor, const char* last, int t, int count, const Visit& visit) const {
     if (!tensor.last) return;
-    const char* at = place(tensor, last, t);
+    const char* at = address(tensor, last, t);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i, at -= tensor.back)
       if (i < count) visit(i, *reinterpret_cast<const Element*>(at));
@@ -200,7 +200,7 @@ struct NStepBlocks {
 #pragma unroll 1
     for (int k = (batches - 1) * kBatch; k >= 0; k -= kBatch) {
       load(block + k, there - k);
-      char* const to = place(call.targets, targets, block + k);
+      char* const to = address(call.targets, targets, block + k);
 #pragma unroll
       for (int i = kBatch - 1; i >= 0; --i) {
         if (k + i >= there) continue;

@@ -36,7 +36,7 @@ struct ReturnsRowsTile {
   const ReturnsRowsCall<Acc>& params;
   const ReturnsProblem& p;
   const int lane;
-  const ReturnsTilePlace at;
+  const ReturnsTileIndex at;
   unsigned char* const here;  // its stage
   const int64_t base, left;   // the first step, and those from there to the end of the lot
   const int count;
@@ -46,7 +46,7 @@ struct ReturnsRowsTile {
   Acc clip_rho, clip_c, clip_pg;
 
   __device__ __forceinline__ ReturnsRowsTile(
-      const Operands& operands, const ReturnsTilePlace& at, int stage, T bootstrap)
+      const Operands& operands, const ReturnsTileIndex& at, int stage, T bootstrap)
       : operands(operands),
         params(operands.params),
         p(operands.p),
@@ -86,8 +86,8 @@ struct ReturnsRowsTile {
       if (operands.has_bootstrap && left > 0 && left <= kSteps) {
         const int step = static_cast<int>(left);
         if (lane == 0) {
-          unsigned char* const to = values + (step == kSteps ? 32 * kLaneBytes : chunk_place<kLaneBytes>(step / kVec)) +
-              step % kVec * sizeof(T);
+          unsigned char* const to = values +
+              (step == kSteps ? 32 * kLaneBytes : chunk_offset<kLaneBytes>(step / kVec)) + step % kVec * sizeof(T);
           *reinterpret_cast<T*>(to) = bootstrap;
         }
         __syncwarp();
@@ -114,7 +114,7 @@ struct ReturnsRowsTile {
     if (!operands.given.values) return 0;
     unsigned char* const values = here + params.staged[kStagedValues].slot;
     return cast<Acc>(*reinterpret_cast<const T*>(
-        lane == 31 ? values + 32 * kLaneBytes : values + chunk_place<kLaneBytes>((lane + 1) * kChunks)));
+        lane == 31 ? values + 32 * kLaneBytes : values + chunk_offset<kLaneBytes>((lane + 1) * kChunks)));
   }
 
   // The lane's total from a carry of nothing; in `gates`, where gates differ, their product.
@@ -236,7 +236,7 @@ struct ReturnsRowsTile {
       }
       if constexpr (Given::kHasPg)
         if (p.pg_advantages.data)
-          *reinterpret_cast<Word*>(here + params.pg_slot + chunk_place<kLaneBytes>(lane * kChunks + c)) =
+          *reinterpret_cast<Word*>(here + params.pg_slot + chunk_offset<kLaneBytes>(lane * kChunks + c)) =
               pack<Acc, T, kVec>(pg_advantages);
       if (p.advantages.data) operands.template chunk<T>(here, kStagedRewards, c) = pack<Acc, T, kVec>(advantages);
       if (p.targets.data) operands.template chunk<T>(here, target_slot(), c) = pack<Acc, T, kVec>(targets);
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
       if (31 - operands.lane >> s & 1) after_power = power_mul(after_power, params.powers[s]);
   }
 
-  ReturnsTilePlace now = operands.first_place(), ahead = now;
+  ReturnsTileIndex now = operands.first_index(), ahead = now;
   const bool has_bootstrap = !Operands::kPacked && operands.has_bootstrap;
   T bootstrap = has_bootstrap && now.lot < params.lots ? operands.bootstrap_of(now.lot) : cast<T>(Acc(0));
   double carry = 0.0;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(32 * returns_warps(kRows, kForm), returns_bloc
     if (missing > 0) {
       --missing;
     } else {
-      ReturnsTilePlace following = now;
+      ReturnsTileIndex following = now;
       operands.move_on(following);
       // Asked for before it is needed.
       T next_bootstrap = cast<T>(Acc(0));

@@ -10,7 +10,7 @@
 namespace dcs {
 
 // A tile of a lot, which is a row or a pack of short rows.
-struct ReturnsTilePlace {
+struct ReturnsTileIndex {
   int64_t lot;
   int tile;
 };
@@ -27,7 +27,7 @@ struct ReturnsRowsOperands {
   using Acc = typename Types<T>::Acc;
   using Tile = ReturnsTile<T, kForm>;
   using Given = ReturnsGiven<kForm>;
-  using Place = ReturnsTilePlace;
+  using Index = ReturnsTileIndex;
   static constexpr bool kFull = Given::kFull, kGates = Given::kGates;
   static constexpr bool kPacked = kRows == ReturnsRows::kPacked, kBlock = kRows == ReturnsRows::kBlock;
   static constexpr int kPer = Tile::kPer, kSteps = Tile::kSteps, kStages = Tile::kStages;
@@ -85,10 +85,10 @@ struct ReturnsRowsOperands {
     }
   }
 
-  __device__ __forceinline__ Place first_place() const {
+  __device__ __forceinline__ Index first_index() const {
     return {kBlock ? static_cast<int64_t>(blockIdx.x) : static_cast<int64_t>(blockIdx.x) * warps + warp, tiles - 1};
   }
-  __device__ __forceinline__ void move_on(Place& at) const {
+  __device__ __forceinline__ void move_on(Index& at) const {
     if (at.tile > 0) {
       --at.tile;
     } else {
@@ -97,11 +97,11 @@ struct ReturnsRowsOperands {
     }
   }
   // Steps of the lot, and the first one of this warp's tile.
-  __device__ __forceinline__ int64_t length_of(const Place& at) const {
+  __device__ __forceinline__ int64_t length_of(const Index& at) const {
     if (!kPacked) return p.length;
     return min(p.outer * p.inner - at.lot * params.pack_rows, static_cast<int64_t>(params.pack_rows)) * p.length;
   }
-  __device__ __forceinline__ int64_t base_of(const Place& at) const {
+  __device__ __forceinline__ int64_t base_of(const Index& at) const {
     return kPacked ? int64_t{0}
                    : (kBlock ? static_cast<int64_t>(at.tile) * warps + warp : static_cast<int64_t>(at.tile)) * kSteps;
   }
@@ -109,7 +109,7 @@ struct ReturnsRowsOperands {
     return row_offset(row, p.inner, strides);
   }
   // The row of the lane's step i.
-  __device__ __forceinline__ int64_t packed_row(const Place& at, int i) const {
+  __device__ __forceinline__ int64_t packed_row(const Index& at, int i) const {
     return at.lot * params.pack_rows + first_row + __popc(pack_lasts & ((1u << i) - 1));
   }
 
@@ -139,7 +139,7 @@ struct ReturnsRowsOperands {
   // One operand's tile of `left` steps. kElement: its bytes.
   template <int kElement>
   __device__ __forceinline__ void fetch_operand(
-      StagedTensor which, const Place& at, unsigned char* to, int64_t base, int64_t left) const {
+      StagedTensor which, const Index& at, unsigned char* to, int64_t base, int64_t left) const {
     const Staged& staged = params.staged[which];
     const int64_t offset = kPacked ? at.lot * params.pack_rows * p.length * kElement
                                    : row_offset(at.lot, p.inner, staged.outer, staged.inner);
@@ -162,18 +162,18 @@ struct ReturnsRowsOperands {
     }
   }
   __device__ __forceinline__ void fetch_flags(const ReturnsInput& flags, bool is_bool, StagedTensor which,
-      const Place& at, unsigned char* to, int64_t base, int64_t left) const {
+      const Index& at, unsigned char* to, int64_t base, int64_t left) const {
     if (!flags.data) return;
     if (!kFull || is_bool) fetch_operand<1>(which, at, to, base, left);
     else fetch_operand<sizeof(T)>(which, at, to, base, left);
   }
-  __device__ __forceinline__ void fetch_rate(const ReturnsDiscount& rate, StagedTensor which, const Place& at,
+  __device__ __forceinline__ void fetch_rate(const ReturnsDiscount& rate, StagedTensor which, const Index& at,
       unsigned char* to, int64_t base, int64_t left) const {
     if (rate.kind != GammaKind::kStep) return;
     if (sizeof(T) == 2 && rate.is_narrow()) fetch_operand<sizeof(T)>(which, at, to, base, left);
     else fetch_operand<sizeof(Acc)>(which, at, to, base, left);
   }
-  __device__ __forceinline__ void fetch(const Place& at, int stage) const {
+  __device__ __forceinline__ void fetch(const Index& at, int stage) const {
     if (at.lot < params.lots) {
       unsigned char* const to = ring + stage * params.stage_bytes;
       const int64_t base = base_of(at), left = length_of(at) - base;
@@ -196,7 +196,7 @@ struct ReturnsRowsOperands {
   __device__ __forceinline__ Vector<U, 16 / sizeof(U)>& chunk(unsigned char* here, StagedTensor which, int c) const {
     constexpr int kBytes = kPer * sizeof(U);
     return *reinterpret_cast<Vector<U, 16 / sizeof(U)>*>(
-        here + params.staged[which].slot + chunk_place<kBytes>(lane * (kBytes / 16) + c));
+        here + params.staged[which].slot + chunk_offset<kBytes>(lane * (kBytes / 16) + c));
   }
   __device__ __forceinline__ void read(unsigned char* here, StagedTensor which, int c, Acc (&to)[kVec]) const {
     unpack(whole(chunk<T>(here, which, c)), to);
@@ -229,7 +229,7 @@ struct ReturnsRowsOperands {
     Acc gamma[kVec], steps[kVec], trace[kVec], rho[kVec];  // steps: of gamma * trace, what is one a step
   };
   __device__ __forceinline__ void read_each(bool each, const ReturnsDiscount& discount, StagedTensor which, int c,
-      Acc otherwise, const Place& at, unsigned char* here, int count, Acc (&to)[kVec]) const {
+      Acc otherwise, const Index& at, unsigned char* here, int count, Acc (&to)[kVec]) const {
 #pragma unroll
     for (int j = 0; j < kVec; ++j) to[j] = otherwise;
     if (!each) return;
@@ -256,7 +256,7 @@ struct ReturnsRowsOperands {
     }
   }
   __device__ __forceinline__ void read_factors(
-      int c, const Place& at, unsigned char* here, int count, Factors& to) const {
+      int c, const Index& at, unsigned char* here, int count, Factors& to) const {
     read_each(each_gamma, p.gamma, kStagedGamma, c, rates().gamma, at, here, count, to.gamma);
     read_each(each_trace, p.trace, kStagedTrace, c, rates().trace, at, here, count, to.trace);
 #pragma unroll

@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(kShortRowThreads)
   using Steps = KnownSteps<Acc, kForm, kVec>;
   Steps steps;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kShortRowThreads + threadIdx.x;  // of the vector
-  const int place = static_cast<int>(threadIdx.x) & (call.lanes - 1);                    // in its row
+  const int index = static_cast<int>(threadIdx.x) & (call.lanes - 1);                    // in its row
   const int64_t row = at >> (31 - __clz(call.lanes));
-  const bool inside = row < call.rows, ends = place == call.lanes - 1;
+  const bool inside = row < call.rows, ends = index == call.lanes - 1;
   griddepcontrol_wait();
 
   const auto load = [&](const void* data) { return inside ? static_cast<const Word*>(data)[at] : Word{}; };
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kShortRowThreads)
   for (int d = 1; d < call.lanes; d *= 2) {
     const Segment<Wide> before{shuffle_down(segment.total, d), shuffle_down(segment.gates, d),
         static_cast<bool>(__shfl_down_sync(0xffffffffu, segment.closed, d))};
-    if (place + d < call.lanes) join(segment, before);
+    if (index + d < call.lanes) join(segment, before);
   }
   const Wide carry = shuffle_down(segment.total, 1);  // the last lane's first step is cut
 
@@ -168,7 +168,7 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Segm
   constexpr bool kGates = Steps::kHasRhos;
   constexpr int kColumns = kSmallColumns;
   constexpr uint32_t kColumn = 0x01010101u;  // a column's lanes
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, place = lane / kColumns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane % kColumns, index = lane / kColumns;
   Wide total = segment.total, gates = segment.gates;
   // The nearest lane at or before this one in its column that a carry does not pass.
   const uint32_t stops =
@@ -191,7 +191,7 @@ __device__ __forceinline__ bool few_columns_carry(const Steps& steps, const Segm
   // Into this lane: what lies before it in the warp, and in the warps before.
   Wide entering = shuffle_up(total, kColumns);
   if constexpr (kGates) entering_gates = shuffle_up(gates, kColumns);
-  if (place == 0) entering = 0, entering_gates = 1;
+  if (index == 0) entering = 0, entering_gates = 1;
   const bool stopped = (stops & ~(1u << lane)) != 0;
   if constexpr (kGates && sizeof(Wide) == 4) {
     if (__syncthreads_or(stops == 0 && !in_range(gates))) return false;
@@ -224,9 +224,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   using Acc = typename Types<T>::Acc;
   constexpr int kColumns = kSmallColumns, kSteps = kSmallSteps;
   using Steps = KnownSteps<Acc, kForm, kSteps>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane / kColumns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, index = lane / kColumns;
   const int columns = call.columns, column = static_cast<int>(blockIdx.x) * kColumns + lane % kColumns;
-  const int first = warp * kSmallWarpSteps + place * kSteps;  // counted from the last step
+  const int first = warp * kSmallWarpSteps + index * kSteps;  // counted from the last step
   const int at = (call.length - 1 - first) * columns + column;
   const int count = kEven ? kSteps : column < columns ? call.length - first : 0;
   launch_dependents();
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const T* from = static_cast<const T*>(call.values) + (at + columns);
     if (first == 0) from = static_cast<const T*>(call.next_values) + column * call.bootstrap_stride;
     // Where the common call reads it for every lane: a shuffle's time is saved, and the line is there.
-    if ((kEven || place == 0) && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
+    if ((kEven || index == 0) && (kEven || (count > 0 && (first > 0 || call.next_values)))) bootstrap = *from;
   }
   uint8_t terminated[kSteps] = {}, truncated[kSteps] = {};
   const auto load_flags = [&](const uint8_t* data, uint8_t (&to)[kSteps]) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   Acc behind = 0;
   if constexpr (!Steps::kHasNext) {
     if constexpr (!kEven) behind = shuffle_up(steps.values[kSteps - 1], kColumns);
-    if (kEven || place == 0) behind = cast<Acc>(bootstrap);
+    if (kEven || index == 0) behind = cast<Acc>(bootstrap);
   }
   steps.make_differences(known, behind, first == 0);
   const auto store = [&](int i, Acc advantage, Acc target, Acc pg) {

@@ -77,7 +77,7 @@ struct ReturnsRowsCall : ReturnsRowsParams {
 // Where chunk q of a tile with kLaneBytes bytes a lane lies: rotated so that neither the copies, which go by chunk, nor
 // the lanes, which read neighboring chunks, meet in a bank.
 template <int kLaneBytes>
-__device__ __forceinline__ int chunk_place(int q) {
+__device__ __forceinline__ int chunk_offset(int q) {
   constexpr int kChunks = kLaneBytes / 16;
   if constexpr (kChunks <= 1) return q * 16;
   else return (q ^ (kChunks == 4 ? q >> 3 & 3 : q >> 3 & 1)) * 16;
@@ -100,13 +100,13 @@ __device__ __noinline__ void fetch_unaligned_tile(unsigned char* slot, const cha
 #pragma unroll 4
     for (int word = lane; word < kBytes / 4; word += 32)
       copy_existing<4, std::min(kElement, 4)>(
-          slot + chunk_place<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
+          slot + chunk_offset<kLaneBytes>(word / 4) + word % 4 * 4, from + word * 4, valid - word * 4);
   } else if constexpr (kElement < 4) {
     using Bits = std::conditional_t<kElement == 2, uint16_t, uint8_t>;
 #pragma unroll 8
     for (int e = lane; e < kBytes / kElement; e += 32) {
       const int at = e * kElement;
-      *reinterpret_cast<Bits*>(slot + chunk_place<kLaneBytes>(at / 16) + at % 16) =
+      *reinterpret_cast<Bits*>(slot + chunk_offset<kLaneBytes>(at / 16) + at % 16) =
           at < valid ? *reinterpret_cast<const Bits*>(from + at) : Bits(0);
     }
   }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void fetch_tile(unsigned char* slot, const char* from
     for (int k = 0; k < (kBytes + 511) / 512; ++k) {
       const int q = k * 32 + lane;
       if (kBytes >= 512 || q < kBytes / 16)
-        copy_existing<16, kElement>(slot + chunk_place<kLaneBytes>(q), from + q * 16, valid - q * 16);
+        copy_existing<16, kElement>(slot + chunk_offset<kLaneBytes>(q), from + q * 16, valid - q * 16);
     }
   } else {
     fetch_unaligned_tile<kLaneBytes, kElement>(slot, from, valid, grain);
@@ -135,13 +135,13 @@ __device__ __forceinline__ void store_tile(const unsigned char* slot, T* to, int
     for (int k = 0; k < kPer / kVec; ++k) {
       const int q = k * 32 + lane;
       store_vector<T, kVec>(
-          to, q * kVec, 0, count, *reinterpret_cast<const Vector<T, kVec>*>(slot + chunk_place<kLaneBytes>(q)));
+          to, q * kVec, 0, count, *reinterpret_cast<const Vector<T, kVec>*>(slot + chunk_offset<kLaneBytes>(q)));
     }
   } else {
 #pragma unroll 4
     for (int e = lane; e < min(count, 32 * kPer); e += 32)
       to[e] = *reinterpret_cast<const T*>(
-          slot + chunk_place<kLaneBytes>(e / kVec) + e % kVec * static_cast<int>(sizeof(T)));
+          slot + chunk_offset<kLaneBytes>(e / kVec) + e % kVec * static_cast<int>(sizeof(T)));
   }
 }
 

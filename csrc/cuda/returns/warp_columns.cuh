@@ -145,11 +145,11 @@ struct ReturnsWarpColumns {
     const char* from = operand.data +
         ((length - 1 - first - row) * strides.time + outer * strides.outer + first_column) * kSize + chunk * 16;
     const bool whole = columns >= kRow && first >= 0 && first + kRows <= length;
-    unsigned char* const place = to + row * kRow * kSize + chunk * 16;
+    unsigned char* const destination = to + row * kRow * kSize + chunk * 16;
 #pragma unroll
     for (int r = 0; r < kRows; r += kEvery) {
       if (kRows % kEvery == 0 || r + row < kRows)
-        copy_async<16>(place + r * kRow * kSize, from,
+        copy_async<16>(destination + r * kRow * kSize, from,
             whole || (exists && first + r + row >= 0 && first + r + row < length) ? 16 : 0);
       from -= kEvery * strides.time * kSize;
     }
@@ -234,11 +234,11 @@ struct ReturnsWarpColumns {
     if (segment > 0) mbarrier_wait(before + Carries::kReady, warp() == 0 ? parity ^ 1 : parity);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const int place = (c * 32 + lane()) * 8;
-      const double2 total = load_shared_pair(own + 2 * place);
-      const double carry = load_shared(before + Carries::kOut + place);
-      store_shared(own + Carries::kOut + place, steps[c].cuts ? total.x : fold(total.x, total.y, carry));
-      store_shared(own + Carries::kInto + place, carry);
+      const int offset = (c * 32 + lane()) * 8;
+      const double2 total = load_shared_pair(own + 2 * offset);
+      const double carry = load_shared(before + Carries::kOut + offset);
+      store_shared(own + Carries::kOut + offset, steps[c].cuts ? total.x : fold(total.x, total.y, carry));
+      store_shared(own + Carries::kInto + offset, carry);
     }
     __syncwarp();
     if (lane() == 0) mbarrier_arrive(own + Carries::kReady);

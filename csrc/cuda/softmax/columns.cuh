@@ -3,9 +3,9 @@
 // steps there is one read; longer columns are cut into chunks, of which one kernel finds the parts and a second one
 // joins them and writes, from the end to the beginning, because what was read last is still in L2.
 //
-// Where a step's columns are no whole vectors, steps begin at different places of a vector, but those of a thread at
+// Where a step's columns are no whole vectors, steps begin at different offsets in a vector, but those of a thread at
 // the same: `down` steps are whole vectors. A block's window is a vector narrower than its threads, so that these cover
-// it from any place.
+// it from any offset.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -81,7 +81,7 @@ struct Column {
     if (step < end) store_in(tensor + at + step * apart, 0, range, pack<Acc, T, kVec>(values));
   }
   // Where the parts of element i are in shared memory: an element of all vectors side by side.
-  __device__ __forceinline__ int place(int i, int across) const {
+  __device__ __forceinline__ int part_index(int i, int across) const {
     const int column = position + i;
     return (column & (kVec - 1)) * across + column / kVec;
   }
@@ -97,15 +97,15 @@ __device__ __forceinline__ void join_columns(Part<Acc> (&parts)[kVec], const Col
   Part<Acc>* const joined = of_threads + down * stride;
 #pragma unroll
   for (int i = 0; i < kVec; ++i)
-    if (column.range.has(i)) of_threads[y * stride + column.place(i, across)] = parts[i];
+    if (column.range.has(i)) of_threads[y * stride + column.part_index(i, across)] = parts[i];
   __syncthreads();
   join_rows<kBackward, Acc>(
-      down, columns, [&](int row, int place) { return of_threads[row * stride + place]; },
-      [&](int place, Part<Acc> part) { joined[place] = part; });
+      down, columns, [&](int row, int part_index) { return of_threads[row * stride + part_index]; },
+      [&](int part_index, Part<Acc> part) { joined[part_index] = part; });
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kVec; ++i)
-    if (column.range.has(i)) parts[i] = joined[column.place(i, across)];
+    if (column.range.has(i)) parts[i] = joined[column.part_index(i, across)];
 }
 
 template <typename T>

@@ -67,7 +67,7 @@ Tensor make_like(const Tensor& tensor, bool dense) {
   return Tensor(handle);
 }
 
-// Whether the kernels can read `tensor` beside `output`: in the same places, and vectors of 16 bytes begin at the same
+// Whether the kernels can read `tensor` beside `output`: at the same offsets, and vectors of 16 bytes begin at the same
 // ones.
 bool matches(const Tensor& tensor, const Tensor& output) {
   const auto address = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };

@@ -1,7 +1,7 @@
 // Softmax of short lines at any alignment, through shared memory: a block brings some KB there in whole vectors, a
 // power of two of lanes takes a line, element by element, and the vectors go back. Either lines that lie packed, rows
 // of less than some vectors or (outer, length, inner) with little inside an outer, of which a block takes whole slabs;
-// or a window of the columns of a few long steps, which begin at different places of a vector.
+// or a window of the columns of a few long steps, which begin at different offsets in a vector.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -27,7 +27,7 @@ struct SoftmaxPacked {
   int window;
 };
 
-// Vector `vector` of a step's window and of the same place in shared memory, which has a vector more than the window.
+// Vector `vector` of a step's window and of the same offset in shared memory, which has a vector more than the window.
 template <typename T>
 struct StepVector {
   static constexpr int kVec = 16 / sizeof(T);

@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
 // A thread's vectors of the row that its block, or its cluster, takes: 32 apart, so that their distances are constants.
 // kWhole: all of a row's vectors are its own; else those at its ends are not.
 template <typename T, int kVectors, bool kWhole>
-struct Place {
+struct RowVectors {
   static constexpr int kVec = 16 / sizeof(T), kApart = 32 * kVec;
   using Vec = Vector<T, kVec>;
   int64_t at;   // of the first vector, in elements
@@ -228,7 +228,7 @@ struct Place {
   int end;      // the tensor's, likewise
 
   // A block takes the row's vectors begin ... begin + share - 1.
-  __device__ __forceinline__ Place(const SoftmaxRows<T>& params, int64_t row, int64_t begin, int share) {
+  __device__ __forceinline__ RowVectors(const SoftmaxRows<T>& params, int64_t row, int64_t begin, int share) {
     constexpr int64_t kFar = 1 << 30;  // beyond all of a block's elements
     const int shift = kWhole ? 0 : static_cast<int>(row * params.columns % kVec);
     const int64_t vectors = (shift + params.columns + kVec - 1) / kVec;
@@ -279,10 +279,10 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   if (blocks > 1) meet_cluster(blocks, exchange);
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
-  const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
+  const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);
 
   Vec raw[kVectors];
-  place.template load<false>(params.input, raw);
+  mine.template load<false>(params.input, raw);
   Part<Acc> part;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) part.largest = largest_of(raw[k], part.largest);
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
     }
 #pragma unroll
     for (int i = 0; i < kVec; ++i) to[i] *= scale;
-    place.store(params.output, k, pack<Acc, T, kVec>(to));
+    mine.store(params.output, k, pack<Acc, T, kVec>(to));
   }
 }
 
@@ -327,26 +327,25 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (blocks > 1) meet_cluster(blocks, exchange);
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
-  const Place<T, kVectors, kWhole> place(params, row, begin, params.share);
+  const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);
   Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
 
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int left = kWhole ? kVec : min(kVec, place.end - k * place.kApart);
-    if (place.has(k))
+    const int left = kWhole ? kVec : min(kVec, mine.end - k * mine.kApart);
+    if (mine.has(k))
       copy_existing<16, sizeof(T)>(
-          &saved[k * 32], params.saved + place.at + k * place.kApart, left * static_cast<int>(sizeof(T)));
+          &saved[k * 32], params.saved + mine.at + k * mine.kApart, left * static_cast<int>(sizeof(T)));
     else saved[k * 32] = neutral<T, kVec, true>();
   }
   Vec raw[kVectors];
-  place.template load<true>(params.input, raw);
+  mine.template load<true>(params.input, raw);
   commit_copies();
   wait_for_copies<0>();
   if constexpr (!kWhole) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k)
-      if (!place.range.template has_all<kVec>(k * place.kApart))
-        mask<true>(saved[k * 32], k * place.kApart, place.range);
+      if (!mine.range.template has_all<kVec>(k * mine.kApart)) mask<true>(saved[k * 32], k * mine.kApart, mine.range);
   }
   Part<Acc> part;
 #pragma unroll
@@ -368,7 +367,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     unpack(saved[k * 32], y);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) g[i] = (g[i] - part.total) * y[i];
-    place.store(params.output, k, pack<Acc, T, kVec>(g));
+    mine.store(params.output, k, pack<Acc, T, kVec>(g));
   }
 }
 

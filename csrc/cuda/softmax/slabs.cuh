@@ -34,7 +34,7 @@ struct SoftmaxSlabs {
 
 // A thread's vectors of a slab, those of `chunk`: number k is k * width vectors from the first.
 template <typename T>
-struct SlabPlace {
+struct SlabVectors {
   static constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
   int64_t at;    // the first vector, in elements
@@ -42,7 +42,7 @@ struct SlabPlace {
   int apart;     // elements from vector to vector
   int64_t left;  // elements from the first vector to the tensor's end
 
-  __device__ __forceinline__ SlabPlace(const SoftmaxSlabs<T>& params, int64_t slab, int64_t chunk) {
+  __device__ __forceinline__ SlabVectors(const SoftmaxSlabs<T>& params, int64_t slab, int64_t chunk) {
     constexpr int64_t kFar = 1 << 30;
     const int shift = static_cast<int>(slab * params.size % kVec);
     const int64_t begin = (chunk * params.chunk + threadIdx.x) * kVec, end = (chunk + 1) * params.chunk * kVec;
@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(kSlabThreads) softmax_slab_kernel(const __grid
   using Acc = typename Types<T>::Acc;
   constexpr int kVec = 16 / sizeof(T);
   using Vec = Vector<T, kVec>;
-  const SlabPlace<T> place(params, blockIdx.x, 0);
+  const SlabVectors<T> mine(params, blockIdx.x, 0);
   Vec raw[kVectors], saved[kBackward ? kVectors : 1];
-  place.template load<kBackward>(params.input, 0, raw);
-  if constexpr (kBackward) place.template load<true>(params.saved, 0, saved);
+  mine.template load<kBackward>(params.input, 0, raw);
+  if constexpr (kBackward) mine.template load<true>(params.saved, 0, saved);
   Part<Acc> parts[kVec];
   Acc own[kVec], x[kVec];
   if constexpr (kBackward) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kSlabThreads) softmax_slab_kernel(const __grid
 #pragma unroll
       for (int i = 0; i < kVec; ++i) x[i] = (sizeof(T) > 2 ? x[i] : shifted_power(x[i], parts[i].largest)) * scale[i];
     }
-    place.store(params.output, k, pack<Acc, T, kVec>(x));
+    mine.store(params.output, k, pack<Acc, T, kVec>(x));
   }
 }
 
@@ -200,12 +200,12 @@ __global__ void __launch_bounds__(kChunkThreads, 4)
   using Vec = Vector<T, kVec>;
   launch_dependents();
   const int64_t slab = blockIdx.x / params.chunks;
-  const SlabPlace<T> place(params, slab, blockIdx.x - slab * params.chunks);
+  const SlabVectors<T> mine(params, slab, blockIdx.x - slab * params.chunks);
   Part<Acc> parts[kVec];
-  for (int first = 0; first * place.apart < place.range.high; first += kVectors) {
+  for (int first = 0; first * mine.apart < mine.range.high; first += kVectors) {
     Vec raw[kVectors], saved[kBackward ? kVectors : 1];
-    place.template load<kBackward>(params.input, first, raw);
-    if constexpr (kBackward) place.template load<true>(params.saved, first, saved);
+    mine.template load<kBackward>(params.input, first, raw);
+    if constexpr (kBackward) mine.template load<true>(params.saved, first, saved);
     Acc x[kVectors][kVec];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) unpack(raw[k], x[k]);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kChunkThreads, 4)
   using Vec = Vector<T, kVec>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   const int64_t block = gridDim.x - 1 - blockIdx.x, slab = block / params.chunks;
-  const SlabPlace<T> place(params, slab, block - slab * params.chunks);
+  const SlabVectors<T> mine(params, slab, block - slab * params.chunks);
   const int count = params.columns * static_cast<int>(params.joined ? 1 : params.chunks);
   const Part<Acc>* const from = (params.joined ? params.joined : params.parts) + slab * count;
   griddepcontrol_wait();
@@ -273,12 +273,12 @@ __global__ void __launch_bounds__(kChunkThreads, 4)
 #pragma unroll
     for (int i = 0; i < kVec; ++i) parts[i].total = Acc(1) / parts[i].total;
   }
-  const int rounds = (place.range.high + place.apart * kVectors - 1) / (place.apart * kVectors);
+  const int rounds = (mine.range.high + mine.apart * kVectors - 1) / (mine.apart * kVectors);
   for (int round = rounds - 1; round >= 0; --round) {
     const int first = round * kVectors;
     Vec raw[kVectors], saved[kBackward ? kVectors : 1];
-    place.template load<kBackward>(params.input, first, raw);
-    if constexpr (kBackward) place.template load<true>(params.saved, first, saved);
+    mine.template load<kBackward>(params.input, first, raw);
+    if constexpr (kBackward) mine.template load<true>(params.saved, first, saved);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       Acc x[kVec];
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kChunkThreads, 4)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] = shifted_power(x[i], parts[i].largest) * parts[i].total;
       }
-      place.store(params.output, first + k, pack<Acc, T, kVec>(x));
+      mine.store(params.output, first + k, pack<Acc, T, kVec>(x));
     }
   }
 }

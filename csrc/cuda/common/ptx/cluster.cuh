@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, d
 #endif
 }
 
-// What block `rank` has at the place of `local` in shared memory.
+// What block `rank` has at the address of `local` in its shared memory.
 template <typename T>
 __device__ __forceinline__ const T& in_cluster(const T& local, uint32_t rank) {
   const T* remote = &local;

@@ -40,26 +40,26 @@ __device__ __forceinline__ Words in_registers(const Words& from) {
   return to;
 }
 
-// Shared memory at places (cluster.cuh): with pointers the compiler would make an address anew at each use.
-__device__ __forceinline__ void store_at(uint32_t place, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(place), "f"(value) : "memory");
+// Shared memory at 32-bit addresses (cluster.cuh): with pointers the compiler would make an address anew at each use.
+__device__ __forceinline__ void store_at(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
-__device__ __forceinline__ void store_at(uint32_t place, float first, float second) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(place), "f"(first), "f"(second) : "memory");
+__device__ __forceinline__ void store_at(uint32_t address, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second) : "memory");
 }
 template <int kCount>
-__device__ __forceinline__ void load_at(uint32_t place, float (&to)[kCount]) {
+__device__ __forceinline__ void load_at(uint32_t address, float (&to)[kCount]) {
   static_assert(kCount <= 2 || kCount % 4 == 0);
   if constexpr (kCount == 1) {
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to[0]) : "r"(place) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to[0]) : "r"(address) : "memory");
   } else if constexpr (kCount == 2) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(place) : "memory");
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(address) : "memory");
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4)
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
           : "=f"(to[i]), "=f"(to[i + 1]), "=f"(to[i + 2]), "=f"(to[i + 3])
-          : "r"(place + 4 * i)
+          : "r"(address + 4 * i)
           : "memory");
   }
 }

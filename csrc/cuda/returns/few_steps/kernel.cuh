@@ -70,7 +70,7 @@ struct FewReturns {
 
  private:
   template <typename Byte>
-  __device__ __forceinline__ Byte* place(const ColumnTensor<Byte>& tensor, int w, int done) const {
+  __device__ __forceinline__ Byte* address(const ColumnTensor<Byte>& tensor, int w, int done) const {
     Byte* at = last_of_cell(tensor, outer, first) + static_cast<int64_t>(done) * tensor.back;
     return w == 0 ? at : at + static_cast<int64_t>(static_cast<int>(all.begins[w])) * tensor.cell;
   }
@@ -81,7 +81,7 @@ struct FewReturns {
     const int left = params.length - done;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      Byte* const at = place(tensor, w, done);
+      Byte* const at = address(tensor, w, done);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
         visit(i, w, *reinterpret_cast<Own*>(at + static_cast<int64_t>(i) * tensor.back), i < left);
@@ -168,7 +168,7 @@ struct FewReturns {
     Element words[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      const char* const at = place(tensor, w, 0);
+      const char* const at = address(tensor, w, 0);
       if (makes_words) {
         words[w] = *reinterpret_cast<const Element*>(at);
       } else {

@@ -16,7 +16,7 @@ struct FewReturnsRate {
 };
 
 // A cell of `call` is a word of columns, and its `cells` are those of threads: they have several words each, of one
-// outer place.
+// outer index.
 template <typename Acc>
 struct FewReturnsParams {
   ReturnsColumnParams<Acc> call;

@@ -17,12 +17,12 @@ struct SlotRange {
 template <typename T, bool kPlain = false>
 struct Slots {
   using Acc = typename Types<T>::Acc;
-  struct Place {
+  struct Coordinates {
     uint32_t slow, mid, fast;
   };
   const GradientsParams<T>& params;
   uint32_t at[kSlots];
-  Place places[kPlain ? 1 : kSlots];          // else found where they are asked for: what is dense does not
+  Coordinates of_slots[kPlain ? 1 : kSlots];  // else found where they are asked for: what is dense does not
   uint32_t there = 0, firsts = 0, lasts = 0;  // a bit a slot; of time
 
   __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given)
@@ -34,9 +34,9 @@ struct Slots {
     for (int j = 0; j < kSlots; ++j) {
       const uint32_t index = first + j * kSlotThreads;
       at[j] = index - range.read < range.end - range.read ? index : range.end - 1;
-      const Place place = place_at(at[j]);
-      if constexpr (!kPlain) places[j] = place;
-      const uint32_t time = params.shape.time_is_fast ? place.fast : place.mid;
+      const Coordinates coordinates = coordinates_at(at[j]);
+      if constexpr (!kPlain) of_slots[j] = coordinates;
+      const uint32_t time = params.shape.time_is_fast ? coordinates.fast : coordinates.mid;
       if (index - range.begin < range.end - range.begin) there |= 1u << j;
       if (time == 0) firsts |= 1u << j;
       if (time == params.length - 1) lasts |= 1u << j;
@@ -45,25 +45,26 @@ struct Slots {
   __device__ __forceinline__ bool is_there(int j) const { return there >> j & 1; }
   __device__ __forceinline__ bool is_first(int j) const { return firsts >> j & 1; }
   __device__ __forceinline__ bool is_last(int j) const { return lasts >> j & 1; }
-  __device__ __forceinline__ Place place_at(uint32_t index) const {
+  __device__ __forceinline__ Coordinates coordinates_at(uint32_t index) const {
     const uint32_t line = params.by_fast.of(index), slow = params.shape.slow == 1 ? 0 : params.by_mid.of(line);
     return {slow, line - slow * params.by_mid.divisor, index - line * params.by_fast.divisor};
   }
-  __device__ __forceinline__ Place place_of(int j) const {
-    if constexpr (kPlain) return place_at(at[j]);
-    else return places[j];
+  __device__ __forceinline__ Coordinates coordinates_of(int j) const {
+    if constexpr (kPlain) return coordinates_at(at[j]);
+    else return of_slots[j];
   }
   // The offset of a per-row value.
   __device__ __forceinline__ int64_t row(int j, const Strides& strides) const {
-    const Place place = place_of(j);
-    return place.slow * strides.outer + (params.shape.time_is_fast ? place.mid : place.fast) * strides.inner;
+    const Coordinates coordinates = coordinates_of(j);
+    return coordinates.slow * strides.outer +
+        (params.shape.time_is_fast ? coordinates.mid : coordinates.fast) * strides.inner;
   }
   template <typename Element>
   __device__ __forceinline__ Element* address(const GradientsOperand<Element>& operand, int j, int later = 0) const {
     int64_t offset = at[j];
     if (!kPlain && !operand.dense) {
-      const Place place = place_of(j);
-      offset = place.slow * operand.slow + place.mid * operand.mid + place.fast * operand.fast;
+      const Coordinates coordinates = coordinates_of(j);
+      offset = coordinates.slow * operand.slow + coordinates.mid * operand.mid + coordinates.fast * operand.fast;
     }
     return operand.data + (offset + later * operand.time);
   }

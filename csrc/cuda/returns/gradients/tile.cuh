@@ -46,7 +46,7 @@ struct GradientTile {
       visit(Slots<T, kPlain>(call, first() + static_cast<uint32_t>(base) + threadIdx.x, range), base);
   }
   // A thread's slot of `base`, in shared memory.
-  __device__ __forceinline__ int place(int base, int j) const {
+  __device__ __forceinline__ int slot_index(int base, int j) const {
     return base + static_cast<int>(threadIdx.x) + j * kSlotThreads;
   }
   __device__ __forceinline__ bool has(int slot) const { return slot < params.slots; }
@@ -73,7 +73,7 @@ struct GradientTile {
     __device__ __forceinline__ void put(To* to, const Value& value) const {
 #pragma unroll
       for (int j = 0; j < kSlots; ++j)
-        if (tile.has(tile.place(base, j))) to[padded_slot(tile.place(base, j))] = value(j);
+        if (tile.has(tile.slot_index(base, j))) to[padded_slot(tile.slot_index(base, j))] = value(j);
     }
   };
   struct Scanned {
@@ -84,7 +84,7 @@ struct GradientTile {
     __device__ __forceinline__ void read(Acc (&to)[kSlots], int later, const Which& which) const {
 #pragma unroll
       for (int j = 0; j < kSlots; ++j) {
-        const int slot = tile.place(base, j) + later;
+        const int slot = tile.slot_index(base, j) + later;
         to[j] = which(j) && slot >= 0 && tile.has(slot) ? tile.sources()[padded_slot(slot)] : Acc(0);
       }
     }
@@ -97,7 +97,7 @@ struct GradientTile {
         slots.read(call.ends, ends);
 #pragma unroll
         for (int j = 0; j < kSlots; ++j)
-          if (has(place(base, j))) flags()[place(base, j)] = ends[j];
+          if (has(slot_index(base, j))) flags()[slot_index(base, j)] = ends[j];
       }
       make_sources(slots, Sources{*this, base});
     });
@@ -137,7 +137,7 @@ struct GradientRun {
   __device__ __forceinline__ bool has_gates() const { return !kPlain && tile.params.has_gates; }
   // In shared memory, of a step or of the one before it.
   __device__ __forceinline__ int slot_of(int i, int later = 0) const { return max(slot + i + later, 0); }
-  __device__ __forceinline__ int place(int i, int later = 0) const { return padded_slot(slot_of(i, later)); }
+  __device__ __forceinline__ int offset(int i, int later = 0) const { return padded_slot(slot_of(i, later)); }
 
   __device__ __forceinline__ void find_cuts() {
     const uint32_t step = tile.begin() + static_cast<uint32_t>(kRun * part), length = tile.params.by_length.divisor;
@@ -159,12 +159,12 @@ struct GradientRun {
     Acc y = entering;
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
-      const Acc x = sources[place(i)];
+      const Acc x = sources[offset(i)];
       Acc next;
       if constexpr (kGates) {
-        next = plain_step(x, tile.gates()[place(i, -1)], y);
+        next = plain_step(x, tile.gates()[offset(i, -1)], y);
       } else {
-        if (!kPlain && tile.call.row_rates) gate = tile.row_gates()[place(i)];
+        if (!kPlain && tile.call.row_rates) gate = tile.row_gates()[offset(i)];
         next = gate.step(x, y);
       }
       y = cuts >> i & 1 ? x : next;
@@ -174,7 +174,7 @@ struct GradientRun {
   }
   // The scan takes the place of what is scanned.
   __device__ __forceinline__ void scan_in_place(Acc entering) const {
-    const auto put = [&](int i, Acc y) { tile.sources()[place(i)] = y; };
+    const auto put = [&](int i, Acc y) { tile.sources()[offset(i)] = y; };
     if (has_gates()) scan<true>(entering, put);
     else scan<false>(entering, put);
   }
@@ -186,20 +186,20 @@ struct GradientRun {
   __device__ __forceinline__ double product() const {
     if (!has_gates()) {
       double gate = tile.call.rates.carried;
-      if (!kPlain && tile.call.row_rates) gate = whole_gate(tile.row_gates()[place(0)]);
+      if (!kPlain && tile.call.row_rates) gate = whole_gate(tile.row_gates()[offset(0)]);
       return power_of<kRun>(gate);
     }
     const Acc* const gates = tile.gates();
     double all = 1.0;
     if constexpr (sizeof(Acc) > 4) {
 #pragma unroll 1
-      for (int i = 0; i < kRun; ++i) all = power_mul(all, gates[place(i, -1)]);
+      for (int i = 0; i < kRun; ++i) all = power_mul(all, gates[offset(i, -1)]);
     } else {  // four floats' product is within a double
 #pragma unroll
       for (int i = 0; i < kRun; i += 4) {
-        double some = gates[place(i, -1)];
+        double some = gates[offset(i, -1)];
 #pragma unroll
-        for (int j = i + 1; j < i + 4; ++j) some *= static_cast<double>(gates[place(j, -1)]);
+        for (int j = i + 1; j < i + 4; ++j) some *= static_cast<double>(gates[offset(j, -1)]);
         all = power_mul(all, some);
       }
     }
@@ -221,7 +221,7 @@ struct GradientRun {
     if (!works) return;
     const double* const entering = tile.entering();
     // The last step before the tile, which has its result, too.
-    if (part == 0 && tile.plan.before) tile.sources()[place(0, -1)] = static_cast<Acc>(entering[0]);
+    if (part == 0 && tile.plan.before) tile.sources()[offset(0, -1)] = static_cast<Acc>(entering[0]);
     scan_in_place(static_cast<Acc>(after(before, entering[warp])));
   }
 

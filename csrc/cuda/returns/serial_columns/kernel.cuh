@@ -119,7 +119,7 @@ struct SerialReturns {
     }
   }
 
-  // visit(the step's place in the batch, its element) for some steps from `first` on, where the row has them.
+  // visit(the step's index in the batch, its element) for some steps from `first` on, where the row has them.
   template <bool kGuarded, typename Element, typename Byte, typename Visit>
   __device__ __forceinline__ static void each(
       const ColumnTensor<Byte>& tensor, Byte* at, int first, int left, const Visit& visit) {

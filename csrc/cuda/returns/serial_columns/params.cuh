@@ -9,7 +9,7 @@
 
 namespace dcs {
 
-// A tensor, null if it is not there: the last step of its first column. In bytes: to the next outer place, to the next
+// A tensor, null if it is not there: the last step of its first column. In bytes: to the next outer index, to the next
 // cell, and to the step before.
 template <typename Byte>
 struct ColumnTensor {

@@ -33,7 +33,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   int part, cell;
   bool works;
   int first_step, count;  // in the order of the scan
-  int place;              // of the first one in the tile, a line of it
+  int last_line;          // of the first one in the tile, a line of it
 
   // Of the steps to come.
   const char* at[kTileOperands];  // where in shared memory the next one's operands are
@@ -54,8 +54,8 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     part = min(own_part, t.parts - 1);
     cell = works ? thread - own_part * t.span : 0;
     first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
-    place = lines - 1 - part * t.part_steps;
-    count = works ? max(0, min(t.part_steps, place + 1)) : 0;
+    last_line = lines - 1 - part * t.part_steps;
+    count = works ? max(0, min(t.part_steps, last_line + 1)) : 0;
     this->find_rates(static_cast<int>(strip), cell * kUnit);
   }
 
@@ -88,24 +88,24 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 
   // Where in shared memory the thread's cell is of its first step.
   template <typename Element>
-  __device__ __forceinline__ char* place_in(TileTensorOf which) const {
+  __device__ __forceinline__ char* address_in(TileTensorOf which) const {
     const TileTensor& tensor = params.tensors.of[which];
     const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data)) +
         static_cast<uint32_t>(lines_before()) * static_cast<uint32_t>(tensor.row_bytes);
-    return memory + tensor.slot + static_cast<int>(address % 16) + place * tensor.row_bytes +
+    return memory + tensor.slot + static_cast<int>(address % 16) + last_line * tensor.row_bytes +
         cell * static_cast<int>(sizeof(Element));
   }
-  __device__ __forceinline__ void find_places() {
+  __device__ __forceinline__ void find_addresses() {
     const auto flags_in = [&](TileTensorOf which, bool is_bool) {
-      at[which] = is_bool ? place_in<Flags>(which) : place_in<Cell>(which);
+      at[which] = is_bool ? address_in<Flags>(which) : address_in<Cell>(which);
     };
-    for (const TileTensorOf which : {kRewardsTensor, kValuesTensor, kNextTensor}) at[which] = place_in<Cell>(which);
-    if constexpr (kGates) at[kRhosTensor] = place_in<Cell>(kRhosTensor);
+    for (const TileTensorOf which : {kRewardsTensor, kValuesTensor, kNextTensor}) at[which] = address_in<Cell>(which);
+    if constexpr (kGates) at[kRhosTensor] = address_in<Cell>(kRhosTensor);
     flags_in(kTerminatedTensor, call.terminated_is_bool);
     flags_in(kTruncatedTensor, call.truncated_is_bool);
     if constexpr (kAll) {
       const auto rates_in = [&](TileTensorOf which, bool is_narrow) {
-        at[which] = sizeof(T) == 2 && is_narrow ? place_in<T>(which) : place_in<Acc>(which);
+        at[which] = sizeof(T) == 2 && is_narrow ? address_in<T>(which) : address_in<Acc>(which);
       };
       rates_in(kGammaTensor, call.gamma_is_narrow);
       rates_in(kTraceTensor, call.trace_is_narrow);
@@ -157,7 +157,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
                    over = step - params.length.of(step) * length;
     next_step = first_step;
     until_last = static_cast<int>(over == 0 ? 0 : length - over);
-    find_places();
+    find_addresses();
     Cell value{};
     if (over != 0 && count > 0 && !call.has_next_values && call.values.last)
       value = *reinterpret_cast<const Cell*>(at[kValuesTensor] + params.tensors.of[kValuesTensor].row_bytes);
@@ -300,9 +300,9 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 
   // All results, from what enters the part.
   __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
-    find_places();
-    char *advantages = place_in<Cell>(kAdvantagesTensor), *targets = place_in<Cell>(kTargetsTensor),
-         *pg_advantages = kGates ? place_in<Cell>(kPgTensor) : nullptr;
+    find_addresses();
+    char *advantages = address_in<Cell>(kAdvantagesTensor), *targets = address_in<Cell>(kTargetsTensor),
+         *pg_advantages = kGates ? address_in<Cell>(kPgTensor) : nullptr;
     const int row = params.tensors.of[kRewardsTensor].row_bytes;
     each_batch([&](auto some, bool) {
       Acc pg[some()][kUnit];

@@ -40,7 +40,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
     this->find_rates(outer, first_column + cell * kUnit);
   }
 
-  // The thread's place in the tile. Also after the exchange, which has no registers for what is quickly found again.
+  // The thread's part of the tile. Also after the exchange, which has no registers for what is quickly found again.
   __device__ __forceinline__ void find_steps() {
     uint32_t thread = threadIdx.x, block = blockIdx.x;
     asm volatile("" : "+r"(thread), "+r"(block));
@@ -77,7 +77,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
 
   // A tensor's element of the part's step `step`.
   template <typename Byte>
-  __device__ __forceinline__ Byte* place_of(const ColumnTensor<Byte>& tensor, int step) const {
+  __device__ __forceinline__ Byte* address_of(const ColumnTensor<Byte>& tensor, int step) const {
     return known_address(
         last_of_cell(tensor, static_cast<uint32_t>(outer), static_cast<uint32_t>(first_column / kUnit + cell)) +
         static_cast<int64_t>(first_step + step) * tensor.back);
@@ -87,7 +87,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   __device__ __forceinline__ void each_of(const ColumnTensor<Byte>& tensor, int from, const Visit& visit) const {
     using Own = std::conditional_t<std::is_const_v<Byte>, const Element, Element>;
     if (!tensor.last) return;
-    Byte* at = place_of(tensor, from);
+    Byte* at = address_of(tensor, from);
     each<kFull, kCount>(
         [&](int i) {
           visit(i - from, *reinterpret_cast<Own*>(at));
@@ -109,7 +109,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   // Without branches between the batches, where those that have come would be waited for and used.
   template <bool kFull, typename Element>
   __device__ __forceinline__ void read_or_zeros(const ColumnTensor<const char>& tensor, Element (&to)[kSteps]) const {
-    const char* at = place_of(tensor, 0);
+    const char* at = address_of(tensor, 0);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i, at += tensor.back) {
       const bool exists = kFull ? i / kBatch * kBatch < t.part_steps : i < count;
@@ -146,9 +146,9 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
     const bool is_last = first_step == 0;
     if (call.has_next_values || count == 0 || !(is_last ? call.bootstrap.last : call.values.last)) return behind;
     if (!is_last) {
-      behind = *reinterpret_cast<const Cell*>(place_of(call.values, -1));
+      behind = *reinterpret_cast<const Cell*>(address_of(call.values, -1));
     } else {
-      const char* const at = place_of(call.bootstrap, 0);
+      const char* const at = address_of(call.bootstrap, 0);
 #pragma unroll
       for (int u = 0; u < kUnit; ++u)
         behind.set(u, *reinterpret_cast<const T*>(at + u * (call.bootstrap.cell / kUnit)));
@@ -251,7 +251,7 @@ struct TileColumns : TileColumnsSteps<T, kUnit, kForm> {
   __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
     char* pg_at = nullptr;
     if constexpr (kGates) {
-      if (call.pg_advantages.last) pg_at = place_of(call.pg_advantages, 0);
+      if (call.pg_advantages.last) pg_at = address_of(call.pg_advantages, 0);
     }
     each<kFull>([&](int i) {
       Acc pg[kUnit];

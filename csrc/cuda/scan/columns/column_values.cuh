@@ -15,11 +15,11 @@ struct Steps {
 };
 
 // A thread's columns: some neighboring ones from `column` on.
-struct ColumnPlace {
+struct ColumnIndex {
   int64_t outer, column;
 };
 // Of a cell of `unit` columns, of which `cells` lie side by side.
-__device__ __forceinline__ ColumnPlace place_of(int64_t cell, int64_t cells, int64_t outers, int unit) {
+__device__ __forceinline__ ColumnIndex column_index_of(int64_t cell, int64_t cells, int64_t outers, int unit) {
   const int64_t outer = outers == 1 ? 0 : divided(cell, cells);
   return {outer, (cell - outer * cells) * unit};
 }
@@ -47,7 +47,7 @@ struct ColumnValues {
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
 
-  static __device__ __forceinline__ Wide initial_of(const ScanProblem& p, const ColumnPlace& at, int u) {
+  static __device__ __forceinline__ Wide initial_of(const ScanProblem& p, const ColumnIndex& at, int u) {
     if (!p.initial) return cast<Wide>(0.0);
     return cast<Wide>(cast<Acc>(static_cast<const T*>(
         p.initial)[at.outer * p.initial_strides.outer + (at.column + u) * p.initial_strides.inner]));
@@ -55,14 +55,14 @@ struct ColumnValues {
   static __device__ __forceinline__ bool has_own_gamma(const ScanProblem& p) {
     return !kStep && p.gamma_kind == GammaKind::kRow;
   }
-  static __device__ __forceinline__ Wide gamma_of(const ScanProblem& p, const ColumnPlace& at, int u) {
+  static __device__ __forceinline__ Wide gamma_of(const ScanProblem& p, const ColumnIndex& at, int u) {
     if (!has_own_gamma(p)) return cast<Wide>(p.gamma_value);
     return load_gamma<Wide>(p.gamma, p.gamma_dtype,
         at.outer * p.gamma_strides.outer + (at.column + u) * p.gamma_strides.inner, p.conjugate_gamma);
   }
   // Gamma's gradient of a column, or a block's part of it.
   static __device__ __forceinline__ void put_sum(
-      const ScanProblem& p, const ColumnPlace& at, int u, int64_t partial, int64_t partials, Wide sum) {
+      const ScanProblem& p, const ColumnIndex& at, int u, int64_t partial, int64_t partials, Wide sum) {
     Acc* const to = static_cast<Acc*>(p.grad_gamma) + at.outer * p.grad_gamma_strides.outer +
         (at.column + u) * p.grad_gamma_strides.inner;
     to[partial] = cast<Acc>(sum);
@@ -89,7 +89,7 @@ struct ColumnScan {
   float lost[kUnit];
   Wide sum[kUnit];
 
-  __device__ __forceinline__ void begin(const ScanProblem& p, const ColumnPlace& at) {
+  __device__ __forceinline__ void begin(const ScanProblem& p, const ColumnIndex& at) {
     Gate<float, kShort> shared{};  // a number's is made once for all columns
     if constexpr (kHalf) shared = make_gate<float, kShort>(p.gamma_value);
 #pragma unroll

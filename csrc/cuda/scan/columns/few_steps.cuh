@@ -30,7 +30,7 @@ struct FewSteps {
     Cell parts[kParts];
   };
 
-  ColumnPlace at;
+  ColumnIndex at;
   Word x[kSteps], g[kStep ? kSteps : 1], after[kBackward ? kSteps : 1];  // then the outputs and gates' gradients
   uint32_t flags = 0;                                                    // of kUnit columns a step
 

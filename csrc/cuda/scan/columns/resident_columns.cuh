@@ -7,21 +7,21 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
-#include "scan/columns/resident_place.cuh"
+#include "scan/columns/resident_index.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
 
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
-  using Place = ResidentPlace<T, kStep, kBackward, kUnit, kFlat>;
-  using Place::block_place, Place::early_cells, Place::early_cuts, Place::early_step, Place::early_steps;
-  using Place::cell, Place::count, Place::early, Place::first_step, Place::p, Place::part, Place::t, Place::tile;
-  using Place::in_memory, Place::in_tile, Place::late_steps, Place::place, Place::starts, Place::works;
-  using Place::kBatch, Place::kCellBytes, Place::kCommon, Place::kEarly, Place::kGates, Place::kInput, Place::kSaved,
-      Place::kSteps;
-  using typename Place::Cell, typename Place::Operand;
+struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
+  using Index = ResidentIndex<T, kStep, kBackward, kUnit, kFlat>;
+  using Index::block_index, Index::early_cells, Index::early_cuts, Index::early_step, Index::early_steps;
+  using Index::cell, Index::count, Index::early, Index::first_step, Index::p, Index::part, Index::t, Index::tile;
+  using Index::in_memory, Index::in_tile, Index::late_steps, Index::index, Index::starts, Index::works;
+  using Index::kBatch, Index::kCellBytes, Index::kCommon, Index::kEarly, Index::kGates, Index::kInput, Index::kSaved,
+      Index::kSteps;
+  using typename Index::Cell, typename Index::Operand;
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
@@ -45,10 +45,10 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
   Bits cuts[kUnit] = {};
   bool has_early_cuts = false;
 
-  __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Place(params) {
+  __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Index(params) {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) {
-      gamma[u] = Values::gamma_of(p, place(), u);
+      gamma[u] = Values::gamma_of(p, index(), u);
       if constexpr (kHalf && !kStep) gate[u] = make_gate<float, kShort>(gamma[u]);
     }
   }
@@ -295,7 +295,7 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
         values_of(step.saved, others);
 #pragma unroll
         for (int u = 0; u < kUnit; ++u) {
-          const Sum other = is_last ? cast<Sum>(Values::initial_of(p, place(), u)) : others[u];
+          const Sum other = is_last ? cast<Sum>(Values::initial_of(p, index(), u)) : others[u];
           const bool is_dropped = step.cut_after >> u & 1;
           terms[u] = is_dropped ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
           if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
@@ -314,7 +314,7 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, segments[u]);
-    carries.exchange(block_place());
+    carries.exchange(block_index());
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
   }
@@ -323,7 +323,7 @@ struct ResidentColumns : ResidentPlace<T, kStep, kBackward, kUnit, kFlat> {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
       if (works) carries.put(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
-    carries.add_sums([&](int column, Wide sum) { Values::put_sum(p, block_place(), column, tile, t.tiles, sum); });
+    carries.add_sums([&](int column, Wide sum) { Values::put_sum(p, block_index(), column, tile, t.tiles, sum); });
   }
 };
 

@@ -41,7 +41,7 @@ struct SerialColumn {
   Cell x[kBatch], g[kStep ? kBatch : 1], after[kBackward ? kBatch : 1];
   uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
 
-  __device__ __forceinline__ SerialColumn(const ScanProblem& p, const ColumnPlace& at) {
+  __device__ __forceinline__ SerialColumn(const ScanProblem& p, const ColumnIndex& at) {
     scan.begin(p, at);
     find_operands(p, at);
   }
@@ -60,7 +60,7 @@ struct SerialColumn {
 
  private:
   // Where operands lie at the first step, in the order of the scan.
-  __device__ __forceinline__ void find_operands(const ScanProblem& p, const ColumnPlace& at) {
+  __device__ __forceinline__ void find_operands(const ScanProblem& p, const ColumnIndex& at) {
     const int64_t row = p.reverse ? p.length - 1 : 0, sign = p.reverse ? -1 : 1;
     const int shift = p.shifted ? 1 : 0;
     const auto steps_of = [&](auto* pointer, const Strides& strides, int64_t size, int64_t later) {
@@ -91,7 +91,7 @@ struct SerialColumn {
   __device__ __forceinline__ static Cell cell(const Steps<const char>& steps, int i) {
     return *reinterpret_cast<const Cell*>(steps.at + i * steps.apart);
   }
-  // Asks for some steps from `first` on, in the batch's places, where the row has them: `left`.
+  // Asks for some steps from `first` on, in the batch's registers, where the row has them: `left`.
   __device__ __forceinline__ void load(int first, int left) {
     // Backward the step behind the last one is read, too; the first step of all may have no gate.
     if (left >= first + kSome + (kBackward ? 1 : 0) && !(kStep && first == 0 && shifted)) load_some<false>(first, left);
@@ -178,7 +178,7 @@ template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, 4) serial_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
-  const ColumnPlace at = place_of(cell, cells, p.outer, kUnit);
+  const ColumnIndex at = column_index_of(cell, cells, p.outer, kUnit);
   if (at.outer >= p.outer || at.column >= p.inner) return;
   griddepcontrol_wait();
   SerialColumn<T, kStep, kBackward, kUnit> column(p, at);

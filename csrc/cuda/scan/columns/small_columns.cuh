@@ -10,7 +10,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/columns/small_exchange.cuh"
-#include "scan/columns/small_place.cuh"
+#include "scan/columns/small_index.cuh"
 
 namespace dcs {
 
@@ -31,16 +31,16 @@ template <typename T, bool kStep, int kUnit>
 __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
-  using Place = SmallColumnPlace<T, kStep, kUnit>;
+  using Index = SmallColumnIndex<T, kStep, kUnit>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
   __shared__ ColumnExchange<kUnit> exchange;
   launch_dependents();
-  const Place at(p);
+  const Index at(p);
   if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, kUnit << p.cell_bits);
   uint32_t* const shared = reinterpret_cast<uint32_t*>(small_columns_shared) + at.warp * (p.steps * kSmallPitch);
   griddepcontrol_wait();
 
-  typename Place::Words x = {}, step_gates = {}, flags = {};
+  typename Index::Words x = {}, step_gates = {}, flags = {};
   uint32_t initial[kUnit] = {};
   at.ask(p.input, x);
   if constexpr (kStep) at.ask(p.gates, step_gates, p.back);

@@ -4,7 +4,7 @@
 
 #include "common/ptx/cluster.cuh"
 #include "scan/carry/segment.cuh"
-#include "scan/columns/small_place.cuh"
+#include "scan/columns/small_index.cuh"
 
 namespace dcs {
 
@@ -105,9 +105,9 @@ __device__ __forceinline__ void fold_packed(const PackedSegment (&packed_segment
 }
 
 // The carries into each thread's steps, from its segments.
-template <int kUnit, typename Place>
+template <int kUnit, typename Index>
 __device__ __forceinline__ void enter(
-    const Place& at, Segment<double> (&segments)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
+    const Index& at, Segment<double> (&segments)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
   const SmallColumnsParams& p = at.p;
   const int stride = 1 << p.cell_bits, column = at.cell * kUnit;
   fold_slots(segments, p);

@@ -25,7 +25,7 @@ struct SplitColumnsParams {
 // Cycles between the requests of one four warps for their first steps, 16 KB a tensor, and those of the next.
 constexpr unsigned kSplitPace = 200;
 
-// Warps of a group, which are four segments; the number of its barrier is its place, counted from 1.
+// Warps of a group, which are four segments; the number of its barrier is its index, counted from 1.
 template <typename T>
 constexpr int kSplitGroup = sizeof(T);
 // Blocks of no more warps wait as a whole: a kernel with named barriers would leave four of them side by side

@@ -113,7 +113,7 @@ struct TileCarries {
     return after(get(part, column), carry);
   }
   // From the parts' segments (`put`) the carry into each, by all threads.
-  __device__ __forceinline__ void exchange(const ColumnPlace& block) const {
+  __device__ __forceinline__ void exchange(const ColumnIndex& block) const {
     __syncthreads();
     const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
     const bool folds_groups = thread >= folding;
@@ -300,7 +300,7 @@ struct TileCarries {
   }
 
   // Of some neighboring columns: the tile's total, what is before each part in it, and the tiles before in the group.
-  __device__ __forceinline__ void fold_tiles(int column, bool exists, bool is_last, const ColumnPlace& block) const {
+  __device__ __forceinline__ void fold_tiles(int column, bool exists, bool is_last, const ColumnIndex& block) const {
     Segment<Wide> own[kTogether], near[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
@@ -331,7 +331,7 @@ struct TileCarries {
     if (publishes && ends_group() && !ends_above()) words()[index_of(1, group(), column)].publish(near, shared.tag);
   }
   // The carry into their group.
-  __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnPlace& block) const {
+  __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnIndex& block) const {
     const uint32_t above = group() >> (t.fan_bits + t.read_bits);
     Segment<Wide> groups[kTogether], carries[kTogether];
     fold_words(column, 1, group(), groups_before, kGroups, groups);
@@ -348,7 +348,7 @@ struct TileCarries {
       shared.carries[column + u] = after(groups[u], carries[u].total);
     }
   }
-  __device__ __forceinline__ Wide initial_of(const ColumnPlace& at, int u) const {
+  __device__ __forceinline__ Wide initial_of(const ColumnIndex& at, int u) const {
     return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, u);
   }
   // Of tiles, of groups, of groups of groups.

@@ -105,11 +105,11 @@ struct TileCopy {
   __device__ __forceinline__ void put() const {
     __syncthreads();
     char *const tile = memory.tile_of(0), *const to = static_cast<char*>(params.problem.output) + first;
-    each_vector([&](int vector, int place) {
-      *reinterpret_cast<uint4*>(to + 16 * vector) = *reinterpret_cast<const uint4*>(tile + place);
+    each_vector([&](int vector, int offset) {
+      *reinterpret_cast<uint4*>(to + 16 * vector) = *reinterpret_cast<const uint4*>(tile + offset);
     });
-    rest([&](int byte, int place) {
-      *reinterpret_cast<uint16_t*>(to + byte) = *reinterpret_cast<const uint16_t*>(tile + place);
+    rest([&](int byte, int offset) {
+      *reinterpret_cast<uint16_t*>(to + byte) = *reinterpret_cast<const uint16_t*>(tile + offset);
     });
   }
 
@@ -117,20 +117,20 @@ struct TileCopy {
   __device__ __forceinline__ void bring_one(int which, const char* pointer) const {
     char* const tile = memory.tile_of(which);
     const char* const from = pointer + first;
-    each_vector([&](int vector, int place) { copy_async(tile + place, from + 16 * vector); });
-    rest([&](int byte, int place) {
-      *reinterpret_cast<uint16_t*>(tile + place) = *reinterpret_cast<const uint16_t*>(from + byte);
+    each_vector([&](int vector, int offset) { copy_async(tile + offset, from + 16 * vector); });
+    rest([&](int byte, int offset) {
+      *reinterpret_cast<uint16_t*>(tile + offset) = *reinterpret_cast<const uint16_t*>(from + byte);
     });
   }
   // Where a vector of the tile lies in shared memory, in bytes.
-  __device__ __forceinline__ int place_of(int vector) const {
+  __device__ __forceinline__ int offset_of(int vector) const {
     const ResidentColumnsPlan& t = params.plan;
     const auto part = static_cast<int>(uint64_t{static_cast<uint32_t>(vector)} * t.vectors_inverse >> 32);
     return 16 * (vector + part * (t.part_pitch - t.part_vectors));
   }
   template <typename Visit>
   __device__ __forceinline__ void each_vector(const Visit& visit) const {
-    each_tile_vector((begin + 15) / 16, end / 16, [&](int i) { visit(i, place_of(i)); });
+    each_tile_vector((begin + 15) / 16, end / 16, [&](int i) { visit(i, offset_of(i)); });
   }
   // What is no whole vector, at both ends, by twos of bytes, of which every element has some.
   template <typename Visit>
@@ -138,7 +138,7 @@ struct TileCopy {
     const int thread = static_cast<int>(threadIdx.x), vector = (thread < 8 ? begin : end) / 16,
               byte = vector * 16 + thread % 8 * 2;
     const bool is_edge = thread < 8 ? begin % 16 != 0 : thread < 16;
-    if (is_edge && byte >= begin && byte < end) visit(byte, place_of(vector) + byte % 16);
+    if (is_edge && byte >= begin && byte < end) visit(byte, offset_of(vector) + byte % 16);
   }
 };
 

@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
     unpack_in_order<kReverse>(mine(stage, tensor, k), to);
   };
 
-  struct Place {
+  struct TileIndex {
     uint32_t row, tile;
   };
-  const auto base_of = [&](const Place& at) {
+  const auto base_of = [&](const TileIndex& at) {
     const int64_t start = static_cast<int64_t>(at.tile) * kTile;
     return kReverse ? p.length - start - kTile : start;
   };
-  const auto move_on = [&](Place& at) {  // to this block's next tile
+  const auto move_on = [&](TileIndex& at) {  // to this block's next tile
     if (++at.tile == params.tiles) {
       at.tile = 0;
       at.row += gridDim.x;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
   };
   const auto address = [&](int vector) { return kReverse ? kTile - kVec - vector * kVec : vector * kVec; };
   constexpr int kApart = kReverse ? -32 * kVec : 32 * kVec;  // in memory, of the vectors that a thread copies
-  const auto fetch = [&](const Place& at, int stage) {
+  const auto fetch = [&](const TileIndex& at, int stage) {
     if (at.row < params.rows) {
       const auto load = [&](int tensor, const T* row) {
         const T* const from = row + base_of(at) + address(copied);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
     commit_copies();
   };
   // Out of shared memory again.
-  const auto store = [&](const Place& at, int stage, int tensor, T* row) {
+  const auto store = [&](const TileIndex& at, int stage, int tensor, T* row) {
     T* const to = row + base_of(at) + address(copied);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) *reinterpret_cast<Chunk*>(to + k * kApart) = copy(stage, tensor, k);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
     return kStep ? plain_step(value, factor, y) : gate.step(value, y);
   };
   // No carry enters a row's first step.
-  const auto first_of = [&](const Place& at) { return at.tile == 0 && threadIdx.x == 0 ? 0 : -1; };
+  const auto first_of = [&](const TileIndex& at) { return at.tile == 0 && threadIdx.x == 0 ? 0 : -1; };
 
   __shared__ double warp_totals[3][kStreamWarps],
       warp_gates[kStep ? 3 : 1][kStreamWarps];  // by tile, three in turn: a warp may be one tile ahead
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
   };
 
   // The first pass: the totals of a tile's warps.
-  const auto prepare = [&](const Place& at, int stage, int third, bool only_one) {
+  const auto prepare = [&](const TileIndex& at, int stage, int third, bool only_one) {
     State state{0.0, 1.0, 0.f, 0.f};
     const int64_t base = base_of(at);
     const int first = first_of(at);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
 
   // The second: its output.
   double own_carry = 0.0;  // out of the block's tile before
-  const auto finish = [&](const State& state, const Place& at, int stage, int third) {
+  const auto finish = [&](const State& state, const TileIndex& at, int stage, int third) {
     const int first = first_of(at);
     gamma_of_row(at.row);
     double carry = at.tile > 0 ? own_carry : 0.0;
@@ -288,10 +288,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) async_stream_kernel(const _
     __syncwarp();
   };
   // One loop, so that the code is there once: a round prepares a tile and finishes the one before.
-  Place next{blockIdx.x, 0}, ahead = next;
+  TileIndex next{blockIdx.x, 0}, ahead = next;
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i, move_on(ahead)) fetch(ahead, i);
-  Place now{params.rows, 0};  // to finish
+  TileIndex now{params.rows, 0};  // to finish
   State state{};
   int stage = kStages - 1, third = 2;  // of the tile to finish
   bool any = false;

@@ -234,9 +234,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) bulk_stream_kernel(const _
           float other = i + 1 < kVec ? saved[(i + 1) % kVec] : beyond;
           bool inside = true;
           if (masked) {
-            const int place = at_k(k) * kVec + (kReverse ? kVec - 1 - i : i);
-            inside = place >= info.low && place < info.high;
-            if (place == last) other = 0.f;
+            const int index = at_k(k) * kVec + (kReverse ? kVec - 1 - i : i);
+            inside = index >= info.low && index < info.high;
+            if (index == last) other = 0.f;
           }
           terms[i] = inside ? rounded[i] * other : 0.f;
           sum += terms[i];

@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_tile(const StreamParams& params, BulkStream
   // there.
   if constexpr (kBackward && kStep) {
     for (int warp = 1; !whole && warp < Shape::kWarps; ++warp) {
-      const int place = kReverse ? kTileVectors - warp * Shape::kSlice : warp * Shape::kSlice - 1;
-      if (first + place < 0 || (first + place) * kVec >= p.length) to[Layout::kGatesAt + place] = {};
+      const int offset = kReverse ? kTileVectors - warp * Shape::kSlice : warp * Shape::kSlice - 1;
+      if (first + offset < 0 || (first + offset) * kVec >= p.length) to[Layout::kGatesAt + offset] = {};
     }
   }
   mbarrier_arrive_expect_tx(&shared.full[stage], bytes);

@@ -4,7 +4,7 @@
 // carry of a block has from the sender's own vectors and from its share of the row before. 400 KB read again by seven
 // clusters cost less than a trip from one multiprocessor to another through memory. Everything is in float, with powers
 // of gamma that come rounded from the host; constants and indices are in registers before the wait (ptx/latency.cuh).
-// By programmatic dependent launch (ptx/dependent_launch.cuh) a kernel has its blocks in place and its transaction
+// By programmatic dependent launch (ptx/dependent_launch.cuh) a kernel has its blocks resident and its transaction
 // barriers ready when the launch before it ends, which is 1.5 us of 3.4 where one such call follows another; what it
 // does before the wait should stay short.
 #pragma once
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   using Word = Vector<T, kVec>;
   int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
-  const int row = place / params.clusters, cluster = place - row * params.clusters;
-  struct Places {
+  const int rank = blockIdx.x % kMaxCluster, number = static_cast<int>(blockIdx.x) / kMaxCluster;
+  const int row = number / params.clusters, cluster = number - row * params.clusters;
+  struct Addresses {
     uint32_t received, arrivals, totals, shares;
   };
   __shared__ alignas(16) float received[kMaxCluster];
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   __shared__ alignas(
       16) float shares[kFewRowsWarps];  // what is left at the block's end of a warp's share of the row before
   __shared__ FewRowsPowers shared_powers;
-  __shared__ Places shared_places;
+  __shared__ Addresses shared_addresses;
   launch_dependents();
   constexpr int kPowers = sizeof(FewRowsPowers) / sizeof(float);
   if (threadIdx.x < kPowers)
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   if (threadIdx.x < kFewRowsWarps) shares[threadIdx.x] = 0.f;
   if (threadIdx.x == 0) {
     init_transaction_barrier(&arrivals, sizeof(received));
-    shared_places = {
+    shared_addresses = {
         shared_address(received), shared_address(&arrivals), shared_address(totals), shared_address(shares)};
   }
   __syncthreads();
@@ -173,10 +173,10 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   keep(own_from);
   keep(to);
   const FewRowsPowers powers = in_registers(shared_powers);
-  const Places places = in_registers(shared_places);
-  uint32_t total_at = places.totals + 4 * (warps - 1 - warp), share_at = places.shares + 4 * warp;
-  uint32_t remote_at = cluster_address(places.received + 4 * rank, lane % kMaxCluster),
-           counter = cluster_address(places.arrivals, lane % kMaxCluster);
+  const Addresses addresses = in_registers(shared_addresses);
+  uint32_t total_at = addresses.totals + 4 * (warps - 1 - warp), share_at = addresses.shares + 4 * warp;
+  uint32_t remote_at = cluster_address(addresses.received + 4 * rank, lane % kMaxCluster),
+           counter = cluster_address(addresses.arrivals, lane % kMaxCluster);
   hold(lane);
   hold(whole);
   hold(cut);
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   __syncthreads();
   if (sends) {
     float of_warps[kFewRowsWarps], in_turn[kFewRowsWarps], of_shares[kFewRowsWarps] = {};
-    load_at(places.totals, of_warps);
-    if (kEarlier > 0) load_at(places.shares, of_shares);
+    load_at(addresses.totals, of_warps);
+    if (kEarlier > 0) load_at(addresses.shares, of_shares);
 #pragma unroll
     for (int w = 0; w < kFewRowsWarps; ++w) in_turn[w] = of_warps[kFewRowsWarps - 1 - w];
     float message = sum_of<kFewRowsWarps>(of_shares) * share_weight;
@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   for (int i = 0; i < kVec; ++i) values[i] = y = gate.step(values[i], y);
   hold(values[kVec - 1]);
 
-  mbarrier_wait(places.arrivals, 0);
+  mbarrier_wait(addresses.arrivals, 0);
   float of_blocks[kMaxCluster];
-  load_at(places.received, of_blocks);
+  load_at(addresses.received, of_blocks);
   const float carry = sum_of<kMaxCluster>(of_blocks) * block_before;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) values[i] = fmaf(powers.steps[i], carry, values[i]);

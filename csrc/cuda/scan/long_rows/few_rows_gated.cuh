@@ -45,14 +45,14 @@ __device__ __forceinline__ Change<float> above_zero(const Change<float>& change,
   return {change.total, change.gates == 0.f && !any_zero ? __uint_as_float(1u | negative << 31) : change.gates};
 }
 
-// Changes in shared memory, at places.
-__device__ __forceinline__ void store_at(uint32_t place, const Change<float>& change) {
-  store_at(place, change.total, change.gates);
+// Changes in shared memory, at addresses.
+__device__ __forceinline__ void store_at(uint32_t number, const Change<float>& change) {
+  store_at(number, change.total, change.gates);
 }
 template <int kCount>
-__device__ __forceinline__ void load_at(uint32_t place, Change<float> (&to)[kCount]) {
+__device__ __forceinline__ void load_at(uint32_t number, Change<float> (&to)[kCount]) {
   float numbers[2 * kCount];
-  load_at(place, numbers);
+  load_at(number, numbers);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) to[i] = {numbers[2 * i], numbers[2 * i + 1]};
 }
@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   using Word = Vector<T, kVec>;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
-  const int rank = blockIdx.x % kMaxCluster, place = static_cast<int>(blockIdx.x) / kMaxCluster;
-  const int row = place / params.clusters, cluster = place - row * params.clusters;
-  struct Places {
+  const int rank = blockIdx.x % kMaxCluster, number = static_cast<int>(blockIdx.x) / kMaxCluster;
+  const int row = number / params.clusters, cluster = number - row * params.clusters;
+  struct Addresses {
     uint32_t received, arrivals, of_warps;
   };
   // Of the blocks' segments of the row before and of their own vectors; of warps' own vectors and of their segments.
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   __shared__ Change<double> exact_received[2 * kMaxCluster], exact_of_warps[2 * kFewRowsWarps];
   __shared__ Change<double> exact_earlier[kEarlier > 0 ? kFewRowsWarps * 32 * kEarlier : 1];
   __shared__ alignas(8) uint64_t arrivals, exact_arrivals;
-  __shared__ Places shared_places;
+  __shared__ Addresses shared_addresses;
   launch_dependents();
   if (threadIdx.x == 0) {
     init_transaction_barrier(&arrivals, ((kEarlier > 0 ? kMaxCluster : 0) + rank) * kBytes);
     init_transaction_barrier(&exact_arrivals);
-    shared_places = {shared_address(received), shared_address(&arrivals), shared_address(of_warps)};
+    shared_addresses = {shared_address(received), shared_address(&arrivals), shared_address(of_warps)};
   }
   if (threadIdx.x < 2 * kMaxCluster) received[threadIdx.x] = {0.f, 1.f};
   if (threadIdx.x < 2 * kFewRowsWarps) of_warps[threadIdx.x] = {0.f, 1.f};
@@ -166,12 +166,12 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   // One warp sends: half a lane each segments' changes and own vectors' changes, these to later blocks alone.
   const int block = lane % kMaxCluster, half = lane / kMaxCluster;
   int sends = warp == 0 && (half == 0 ? kEarlier > 0 : block > rank);
-  const Places places = in_registers(shared_places);
-  uint32_t own_at = places.of_warps + kBytes * warp,
-           from_at = places.of_warps + (half == 0 ? kBytes * kFewRowsWarps : 0);
-  uint32_t remote_at = cluster_address(places.received + kBytes * (half * kMaxCluster + rank), block),
-           counter = cluster_address(places.arrivals, block);
-  uint32_t received_at = places.received + lane % 4 * 8 * kBytes;
+  const Addresses addresses = in_registers(shared_addresses);
+  uint32_t own_at = addresses.of_warps + kBytes * warp,
+           from_at = addresses.of_warps + (half == 0 ? kBytes * kFewRowsWarps : 0);
+  uint32_t remote_at = cluster_address(addresses.received + kBytes * (half * kMaxCluster + rank), block),
+           counter = cluster_address(addresses.arrivals, block);
+  uint32_t received_at = addresses.received + lane % 4 * 8 * kBytes;
   Change<double>* const exact_changes = exact_earlier + warp * 32 * kEarlier;
   uint32_t own_store_at = shared_address(exact_changes) + kBytes * lane,
            own_load_at = shared_address(exact_changes) + kBytes * kEarlier * lane;
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
     if (sends) store_async(remote_at, counter, all.total, all.gates);
   }
   Change<float> warps_before[kFewRowsWarps], block_before{0.f, 1.f};
-  load_at(places.of_warps, warps_before);
+  load_at(addresses.of_warps, warps_before);
 #pragma unroll
   for (int w = 0; w < kFewRowsWarps - 1; ++w)
     if (w < warp) block_before = joined(block_before, warps_before[w]);
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2)
   hold(row_before.total);
   hold(row_before.gates);
 
-  mbarrier_wait(places.arrivals, 0);
+  mbarrier_wait(addresses.arrivals, 0);
   // Four lanes take eight of the blocks' changes each.
   Change<float> of_blocks[8];
   load_at(received_at, of_blocks);

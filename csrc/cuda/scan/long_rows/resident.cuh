@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(ResidentShape::kThreads, 1)
     return kReverse ? vectors - first - Shape::kSegment : first;
   };
   constexpr int kChunkAt = kReverse ? 32 : 0, kLooseAt = kReverse ? 0 : kChunk;
-  const auto place = [&](auto* tensor, const Strides& strides, const ResidentPart& at) {
+  const auto address = [&](auto* tensor, const Strides& strides, const ResidentPart& at) {
     return tensor + row_offset(at.row, p.inner, strides) / kVec;
   };
   const auto* const input = static_cast<const Chunk*>(p.input);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(ResidentShape::kThreads, 1)
     clip(first, [&](int64_t, int, int of) { bytes = of; });
     mbarrier_arrive_expect_tx(full, bytes);
     clip(first, [&](int64_t begin, int skipped, int of) {
-      bulk_load_once(chunk_of(round) + skipped, place(input, p.input_strides, at) + begin, of, full);
+      bulk_load_once(chunk_of(round) + skipped, address(input, p.input_strides, at) + begin, of, full);
     });
   };
   Chunk loose[kRounds]{};
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(ResidentShape::kThreads, 1)
       const ResidentPart at(params, round);
       const int64_t vector = segment_at(at) + kLooseAt + lane;
       if (at.exists(params) && vector >= 0 && vector < vectors)
-        loose[round] = load_once(place(input, p.input_strides, at) + vector);
+        loose[round] = load_once(address(input, p.input_strides, at) + vector);
     }
     if (lane == 0) {
 #pragma unroll
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(ResidentShape::kThreads, 1)
     const auto inside = [&](int64_t vector) { return vector >= 0 && vector < vectors; };
     Chunk near[kBackward ? kVectors : 1]{}, loose_near{};
     if constexpr (kBackward) {  // on their way while a carry is
-      const auto* const saved = place(static_cast<const Chunk*>(p.saved), p.saved_strides, at);
+      const auto* const saved = address(static_cast<const Chunk*>(p.saved), p.saved_strides, at);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k)
         if (inside(first + kChunkAt + at_k(k))) near[k] = saved[first + kChunkAt + at_k(k)];
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(ResidentShape::kThreads, 1)
           go_through(here[at_k(k)], near[kBackward ? k : 0], inside(first + kChunkAt + at_k(k)), k == 0 && starts, y);
     show_to_bulk_stores();
     __syncwarp();
-    Chunk* const row = place(output, p.output_strides, at);
+    Chunk* const row = address(output, p.output_strides, at);
     if (lane == 0) {
       clip(first + kChunkAt,
           [&](int64_t begin, int skipped, int bytes) { bulk_store(row + begin, here + skipped, bytes); });

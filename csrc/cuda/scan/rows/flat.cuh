@@ -2,8 +2,8 @@
 // recurrence that starts anew at every multiple of a row's length. No alignment, number or length of rows is a case of
 // its own: where a tile begins in its row is arithmetic.
 //
-// Positions count from 0 at the scan's first element; a reverse scan's lie in memory from the end on. A place is a
-// position plus `phase`, which makes every multiple of kFlatGrain places an aligned address in either direction.
+// Positions count from 0 at the scan's first element; a reverse scan's lie in memory from the end on. An index is a
+// position plus `phase`, which makes every multiple of kFlatGrain an aligned address in either direction.
 #pragma once
 
 #include "common/element_types.cuh"
@@ -16,7 +16,7 @@ struct FlatParams {
   ScanProblem problem;
   int64_t rows, count;  // elements of all rows: rows * length
   int64_t phase;
-  int64_t tile;  // places from tile to tile
+  int64_t tile;  // elements from tile to tile
   int64_t tiles;
   uint64_t inverse;  // 2^64 / length
   uint64_t inner_inverse;
@@ -38,25 +38,26 @@ struct FlatParams {
 };
 
 // A row, and how many of its elements come before.
-struct FlatPlace {
+struct FlatPosition {
   int64_t row, done;
 };
 // So many whole rows and elements.
-__device__ __forceinline__ FlatPlace whole_rows(const FlatParams& p, int64_t elements) {
+__device__ __forceinline__ FlatPosition whole_rows(const FlatParams& p, int64_t elements) {
   const int64_t length = p.problem.length;
-  FlatPlace at;
+  FlatPosition at;
   at.row = static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(elements), p.inverse));
   at.done = elements - at.row * length;
   if (at.done >= length) at.done -= length, ++at.row;
   return at;
 }
-__device__ __forceinline__ FlatPlace locate(const FlatParams& p, int64_t place) {
-  FlatPlace at = whole_rows(p, place - p.phase + p.lift * p.problem.length);
+__device__ __forceinline__ FlatPosition locate(const FlatParams& p, int64_t index) {
+  FlatPosition at = whole_rows(p, index - p.phase + p.lift * p.problem.length);
   at.row -= p.lift;
   return at;
 }
 // So many rows and fewer than a row's elements on, or as many elements back.
-__device__ __forceinline__ FlatPlace moved(const FlatParams& p, FlatPlace at, int64_t elements, int64_t rows = 0) {
+__device__ __forceinline__ FlatPosition moved(
+    const FlatParams& p, FlatPosition at, int64_t elements, int64_t rows = 0) {
   at.row += rows;
   at.done += elements;
   if (at.done < 0) at.done += p.problem.length, --at.row;

@@ -70,7 +70,7 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   };
   const int sign = reverse ? -1 : 1;
   const auto operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
-    // A single step has no distance in time, but places of a word before the first row are counted in it.
+    // A single step has no distance in time, but elements of a word before the first row are counted in it.
     const int64_t pitch = problem.inner > 1 ? strides.inner : strides.outer,
                   time = problem.length == 1 ? 1 : strides.time;
     const bool are_words = problem.length % kVec == 0 && pitch % kVec == 0 && time == 1 &&

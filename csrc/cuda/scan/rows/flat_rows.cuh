@@ -30,7 +30,7 @@ struct RowSums {
   }
 };
 
-// The places of a block's tile.
+// The indices of a block's tile.
 struct FlatTile {
   int64_t low, high;
   int rank = 0;  // in its cluster
@@ -120,12 +120,12 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   griddepcontrol_wait();
   work.load(&full[warp]);
   const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
-  const FlatPlace place = locate(p, work.first + lane * passes.own);
-  const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, place.row);
+  const FlatPosition position = locate(p, work.first + lane * passes.own);
+  const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, position.row);
   RowNumbers<T> numbers{};
-  if (passes.rows_differ()) numbers = passes.ask_rows(place.row - (place.done == 0 ? 1 : 0));
+  if (passes.rows_differ()) numbers = passes.ask_rows(position.row - (position.done == 0 ? 1 : 0));
   mbarrier_wait(&full[warp], 0);
-  const LaneCuts cuts = passes.find_cuts(place, edges.reset_before);
+  const LaneCuts cuts = passes.find_cuts(position, edges.reset_before);
   typename Passes::State at = passes.prepare(edges, passes.pass_of(cuts), gamma);
   const Segment<Wide> segment = passes.total(at, cuts, numbers, [&] { return passes.powers_of(gamma); });
   if (lane == 31) segments[warp] = segment;

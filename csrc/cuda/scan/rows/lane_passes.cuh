@@ -124,7 +124,7 @@ struct LanePasses : InDirection<kDirection> {
   }
 
   // `before`, `after`: where the last element before the slice lies, and the first one behind it.
-  __device__ __forceinline__ Edges ask(const FlatPlace& before, const FlatPlace& after) const {
+  __device__ __forceinline__ Edges ask(const FlatPosition& before, const FlatPosition& after) const {
     Edges edges{};
     const ScanProblem& problem = p.problem;
     if (problem.shifted) {
@@ -135,11 +135,11 @@ struct LanePasses : InDirection<kDirection> {
     return edges;
   }
 
-  // `place` is that of the lane's first element.
-  __device__ __forceinline__ LaneCuts find_cuts(const FlatPlace& place, bool reset_before) const {
+  // `position` is that of the lane's first element.
+  __device__ __forceinline__ LaneCuts find_cuts(const FlatPosition& position, bool reset_before) const {
     LaneCuts at;
-    at.row = place.row - (place.done == 0 ? 1 : 0);
-    const int64_t next = place.done == 0 ? 0 : p.problem.length - place.done;
+    at.row = position.row - (position.done == 0 ? 1 : 0);
+    const int64_t next = position.done == 0 ? 0 : p.problem.length - position.done;
     at.starts = next < 64 ? p.starts << next : 0;
     at.resets = p.problem.reset ? read_resets() : 0;
     uint64_t resets = at.resets;
@@ -151,9 +151,10 @@ struct LanePasses : InDirection<kDirection> {
     return at;
   }
 
-  // Whether a row starts in the slice, or behind it where that matters; `place` is that of the slice's first element.
-  __device__ __forceinline__ bool has_start(const FlatPlace& place) const {
-    return place.done == 0 || place.done + work.elements() + (kBackward ? 1 : 0) > p.problem.length;
+  // Whether a row starts in the slice, or behind it where that matters; `position` is that of the slice's first
+  // element.
+  __device__ __forceinline__ bool has_start(const FlatPosition& position) const {
+    return position.done == 0 || position.done + work.elements() + (kBackward ? 1 : 0) > p.problem.length;
   }
 
   __device__ __forceinline__ Pass pass_of(const LaneCuts& at) const {
@@ -191,8 +192,8 @@ struct LanePasses : InDirection<kDirection> {
   // The lane's segment from nothing; of its gates the product where there is one a step.
   template <Pass kPass, int kVectors>
   __device__ __forceinline__ Segment<Wide> total_in(
-      const State& at, const LaneCuts& places, const RowNumbers<T>& rows) const {
-    LaneRecurrence<LanePasses, kPass> recurrence(*this, places, at.gamma, rows);
+      const State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows) const {
+    LaneRecurrence<LanePasses, kPass> recurrence(*this, lane_cuts, at.gamma, rows);
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
     constexpr int kCount = kStep ? 2 : 1;
@@ -213,9 +214,9 @@ struct LanePasses : InDirection<kDirection> {
     });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
-      if (places.cuts == 0 && !in_range) product = careful_product(at);
+      if (lane_cuts.cuts == 0 && !in_range) product = careful_product(at);
     }
-    return {cast<Wide>(y), product, kPass != Pass::kPlain && places.cuts != 0};
+    return {cast<Wide>(y), product, kPass != Pass::kPlain && lane_cuts.cuts != 0};
   }
   // The product that neither leaves the range of double nor vanishes but for a gate of 0.
   __device__ __forceinline__ Wide careful_product(const State& at) const {
@@ -258,9 +259,9 @@ struct LanePasses : InDirection<kDirection> {
   // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
   template <typename MakePowers>
   __device__ __forceinline__ Segment<Wide> total(
-      State& at, const LaneCuts& places, const RowNumbers<T>& rows, const MakePowers& make_powers) const {
+      State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows, const MakePowers& make_powers) const {
     Segment<Wide> segment = choose(at.pass, [&](auto pass, auto vectors) {
-      return total_in<decltype(pass)::value, decltype(vectors)::value>(at, places, rows);
+      return total_in<decltype(pass)::value, decltype(vectors)::value>(at, lane_cuts, rows);
     });
     const int lane = work.lane;
     const Powers of = make_powers();
@@ -293,17 +294,17 @@ struct LanePasses : InDirection<kDirection> {
   // them, or its sums of rows. `end_row` is called with every row that starts and ends in the lane, and its sum.
   template <typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish(
-      const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Wide carry, const EndRow& end_row) const {
+      const State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows, Wide carry, const EndRow& end_row) const {
     const Acc y = cast<Acc>(at.enters ? fold(at.before, at.weight, carry) : at.before);
     return choose(at.pass, [&](auto pass, auto vectors) {
-      return finish_in<decltype(pass)::value, decltype(vectors)::value>(at, places, rows, y, end_row);
+      return finish_in<decltype(pass)::value, decltype(vectors)::value>(at, lane_cuts, rows, y, end_row);
     });
   }
 
   template <Pass kPass, int kVectors, typename EndRow>
   __device__ __forceinline__ LaneSums<Acc> finish_in(
-      const State& at, const LaneCuts& places, const RowNumbers<T>& rows, Acc y, const EndRow& end_row) const {
-    LaneRecurrence<LanePasses, kPass> recurrence(*this, places, at.gamma, rows);
+      const State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows, Acc y, const EndRow& end_row) const {
+    LaneRecurrence<LanePasses, kPass> recurrence(*this, lane_cuts, at.gamma, rows);
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;

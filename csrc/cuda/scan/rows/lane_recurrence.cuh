@@ -23,10 +23,10 @@ struct LaneRecurrence {
   uint32_t starts, alone, resets;  // a vector's bits: of `alone`, nothing is carried to it
 
   __device__ __forceinline__ LaneRecurrence(
-      const Passes& of, const LaneCuts& places, Wide first_gamma, const RowNumbers<T>& rows)
+      const Passes& of, const LaneCuts& lane_cuts, Wide first_gamma, const RowNumbers<T>& rows)
       : passes(of),
-        at(places),
-        row(places.row),
+        at(lane_cuts),
+        row(lane_cuts.row),
         gamma(make(first_gamma)),
         next_gamma(of.p.one_gamma ? gamma : make(rows.next_gamma)),
         initial(cast<Acc>(rows.initial)),

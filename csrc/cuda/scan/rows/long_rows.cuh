@@ -51,13 +51,13 @@ struct CarryWarp {
     int count, each;  // of tiles, of a lane's
     bool from_own;
   };
-  __device__ __forceinline__ Window window_of(const FlatPlace& place) const {
+  __device__ __forceinline__ Window window_of(const FlatPosition& position) const {
     Window window;
     const int64_t whole = gridDim.x * p.tile;
     const auto tile = static_cast<uint32_t>(p.tile);
-    window.from_own = place.done > whole;
-    window.count = window.from_own ? gridDim.x : (static_cast<uint32_t>(place.done) + tile - 1) / tile;
-    if (place.row < 0) window.count = 0;  // the first tile, from before the first row on
+    window.from_own = position.done > whole;
+    window.count = window.from_own ? gridDim.x : (static_cast<uint32_t>(position.done) + tile - 1) / tile;
+    if (position.row < 0) window.count = 0;  // the first tile, from before the first row on
     window.each = (window.count + 31) / 32;
     return window;
   }
@@ -158,14 +158,14 @@ struct CarryWarp {
   }
 
   __device__ __forceinline__ void run(int rounds) {
-    const FlatPlace rows_apart = whole_rows(p, gridDim.x * p.tile);
+    const FlatPosition rows_apart = whole_rows(p, gridDim.x * p.tile);
     int64_t tile = blockIdx.x;
-    FlatPlace place = locate(p, tile * p.tile);
-    set_row(place.row);
+    FlatPosition position = locate(p, tile * p.tile);
+    set_row(position.row);
     Segment<Wide> entering = publish(0, tile);
     for (int round = 0; round < rounds; ++round) {
       // What is there already comes while the next tile's total does.
-      const Window window = window_of(place);
+      const Window window = window_of(position);
       Words words[kLongReads]{};
       uint32_t missing = 0;
 #pragma unroll
@@ -175,7 +175,7 @@ struct CarryWarp {
       Segment<Wide> next = identity<Wide>();
       if (round + 1 < rounds) next = publish(round + 1, tile + gridDim.x);
       if (window.count > 0) {
-        set_row(place.row);
+        set_row(position.row);
         const Segment<Wide> sum = collect(tile, window, missing, words);
         carry = window.from_own && !sum.closed ? fold(sum.total, sum.gates, carry) : sum.total;
       } else {
@@ -187,7 +187,7 @@ struct CarryWarp {
       }
       entering = next;
       tile += gridDim.x;
-      place = moved(p, place, rows_apart.done, rows_apart.row);
+      position = moved(p, position, rows_apart.done, rows_apart.row);
     }
   }
 };
@@ -226,15 +226,15 @@ __device__ __forceinline__ void store_slice_sums(
 
 // A warp's slices, one a round.
 struct SliceCursor {
-  int64_t first;    // place
-  FlatPlace place;  // of the same
+  int64_t first;          // index
+  FlatPosition position;  // of the same
   int stage;
   uint32_t parity;
 
-  // To the next round's, so many places and rows on.
-  __device__ __forceinline__ void advance(const FlatParams& p, int64_t places, const FlatPlace& rows) {
-    first += places;
-    place = moved(p, place, rows.done, rows.row);
+  // To the next round's, so many indices and rows on.
+  __device__ __forceinline__ void advance(const FlatParams& p, int64_t indices, const FlatPosition& rows) {
+    first += indices;
+    position = moved(p, position, rows.done, rows.row);
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
 };
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   // A block's tiles lie equally far apart. Rows are longer than slices, of which the tensor's ends alone cut off a
   // part.
   const int64_t apart = gridDim.x * p.tile, first = blockIdx.x * p.tile + warp * Work::elements_of(p);
-  const FlatPlace rows_apart = whole_rows(p, apart);
+  const FlatPosition rows_apart = whole_rows(p, apart);
   SliceCursor loaded{first, {}, 0, 0}, now{first, locate(p, first), 0, 0}, old = now;
   const auto work_of = [&](const SliceCursor& at) {
     return Work{InDirection<kDirection>(p), p, at.first, p.phase, p.count + p.phase,
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   };
   for (int i = 0; i < p.stages - kLongAhead - 1; ++i) request();
   const auto gamma_at = [&](int64_t row) { return kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, row); };
-  int64_t gamma_row = p.one_gamma ? -1 : now.place.row;  // that the warp's lanes have the gamma of
+  int64_t gamma_row = p.one_gamma ? -1 : now.position.row;  // that the warp's lanes have the gamma of
   Wide gamma = gamma_at(gamma_row);
   typename Passes::Powers powers = Passes{InDirection<kDirection>(p), work_of(now)}.powers_of(gamma);
   typename Passes::State states[kLongAhead + 1];
@@ -289,18 +289,19 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
     if (round < rounds) {
       const Work work = work_of(now);
       const Passes passes{InDirection<kDirection>(p), work};
-      const FlatPlace lane_place = moved(p, now.place, lane * passes.own);
-      const typename Passes::Edges edges = passes.ask(moved(p, now.place, -1), moved(p, now.place, work.elements()));
-      if (!kStep && !p.one_gamma && __any_sync(0xffffffffu, lane_place.row != gamma_row)) {
-        gamma = gamma_at(lane_place.row);
+      const FlatPosition lane_position = moved(p, now.position, lane * passes.own);
+      const typename Passes::Edges edges =
+          passes.ask(moved(p, now.position, -1), moved(p, now.position, work.elements()));
+      if (!kStep && !p.one_gamma && __any_sync(0xffffffffu, lane_position.row != gamma_row)) {
+        gamma = gamma_at(lane_position.row);
         powers = passes.powers_of(gamma);
-        gamma_row = lane_place.row;
+        gamma_row = lane_position.row;
       }
       mbarrier_wait(&shared.full[now.stage][warp], now.parity);
-      LaneCuts cuts{now.place.row, 0, 0, 0};
+      LaneCuts cuts{now.position.row, 0, 0, 0};
       Pass pass = Pass::kPlain;
-      if (p.problem.reset || passes.has_start(now.place)) {
-        cuts = passes.find_cuts(lane_place, edges.reset_before);
+      if (p.problem.reset || passes.has_start(now.position)) {
+        cuts = passes.find_cuts(lane_position, edges.reset_before);
         pass = passes.pass_of(cuts);
       }
       states[kLongAhead] = passes.prepare(edges, pass, gamma);
@@ -321,9 +322,9 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       const Work work = work_of(old);
       const Passes passes{InDirection<kDirection>(p), work};
       const typename Passes::State& at = states[0];
-      LaneCuts cuts{old.place.row, 0, 0, 0};
+      LaneCuts cuts{old.position.row, 0, 0, 0};
       if (at.pass != Pass::kPlain)
-        cuts = passes.find_cuts(moved(p, old.place, lane * passes.own), at.edges.reset_before);
+        cuts = passes.find_cuts(moved(p, old.position, lane * passes.own), at.edges.reset_before);
       RowNumbers<T> numbers{};
       if (at.pass == Pass::kGeneral) numbers = passes.ask_rows(cuts.row);
       mbarrier_wait(&shared.carries_ready[turn], (round - kLongAhead) / kLongTurns & 1);

@@ -23,7 +23,7 @@ struct RowChunk {
   __device__ __forceinline__ bool is_whole() const { return first == 0 && end == kVec; }
 };
 
-// The chunks of places [begin, begin + count) in memory; a lane takes every 32nd one. Rows are counted from that of
+// The chunks of elements [begin, begin + count) in memory; a lane takes every 32nd one. Rows are counted from that of
 // `begin`, and each has as many chunks as it can have at any alignment, some of them empty.
 template <typename E>
 class RowChunks {
@@ -33,13 +33,13 @@ class RowChunks {
   __device__ __forceinline__ RowChunks(
       const FlatParams& p, E* pointer, const Strides& strides, int64_t begin, int count)
       : count_(count) {
-    const FlatPlace place = whole_rows(p, begin);
+    const FlatPosition position = whole_rows(p, begin);
     const int64_t inner = p.problem.inner;
     length_ = shortened(p.problem.length);
-    until_ = shortened(p.problem.length - place.done);
-    const RowIndex index(p, place.row);
+    until_ = shortened(p.problem.length - position.done);
+    const RowIndex index(p, position.row);
     row_ = pointer + index.offset(strides);
-    done_ = place.done;
+    done_ = position.done;
     row_step_ = inner == 1 ? strides.outer : strides.inner;
     turn_step_ = strides.outer - inner * strides.inner;
     inner_ = static_cast<unsigned>(shortened(inner));
@@ -134,7 +134,7 @@ class Edges {
   uint32_t low_, high_;
 };
 
-// A whole chunk to its place in a range that begins at a multiple of 16 bytes, asynchronously; false where that needs
+// A whole chunk to its offset in a range that begins at a multiple of 16 bytes, asynchronously; false where that needs
 // better alignment.
 template <typename E>
 __device__ __forceinline__ bool copy_chunk(E* to, const RowChunk<const E>& chunk) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ bool copy_chunk(E* to, const RowChunk<const E>& chunk
 template <typename E>
 __device__ __forceinline__ void write_chunk(E* to, const RowChunk<const E>& chunk, const uint4& words) {
   if constexpr (sizeof(E) == 2) {
-    if (chunk.is_whole()) {  // at an odd place
+    if (chunk.is_whole()) {  // at an odd address
       uint16_t* const halves = reinterpret_cast<uint16_t*>(to);
       uint32_t* const pairs = reinterpret_cast<uint32_t*>(halves + 1);
       halves[0] = static_cast<uint16_t>(words.x);
@@ -213,25 +213,25 @@ __device__ __forceinline__ void load_chunks(E* to, RowChunks<const E> chunks) {
   }
 }
 
-// Rows whose elements are no neighbors: the lane's places, every 32nd, and where an operand has them.
+// Rows whose elements are no neighbors: the lane's elements, every 32nd, and where an operand has them.
 struct ElementCursor {
   const FlatParams& p;
   const Strides& strides;
   int at = threadIdx.x % 32;
-  FlatPlace place, rows_apart;
+  FlatPosition position, rows_apart;
   int64_t row_begin;
   __device__ __forceinline__ ElementCursor(const FlatParams& of, const Strides& by, int64_t begin)
       : p(of),
         strides(by),
-        place(whole_rows(p, begin + at)),
+        position(whole_rows(p, begin + at)),
         rows_apart(whole_rows(p, 32)),
-        row_begin(RowIndex(p, place.row).offset(strides)) {}
-  __device__ __forceinline__ int64_t offset() const { return row_begin + place.done * strides.time; }
+        row_begin(RowIndex(p, position.row).offset(strides)) {}
+  __device__ __forceinline__ int64_t offset() const { return row_begin + position.done * strides.time; }
   __device__ __forceinline__ void next() {
     at += 32;
-    const int64_t row = place.row;
-    place = moved(p, place, rows_apart.done, rows_apart.row);
-    if (place.row != row) row_begin = RowIndex(p, place.row).offset(strides);
+    const int64_t row = position.row;
+    position = moved(p, position, rows_apart.done, rows_apart.row);
+    if (position.row != row) row_begin = RowIndex(p, position.row).offset(strides);
   }
 };
 template <typename E>
@@ -249,8 +249,8 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
   }
 }
 
-// Places [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`: halves'
-// chunks that are waited for at a time.
+// Elements [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`:
+// halves' chunks that are waited for at a time.
 template <int kTogether, typename E>
 __device__ __forceinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void load_rows(
   else load_chunks(to, chunks);
 }
 
-// Sixteen bytes of shared memory from an element's place on.
+// Sixteen bytes of shared memory from an element's address on.
 template <typename E>
 __device__ __forceinline__ uint4 read_chunk(const E* from) {
   const auto address = reinterpret_cast<uintptr_t>(from);

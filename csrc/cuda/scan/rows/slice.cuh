@@ -1,4 +1,4 @@
-// A warp's slice of a tile of the flat sequence (flat.cuh): neighboring places, `vectors` vectors of 16 bytes a lane,
+// A warp's slice of a tile of the flat sequence (flat.cuh): neighboring elements, `vectors` vectors of 16 bytes a lane,
 // in shared memory in the order of memory: the input's elements, then the gates', the saved output's and the reset
 // flags. A whole slice comes and goes by one copy an operand, which nobody waits for, a part of one by a copy and
 // single elements, rows that are not flat in chunks (row_chunks.cuh).
@@ -37,8 +37,8 @@ struct Slice : InDirection<kDirection> {
 
   using InDirection<kDirection>::reverse;
   const FlatParams& p;
-  int64_t first;      // place
-  int64_t low, high;  // places of the tile, those of the slice among them
+  int64_t first;      // index
+  int64_t low, high;  // indices of the tile, those of the slice among them
   unsigned char* shared;
   int lane = threadIdx.x % 32;
 
@@ -51,7 +51,7 @@ struct Slice : InDirection<kDirection> {
   __device__ __forceinline__ T* tensor(int index) const { return reinterpret_cast<T*>(shared) + index * elements(); }
   __device__ __forceinline__ bool* flags() const { return reinterpret_cast<bool*>(tensor(kTensors)); }
 
-  // Where [from, to) of places lies in memory, cut to the slice.
+  // Where [from, to) of indices lies in memory, cut to the slice.
   struct Range {
     int64_t begin, end;
   };
@@ -77,7 +77,7 @@ struct Slice : InDirection<kDirection> {
   __device__ __forceinline__ void load_operand(
       E* to, const void* pointer, const Strides& strides, bool is_flat, const Range& range, uint64_t* barrier) const {
     const E* const from = static_cast<const E*>(pointer);
-    E* const here = to - memory_begin();  // by place in memory
+    E* const here = to - memory_begin();  // by index in memory
     if (!is_flat) return load_rows<kLong ? 3 : 2>(p, here + range.begin, from, strides, range.begin, count_of(range));
     const int bytes = whole_bytes<E>(is_flat, range);
     const int64_t whole = range.begin + bytes / static_cast<int>(sizeof(E));
@@ -212,7 +212,7 @@ struct Slice : InDirection<kDirection> {
 
   // An element of an operand outside the slice, or 0 where there is none.
   template <typename E>
-  __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, const FlatPlace& at) const {
+  __device__ __forceinline__ E beyond(const void* pointer, const Strides& strides, const FlatPosition& at) const {
     if (at.row < 0 || at.row >= p.rows) return E{};
     const int64_t step = reverse ? p.problem.length - 1 - at.done : at.done;
     return static_cast<const E*>(

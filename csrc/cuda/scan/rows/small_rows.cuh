@@ -11,7 +11,7 @@
 #include "common/ptx/latency.cuh"
 #include "dcs/scan/plan/tuning.h"
 #include "scan/rows/lane_state.cuh"
-#include "scan/rows/small_places.cuh"
+#include "scan/rows/small_elements.cuh"
 
 namespace dcs {
 
@@ -98,16 +98,16 @@ struct SmallScan {
   static constexpr int kVec = 16 / sizeof(T);
 
   const SmallRowsParams& p;
-  const SmallPlaces<kVec>& places;
+  const SmallElements<kVec>& mine;
   const int lane = threadIdx.x % 32;
   uint32_t starts = 0, cuts = 0;  // bits of elements: a row starts; that, or a reset
   double weight = 1.0;            // of what enters the warp in what enters the lane
   using Values = Acc[kVec];
   using Gates = Acc[kGates ? kVec : 1];
 
-  __device__ __forceinline__ SmallScan(const SmallRowsParams& params, const SmallPlaces<kVec>& at)
-      : p(params), places(at) {
-    places.each([&](int i, int, int done) { starts |= (done == 0 ? 1u : 0u) << i; });
+  __device__ __forceinline__ SmallScan(const SmallRowsParams& params, const SmallElements<kVec>& at)
+      : p(params), mine(at) {
+    mine.each([&](int i, int, int done) { starts |= (done == 0 ? 1u : 0u) << i; });
     if constexpr (!kGates) {
 #pragma unroll
       for (int j = 0; j < 5; ++j) weight *= lane >> j & 1 ? p.powers[j] : 1.0;
@@ -117,18 +117,17 @@ struct SmallScan {
   static __device__ __forceinline__ Acc gate(const Gates& gates, int i) { return gates[kGates ? i : 0]; }
 
   __device__ __forceinline__ void ask(const T* first, SmallAsked<T, kVec>& asked, Gates& gates) const {
-    places.ask(p.input, first, asked.input);
-    if (kGates && p.by_step)
-      places.ask(p.gates, places.template first_of<T>(p.gates, p.back), asked.step_gates, p.back);
-    if (p.reset.data) places.ask(p.reset, places.template first_of<uint8_t>(p.reset, p.back), asked.flags, p.back);
+    mine.ask(p.input, first, asked.input);
+    if (kGates && p.by_step) mine.ask(p.gates, mine.template first_of<T>(p.gates, p.back), asked.step_gates, p.back);
+    if (p.reset.data) mine.ask(p.reset, mine.template first_of<uint8_t>(p.reset, p.back), asked.flags, p.back);
     if (p.initial.data) {
-      places.each([&](int i, int row, int) {
+      mine.each([&](int i, int row, int) {
         if (starts >> i & 1)
-          asked.initial.load(places.has(i), static_cast<const T*>(p.initial.data) + places.offset(p.initial, row), i);
+          asked.initial.load(mine.has(i), static_cast<const T*>(p.initial.data) + mine.offset(p.initial, row), i);
       });
     }
     if constexpr (kGates) {
-      if (!p.by_step) places.get_row_gammas(gates);
+      if (!p.by_step) mine.get_row_gammas(gates);
     } else if constexpr (std::is_same_v<Acc, float>) {
       gates[0] = make_gate<float, true>(p.number).value;
     } else {
@@ -137,13 +136,13 @@ struct SmallScan {
   }
   // Waits for memory.
   __device__ __forceinline__ void get(const SmallAsked<T, kVec>& asked, Values& x, Gates& gates) {
-    places.get(p.input, asked.input, x);
+    mine.get(p.input, asked.input, x);
     if constexpr (kGates)
-      if (p.by_step) places.get(p.gates, asked.step_gates, gates);
+      if (p.by_step) mine.get(p.gates, asked.step_gates, gates);
     cuts = starts;
     if (p.reset.data) {
       int each[kVec];
-      places.get(p.reset, asked.flags, each);
+      mine.get(p.reset, asked.flags, each);
       uint32_t resets = 0;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) resets |= (each[i] != 0 ? 1u : 0u) << i;
@@ -200,9 +199,9 @@ struct SmallScan {
       };
       wait_for_cluster();  // until the others' barriers are ready
       const Segment<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
-      if (warp == 0 && lane > places.rank && lane < static_cast<int>(p.cluster.divisor))
-        cluster.store(block, places.rank, lane);
-      carry = cluster.carry_into(places.rank);
+      if (warp == 0 && lane > mine.rank && lane < static_cast<int>(p.cluster.divisor))
+        cluster.store(block, mine.rank, lane);
+      carry = cluster.carry_into(mine.rank);
       if (warp > 0) carry = after(own, carry);
     }
     return carry;
@@ -225,10 +224,10 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   __shared__ ClusterSegments cluster;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const SmallPlaces<kVec> places(p);
-  if (p.cluster.divisor > 1) cluster.init(places.rank);
-  Scan scan(p, places);
-  const T* first = places.template first_of<T>(p.input);
+  const SmallElements<kVec> mine(p);
+  if (p.cluster.divisor > 1) cluster.init(mine.rank);
+  Scan scan(p, mine);
+  const T* first = mine.template first_of<T>(p.input);
   keep(first);
   griddepcontrol_wait();
 
@@ -244,7 +243,7 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   __syncthreads();
   const double carry = scan.exchange(segments, cluster);
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
-  places.template store<T>(x, small_shared);
+  mine.template store<T>(x, small_shared);
 }
 
 }  // namespace dcs

@@ -21,13 +21,13 @@ __global__ void thread_rows_kernel(const T* __restrict__ input, const T* __restr
   const int64_t start = static_cast<int64_t>(row) * vectors;
   const Word* from = reinterpret_cast<const Word*>(input) + start;
   Word* to = reinterpret_cast<Word*>(output) + start;
-  const auto place = [&](int v) { return reverse ? vectors - 1 - v : v; };
+  const auto index = [&](int v) { return reverse ? vectors - 1 - v : v; };
   Word x[kTinyVectors], g[kStep ? kTinyVectors : 1];
 #pragma unroll
   for (int v = 0; v < kTinyVectors; ++v) {
     if (v >= vectors) break;
-    x[v] = from[place(v)];
-    if constexpr (kStep) g[v] = reinterpret_cast<const Word*>(gates)[start + place(v)];
+    x[v] = from[index(v)];
+    if constexpr (kStep) g[v] = reinterpret_cast<const Word*>(gates)[start + index(v)];
   }
   const Gate<float> gate{gamma, gamma_rest};
   float y = 0.f;
@@ -48,7 +48,7 @@ __global__ void thread_rows_kernel(const T* __restrict__ input, const T* __restr
 #pragma unroll
       for (int i = 0; i < kVec; ++i) step(i, v == 0 && i == 0);
     }
-    to[place(v)] = pack<float, T, kVec>(values);
+    to[index(v)] = pack<float, T, kVec>(values);
   }
 }
 

@@ -65,8 +65,8 @@ struct RowsTile {
     }
     outer = p.inner == 1 ? row : row / p.inner;
     inner = p.inner == 1 ? 0 : row - outer * p.inner;
-    const uint32_t place = kPacked ? block : tile;
-    whole = place >= params.whole_begin && place < params.whole_end;
+    const uint32_t number = kPacked ? block : tile;
+    whole = number >= params.whole_begin && number < params.whole_end;
     length = params.length;
     int64_t padded = params.padded;
     if (kPacked && !whole) {  // the last rows

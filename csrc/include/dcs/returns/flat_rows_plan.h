@@ -42,7 +42,7 @@ constexpr int kFewFlatWarps = 8;
 constexpr bool has_one_vector(FlatForm form) { return form != FlatForm::kRowRatios; }
 
 // Rows that no cluster holds: warps of a block, and of how many tiles a lane each reads the segments:
-// 2^kFlatReturnsFan, a warp's lanes at most. Places in a row are counted in 31 bits, with the row before it.
+// 2^kFlatReturnsFan, a warp's lanes at most. Steps of a row are counted in 31 bits, with the row before it.
 constexpr int kFlatReturnsLinkedWarps = 4, kFlatReturnsFan = 5;
 constexpr int64_t kLongestFlatRow = (int64_t{1} << 30) - (1 << 15), kFlatSegmentBytes = 32;
 

@@ -42,14 +42,14 @@ struct TileTensors {
 inline TileTensors tile_tensors(const ReturnsProblem& p, int64_t steps) {
   TileTensors tensors;
   const int64_t bytes = bytes_of(p.dtype);
-  const auto place = [&](TileTensor& tensor) {
+  const auto add_slot = [&](TileTensor& tensor) {
     tensor.slot = static_cast<int>(tensors.bytes);
     tensors.bytes += (tensor.row_bytes * (steps + tensor.more) + 30) / 16 * 16;
   };
   const auto add = [&](TileTensorOf which, const ReturnsInput& input, int64_t size, int more = 0) {
     if (!input.data) return;
     tensors.of[which] = {static_cast<char*>(const_cast<void*>(input.data)), static_cast<int>(p.inner * size), more, 0};
-    place(tensors.of[which]);
+    add_slot(tensors.of[which]);
   };
   // Values of next states alone are read as the only ones.
   const bool has_own = p.values.data && !p.values_are_next, is_one = !has_own && p.next_values.data;
@@ -73,7 +73,7 @@ inline TileTensors tile_tensors(const ReturnsProblem& p, int64_t steps) {
       tensor.slot = tensors.of[i].slot;
       return;
     }
-    place(tensor);
+    add_slot(tensor);
   };
   add_result(kAdvantagesTensor, p.advantages);
   add_result(kTargetsTensor, p.targets);

@@ -87,7 +87,7 @@ inline bool columns_lie_flat(const ScanProblem& p) {
 // A span, a block's cells, of small scans: all of them where they are few, else sectors of every step, twice
 // as wide where there are blocks for all multiprocessors. False where nothing is small.
 inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
-  // Places in operands are numbers of 31 bits.
+  // Offsets in operands are numbers of 31 bits.
   const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
     const int64_t last =
         (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
@@ -120,11 +120,11 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
       (p.shifted && p.initial) || p.length > kLongestSmallColumn ||
       p.rows() * p.length > kSmallColumnElements * device.multiprocessors || !plan_small_span(plan, p, device))
     return std::nullopt;
-  const int64_t groups = p.outer * plan.spans, places = device.multiprocessors / kClusterMultiprocessors;
-  const int64_t most = places > 0 ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
+  const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
+  const int64_t most = slots > 0 ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
   // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
   // no cluster.
-  const int64_t wanted = std::clamp<int64_t>(places * kMostRowCluster / groups, 1, most);
+  const int64_t wanted = std::clamp<int64_t>(slots * kMostRowCluster / groups, 1, most);
   const auto fits = [&](int steps, int64_t most_warps) {
     const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.cell_bits);
     const int64_t least = ceil_div(warps, most_warps);
@@ -135,7 +135,7 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
     plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
     const int64_t room = kSmallColumnWarps / std::max(plan.warps, 1);  // of a multiprocessor, for blocks
     return cluster <= most &&
-        groups <= (cluster > 1 ? places * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
+        groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
   };
   const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, plan.pairs);
   bool found = false;

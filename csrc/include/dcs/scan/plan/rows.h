@@ -36,7 +36,7 @@ class RowSizes {
 inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   if (!sizes.takes() || p.backward || bytes_of(p.dtype) > 4 || (p.shifted && p.initial)) return std::nullopt;
-  // Places in operands are numbers of 31 bits, and rows equally far apart.
+  // Offsets in operands are numbers of 31 bits, and rows equally far apart.
   const auto is_near = [&](const void* pointer, const Strides& s) {
     const int64_t last =
         (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
@@ -73,8 +73,8 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   // which threads have fewer registers, are as fast in half as many blocks again.
   const int64_t room = kSmallRowsWarps / plan.warps;  // of a multiprocessor, for blocks
   if (plan.cluster > 1) {
-    const int64_t places = device.multiprocessors / kClusterMultiprocessors;
-    if (p.rows() > places * (kMostRowCluster * room / plan.cluster)) return std::nullopt;
+    const int64_t slots = device.multiprocessors / kClusterMultiprocessors;
+    if (p.rows() > slots * (kMostRowCluster * room / plan.cluster)) return std::nullopt;
   } else {
     const bool more = room > 1 && (padded || (bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber));
     if (2 * plan.blocks > (more ? 3 : 2) * room * device.multiprocessors) return std::nullopt;

@@ -9,7 +9,7 @@
 namespace dcs {
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct ResidentPlace {
+struct ResidentIndex {
   using Cell = Vector<T, kUnit>;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize;
   static constexpr int kSteps = resident_steps(kCellBytes, kStep, kBackward),
@@ -28,7 +28,7 @@ struct ResidentPlace {
   int early, count;    // steps in shared memory and, after them, in registers
   int64_t first_step;  // of the latter, in the order of the scan
 
-  __device__ __forceinline__ explicit ResidentPlace(const ResidentColumnsParams& params)
+  __device__ __forceinline__ explicit ResidentIndex(const ResidentColumnsParams& params)
       : p(params.problem), t(params.plan) {
     tile = params.strips.of(blockIdx.x);
     strip = blockIdx.x - tile * params.strips.divisor;
@@ -62,8 +62,8 @@ struct ResidentPlace {
   __device__ __forceinline__ int early_steps() const { return kEarly ? t.early_steps : 0; }
   __device__ __forceinline__ int late_steps() const { return t.part_steps - early_steps(); }
   __device__ __forceinline__ int64_t early_step() const { return first_step - early_steps(); }  // the part's first
-  __device__ __forceinline__ ColumnPlace block_place() const { return {outer, first_column}; }
-  __device__ __forceinline__ ColumnPlace place() const { return {outer, first_column + cell * kUnit}; }
+  __device__ __forceinline__ ColumnIndex block_index() const { return {outer, first_column}; }
+  __device__ __forceinline__ ColumnIndex index() const { return {outer, first_column + cell * kUnit}; }
 
   // The scan starts anew before the part's first step.
   __device__ __forceinline__ bool starts() const { return early_step() == 0 && !(p.initial && !p.backward); }
@@ -75,7 +75,7 @@ struct ResidentPlace {
   template <typename Byte>
   __device__ __forceinline__ CellSteps<Byte> in_memory(
       Byte* pointer, const Strides& strides, int64_t step, int u = 0, int bytes = kSize) const {
-    const ColumnPlace at = place();
+    const ColumnIndex at = index();
     const int64_t offset = at.outer * strides.outer + (at.column + u) * strides.inner + row_of(step) * strides.time;
     return {known_address(pointer + offset * bytes), (p.reverse ? -1 : 1) * static_cast<int>(strides.time) * bytes};
   }

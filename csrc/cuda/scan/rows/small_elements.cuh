@@ -61,19 +61,19 @@ struct Asked {
   }
 };
 
-// A thread's places.
+// A thread's elements.
 template <int kVec>
-struct SmallPlaces {
+struct SmallElements {
   const SmallRowsParams& p;
   const int length = static_cast<int>(p.length.divisor);
   int rank = 0;             // of the block in its cluster
   int first_row, elements;  // of the block's rows, or the cluster's
-  int at;                   // elements of these before the first place
-  int row, done;            // of the first place, elements of its row before it; negative before the first row
-  int low, high;            // places that are of these rows
+  int at;                   // elements of these before the thread's first one
+  int row, done;            // of the first one, elements of its row before it; negative before the first row
+  int low, high;            // those that are of these rows
   bool is_word;             // its words are in the tensor
 
-  __device__ __forceinline__ explicit SmallPlaces(const SmallRowsParams& params) : p(params) {
+  __device__ __forceinline__ explicit SmallElements(const SmallRowsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
     if (p.cluster.divisor > 1) {
       group = p.cluster.of(blockIdx.x);
@@ -81,7 +81,7 @@ struct SmallPlaces {
     }
     first_row = static_cast<int>(group) * p.group_rows;
     elements = min(p.rows - first_row, p.group_rows) * length;
-    // Places begin where words do, if rows lie one behind the other.
+    // Threads begin where words do, if rows lie one behind the other.
     const int from_word = (first_row - (p.reverse ? p.rows : 0)) * length & (kVec - 1);
     at = (rank * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVec - from_word;
     const int rows_before = whole_rows(max(at, 0));
@@ -89,8 +89,8 @@ struct SmallPlaces {
     done = at - rows_before * length;
     low = max(0, -at);
     high = max(0, min(kVec, elements - at));
-    const int place = first_row * length + at;
-    is_word = high > 0 && place >= 0 && place + kVec <= p.rows * length;
+    const int index = first_row * length + at;
+    is_word = high > 0 && index >= 0 && index + kVec <= p.rows * length;
   }
   __device__ __forceinline__ bool has(int i) const { return i >= low && i < high; }
   __device__ __forceinline__ int whole_rows(int count) const {
@@ -101,7 +101,7 @@ struct SmallPlaces {
     const int outer = static_cast<int>(p.inner.of(static_cast<uint32_t>(at_row)));
     return outer * of.outer + (at_row - outer * static_cast<int>(p.inner.divisor)) * of.inner;
   }
-  // Calls `visit` with each place's number, row, and elements of the row before it.
+  // Calls `visit` with each element's number, row, and elements of the row before it.
   template <typename Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
     int at_row = row, at_done = done;
@@ -191,9 +191,9 @@ struct SmallPlaces {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      const int own = 32 * i + lane, place = at - lane * kVec + own, rows_before = whole_rows(max(place, 0));
-      if (place >= 0 && place < elements)
-        to[(first_row + rows_before) * p.output.pitch + (place - rows_before * length) * p.output.time] = warp[own];
+      const int own = 32 * i + lane, index = at - lane * kVec + own, rows_before = whole_rows(max(index, 0));
+      if (index >= 0 && index < elements)
+        to[(first_row + rows_before) * p.output.pitch + (index - rows_before * length) * p.output.time] = warp[own];
     }
   }
 };

@@ -35,7 +35,7 @@ struct SmallColumnsParams {
 
 // A thread's position, and the addresses of its operands.
 template <typename T, bool kStep, int kUnit>
-struct SmallColumnPlace {
+struct SmallColumnIndex {
   static constexpr int kMost = small_column_steps(kStep, kUnit == 2);
   using Cell = Vector<T, kUnit>;
   using Words = uint32_t[kMost];  // a cell each
@@ -48,7 +48,7 @@ struct SmallColumnPlace {
   int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
   int warp_cells;               // cells of the warp's contiguous range
 
-  __device__ __forceinline__ explicit SmallColumnPlace(const SmallColumnsParams& params) : p(params) {
+  __device__ __forceinline__ explicit SmallColumnIndex(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
     if (p.cluster.divisor > 1) {
       group = p.cluster.of(blockIdx.x);
