@@ -357,7 +357,7 @@ def test_nan_reaches_what_it_should_and_nothing_else(shape: tuple[int, int], kin
             {"dim": 1},
             RuntimeError,
             "gamma must broadcast to input's shape without dim 1, (4,), to give one discount a row, got (3,); "
-            "a gamma for every step needs input's number of dimensions (2)",
+            "a per-step gamma needs input's number of dimensions (2)",
         ),
         (
             (torch.ones(2), torch.ones(2, dtype=torch.complex64)),

@@ -189,7 +189,7 @@ inline void check_gamma(const char* op, const Tensor& gamma, const Tensor& input
   if (!broadcasts_to(have, rows))
     fail(op, ": gamma must broadcast to input's shape without dim ", dim, ", ", shape_text(rows),
         ", to give one discount a row, got ", shape_text(have),
-        "; a gamma for every step needs input's number of dimensions (", ndim, ")");
+        "; a per-step gamma needs input's number of dimensions (", ndim, ")");
 }
 
 inline void check_initial(const char* op, const Tensor& initial, const Tensor& input, int64_t dim) {

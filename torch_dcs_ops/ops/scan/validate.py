@@ -129,7 +129,7 @@ def _check_gamma(op: str, gamma: Tensor, input: Tensor, dim: int) -> None:
         fail(
             op,
             f"gamma must broadcast to input's shape without dim {dim}, {rows}, to give one discount a row, got "
-            f"{tuple(gamma.shape)}; a gamma for every step needs input's number of dimensions ({ndim})",
+            f"{tuple(gamma.shape)}; a per-step gamma needs input's number of dimensions ({ndim})",
         )
 
 

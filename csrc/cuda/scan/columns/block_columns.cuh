@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackw
       for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i].words[0]));
     }
     // A float's steps keep what rounding takes from them: 32 would lose 9e-4 of 10000 ones at gamma = 0.999, so 1e-4.
-    // With a gamma a step they are fewer, and it would cost a twentieth of the time; backward a fortieth.
+    // With a per-step gamma they are fewer, and it would cost a twentieth of the time; backward a fortieth.
     constexpr bool kCareful = std::is_same_v<T, float> && !kStep && !kBackward;
     float y[kColumns];
     float lost[kCareful ? kColumns : 1] = {};

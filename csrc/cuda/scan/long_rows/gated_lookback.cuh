@@ -1,6 +1,6 @@
-// Totals with a gamma a step: how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of them in a
-// fixed order. All blocks read the same few lines at the same time, and what a tile waits for is these reads: they take
-// few requests, on one of four copies.
+// Totals with a per-step gamma: how blocks publish those of tiles, and how one warp folds up to 32 * kWindow of them in
+// a fixed order. All blocks read the same few lines at the same time, and what a tile waits for is these reads: they
+// take few requests, on one of four copies.
 #pragma once
 
 #include "scan/long_rows/params.cuh"

@@ -15,7 +15,7 @@ struct StreamParams {
   bool row_per_block;  // a block takes whole rows, one tile after the other, and waits for nobody
   void* statuses;      // else of tiles, as they come: `tag` marks what this call wrote
   uint64_t tag;
-  bool load_once;  // in bulk_stream.cuh, forward with a gamma a step: what has been read makes room in L2 first
+  bool load_once;  // in bulk_stream.cuh, forward with a per-step gamma: what has been read makes room in L2 first
   bool replayed;   // a graph will launch the same again, tag and all
 };
 

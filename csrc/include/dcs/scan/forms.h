@@ -8,7 +8,7 @@
 
 namespace dcs {
 
-// launch(whether there is a gamma a step, whether it is the backward), both as types. Integers are summed.
+// launch(whether there is a per-step gamma, whether it is the backward), both as types. Integers are summed.
 template <typename T, typename Launch>
 auto by_form(const ScanProblem& problem, const Launch& launch) {
   if constexpr (!std::is_same_v<T, int64_t>) {

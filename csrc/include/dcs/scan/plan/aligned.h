@@ -160,7 +160,7 @@ class AlignedPlanner {
     return true;
   }
 
-  // Rows of one number gamma or one gamma a step that fit a few clusters, a vector a thread. Not numbers above 1, whose
+  // Rows of one number gamma or a per-step gamma that fit a few clusters, a vector a thread. Not numbers above 1, whose
   // powers could leave float where their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which
   // stay with a cluster a row.
   bool plan_few_rows(AlignedPlan& plan) const {

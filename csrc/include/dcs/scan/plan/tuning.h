@@ -54,9 +54,9 @@ constexpr int bulk_stream_shared_bytes(int tensors, int64_t bytes, bool step, bo
   const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, whole_rows);
   return size.stages * (32 * size.warps * size.vectors * tensors + kBulkStreamSpare * (tensors - 1)) * 16;
 }
-constexpr int kStepCopies = 4;  // of the statuses of tiles with a gamma a step (long_rows/gated_lookback.cuh)
+constexpr int kStepCopies = 4;  // of the statuses of tiles with a per-step gamma (long_rows/gated_lookback.cuh)
 constexpr int64_t kFewStepBytes = int64_t{128}
-    << 20;  // of a scan with a gamma a step whose inputs make room in L2 first
+    << 20;  // of a scan with a per-step gamma whose inputs make room in L2 first
 constexpr double kMostFoldedGamma = 1.25;
 // Scans that begin as the launch before them ends: elements, and blocks a multiprocessor, at most.
 constexpr int64_t kMostEarlyElements = int64_t{1} << 22, kEarlyBlocks = 3;
