@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch_dcs_ops.reference.returns import TemporalDifferenceCall
 
 # Below 8 neighbors a row of them is less than a 32-byte sector (see scan.py).
-NEIGHBOURS = 8
+NEIGHBORS = 8
 
 
 @triton.jit
@@ -265,7 +265,7 @@ def temporal_difference_scan(call: TemporalDifferenceCall) -> tuple[Tensor, Tens
     results = [layout.steps(output if need else None) for output, need in zip(outputs, needs, strict=True)]
     others = [layout.steps(rhos), *results]
     timed = [*rollout.full, *rollout.ends, *rollout.discounts, *others]
-    time_major = layout.inner >= NEIGHBOURS
+    time_major = layout.inner >= NEIGHBORS
     vector = min(16 // rewards.element_size(), 4)
     lanes = 1 if time_major else min(32, triton.next_power_of_2(triton.cdiv(layout.length, vector)))
     steps = min(4 if time_major else vector, triton.next_power_of_2(layout.length))
