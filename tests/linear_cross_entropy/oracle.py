@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,35 +48,35 @@ def make(
     )
 
 
-def oracle(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = -100,
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    z_loss: float = 0.0,
-    shift: int = 0,
-    memory_budget: int | None = None,
-    accumulate_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+class Options(NamedTuple):
+    """Those of linear_cross_entropy; the last two change no value."""
+
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    reduction: str = "mean"
+    ignore_index: int | None = -100
+    label_smoothing: float = 0.0
+    softcap: float | None = None
+    logit_scale: float = 1.0
+    z_loss: float = 0.0
+    shift: int = 0
+    memory_budget: int | None = None
+    accumulate_dtype: torch.dtype | None = None
+
+
+def oracle(input: Tensor, linear_weight: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, lse, predictions); float32 logits for half-precision operands, as a careful training loop has them."""
-    if ignore_index is None:
-        ignore_index = -100
+    of = Options(**options)
+    ignore_index = -100 if of.ignore_index is None else of.ignore_index
     by_class = target.is_floating_point()
-    if shift:
-        input = input[..., :-shift, :]
-        target = target[..., shift:, :] if by_class else target[..., shift:]
-    logits = functional.linear(input, linear_weight, linear_bias)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) * logit_scale
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    weight = None if weight is None else weight.to(logits.dtype)
+    if of.shift:
+        input = input[..., : -of.shift, :]
+        target = target[..., of.shift :, :] if by_class else target[..., of.shift :]
+    logits = functional.linear(input, linear_weight, of.linear_bias)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) * of.logit_scale
+    if of.softcap is not None:
+        logits = torch.tanh(logits / of.softcap) * of.softcap
+    weight = None if of.weight is None else of.weight.to(logits.dtype)
     lead, classes = logits.shape[:-1], logits.size(-1)
     flat = logits.reshape(-1, classes)
     flat_target = target.reshape(-1, classes).to(logits.dtype) if by_class else target.reshape(-1)
@@ -84,17 +84,17 @@ def oracle(
     valid = torch.ones_like(lse, dtype=torch.bool) if by_class else flat_target != ignore_index
     lse = torch.where(valid, lse, 0)
     loss = functional.cross_entropy(
-        flat, flat_target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing
+        flat, flat_target, weight, reduction=of.reduction, ignore_index=ignore_index, label_smoothing=of.label_smoothing
     )
-    penalty = z_loss * lse.square()
-    if reduction == "mean":
+    penalty = of.z_loss * lse.square()
+    if of.reduction == "mean":
         weights = torch.ones_like(lse) if weight is None or by_class else weight[torch.where(valid, flat_target, 0)]
         penalty = penalty.sum() / torch.where(valid, weights, 0).sum()
-    elif reduction == "sum":
+    elif of.reduction == "sum":
         penalty = penalty.sum()
-    if z_loss:
+    if of.z_loss:
         loss = loss + penalty
-    return loss.reshape(lead) if reduction == "none" else loss, lse.reshape(lead), logits.argmax(-1)
+    return loss.reshape(lead) if of.reduction == "none" else loss, lse.reshape(lead), logits.argmax(-1)
 
 
 def gradients(loss: Tensor, *leaves: Tensor, grad: Tensor | None = None) -> list[Tensor]:

@@ -42,8 +42,6 @@ SIGNATURES = {
     "torch_dcs_ops/distributed/linear_cross_entropy/loss.py:vocab_parallel_linear_cross_entropy": "public",
     "torch_dcs_ops/distributed/linear_cross_entropy/kl_div.py:vocab_parallel_linear_kl_div": "public",
     "torch_dcs_ops/distributed/linear_cross_entropy/log_probs.py:vocab_parallel_linear_log_probs": "public",
-    "tests/linear_cross_entropy/oracle.py:oracle": "stands for linear_cross_entropy",
-    "tests/linear_cross_entropy/filter/oracle.py:dense": "stands for linear_cross_entropy",
 }
 # The same of C++ and CUDA: what a registration makes an operator of has the schema's arguments.
 CXX_SIGNATURES = {

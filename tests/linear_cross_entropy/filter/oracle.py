@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,61 +53,60 @@ def most_alive(x: Tensor) -> float:
     return float(steps.MOST)
 
 
+class Options(NamedTuple):
+    """Those of the loss, the gradients of its results, and how tails are shared out."""
+
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    reduction: str = "mean"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    softcap: float | None = None
+    logit_scale: float = 1.0
+    z_loss: float = 0.0
+    grad_loss: Tensor | float = 1.0
+    grad_lse: Tensor | float = 0.0
+    share: bool = True
+    group_rows: int = GROUP
+
+
 def dense(
-    x: Tensor,
-    w: Tensor,
-    target: Tensor,
-    chunk: int,
-    eps: float,
-    *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    z_loss: float = 0.0,
-    grad_loss: Tensor | float = 1.0,
-    grad_lse: Tensor | float = 0.0,
-    share: bool = True,
-    group_rows: int = GROUP,
+    x: Tensor, w: Tensor, target: Tensor, chunk: int, eps: float, **options: Any
 ) -> tuple[list[Tensor], list[float]]:
     """Filtered gradients of x, w and the bias in float64, and the part of the columns each chunk keeps.
 
     Logits are those of the operands' own dtype. `share` False drops the tail. On a CPU chunks are of valid rows. One
     row in 32 of every segment of chunks, those of the largest tails, is exact.
     """
-    valid = target != ignore_index
+    of = Options(**options)
+    valid = target != of.ignore_index
     if not x.is_cuda and not bool(valid.all()):
-        (x_gradient, *gradients), kept = dense(
-            x[valid], w, target[valid], chunk, eps, linear_bias=linear_bias, weight=weight, reduction=reduction,
-            ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, logit_scale=logit_scale,
-            z_loss=z_loss, grad_loss=_of_rows(grad_loss, valid), grad_lse=_of_rows(grad_lse, valid), share=share,
-            group_rows=group_rows,
-        )  # fmt: skip
+        of = of._replace(grad_loss=_of_rows(of.grad_loss, valid), grad_lse=_of_rows(of.grad_lse, valid))
+        (x_gradient, *gradients), kept = dense(x[valid], w, target[valid], chunk, eps, **of._asdict())
         whole = x_gradient.new_zeros(x.shape)
         whole[valid] = x_gradient
         return [whole, *gradients], kept
     at = torch.where(valid, target, 0)
-    class_weight = x.new_ones(w.size(0), dtype=F64) if weight is None else weight.double()
+    class_weight = x.new_ones(w.size(0), dtype=F64) if of.weight is None else of.weight.double()
     own = torch.where(valid, class_weight[at], 0)
-    upstream = torch.where(valid, grad_loss, 0).double() / (own.sum() if reduction == "mean" else 1)
+    upstream = torch.where(valid, of.grad_loss, 0).double() / (own.sum() if of.reduction == "mean" else 1)
     parts = []
     for start in range(0, x.size(0), chunk):
         rows = slice(start, min(start + chunk, x.size(0)))
         u, y, mask = upstream[rows, None], at[rows, None], valid[rows, None]
-        z = torch.mm(x[rows], w.t()).double() + (0 if linear_bias is None else linear_bias.double())
-        z = z * logit_scale
+        z = torch.mm(x[rows], w.t()).double() + (0 if of.linear_bias is None else of.linear_bias.double())
+        z = z * of.logit_scale
         slope = torch.ones_like(z)
-        if softcap is not None:
-            z = torch.tanh(z / softcap) * softcap
-            slope = 1 - (z / softcap).square()
+        if of.softcap is not None:
+            z = torch.tanh(z / of.softcap) * of.softcap
+            slope = 1 - (z / of.softcap).square()
         lse, p = z.logsumexp(1, keepdim=True), z.softmax(1)
-        hit = u * (1 - label_smoothing) * class_weight[y]
-        even = u * label_smoothing / w.size(0)
-        a = hit + even * class_weight.sum() + 2 * z_loss * lse * u
-        a = a + torch.where(mask, grad_lse if isinstance(grad_lse, float) else grad_lse[rows, None].double(), 0)
+        hit = u * (1 - of.label_smoothing) * class_weight[y]
+        even = u * of.label_smoothing / w.size(0)
+        a = hit + even * class_weight.sum() + 2 * of.z_loss * lse * u
+        a = a + torch.where(
+            mask, of.grad_lse if isinstance(of.grad_lse, float) else of.grad_lse[rows, None].double(), 0
+        )
         alive = ((p > eps) & mask).any(0)
         alive[y[mask]] = True
         if alive.sum() > int(most_alive(x) * w.size(0)):
@@ -117,8 +116,8 @@ def dense(
         parts.append(_Part(a, p * slope, tail, alive, y, mask, own))
     found = []
     for first in range(0, len(parts), max(filter_tails.SEGMENT_ROWS // chunk, 1)):
-        found += _segment(parts[first : first + max(filter_tails.SEGMENT_ROWS // chunk, 1)], share, group_rows)
-    g = torch.cat(found) * logit_scale if found else x.new_zeros(0, w.size(0), dtype=F64)
+        found += _segment(parts[first : first + max(filter_tails.SEGMENT_ROWS // chunk, 1)], of.share, of.group_rows)
+    g = torch.cat(found) * of.logit_scale if found else x.new_zeros(0, w.size(0), dtype=F64)
     return [g @ w.double(), g.t() @ x.double(), g.sum(0)], [float(part.alive.double().mean()) for part in parts]
 
 
