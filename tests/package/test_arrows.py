@@ -90,8 +90,8 @@ CSRC = {
     "include/dcs/cross_entropy": ("include/dcs",),
     "include/dcs/log_bmm": ("include/dcs",),
     "cpu/common": ("include/dcs",),
-    "cuda/common": ("include/dcs",),
-    "cuda/common/ptx": ("cuda/common",),
+    "cuda/common": ("include/dcs", "cuda/common/ptx"),
+    "cuda/common/ptx": (),
     "cuda/scan/carry": ("cuda/common", "cuda/common/ptx"),
 }
 for _family in ("scan", "returns", "cross_entropy", "log_bmm", "softmax"):

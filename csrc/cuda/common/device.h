@@ -73,4 +73,14 @@ inline cudaLaunchConfig_t launch_config(
   return config;
 }
 
+// Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its
+// results (`can_wait`; ptx/dependent_launch.cuh).
+template <typename Kernel, typename... Arguments>
+cudaError_t launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, int64_t shared,
+    cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early = programmatic_serialization();
+  const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &early, can_wait ? 1 : 0);
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 }  // namespace dcs

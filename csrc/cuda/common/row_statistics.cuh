@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "common/arithmetic.cuh"
+#include "common/ptx/cluster.cuh"
 #include "common/vector.cuh"
 
 namespace dcs {
@@ -110,63 +111,6 @@ __device__ __forceinline__ void join_lanes(RowSums<Acc>& sums, Acc factor, Optio
   }
 }
 
-// Clusters, in PTX: the kernels that use them do nothing before sm_90, where they are never launched.
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-__device__ __forceinline__ uint32_t cluster_blocks() {
-  uint32_t blocks = 1;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-#endif
-  return blocks;
-}
-__device__ __forceinline__ uint32_t cluster_index() {
-  uint32_t index = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-#endif
-  return index;
-}
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-// A word of another block's shared memory.
-__device__ __forceinline__ uint32_t load_remote(const uint32_t* word, uint32_t rank) {
-  uint32_t value = 0;
-#if __CUDA_ARCH__ >= 900
-  const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(word));
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(remote) : "memory");
-#else
-  (void)word, (void)rank;
-#endif
-  return value;
-}
-
-__device__ __forceinline__ void store_remote(uint32_t* word, uint32_t rank, uint32_t value) {
-#if __CUDA_ARCH__ >= 900
-  const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(word));
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
-#else
-  (void)word, (void)rank, (void)value;
-#endif
-}
-
 // Joins the sums of all threads of a row.
 template <Scope kScope, typename Acc>
 __device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, OptionalSums optional) {
@@ -187,19 +131,20 @@ __device__ __forceinline__ void join_threads(RowSums<Acc>& sums, Acc factor, Opt
   if constexpr (kScope == Scope::kCluster) {
     __shared__ RowSums<Acc> of_block;
     if (threadIdx.x == 0) of_block = sums;
-    cluster_arrive();
-    cluster_wait();
+    arrive_in_cluster_unaligned();
+    wait_for_cluster_unaligned();
     sums = no_sums<Acc>();
     if (lane < static_cast<int>(cluster_blocks())) {
       constexpr int kWords = sizeof(RowSums<Acc>) / 4;
       uint32_t words[kWords];
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) words[i] = load_remote(reinterpret_cast<const uint32_t*>(&of_block) + i, lane);
+      for (int i = 0; i < kWords; ++i)
+        words[i] = load_in_cluster(reinterpret_cast<const uint32_t*>(&of_block) + i, lane);
       memcpy(&sums, words, sizeof sums);
     }
     join_lanes(sums, factor, optional, 8);
     // A block may end once the others have read its sums: the kernel waits for them at its end.
-    cluster_arrive();
+    arrive_in_cluster_unaligned();
   }
 }
 

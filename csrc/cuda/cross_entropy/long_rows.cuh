@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks)
   const Block block(params, memory);
   const int rows = static_cast<int>(problem.rows), first_row = blockIdx.x / block.blocks;
   if (first_row >= rows) return;
-  if constexpr (kCluster) cluster_arrive();
+  if constexpr (kCluster) arrive_in_cluster_unaligned();
   LongTurn<T> turn = block.turn_of(first_row, read_class(problem, first_row));
   int parity = 0;
   if constexpr (kGradient) {
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks)
       block.copy_batch(turn.body, v, turn.staged);
   }
   // The shared memory of a cluster's blocks can be written from when all of them have started.
-  if constexpr (kCluster) cluster_wait();
+  if constexpr (kCluster) wait_for_cluster_unaligned();
   for (;;) {
     const int next_row = turn.row + gridDim.x / block.blocks;
     const bool has_next = next_row < rows, ignored = turn.index < 0;

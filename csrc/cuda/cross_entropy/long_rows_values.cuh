@@ -152,13 +152,13 @@ __device__ __forceinline__ LongSums<kEntropy> join_row(
   if constexpr (kCluster) {
     if (lane < blocks) {
       uint32_t* const words = reinterpret_cast<uint32_t*>(shared + static_cast<int>(cluster_rank()) * warps + warp);
-      store_remote(words, lane, __float_as_uint(largest));
-      store_remote(words + 1, lane, __float_as_uint(sums.total));
-      store_remote(words + 2, lane, sums.largest_at);
-      if constexpr (kEntropy) store_remote(words + 3, lane, __float_as_uint(sums.weighted));
+      store_in_cluster(words, lane, __float_as_uint(largest));
+      store_in_cluster(words + 1, lane, __float_as_uint(sums.total));
+      store_in_cluster(words + 2, lane, sums.largest_at);
+      if constexpr (kEntropy) store_in_cluster(words + 3, lane, __float_as_uint(sums.weighted));
     }
-    cluster_arrive();
-    cluster_wait();
+    arrive_in_cluster_unaligned();
+    wait_for_cluster_unaligned();
   } else {
     if (lane == 0) shared[warp] = sums;
     __syncthreads();

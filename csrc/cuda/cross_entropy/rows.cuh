@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? 32 * kRowWarps : kRow
   }
   if (ignored) share.write_ignored();
   if constexpr (kScope == Scope::kCluster) {
-    if (!ignored || problem.predictions) cluster_wait();
+    if (!ignored || problem.predictions) wait_for_cluster_unaligned();
   }
 }
 

@@ -1,5 +1,5 @@
-// Blocks of a cluster (compute capability 9.0 and later): their barrier, and stores into each other's shared memory.
-// Nothing elsewhere: the planner asks for clusters only where the device has them.
+// Blocks of a cluster (compute capability 9.0 and later): their barrier, and loads from and stores into each other's
+// shared memory. Nothing elsewhere: the planner asks for clusters only where the device has them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,6 +9,28 @@
 #include "common/ptx/mbarrier.cuh"
 
 namespace dcs {
+
+__device__ __forceinline__ uint32_t cluster_rank() {  // of this block
+  uint32_t rank = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ __forceinline__ uint32_t cluster_blocks() {
+  uint32_t blocks = 1;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+#endif
+  return blocks;
+}
+__device__ __forceinline__ uint32_t cluster_index() {  // in the grid
+  uint32_t index = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+#endif
+  return index;
+}
 
 __device__ __forceinline__ void arrive_in_cluster() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -21,15 +43,47 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
-// Stores where block `rank` has what this block has at `local`, in shared memory.
+// The same by lanes that need not come together.
+__device__ __forceinline__ void arrive_in_cluster_unaligned() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster_unaligned() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// Where block `rank` has what this block has at an address in shared memory (`shared_address`).
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  uint32_t remote = address;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+#endif
+  return remote;
+}
+
+// Stores where block `rank` has what this block has at `local`, in shared memory; and loads from there.
 __device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, double value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
+  const uint32_t address = cluster_address(shared_address(local), rank);
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
 #endif
+}
+__device__ __forceinline__ void store_in_cluster(uint32_t* local, uint32_t rank, uint32_t value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const uint32_t address = cluster_address(shared_address(local), rank);
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#endif
+}
+__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* local, uint32_t rank) {
+  uint32_t value = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const uint32_t address = cluster_address(shared_address(local), rank);
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+#endif
+  return value;
 }
 
 // What block `rank` has at the address of `local` in its shared memory.
@@ -47,15 +101,6 @@ __device__ __forceinline__ void arrive_in_cluster_relaxed() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-}
-
-// Where block `rank` has what this block has at an address in shared memory (`shared_address`).
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
-  uint32_t remote = address;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-#endif
-  return remote;
 }
 
 // A barrier that counts the bytes which other blocks store here (`store_async`); waiting for it takes no fence over all

@@ -2,21 +2,9 @@
 // later).
 #pragma once
 
-#include <cstdint>
-
-#include "common/device.h"
+#include <cuda_runtime_api.h>
 
 namespace dcs {
-
-// Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its
-// results (`can_wait`).
-template <typename Kernel, typename... Arguments>
-cudaError_t launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, int64_t shared,
-    cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute early = programmatic_serialization();
-  const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &early, can_wait ? 1 : 0);
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
 
 // Waits until the launches before this one have ended and their results can be read. Launched by programmatic dependent
 // launch (cudaLaunchAttributeProgrammaticStreamSerialization), a kernel has its blocks resident and its parameters read
