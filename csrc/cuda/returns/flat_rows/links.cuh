@@ -3,20 +3,13 @@
 
 #include "common/divisor.cuh"
 #include "scan/carry/segment_words.cuh"
+#include "scan/carry/tile_groups.cuh"
 
 namespace dcs {
 
-// Of global memory a row has words for its tiles, in the order of the scan, for groups of them, and for groups of
-// groups (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVIDIA
-// NVR-2016-002). A tile leaves its segment; the last of a group the group's, from the segments before it there; the
-// last of a group of groups what leaves it. So a tile reads the segments before it in its group, those of the groups
-// before in theirs, and what enters these, a lane one of each, all on their way at once. They are folded in a tree of
-// lanes that is the same whenever they come, and nothing is waited for beyond the nearest closed one, which a tile that
-// an episode ends in leaves at once.
-//
-// Blocks begin in the order of their numbers, and of the tiles of a row the last in time has the first number. A tile's
-// segment needs its own elements only, that of a group and what leaves a group of groups only words of tiles with lower
-// numbers; so every word that is waited for will be written.
+// A row has the words of carry/tile_groups.cuh, all of which are on their way at once. Nothing is waited for beyond the
+// nearest closed one, which a tile that an episode ends in leaves at once. Of the tiles of a row the last in time has
+// the first number.
 struct FlatLinks {
   using Words = SegmentWords<double, true>;
 
@@ -28,28 +21,27 @@ struct FlatLinks {
 
   // From a tile's own segment, the `number`th of its row in the order of the scan, what enters it; by a whole warp.
   __device__ __forceinline__ double enter(const Segment<double>& own, int64_t row, int number, uint64_t tag) const {
-    const int lane = static_cast<int>(threadIdx.x % 32), last = (1 << fan_bits) - 1;
-    const int group = number >> fan_bits, above = group >> fan_bits;
-    const int tiles_before = number & last, groups_before = group & last;
-    const bool ends_group = tiles_before == last, ends_above = ends_group && groups_before == last;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const TileGroups<int> at(number, fan_bits);
     Words* const of_row = words + row * row_segments;
     Words *const groups = of_row + row_tiles, *const aboves = groups + row_groups;
     // Who waits for the tile waits for this word alone.
-    Words* const to = ends_above ? aboves + above : ends_group ? groups + group : of_row + number;
-    bool is_published = !ends_group || own.closed;
+    Words* const to = at.ends_above ? aboves + at.above : at.ends_group ? groups + at.group : of_row + number;
+    bool is_published = !at.ends_group || own.closed;
     const auto publish = [&](const Segment<double>& segment) {
       if (lane == 0 && !is_published) to->publish(segment, tag);
       is_published = true;
     };
     if (lane == 0 && is_published) to->publish(own, tag);
     const Words *const tile = of_row + (number - 1 - lane),
-                       *const farther = lane < groups_before ? groups + (group - 1 - lane) : aboves + (above - 1);
-    const int count = groups_before + (above > 0 ? 1 : 0);
+                       *const farther =
+                           lane < at.groups_before ? groups + (at.group - 1 - lane) : aboves + (at.above - 1);
+    const int count = at.groups_before + (at.above > 0 ? 1 : 0);
     Words of_tile{}, of_farther{};
-    of_tile.load_if(lane < tiles_before, *tile);
+    of_tile.load_if(lane < at.tiles_before, *tile);
     of_farther.load_if(lane < count, *farther);
-    const Segment<double> near = collect(of_tile, tile, tiles_before, tag);
-    if (!ends_above) publish(before(own, near));
+    const Segment<double> near = collect(of_tile, tile, at.tiles_before, tag);
+    if (!at.ends_above) publish(before(own, near));
     double carry = near.total;
     if (!near.closed) carry = after(near, collect(of_farther, farther, count, tag).total);
     publish({after(own, carry), 1.0, true});

@@ -1,12 +1,10 @@
 // The carry into a tile of gradients (tile.cuh) from what the tiles before it in its row leave in global memory
-// (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVIDIA
-// NVR-2016-002). A lane reads a tile of the group, another group of the group of groups; each group of groups leaves
-// the carry behind it. Which words are folded depends on where rows begin alone, and their tree is the same every time.
-// Blocks begin in the order of their tiles, and a tile's total needs its own elements only, so every word that is
-// waited for will come.
+// (carry/tile_groups.cuh), where the tiles of all rows are one sequence: which words are folded depends on where rows
+// begin alone.
 #pragma once
 
 #include "returns/gradients/tile_params.cuh"
+#include "scan/carry/tile_groups.cuh"
 
 namespace dcs {
 
@@ -45,25 +43,24 @@ struct GradientLookback {
   }
   // `from`: the tile with the first step of the row that the tile begins within; the tile itself: it needs no carry.
   __device__ __forceinline__ double carry(const Segment<double>& own, uint32_t from) const {
-    const uint32_t fan = (1u << plan.fan_bits) - 1, group = tile >> plan.fan_bits, above = group >> plan.fan_bits;
-    const bool publishes = lane == 0 && tile + 1 < static_cast<uint32_t>(plan.tiles), ends_group = (tile & fan) == fan,
-               ends_above = ends_group && (group & fan) == fan;
-    if (publishes && !ends_group) word(0, tile).publish(own, tag);
-    if (from == tile && !ends_group) return 0.0;
+    const TileGroups<uint32_t> at(tile, plan.fan_bits);
+    const bool publishes = lane == 0 && tile + 1 < static_cast<uint32_t>(plan.tiles);
+    if (publishes && !at.ends_group) word(0, tile).publish(own, tag);
+    if (from == tile && !at.ends_group) return 0.0;
     const Folded tiles = fold(0, tile, from, own);
-    if (publishes && ends_group && !ends_above) word(1, group).publish(tiles.all, tag);
+    if (publishes && at.ends_group && !at.ends_above) word(1, at.group).publish(tiles.all, tag);
     double carry = 0.0;
-    if (from >> plan.fan_bits != group) {
-      if (from >> 2 * plan.fan_bits != above) {
+    if (from >> plan.fan_bits != at.group) {
+      if (from >> 2 * plan.fan_bits != at.above) {
         Segment<double> last;
-        while (!word(2, above - 1).read(last, tag)) {
+        while (!word(2, at.above - 1).read(last, tag)) {
         }
         carry = last.total;
       }
-      carry = after(fold(1, group, from >> plan.fan_bits, tiles.all).before, carry);
+      carry = after(fold(1, at.group, from >> plan.fan_bits, tiles.all).before, carry);
     }
     carry = after(tiles.before, carry);
-    if (publishes && ends_above) word(2, above).publish(Segment<double>{after(own, carry), 1.0, true}, tag);
+    if (publishes && at.ends_above) word(2, at.above).publish(Segment<double>{after(own, carry), 1.0, true}, tag);
     return carry;
   }
 };
