@@ -36,7 +36,7 @@ __device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, i
 template <typename Wide>
 struct FlatCluster {
   Segment<Wide> own;
-  Segment<Wide> blocks[kMostRowCluster];
+  Segment<Wide> blocks[kMostFlatReturnsCluster];
 
   // The carry into the block, by all threads. It stays until all have read (`leave`).
   __device__ __forceinline__ Wide enter(const Segment<Wide>* warps, int rank, int count) {
