@@ -11,108 +11,102 @@
 
 namespace dcs {
 
+// A block's tile, from its loads to its stores. Arrays are no members: those stay in registers.
 template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
-__global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxWarps : kTileWarps),
-    kStep&& kBackward        ? 2
-        : kStep || kBackward ? 3
-        : !kPacked           ? 2
-                             : 4) tile_rows_kernel(const __grid_constant__ RowsParams params) {
+struct TileRowsScan {
   using Kind = RowsKind<T, kStep, kPacked, kReverse>;
-  constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
+  static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
+  static constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
+  static constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
   using Word = Vector<T, kVec>;
-  const ScanProblem& p = params.problem;
-  overlap_launches();
-  if (!kPacked && params.tiles > 1) arrive_in_cluster();
-  const RowsTile<Kind> at(params);
-  const int lane = at.lane;
-  const bool whole = at.whole;
-  const T* input = at.tile_of(static_cast<const T*>(p.input), p.input_strides);
-  const T* gates = nullptr;
-  if constexpr (kStep) gates = at.tile_of(static_cast<const T*>(p.gamma), p.gamma_strides);
+  using Words = Word[kTensors * kChunks];
+  // The last lane's: the scan position after its vector.
+  using SavedNext = T[kBackward ? kChunks : 1];
 
-  // Load everything first.
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
-  extern __shared__ __align__(16) unsigned char dynamic_shared[];
-  Word words[kTensors * kChunks];
-  const auto fetch = [&](int tensor, const T* from) {
+  const RowsParams& params;
+  const ScanProblem& p;
+  const RowsTile<Kind>& at;
+
+  __device__ __forceinline__ void fetch(Words& words, int tensor, const T* from) const {
     const int apart = at.apart();
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      words[tensor * kChunks + k] = whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart)
-                                          : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
-    }
-  };
-  const auto word = [&](int tensor, int k) -> Word& { return words[tensor * kChunks + k]; };
-  constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
-  fetch(0, input);
-  if constexpr (kStep) fetch(kGateTensor, gates);
-  T saved_next[kBackward ? kChunks : 1];  // the last lane's: the scan position after its vector
-  if constexpr (kBackward) {
-    const T* saved = at.tile_of(static_cast<const T*>(p.saved), p.saved_strides);
-    fetch(kSavedTensor, saved);
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      const int64_t next = at.base + (kReverse ? at.address(k) - 1 : at.address(k) + kVec);
-      saved_next[k] = lane == 31 && next >= 0 && next < at.length ? saved[next - at.base] : cast<T>(0.f);
+      words[tensor * kChunks + k] = at.whole ? *reinterpret_cast<const Word*>(from + at.address(0) + k * apart)
+                                             : load_vector<T, kVec>(from, at.address(k), at.low, at.high);
     }
   }
-  // A vector's values in scan order.
-  const auto read = [&](int tensor, int k, float (&to)[kVec]) { unpack_in_order<kReverse>(word(tensor, k), to); };
-
-  const RowsGammas<Kind> gammas(at);
-  const auto advance = [&](float value, float step_gate, float y) {
-    if constexpr (kStep) return plain_step(value, step_gate, y);
-    else return gammas.gate.step(value, y);
-  };
-  const auto step_gates = [&](int k, float (&to)[kVec]) {
-    if constexpr (kStep) read(kGateTensor, k, to);
-  };
-  const RowsCuts<Kind> cuts(at);
-
-  // The gates of a shifted scan's steps: those of the step before.
-  if constexpr (kStep) {
-    if (p.shifted) {
+  // Loads everything first.
+  __device__ __forceinline__ void load(const T* input, const T* gates, Words& words, SavedNext& saved_next) const {
+    fetch(words, 0, input);
+    if constexpr (kStep) fetch(words, kGateTensor, gates);
+    if constexpr (kBackward) {
+      const T* saved = at.tile_of(static_cast<const T*>(p.saved), p.saved_strides);
+      fetch(words, kSavedTensor, saved);
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
-        Word g = word(kGateTensor, k);
-        turn(g, kReverse);
-        const int first = at.address(k);
-        const int64_t before = at.base + (kReverse ? first + kVec : first - 1);
-        T previous = before >= 0 && before < at.length ? gates[before - at.base] : cast<T>(0.f);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          const T mine = g.get(i);
-          g.set(i, previous);
-          previous = mine;
-        }
-        turn(g, kReverse);
-        word(kGateTensor, k) = g;
+        const int64_t next = at.base + (kReverse ? at.address(k) - 1 : at.address(k) + kVec);
+        saved_next[k] = at.lane == 31 && next >= 0 && next < at.length ? saved[next - at.base] : cast<T>(0.f);
       }
     }
   }
+  // A vector's values in scan order.
+  static __device__ __forceinline__ void read(const Words& words, int tensor, int k, float (&to)[kVec]) {
+    unpack_in_order<kReverse>(words[tensor * kChunks + k], to);
+  }
+  static __device__ __forceinline__ void step_gates(const Words& words, int k, float (&to)[kVec]) {
+    if constexpr (kStep) read(words, kGateTensor, k, to);
+  }
+  static __device__ __forceinline__ float advance(
+      const RowsGammas<Kind>& gammas, float value, float step_gate, float y) {
+    if constexpr (kStep) return plain_step(value, step_gate, y);
+    else return gammas.gate.step(value, y);
+  }
 
-  // Scan each vector from a zero carry, then the vectors of each chunk across the warp.
-  LaneScan<Kind> lanes;
+  // The gates of a shifted scan's steps: those of the step before.
+  __device__ __forceinline__ void shift_gates(const T* gates, Words& words) const {
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    float values[kVec], factors[kVec];
-    read(0, k, values);
-    step_gates(k, factors);
-    float y = 0.f;
+    for (int k = 0; k < kChunks; ++k) {
+      Word g = words[kGateTensor * kChunks + k];
+      turn(g, kReverse);
+      const int first = at.address(k);
+      const int64_t before = at.base + (kReverse ? first + kVec : first - 1);
+      T previous = before >= 0 && before < at.length ? gates[before - at.base] : cast<T>(0.f);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const float value = values[i],
-                  factor =
-                      factors[i];  // here: beside the comparison of i they would be indexed by what it is compared with
-      if (cuts.is_cut(at, k, i)) y = value;
-      else y = i == 0 ? value : advance(value, factor, y);
+      for (int i = 0; i < kVec; ++i) {
+        const T mine = g.get(i);
+        g.set(i, previous);
+        previous = mine;
+      }
+      turn(g, kReverse);
+      words[kGateTensor * kChunks + k] = g;
     }
-    lanes.vector_total[k] = y;
+  }
+
+  // Scans each vector from a zero carry.
+  __device__ __forceinline__ void scan_vectors(
+      const Words& words, const RowsGammas<Kind>& gammas, const RowsCuts<Kind>& cuts, LaneScan<Kind>& lanes) const {
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      float values[kVec], factors[kVec];
+      read(words, 0, k, values);
+      step_gates(words, k, factors);
+      float y = 0.f;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const float
+            value = values[i],
+            factor = factors[i];  // here: beside the comparison of i they would be indexed by what it is compared with
+        if (cuts.is_cut(at, k, i)) y = value;
+        else y = i == 0 ? value : advance(gammas, value, factor, y);
+      }
+      lanes.vector_total[k] = y;
+    }
   }
   // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be
   // a NaN, has no part in them.
-  const auto carry_gates = [&](int k, float (&to)[kVec]) {
-    step_gates(k, to);
+  __device__ __forceinline__ void carry_gates(
+      const Words& words, const RowsCuts<Kind>& cuts, int k, float (&to)[kVec]) const {
+    step_gates(words, k, to);
     if constexpr (!kPacked) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -120,25 +114,14 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
         to[i] = cuts.is_cut(at, k, i) ? 1.f : factor;
       }
     }
-  };
-  double wide_carries[2 * kChunks];
-  lanes.wide_carries = wide_carries;
-  asm volatile("" : "+l"(lanes.wide_carries));  // keeps the array out of registers
-  lanes.run(at, cuts, gammas, carry_gates);
+  }
 
-  double carry = 0.0;
-  if (at.warps > 1) carry = carry_across_warps(at, cuts, lanes);
-
-  // The recurrence from each vector's carry.
-  float* vector_sums = reinterpret_cast<float*>(dynamic_shared);  // packed backward: one a vector of the tile
-  T* output = at.tile_of(static_cast<T*>(p.output), p.output_strides);
-  float sum = 0.f;
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    const int first = at.address(k);
+  // The recurrence from the carry into a vector, which becomes the one behind it.
+  __device__ __forceinline__ Word scan_vector(Words& words, const RowsGammas<Kind>& gammas, const RowsCuts<Kind>& cuts,
+      const LaneScan<Kind>& lanes, int k, double& carry) const {
     // Half precision stays packed between the two readings: as floats they would take twice the registers.
     if constexpr (sizeof(T) == 2) {
-      Word& here = word(0, k);
+      Word& here = words[k];
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
     const bool entered = cuts.open >> k & 1;
@@ -146,26 +129,98 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
                       : cast<float>(lanes.carry_into(k));
     carry = after(lanes.chunk_segment(k, cuts.closed), carry);
     float values[kVec], factors[kVec];
-    read(0, k, values);
-    step_gates(k, factors);
+    read(words, 0, k, values);
+    step_gates(words, k, factors);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const float value = values[i], factor = factors[i];
       if (cuts.is_cut(at, k, i)) y = value;
-      else y = advance(value, factor, y);
+      else y = advance(gammas, value, factor, y);
       values[i] = y;
     }
-    const Word result = pack_in_order<kReverse, T>(values);
-    if (whole) *reinterpret_cast<Word*>(output + at.address(0) + k * at.apart()) = result;
-    else store_vector<T, kVec>(output, first, at.low, at.high, result);
+    return pack_in_order<kReverse, T>(values);
+  }
+  // Of packed rows: eight lanes a row add its vectors' sums (a vector lies in one row, and no row is padded).
+  __device__ __forceinline__ void store_row_sums(float* grad_gamma, const float* vector_sums) const {
+    __syncthreads();
+    const int per_row = at.time / kVec;
+    for (int r = threadIdx.x / 8; r < (at.rows_here + 3) / 4 * 4; r += blockDim.x / 8) {
+      float part = 0.f;
+      if (r < at.rows_here)
+        for (int v = threadIdx.x % 8; v < per_row; v += 8) part = part + vector_sums[r * per_row + v];
+#pragma unroll
+      for (int d = 4; d > 0; d /= 2) part = part + shuffle(part, at.lane / 8 * 8 + (at.lane + d) % 8);
+      if (threadIdx.x % 8 == 0 && r < at.rows_here) {
+        float* to = grad_gamma + row_offset(at.packed_row(r), p.inner, p.grad_gamma_strides);
+        for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? 0.f : part;
+      }
+    }
+  }
+  __device__ __forceinline__ void store_sum(float* grad_gamma, float sum, float* sums) const {
+    sum = block_sum(sum, sums, at.lane, at.warp, at.warps);
+    float* partials = grad_gamma + p.grad_gamma_strides.at(at.outer, at.inner);
+    if (threadIdx.x == 0) partials[at.tile] = sum;
+    if (at.tile == 0)
+      for (int64_t j = params.tiles + threadIdx.x; j < p.partials; j += blockDim.x) partials[j] = 0.f;
+  }
+};
 
+template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
+__global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxWarps : kTileWarps),
+    kStep&& kBackward        ? 2
+        : kStep || kBackward ? 3
+        : !kPacked           ? 2
+                             : 4) tile_rows_kernel(const __grid_constant__ RowsParams params) {
+  using Scan = TileRowsScan<T, kStep, kBackward, kPacked, kReverse>;
+  using Kind = typename Scan::Kind;
+  constexpr int kVec = Scan::kVec, kChunks = Scan::kChunks;
+  using Word = typename Scan::Word;
+  const ScanProblem& p = params.problem;
+  overlap_launches();
+  if (!kPacked && params.tiles > 1) arrive_in_cluster();
+  const RowsTile<Kind> at(params);
+  const Scan scan{params, p, at};
+  const T* input = at.tile_of(static_cast<const T*>(p.input), p.input_strides);
+  const T* gates = nullptr;
+  if constexpr (kStep) gates = at.tile_of(static_cast<const T*>(p.gamma), p.gamma_strides);
+
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  typename Scan::Words words;
+  typename Scan::SavedNext saved_next;
+  scan.load(input, gates, words, saved_next);
+  const RowsGammas<Kind> gammas(at);
+  const RowsCuts<Kind> cuts(at);
+  if constexpr (kStep) {
+    if (p.shifted) scan.shift_gates(gates, words);
+  }
+
+  LaneScan<Kind> lanes;
+  scan.scan_vectors(words, gammas, cuts, lanes);
+  double wide_carries[2 * kChunks];
+  lanes.wide_carries = wide_carries;
+  asm volatile("" : "+l"(lanes.wide_carries));  // keeps the array out of registers
+  lanes.run(at, cuts, gammas, [&](int k, float (&to)[kVec]) { scan.carry_gates(words, cuts, k, to); });
+
+  double carry = 0.0;
+  if (at.warps > 1) carry = carry_across_warps(at, cuts, lanes);
+
+  float* vector_sums = reinterpret_cast<float*>(dynamic_shared);  // packed backward: one a vector of the tile
+  T* output = at.tile_of(static_cast<T*>(p.output), p.output_strides);
+  float sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < kChunks; ++k) {
+    const int first = at.address(k);
+    const Word result = scan.scan_vector(words, gammas, cuts, lanes, k, carry);
+    if (at.whole) *reinterpret_cast<Word*>(output + at.address(0) + k * at.apart()) = result;
+    else store_vector<T, kVec>(output, first, at.low, at.high, result);
     if constexpr (kBackward) {
       // grad_gamma[t] = output[t] * saved[next(t)].
-      float rounded[kVec], after_each[kVec], terms[kVec];
+      float terms[kVec];
+      float rounded[kVec], after_each[kVec];
       unpack_in_order<kReverse>(result, rounded);
-      read(kSavedTensor, k, after_each);
+      scan.read(words, Scan::kSavedTensor, k, after_each);
       const float following = shuffle_down(after_each[0], 1);
-      const float beyond = lane == 31 ? cast<float>(saved_next[k]) : following;
+      const float beyond = at.lane == 31 ? cast<float>(saved_next[k]) : following;
       float vector_sum = 0.f;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -193,27 +248,10 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
   if constexpr (kBackward && !kStep) {
     float* grad_gamma = static_cast<float*>(p.grad_gamma);
     if (kPacked) {
-      // Eight lanes a row add its vectors' sums (a vector lies in one row, and no row is padded).
-      __syncthreads();
-      const int per_row = at.time / kVec;
-      for (int r = threadIdx.x / 8; r < (at.rows_here + 3) / 4 * 4; r += blockDim.x / 8) {
-        float part = 0.f;
-        if (r < at.rows_here)
-          for (int v = threadIdx.x % 8; v < per_row; v += 8) part = part + vector_sums[r * per_row + v];
-#pragma unroll
-        for (int d = 4; d > 0; d /= 2) part = part + shuffle(part, lane / 8 * 8 + (lane + d) % 8);
-        if (threadIdx.x % 8 == 0 && r < at.rows_here) {
-          float* to = grad_gamma + row_offset(at.packed_row(r), p.inner, p.grad_gamma_strides);
-          for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? 0.f : part;
-        }
-      }
+      scan.store_row_sums(grad_gamma, vector_sums);
     } else {
       __shared__ float sums[kMaxWarps];
-      sum = block_sum(sum, sums, lane, at.warp, at.warps);
-      float* partials = grad_gamma + p.grad_gamma_strides.at(at.outer, at.inner);
-      if (threadIdx.x == 0) partials[at.tile] = sum;
-      if (at.tile == 0)
-        for (int64_t j = params.tiles + threadIdx.x; j < p.partials; j += blockDim.x) partials[j] = 0.f;
+      scan.store_sum(grad_gamma, sum, sums);
     }
   }
 }
