@@ -105,6 +105,7 @@ def test_gae_under_other_options_of_the_code_generator(kernels: Kernels, option:
 @lowering_test
 @pytest.mark.parametrize("option", ["use_block_ptr", "use_tensor_descriptor"])
 @pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.each_value
 def test_tiles_are_not_loaded_by_blocks(kernels: Kernels, direction: str, option: str) -> None:
     """Block pointers load a tile in the natural order of its steps."""
     import torch._inductor.config as inductor_config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -389,8 +390,12 @@ def test_the_raw_op_refuses_bad_arguments(
 
 @pytest.mark.parametrize("isa", [pytest.param("default", marks=pytest.mark.slow), "avx2", "avx512"])
 def test_every_instruction_set(isa: str) -> None:
-    """The library reads TORCH_DCS_CPU_ISA at its first call; what the CPU lacks falls back: this passes anywhere."""
-    selected = "vector_edges or layouts or growing or (chunks and float32)"
+    """With test_cpu_rows.py, in one process; of both, what takes every kernel: test-cpus runs them whole.
+
+    The library reads TORCH_DCS_CPU_ISA at its first call; what the CPU lacks falls back: this passes anywhere.
+    """
+    rows = str(Path(__file__).with_name("test_cpu_rows.py"))
+    selected = "vector_edges or layouts or (growing and 2.0) or special or ((chunks or anywhere) and float32)"
     if isa == "avx512":
         selected = "vector_edges"
-    run_with_instruction_set(isa, __file__, "-k", selected)
+    run_with_instruction_set(isa, __file__, rows, "-k", selected)

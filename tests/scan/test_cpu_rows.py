@@ -22,8 +22,7 @@ from torch_dcs_ops import _native
 
 from scan.oracle import REAL_DTYPES
 from scan.test_cpu_kernels import Case, assert_close, oracle
-from support.selection import slow
-from support.subprocesses import environment, run_with_instruction_set
+from support.subprocesses import environment
 
 pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled CPU library is not loaded")
 
@@ -191,8 +190,3 @@ def test_nothing_beyond_the_operands_is_touched() -> None:
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "untouched", (done.returncode, done.stderr[-2000:])
-
-
-@pytest.mark.parametrize("isa", [slow("default"), "avx2"])
-def test_other_instruction_sets(isa: str) -> None:
-    run_with_instruction_set(isa, __file__, "-k", "special or untouched or nothing or anywhere and float32")

@@ -26,7 +26,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", 
 
 def run_tests(file: str, *arguments: str, **changes: str) -> None:
     """pytest over a test file, in another environment; at least one of its tests has to run, and all to pass."""
-    variables = environment(**changes)
+    # No plugin that is installed beside pytest is needed, and they double the time that a small file takes.
+    variables = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", **changes)
     variables.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(
         [*PYTEST, "-o", "addopts=", file, *arguments],
