@@ -14,7 +14,6 @@
 #include "dcs/returns/few_steps_plan.h"
 #include "returns/block_columns.cuh"
 #include "returns/n_step_launch.cuh"
-#include "returns/rows.cuh"
 #include "returns/small.cuh"
 #include "returns/tile_columns/launch.cuh"
 #include "returns/serial_columns/launch.h"
@@ -27,18 +26,6 @@ class ReturnsLaunch {
  public:
   ReturnsLaunch(const ReturnsProblem& problem, const Device& device, cudaStream_t stream)
       : p_(problem), device_(device), stream_(stream) {
-    const int64_t size = sizeof(T);
-    const auto flag_size = [&](bool is_bool) { return is_bool ? int64_t{1} : size; };
-    add(p_.rewards, size, kStagedRewards);
-    add(p_.values, size, kStagedValues);
-    add(p_.next_values, size, kStagedNext);
-    add(p_.rhos, size, kStagedRhos);
-    add(p_.terminated, flag_size(p_.terminated_is_bool), kStagedTerminated);
-    add(p_.truncated, flag_size(p_.truncated_is_bool), kStagedTruncated);
-    if (p_.gamma.kind == GammaKind::kStep) add(p_.gamma.tensor, bytes_of(p_.gamma.dtype), kStagedGamma);
-    if (p_.trace.kind == GammaKind::kStep) add(p_.trace.tensor, bytes_of(p_.trace.dtype), kStagedTrace);
-    for (const ReturnsOutput* output : {&p_.advantages, &p_.targets, &p_.pg_advantages})
-      add({output->data, output->strides}, size, kStagedTensors);
     form_ = form_of(p_);
   }
 
@@ -58,34 +45,10 @@ class ReturnsLaunch {
   // The types that the forms beside kAdvantages are worth their code for.
   static constexpr bool kCommon = std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>;
 
-  // With a value for every step.
-  struct Operand {
-    const void* data;
-    Strides strides;
-    int64_t size;
-    StagedTensor which;
-  };
-
-  void add(const ReturnsInput& input, int64_t size, StagedTensor which) {
-    if (input.data) operands_[count_++] = {input.data, input.strides, size, which};
-  }
-  template <typename Test>
-  bool all(const Test& test) const {
-    return std::all_of(operands_, operands_ + count_, test);
-  }
-
-  // Whether an operand's rows begin at multiples of so many bytes; packed: its packs do.
-  bool is_aligned(const Operand& o, int64_t bytes, int64_t pack_rows) const {
-    if (reinterpret_cast<uintptr_t>(o.data) % bytes) return false;
-    if (pack_rows) return pack_rows * p_.length * o.size % bytes == 0;
-    return (p_.outer == 1 || o.strides.outer * o.size % bytes == 0) &&
-        (p_.inner == 1 || o.strides.inner * o.size % bytes == 0);
-  }
-
   template <int kForm>
   cudaError_t run() {
     if constexpr (kForm != kAnyForm && sizeof(T) <= 4) {
-      if (takes_short_rows()) {
+      if (takes_short_returns(p_)) {
         small<kForm>([&](auto wide) {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
@@ -105,8 +68,7 @@ class ReturnsLaunch {
         return cudaGetLastError();
       }
     }
-    if (p_.length > 1 && all([](const Operand& o) { return o.strides.time == 1; })) rows<kForm>();
-    else columns<kForm>();
+    columns<kForm>();
     return cudaGetLastError();
   }
 
@@ -119,43 +81,6 @@ class ReturnsLaunch {
         (!(kForm & kWithRhos) || p_.clip_c <= 1))
       launch(float{});
     else launch(double{});
-  }
-
-  template <int kForm>
-  void rows() {
-    const bool one_behind_the_other = rows_are_packed();
-    if (one_behind_the_other && p_.length <= ReturnsTile<T, kForm>::kSteps / 2 && p_.rows() > 1) {
-      launch_rows<kForm, ReturnsRows::kPacked>(pack_rows(ReturnsTile<T, kForm>::kSteps));
-    } else if (p_.length > 4 * ReturnsTile<T, kForm>::kSteps && p_.rows() < 4 * device_.multiprocessors) {
-      // Fewer than four warps a multiprocessor would leave memory idle.
-      launch_rows<kForm, ReturnsRows::kBlock>(0);
-    } else {
-      launch_rows<kForm, ReturnsRows::kWarp>(0);
-    }
-  }
-
-  // Rows whose time is contiguous, one behind the other.
-  bool rows_are_packed() const {
-    return all([this](const Operand& o) {
-      return (p_.inner == 1 || o.strides.inner == p_.length) &&
-          (p_.outer == 1 || o.strides.outer == p_.inner * p_.length);
-    });
-  }
-
-  // Whether a row's bootstrap_value is at a multiple of one stride.
-  bool bootstrap_is_linear() const {
-    const Strides& s = p_.bootstrap_value.strides;
-    return !p_.bootstrap_value.data || p_.inner == 1 || p_.outer == 1 || s.outer == s.inner * p_.inner;
-  }
-
-  bool takes_short_rows() const {
-    constexpr int kVec = 16 / sizeof(T);
-    const int64_t lanes = p_.length / kVec;
-    if (p_.length % kVec || lanes > 8 || (lanes & (lanes - 1)) || !bootstrap_is_linear() || !rows_are_packed())
-      return false;
-    return all([](const Operand& o) {
-      return o.strides.time == 1 && reinterpret_cast<uintptr_t>(o.data) % (kVec * o.size) == 0;
-    });
   }
 
   // The common call of few columns (returns_few_columns_kernel).
@@ -216,65 +141,6 @@ class ReturnsLaunch {
 
   int64_t bootstrap_stride() const {
     return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
-  }
-
-  // As many rows as a tile holds; if that leaves enough of them, so many that packs begin at multiples of 16 bytes, for
-  // flags too.
-  int pack_rows(int64_t steps) const {
-    const int64_t most = steps / p_.length, aligned = 16 / std::gcd(int64_t{16}, p_.length);
-    return static_cast<int>(most >= aligned ? most / aligned * aligned : most);
-  }
-
-  template <int kForm, ReturnsRows kRows>
-  void launch_rows(int pack_rows) {
-    using Tile = ReturnsTile<T, kForm>;
-    constexpr int kStaged = kStagedTensors, kTileBytes = Tile::kSteps * sizeof(T);
-    ReturnsRowsCall<Acc> params{};
-    params.problem = p_;
-    params.rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
-    for (int s = 0; s < 6; ++s) params.powers[s] = finite_power(params.rates.carried, Tile::kPer << s);
-    params.pack_rows = pack_rows;
-    params.lots = pack_rows ? ceil_div(p_.rows(), pack_rows) : p_.rows();
-    params.whole_words = true;
-    int bytes = 0;
-    for (int i = 0; i < count_; ++i) {
-      const Operand& o = operands_[i];
-      const int grain = is_aligned(o, 16, pack_rows) ? 16 : is_aligned(o, 4, pack_rows) ? 4 : 0;
-      if (o.which == kStaged) {
-        params.whole_words = params.whole_words && grain == 16;
-      } else {
-        params.staged[o.which] = {
-            static_cast<const char*>(o.data), o.strides.outer * o.size, o.strides.inner * o.size, bytes, grain};
-        bytes += static_cast<int>(Tile::kSteps * o.size) + (o.which == kStagedValues ? 16 : 0);
-      }
-    }
-    params.pg_slot = p_.rhos.data ? params.staged[kStagedRhos].slot : bytes;
-    if (p_.pg_advantages.data && !p_.rhos.data) bytes += kTileBytes;
-    params.stage_bytes = bytes;
-    const int warp_bytes = Tile::kStages * bytes;
-    int warps = std::min((device_.shared_per_block - 1024) / warp_bytes, returns_warps(kRows, kForm));
-    int64_t blocks = params.lots;
-    if (kRows != ReturnsRows::kBlock) {
-      // A few rows are better off on many multiprocessors.
-      while (warps > 1 && ceil_div(params.lots, warps) < device_.multiprocessors) warps /= 2;
-      blocks = ceil_div(params.lots, warps);
-    }
-    params.tiles = pack_rows ? 1
-                             : static_cast<int>(ceil_div(p_.length,
-                                   static_cast<int64_t>(Tile::kSteps) * (kRows == ReturnsRows::kBlock ? warps : 1)));
-    // As many blocks as run at once: so many warps have their registers.
-    const int shared = warps * warp_bytes,
-              most_warps = returns_blocks(kRows, kForm, sizeof(T)) * returns_warps(kRows, kForm);
-    const int64_t resident =
-        std::max(1, std::min(device_.shared_per_multiprocessor / (shared + 1024), most_warps / warps));
-    blocks = std::min(blocks, resident * device_.multiprocessors);
-    launch_rows_kernel(returns_rows_kernel<T, kForm, kRows>, params, blocks, warps, shared);
-  }
-
-  template <typename Kernel>
-  void launch_rows_kernel(Kernel kernel, const ReturnsRowsCall<Acc>& params, int64_t blocks, int warps, int shared) {
-    allow_shared(kernel, shared, device_.shared_per_block);
-    kernel<<<static_cast<unsigned>(blocks), 32 * warps, shared, stream_>>>(params);
   }
 
   // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a
@@ -343,8 +209,6 @@ class ReturnsLaunch {
   const ReturnsProblem& p_;
   const Device& device_;
   cudaStream_t stream_;
-  Operand operands_[kStagedTensors + 3];
-  int count_ = 0;
   int form_ = kAnyForm;
 };
 

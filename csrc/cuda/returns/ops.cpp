@@ -38,7 +38,7 @@ struct CudaReturns {
     const ReturnsProblem together = with_rows_together(problem);
     const auto rows =
         plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
-    if (rows && takes_flat_returns(together, *rows, device.multiprocessors)) {
+    if (rows) {
       const Workspace workspace(rewards, rows->workspace_bytes);
       return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, workspace.data(), current_stream(index)),
           kReturns, "launching the kernel");

@@ -72,8 +72,7 @@ struct FlatLaneCuts {
 #pragma unroll 1
     for (int row = begin + lane; row < end; row += 32) {
       Acc value = 0;
-      if (p.bootstrap)
-        value = cast<Acc>(*reinterpret_cast<const T*>(p.bootstrap + (slice.tile.row + row) * p.bootstrap_stride));
+      if (p.bootstrap) value = cast<Acc>(p.bootstrap_of(slice.tile.row + row));
       last_values[row] = value;
     }
   }

@@ -29,7 +29,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Steps = Acc[kOwn];
   // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps, and
   // so is what floats lose between lanes.
-  static constexpr bool kShort = sizeof(T) == 2 && !kAll;
+  static constexpr bool kShort = sizeof(T) == 2;
   using StepGate = Gate<Acc, kShort>;
   using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
 
@@ -57,18 +57,23 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     }
   }
 
+  static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) factors[j] = 1;
+  }
+
   // What a vector's steps have beside rewards and values.
   struct Factors {
     Acc ratios[kVec], gammas[kVec], traces[kVec];
   };
   __device__ __forceinline__ void read_factors(int k, Factors& to) const {
     if constexpr (kRatios) {
+      if constexpr (kAll) fill_with_ones(to.ratios);
       if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
       const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) rates[j] = 1;
+        fill_with_ones(rates);
         if (slot < 0) return;
         if (sizeof(T) == 2 && is_narrow) read<T>(slot, k, rates);
         else read<Acc>(slot, k, rates);
@@ -77,12 +82,9 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       read_rates(p.slots.trace, p.trace_is_narrow, to.traces);
     }
   }
-  __device__ __forceinline__ Acc ratio(Acc of_step, Acc most) const {
-    return !kAll || p.slots.rhos >= 0 ? clipped(of_step, most) : Acc(1);
-  }
   // What a step's gate has beside its row's.
   __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
-    const Acc of_ratio = ratio(of.ratios[j], p.clip_c);
+    const Acc of_ratio = clipped(of.ratios[j], p.clip_c);
     if constexpr (kAll) return of.gammas[j] * of.traces[j] * of_ratio;
     return of_ratio;
   }
@@ -90,7 +92,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // The discounts of the row at hand, from the lane's last step back.
   struct RowCursor {
     const FlatLane& at;
-    Acc gamma, rest;
+    Acc gamma, rest, trace = 1;  // the trace beside discounts of steps
     StepGate gate;
     int row;
     __device__ __forceinline__ explicit RowCursor(const FlatLane& of) : at(of), row(of.behind_row) {
@@ -107,6 +109,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       at.keep(gate.value);
       if constexpr (std::is_same_v<StepGate, Gate<float>>) at.keep(gate.rest);
       if constexpr (kAll) {
+        trace = at.p.rates.trace;
         if (at.p.row_rates) enter();
       }
     }
@@ -116,6 +119,8 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       rest = own.rest;
       if constexpr (kShort) gate = {own.gate.value};
       else gate = own.gate;
+      // Gamma has no part in the gate where it is the steps'.
+      if constexpr (kAll) trace = at.p.slots.trace >= 0 ? Acc(1) : number_of(own.gate);
     }
     __device__ __forceinline__ void move_to(int step) {
       if constexpr (kRows) {
@@ -181,7 +186,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         if (has_own()) difference -= values[j];
         if constexpr (kRatios) {
           steps[i] = difference;
-          const Acc own_factor = factor(factors, j), delta = difference * ratio(factors.ratios[j], p.clip_rho);
+          const Acc own_factor = factor(factors, j), delta = difference * clipped(factors.ratios[j], p.clip_rho);
           product *= own_factor;
           const Acc next = rows.gate.step(delta, own_factor * y);
           y = is_cut ? delta : next;
@@ -208,15 +213,14 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // Of the next state's value.
   __device__ __forceinline__ Acc weight_of(const RowCursor& rows, const Factors& factors, int i) const {
     const bool takes_all = (!kRows && has_own()) || (cuts >> i & 1);
+    Acc gamma = rows.gamma, rest = rows.rest;
     if constexpr (kAll) {
-      if (p.slots.gamma >= 0 || p.slots.trace >= 0) {
-        const Acc gamma = p.slots.gamma >= 0 ? factors.gammas[i % kVec] : rows.gamma,
-                  trace = p.slots.trace >= 0 ? factors.traces[i % kVec]
-                                             : number_of(rows.gate);  // which gamma has no part in
-        return takes_all ? gamma : gamma - gamma * trace;
-      }
+      // Discounts that are no step's are 1 in `factors`, those of steps in `rows`.
+      gamma *= factors.gammas[i % kVec];
+      const Acc of_step = gamma - gamma * (rows.trace * factors.traces[i % kVec]);
+      if (p.slots.gamma >= 0 || p.slots.trace >= 0) rest = of_step;
     }
-    return takes_all ? rows.gamma : rows.rest;
+    return takes_all ? gamma : rest;
   }
   __device__ __forceinline__ bool leaves_out(const RowCursor& rows, const Factors& factors, int i, uint32_t out) const {
     if constexpr (!kKnownOwn && (kAll || kRows)) {
@@ -320,11 +324,11 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           const Acc difference = steps[i];
           Acc of_row = 1;
           if constexpr (kAll) of_row = factors.gammas[j] * factors.traces[j];
-          const Acc delta = difference * ratio(factors.ratios[j], p.clip_rho);
+          const Acc delta = difference * clipped(factors.ratios[j], p.clip_rho);
           // Both are formed in any case: a branch a step would take longer.
           const Acc with_carry = rows.gate.step(difference, of_row * y),
                     next = rows.gate.step(delta, factor(factors, j) * y);
-          pg[j] = ratio(factors.ratios[j], p.clip_pg) * (is_cut ? difference : with_carry);
+          pg[j] = clipped(factors.ratios[j], p.clip_pg) * (is_cut ? difference : with_carry);
           y = is_cut ? delta : next;
           advantages[j] = y;
         }

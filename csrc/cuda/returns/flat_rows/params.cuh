@@ -3,6 +3,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "common/divisor.cuh"
@@ -63,8 +64,8 @@ struct FlatReturnsParams {
   FlatTensor operands[kMostFlatOperands], results[kMostFlatResults];
   int operand_count, result_count;
   FlatSlots slots;
-  const char* bootstrap;     // of the first row
-  int64_t bootstrap_stride;  // from row to row, in bytes
+  const T* bootstrap;  // of the first row
+  Strides bootstrap_strides;
   ReturnsDiscount gamma, trace;
   Rates<Acc> rates;                      // where none is a row's
   Gate<Acc> gamma_digits, trace_digits;  // where they are no row's
@@ -91,6 +92,10 @@ struct FlatReturnsParams {
   int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
   int values_at;             // the values behind them, from there
   FlatParams of_rows, line;  // for copies of what is not flat: all rows, and all of a packed tensor as one
+
+  __device__ __forceinline__ T bootstrap_of(int64_t row) const {
+    return bootstrap[RowIndex(of_rows, row).offset(bootstrap_strides)];
+  }
 };
 
 // A bounded power of a number up to 1, which does not vanish in Acc either.
@@ -191,8 +196,8 @@ FlatReturnsParams<T> flat_returns_params(
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
   params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(FlatRow<Acc>)) : 0;
-  params.bootstrap = static_cast<const char*>(p.bootstrap_value.data);
-  params.bootstrap_stride = (p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer) * kBytes;
+  params.bootstrap = static_cast<const T*>(p.bootstrap_value.data);
+  params.bootstrap_strides = p.bootstrap_value.strides;
   params.gamma = p.gamma;
   params.trace = p.trace;
   params.row_rates = has_row_rates(p);
@@ -210,9 +215,13 @@ FlatReturnsParams<T> flat_returns_params(
   }
   for (int64_t i = 0; i < own; ++i)
     params.step_powers[i] = narrowed_power<Acc>(bounded_power(params.rates.carried, i + 1));
-  params.clip_rho = static_cast<Acc>(p.clip_rho);
-  params.clip_c = static_cast<Acc>(p.clip_c);
-  params.clip_pg = static_cast<Acc>(p.clip_pg);
+  // Ratios that there are not are 1, which is not clipped.
+  const auto most = [&](double clip) {
+    return p.rhos.data ? static_cast<Acc>(clip) : std::numeric_limits<Acc>::infinity();
+  };
+  params.clip_rho = most(p.clip_rho);
+  params.clip_c = most(p.clip_c);
+  params.clip_pg = most(p.clip_pg);
   params.terminated_is_bool = p.terminated_is_bool;
   params.truncated_is_bool = p.truncated_is_bool;
   params.gamma_is_narrow = p.gamma.is_narrow();

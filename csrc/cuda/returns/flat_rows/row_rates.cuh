@@ -81,9 +81,7 @@ __device__ __forceinline__ void read_flat_rows(const FlatReturnsParams<T>& p, Fl
     Gate<Acc> gammas[kAtOnce] = {}, traces[kAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) behind[j] = cast<T>(Acc(0));
-    if (p.is_shifted && p.bootstrap)
-      each(
-          [&](int j, int64_t row) { behind[j] = *reinterpret_cast<const T*>(p.bootstrap + row * p.bootstrap_stride); });
+    if (p.is_shifted && p.bootstrap) each([&](int j, int64_t row) { behind[j] = p.bootstrap_of(row); });
     // Gamma, then the trace, by the same code.
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {

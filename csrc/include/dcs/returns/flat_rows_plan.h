@@ -16,14 +16,10 @@ namespace dcs {
 // ratios, too; the same with discounts of rows, either values; or anything.
 enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios };
 
-// Where rows' values behind them lie apart by one stride.
-inline bool has_even_bootstrap(const ReturnsProblem& p) {
-  const Strides& s = p.bootstrap_value.strides;
-  return !p.bootstrap_value.data || p.inner == 1 || p.outer == 1 || s.outer == s.inner * p.inner;
-}
-
 inline FlatForm flat_form(const ReturnsProblem& p) {
   if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return FlatForm::kAll;
+  // Powers of larger numbers over many lanes would lose what sums that cancel are worth.
+  if (!has_row_rates(p) && !(std::fabs(p.gamma.value * p.trace.value) <= 1.0)) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next;
   if (p.rhos.data && has_own) return has_row_rates(p) ? FlatForm::kRowRatios : FlatForm::kRatios;
   if (p.rhos.data || p.pg_advantages.data) return FlatForm::kAll;
@@ -130,10 +126,7 @@ inline std::optional<FlatReturnsPlan> plan_linked_returns(
 // Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
 inline std::optional<FlatReturnsPlan> plan_flat_returns(
     const ReturnsProblem& p, int64_t multiprocessors, int64_t shared_bytes, int64_t cluster) {
-  if (p.steps || !is_contiguous(p) || !has_even_bootstrap(p)) return std::nullopt;
-  // Powers of larger numbers would lose what sums that cancel are worth.
-  const bool are_numbers = flat_form(p) != FlatForm::kAll && !has_row_rates(p);
-  if (are_numbers && !(std::fabs(p.gamma.value * p.trace.value) <= 1.0)) return std::nullopt;
+  if (p.steps || !is_contiguous(p) || takes_short_returns(p)) return std::nullopt;
   const int64_t bytes = bytes_of(p.dtype), count = p.rows() * p.length;
   FlatReturnsSizes sizes{bytes, std::max<int64_t>(bytes, 4), flat_vectors(bytes)};
   FlatReturnsPlan best{};
@@ -168,16 +161,6 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
   }
   if (best.tiles >= int64_t{1} << 31) return std::nullopt;
   return best;
-}
-
-// Aligned rows of the common forms have kernels of their own: of whole vectors a lane where they are short, of tiles
-// that are copied ahead where they do not fit into a block, elements are wide enough not to be bound by instructions,
-// and there are rows enough.
-inline bool takes_flat_returns(const ReturnsProblem& p, const FlatReturnsPlan& plan, int64_t multiprocessors) {
-  const int64_t bytes = bytes_of(p.dtype), lanes = p.length * bytes / 16;
-  const bool is_whole = rows_are_aligned(p) && p.length * bytes % 16 == 0 && form_of(p) != kAnyForm;
-  const bool are_short = lanes <= 8 && (lanes & (lanes - 1)) == 0;
-  return !is_whole || (!are_short && (bytes == 2 || plan.row_tiles == 1 || are_few_long_rows(p, multiprocessors)));
 }
 
 }  // namespace dcs

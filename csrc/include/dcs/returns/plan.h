@@ -91,22 +91,39 @@ inline bool takes_serial_columns(const ReturnsProblem& p, int64_t multiprocessor
   return p.rows() >= least * multiprocessors && p.inner * bytes_of(p.dtype) >= kSerialReturnsSector;
 }
 
-// Rows too few to have a warp or a block each: of so many steps at least, and so many at most for 100 multiprocessors.
-constexpr int64_t kLeastDividedRow = 12000, kDividedRowsPercent = 30;
-
-inline bool are_few_long_rows(const ReturnsProblem& p, int64_t multiprocessors) {
-  return p.rows() * 100 <= multiprocessors * kDividedRowsPercent && p.length >= kLeastDividedRow;
+// Visits the operands with a value for every step: pointer, strides, bytes of an element. True where `test` is for all.
+template <typename Test>
+bool all_step_operands(const ReturnsProblem& p, const Test& test) {
+  const int64_t bytes = bytes_of(p.dtype);
+  const auto input = [&](const ReturnsInput& of, int64_t size) { return !of.data || test(of.data, of.strides, size); };
+  const auto output = [&](const ReturnsOutput& of) { return !of.data || test(of.data, of.strides, bytes); };
+  const auto rate = [&](const ReturnsDiscount& of) {
+    return of.kind != GammaKind::kStep || input(of.tensor, bytes_of(of.dtype));
+  };
+  return input(p.rewards, bytes) && input(p.values, bytes) && input(p.next_values, bytes) && input(p.rhos, bytes) &&
+      input(p.terminated, p.terminated_is_bool ? 1 : bytes) && input(p.truncated, p.truncated_is_bool ? 1 : bytes) &&
+      rate(p.gamma) && rate(p.trace) && output(p.advantages) && output(p.targets) && output(p.pg_advantages);
 }
 
-// All rows of all tensors begin at whole vectors.
-inline bool rows_are_aligned(const ReturnsProblem& p) {
-  const int64_t bytes = bytes_of(p.dtype);
-  bool are_aligned = reinterpret_cast<uintptr_t>(p.rewards.data) % 16 == 0;
-  each_step_strides(p, [&](const Strides& s) {
-    are_aligned =
-        are_aligned && (p.outer == 1 || s.outer * bytes % 16 == 0) && (p.inner == 1 || s.inner * bytes % 16 == 0);
+// Where rows' values behind them lie apart by one stride.
+inline bool has_even_bootstrap(const ReturnsProblem& p) {
+  const Strides& s = p.bootstrap_value.strides;
+  return !p.bootstrap_value.data || p.inner == 1 || p.outer == 1 || s.outer == s.inner * p.inner;
+}
+
+// Rows of 1, 2, 4 or 8 vectors of 16 bytes, one behind the other (cuda/returns/small.cuh): a lane has a vector. As flat
+// rows those of 64 bytes and less take up to twice the time.
+constexpr int64_t kMostShortRowLanes = 8;
+
+inline bool takes_short_returns(const ReturnsProblem& p) {
+  const int64_t vector = 16 / bytes_of(p.dtype), lanes = p.length / vector;
+  if (p.steps || bytes_of(p.dtype) > 4 || form_of(p) == kAnyForm || p.length % vector || lanes < 1 ||
+      lanes > kMostShortRowLanes || (lanes & (lanes - 1)) || !has_even_bootstrap(p))
+    return false;
+  return all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
+    return s.time == 1 && (p.inner == 1 || s.inner == p.length) && (p.outer == 1 || s.outer == p.inner * p.length) &&
+        reinterpret_cast<uintptr_t>(data) % (vector * bytes) == 0;
   });
-  return are_aligned;
 }
 
 }  // namespace dcs

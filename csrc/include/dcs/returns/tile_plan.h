@@ -25,20 +25,6 @@ constexpr int tile_column_steps(int64_t bytes, int unit, ColumnForm form) {
 }
 constexpr int tile_column_blocks(int64_t bytes) { return bytes > 4 ? 2 : 3; }
 
-// Visits the operands with a value for every step: pointer, strides, bytes of an element. True where `test` is for all.
-template <typename Test>
-bool all_step_operands(const ReturnsProblem& p, const Test& test) {
-  const int64_t bytes = bytes_of(p.dtype);
-  const auto input = [&](const ReturnsInput& of, int64_t size) { return !of.data || test(of.data, of.strides, size); };
-  const auto output = [&](const ReturnsOutput& of) { return !of.data || test(of.data, of.strides, bytes); };
-  const auto rate = [&](const ReturnsDiscount& of) {
-    return of.kind != GammaKind::kStep || input(of.tensor, bytes_of(of.dtype));
-  };
-  return input(p.rewards, bytes) && input(p.values, bytes) && input(p.next_values, bytes) && input(p.rhos, bytes) &&
-      input(p.terminated, p.terminated_is_bool ? 1 : bytes) && input(p.truncated, p.truncated_is_bool ? 1 : bytes) &&
-      rate(p.gamma) && rate(p.trace) && output(p.advantages) && output(p.targets) && output(p.pg_advantages);
-}
-
 // So many neighboring columns make a word, in every operand.
 inline bool columns_make_words(const ReturnsProblem& p, int unit) {
   return p.inner % unit == 0 && all_step_operands(p, [&](const void* data, const Strides& s, int64_t bytes) {
