@@ -240,11 +240,19 @@ inline int64_t share_cells(ResidentColumnsPlan& plan, int64_t outer, int64_t cel
   return folded_span;
 }
 
+// Whether a thread has two columns of halves: more threads, of one each, are faster where there are few columns, or few
+// elements for each multiprocessor.
+inline bool resident_columns_pair(const ScanProblem& p, const DeviceLimits& device) {
+  if (!halves_pair(p)) return false;
+  if (p.gamma_kind == GammaKind::kStep) return p.inner >= kFewestPairedGates;
+  return p.inner >= kFewestPairedColumns && p.rows() * p.length >= kFewestPairedElements * device.multiprocessors;
+}
+
 inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
   ResidentColumnsPlan plan{};
-  plan.pairs = halves_pair(p);
+  plan.pairs = resident_columns_pair(p, device);
   plan.exchange_bytes = resident_exchange_bytes(wide_bytes_of(p.dtype), plan.pairs ? 2 : 1, step);
   plan.most_shared = device.shared_bytes;
   const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
