@@ -147,10 +147,10 @@ constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
   return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
 }
-// Columns of half precision that threads take in pairs, with a per-step gamma or without one; elements a multiprocessor,
-// without one (75 random problems on an H200: 0.68 to 0.99 of the time of one column a thread from there on, 1.04 to
-// 1.49 below).
-constexpr int64_t kFewestPairedGates = 8, kFewestPairedColumns = 18, kFewestPairedElements = 1 << 14;
+// Columns of half precision that threads take in pairs: so many at least with a per-step gamma; without one so many, and
+// so many elements a multiprocessor. On an H200 pairs take 1.04 to 1.5 times the time of one column a thread below
+// these, 0.83 to 1.2 times from there on, 0.97 in the mean (110 random problems).
+constexpr int64_t kFewestPairedGates = 8, kFewestPairedColumns = 18, kFewestPairedElements = 3 << 14;
 constexpr int kResidentWords = 32;  // of four bytes that a thread holds
 constexpr int kResidentBatch = 4;   // of its steps at once
 constexpr int kEarlyWords = 32;     // that it has in shared memory beside them where there are many tiles
