@@ -10,11 +10,6 @@
 
 namespace dcs {
 
-// Blocks of a multiprocessor for whose registers there is room.
-constexpr int flat_returns_blocks(FlatForm form) {
-  return form == FlatForm::kOwn || form == FlatForm::kLambda || form == FlatForm::kRows ? 2 : 1;
-}
-
 // Some of the segments of a row in order of time as one, up to the first that is closed: what lies behind it is not
 // seen.
 template <typename Wide>
@@ -56,13 +51,13 @@ struct FlatCluster {
 };
 
 template <typename T, FlatForm kForm, int kVectors>
-__global__ void __launch_bounds__(32 * kFlatReturnsWarps, flat_returns_blocks(kForm))
+__global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBlocks)
     flat_returns_kernel(const __grid_constant__ FlatReturnsParams<T> p) {
   using Lane = FlatLane<T, kForm, kVectors>;
   using Wide = typename Lane::Wide;
   extern __shared__ __align__(128) unsigned char flat_returns_shared[];
-  __shared__ uint64_t full[kFlatReturnsWarps];
-  __shared__ Segment<Wide> segments[kFlatReturnsWarps];
+  __shared__ uint64_t full[flat_returns_warps(kForm)];
+  __shared__ Segment<Wide> segments[flat_returns_warps(kForm)];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
             warps = static_cast<int>(blockDim.x / 32);
   const FlatTileRows tile(p);

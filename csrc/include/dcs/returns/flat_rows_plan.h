@@ -27,10 +27,14 @@ inline FlatForm flat_form(const ReturnsProblem& p) {
   return has_own ? FlatForm::kOwn : FlatForm::kLambda;
 }
 
-// Elements of 16 bytes; vectors of a lane, odd, so that the lanes' lie in different banks; warps of a block.
+// Elements of 16 bytes; vectors of a lane, odd, so that the lanes' lie in different banks.
 constexpr int flat_vector(int64_t element_bytes) { return static_cast<int>(16 / element_bytes); }
 constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 3 : 5; }
-constexpr int kFlatReturnsWarps = 12, kFlatReturnsTileWarps = 4;
+// Warps of a block, where there are rows enough; at most: a multiprocessor has registers for so many such blocks.
+constexpr int kFlatReturnsTileWarps = 4, kFlatReturnsBlocks = 2;
+constexpr int flat_returns_warps(FlatForm form) {
+  return form == FlatForm::kOwn || form == FlatForm::kLambda || form == FlatForm::kRows ? 12 : 10;
+}
 // Every multiple of so many elements is an aligned address in every operand.
 constexpr int kFlatReturnsGrain = 16;
 // With fewer warps a multiprocessor, lanes have one vector, in forms that are worth a kernel more.
@@ -101,7 +105,7 @@ inline std::optional<FlatReturnsPlan> plan_clustered_returns(
     return FlatReturnsPlan{sizes.vectors, static_cast<int>(warps), static_cast<int>(std::min<int64_t>(blocks, 1 << 20)),
         1, p.rows() * blocks, warps * sizes.warp_bytes(p) + sizes.row_bytes(p), blocks};
   };
-  for (const int warps : {4, 6, 8, kFlatReturnsWarps}) {
+  for (const int warps : {4, 6, 8, flat_returns_warps(flat_form(p))}) {
     const FlatReturnsPlan plan = plan_of(warps);
     if (plan.cluster <= std::min<int64_t>(kMostFlatReturnsCluster, cluster) && plan.shared_bytes <= shared_bytes &&
         plan.tiles < int64_t{1} << 31)
@@ -133,7 +137,7 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
   const auto consider = [&](int vectors) {
     sizes.vectors = vectors;
     double least = 0.0;
-    for (int warps = 1; warps <= kFlatReturnsWarps; ++warps) {
+    for (int warps = 1; warps <= flat_returns_warps(flat_form(p)); ++warps) {
       const int64_t room = warps * sizes.slice(), most = (room - kFlatReturnsGrain) / p.length;
       if (most < 1) continue;
       // No more than give every multiprocessor a block.
