@@ -153,6 +153,8 @@ class RolloutTrial {
       const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
       const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
       carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
+      // What is wrong with the step behind grows as that would, even where rewards keep the carry small.
+      if (!is_cut) largest *= std::max(1.0, std::abs(g * l * clip(0.9)));
       if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
         return this->is_near(name, found, o, t, i, wanted, largest);

@@ -18,52 +18,36 @@ class Trial : public trials::RolloutTrial<T> {
   using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
-    const auto found = plan_tiles(aligned(), c.multiprocessors, c.seed % 2, kSharedBytes, true);
+    const auto found = plan_tiles(p, c.multiprocessors, c.seed % 2, kSharedBytes, true);
     // Powers above 1 are not folded.
     if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = *found;
     if (plan.flat && (c.padded || c.padded_results)) return this->complain("a flat plan", 0, 0, 0, 0.0, 0.0);
     const ColumnForm form = tile_form(p);
-    if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) return form == ColumnForm::kPlain ? run<2, ColumnForm::kPlain>() : run<2, ColumnForm::kRatios>();
-    }
-    return form == ColumnForm::kPlain ? run<1, ColumnForm::kPlain>()
-        : form == ColumnForm::kRatios ? run<1, ColumnForm::kRatios>()
-                                      : run<1, ColumnForm::kAll>();
+    return form == ColumnForm::kPlain ? run<ColumnForm::kPlain>()
+        : form == ColumnForm::kRatios ? run<ColumnForm::kRatios>()
+                                      : run<ColumnForm::kAll>();
   }
 
  private:
   using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
 
-  template <int kUnit, ColumnForm kForm>
+  template <ColumnForm kForm>
   bool run() {
     std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16) + 1, Word{7, 7});
     uint32_t launches = 0;
     const auto params =
         tile_columns_params<T>(p, plan, words.data(), {0x123456789abcdef0 | 2, c.seed % 3 == 0 ? &launches : nullptr});
     const bool ended =
-        emulation::launch(plan.strips * plan.tiles, kColumnThreads, params.tensors.bytes, plan.tiles > 1, c.seed, [&] {
-          if (plan.flat) return flat_columns_kernel<T, kUnit, kForm>(params);
-          tile_columns_kernel<T, kUnit, kForm>(params);
+        emulation::launch(plan.strips * plan.tiles, kColumnThreads, plan.shared_bytes, plan.tiles > 1, c.seed, [&] {
+          if (plan.flat) return flat_columns_kernel<T, kForm>(params);
+          tile_columns_kernel<T, kForm>(params);
         });
     return this->is_right(ended) || complain_of_plan();
   }
-  // A plan for pairs wants what a CPU does not ask for.
-  ReturnsProblem aligned() const {
-    ReturnsProblem problem = p;
-    const auto align = [](const void*& data) {
-      if (data) data = reinterpret_cast<const void*>(uintptr_t{64});
-    };
-    for (ReturnsInput* input : {&problem.rewards, &problem.values, &problem.next_values, &problem.rhos,
-             &problem.terminated, &problem.truncated})
-      align(input->data);
-    for (ReturnsOutput* output : {&problem.advantages, &problem.targets, &problem.pg_advantages})
-      align(const_cast<const void*&>(output->data));
-    return problem;
-  }
   bool complain_of_plan() const {
-    printf("flat %d, pairs %d, %ld strips, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat,
-        plan.pairs, plan.strips, plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
+    printf("flat %d, %ld strips, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat, plan.strips,
+        plan.span, plan.parts, plan.part_steps, plan.tiles, plan.groups);
     return false;
   }
 
@@ -83,7 +67,6 @@ trials::Rollout draw(std::mt19937& random) {
     if (random() % 2)
       c.places = (uint64_t{random()} << 32 | random()) & (random() % 2 ? ~uint64_t{0} : 0x1111111111111111 * 14);
   }
-  if (random() % 3 == 0) c.inner = (c.inner + 1) / 2 * 2;
   if (random() % 8 == 0) c.multiprocessors = 40;
   return c;
 }

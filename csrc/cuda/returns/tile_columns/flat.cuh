@@ -13,24 +13,24 @@
 
 namespace dcs {
 
-template <typename T, int kUnit, ColumnForm kForm>
-using FlatTileSteps = TileSteps<T, kUnit, kForm, flat_tile_batch(kUnit, kForm)>;
+template <typename T, ColumnForm kForm>
+using FlatTileSteps = TileSteps<T, kForm, flat_tile_batch(kForm)>;
 
-template <typename T, int kUnit, ColumnForm kForm>
-struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
-  using Steps = FlatTileSteps<T, kUnit, kForm>;
+template <typename T, ColumnForm kForm>
+struct FlatTile : FlatTileSteps<T, kForm> {
+  using Steps = FlatTileSteps<T, kForm>;
   using Steps::call, Steps::cuts, Steps::drops, Steps::rates, Steps::results, Steps::rhos, Steps::values;
   using Steps::kAll, Steps::kGates, Steps::kSteps;
-  using typename Steps::Acc, typename Steps::Cell, typename Steps::Flags, typename Steps::Step, typename Steps::Wide;
-  static constexpr int kCells = flat_tile_columns(sizeof(T)) / kUnit, kWarps = kColumnThreads / 32;
-  using Carries = TileCarries<T, kGates, kUnit, 2, kCells>;
+  using typename Steps::Acc, typename Steps::Step, typename Steps::Wide;
+  static constexpr int kColumns = flat_tile_columns(sizeof(T)), kWarps = kColumnThreads / 32;
+  using Carries = TileCarries<T, kGates, 1, 2, kColumns>;
 
   const TileColumnsParams<Acc>& params;
   const ResidentColumnsPlan& t = params.carries.plan;
   char* const memory;
   uint32_t tile, strip;
   int first_line, lines;  // of the tile in its strip, in the order of memory
-  int part, cell;
+  int part, column;
   bool works;
   int first_step, count;  // in the order of the scan
   int last_line;          // of the first one in the tile, a line of it
@@ -39,7 +39,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
   const char* at[kTileOperands];  // where in shared memory the next one's operands are
   int next_step;                  // in the order of the scan
   int until_last;                 // how many before one that is its row's last
-  Acc behind[kUnit];              // the value of the state behind the next
+  Acc behind;                     // the value of the state behind the next
 
   __device__ __forceinline__ FlatTile(const TileColumnsParams<Acc>& given, unsigned char* shared)
       : Steps(given.call), params(given), memory(reinterpret_cast<char*>(shared)) {
@@ -52,11 +52,11 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     lines = end - first_line;
     works = own_part < t.parts;
     part = min(own_part, t.parts - 1);
-    cell = works ? thread - own_part * t.span : 0;
+    column = works ? thread - own_part * t.span : 0;
     first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
     last_line = lines - 1 - part * t.part_steps;
     count = works ? max(0, min(t.part_steps, last_line + 1)) : 0;
-    this->find_rates(static_cast<int>(strip), cell * kUnit);
+    this->find_rates(static_cast<int>(strip), column);
   }
 
   // Tensors' lines before the tile's first one.
@@ -86,21 +86,21 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     }
   }
 
-  // Where in shared memory the thread's cell is of its first step.
+  // Where in shared memory the thread's element is of its first step.
   template <typename Element>
   __device__ __forceinline__ char* address_in(TileTensorOf which) const {
     const TileTensor& tensor = params.tensors.of[which];
     const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data)) +
         static_cast<uint32_t>(lines_before()) * static_cast<uint32_t>(tensor.row_bytes);
     return memory + tensor.slot + static_cast<int>(address % 16) + last_line * tensor.row_bytes +
-        cell * static_cast<int>(sizeof(Element));
+        column * static_cast<int>(sizeof(Element));
   }
   __device__ __forceinline__ void find_addresses() {
     const auto flags_in = [&](TileTensorOf which, bool is_bool) {
-      at[which] = is_bool ? address_in<Flags>(which) : address_in<Cell>(which);
+      at[which] = is_bool ? address_in<uint8_t>(which) : address_in<T>(which);
     };
-    for (const TileTensorOf which : {kRewardsTensor, kValuesTensor, kNextTensor}) at[which] = address_in<Cell>(which);
-    if constexpr (kGates) at[kRhosTensor] = address_in<Cell>(kRhosTensor);
+    for (const TileTensorOf which : {kRewardsTensor, kValuesTensor, kNextTensor}) at[which] = address_in<T>(which);
+    if constexpr (kGates) at[kRhosTensor] = address_in<T>(kRhosTensor);
     flags_in(kTerminatedTensor, call.terminated_is_bool);
     flags_in(kTruncatedTensor, call.truncated_is_bool);
     if constexpr (kAll) {
@@ -129,7 +129,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     });
   }
   template <int kSome>
-  __device__ __forceinline__ void read_flags(TileTensorOf which, bool is_there, bool is_bool, uint32_t (&bits)[kUnit]) {
+  __device__ __forceinline__ void read_flags(TileTensorOf which, bool is_there, bool is_bool, uint32_t& bits) {
     if (!is_there) return;
     const auto add = [&](auto element) {
       decltype(element) flags[kSome];
@@ -137,18 +137,16 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
 #pragma unroll
       for (int i = 0; i < kSome; ++i) this->add_flag(i, flags[i], bits);
     };
-    if (is_bool) add(Flags{});
-    else add(Cell{});
+    if (is_bool) add(uint8_t{});
+    else add(T{});
   }
 
   // The value behind a row whose last step this is.
-  __device__ __forceinline__ void read_bootstrap(int step, Acc (&to)[kUnit]) const {
+  __device__ __forceinline__ Acc bootstrap_of(int step) const {
+    if (!call.bootstrap.last) return 0;
     const uint32_t line = (strip + 1) * static_cast<uint32_t>(params.lines) - 1 - static_cast<uint32_t>(step);
-    const char* const from = last_of_cell(call.bootstrap, params.length.of(line), static_cast<uint32_t>(cell));
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      to[u] = call.bootstrap.last ? cast<Acc>(*reinterpret_cast<const T*>(from + u * (call.bootstrap.cell / kUnit)))
-                                  : Acc(0);
+    return cast<Acc>(*reinterpret_cast<const T*>(
+        last_of_cell(call.bootstrap, params.length.of(line), static_cast<uint32_t>(column))));
   }
 
   // Before the first step.
@@ -158,16 +156,16 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     next_step = first_step;
     until_last = static_cast<int>(over == 0 ? 0 : length - over);
     find_addresses();
-    Cell value{};
+    T value{};
     if (over != 0 && count > 0 && !call.has_next_values && call.values.last)
-      value = *reinterpret_cast<const Cell*>(at[kValuesTensor] + params.tensors.of[kValuesTensor].row_bytes);
-    unpack(value, behind);
+      value = *reinterpret_cast<const T*>(at[kValuesTensor] + params.tensors.of[kValuesTensor].row_bytes);
+    behind = cast<Acc>(value);
   }
   // The next steps.
   template <int kSome>
   __device__ __forceinline__ void load() {
-    Cell rewards[kSome], own[kSome] = {}, ratios[kSome];
-    Acc own_values[kSome][kUnit], following[kSome][kUnit];
+    T rewards[kSome], own[kSome] = {}, ratios[kSome];
+    Acc own_values[kSome], following[kSome];
     RateBits<T> gammas[kSome], traces[kSome];
     read(kRewardsTensor, rewards);
     if (call.values.last) read(kValuesTensor, own);
@@ -180,39 +178,30 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
       if (call.gamma.last) read_rates(kGammaTensor, call.gamma_is_narrow, gammas);
       if (call.trace.last) read_rates(kTraceTensor, call.trace_is_narrow, traces);
     }
-    uint32_t truncates[kUnit] = {};
+    uint32_t truncates = 0;
     const uint32_t lasts = until_last < kSome ? 1u << until_last : 0;
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) drops[u] = 0;
+    drops = 0;
     read_flags<kSome>(kTerminatedTensor, call.terminated.last, call.terminated_is_bool, drops);
     read_flags<kSome>(kTruncatedTensor, call.truncated.last, call.truncated_is_bool, truncates);
     this->set_flags(truncates, lasts);
 #pragma unroll
-    for (int i = 0; i < kSome; ++i) unpack(own[i], own_values[i]);
+    for (int i = 0; i < kSome; ++i) own_values[i] = cast<Acc>(own[i]);
     if (call.has_next_values) {
-      Cell next[kSome];
+      T next[kSome];
 #pragma unroll
       for (int i = 0; i < kSome; ++i) next[i] = own[i];
       if (call.next_values.last) read(kNextTensor, next);
 #pragma unroll
-      for (int i = 0; i < kSome; ++i) unpack(next[i], following[i]);
+      for (int i = 0; i < kSome; ++i) following[i] = cast<Acc>(next[i]);
     } else {
 #pragma unroll
-      for (int i = 0; i < kSome; ++i) {
-#pragma unroll
-        for (int u = 0; u < kUnit; ++u) following[i][u] = i == 0 ? behind[u] : own_values[i - 1][u];
-      }
+      for (int i = 0; i < kSome; ++i) following[i] = i == 0 ? behind : own_values[i - 1];
       if (lasts) {
-        Acc last[kUnit];
-        read_bootstrap(next_step + until_last, last);
+        const Acc last = bootstrap_of(next_step + until_last);
 #pragma unroll
-        for (int i = 0; i < kSome; ++i) {
-#pragma unroll
-          for (int u = 0; u < kUnit; ++u) following[i][u] = lasts & 1u << i ? last[u] : following[i][u];
-        }
+        for (int i = 0; i < kSome; ++i) following[i] = lasts & 1u << i ? last : following[i];
       }
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) behind[u] = own_values[kSome - 1][u];
+      behind = own_values[kSome - 1];
     }
     next_step += kSome;
     until_last -= kSome;
@@ -224,7 +213,7 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
         own_gamma = rate_of_bits<T>(gammas[i], call.gamma_is_narrow);
         own_trace = rate_of_bits<T>(traces[i], call.trace_is_narrow);
       }
-      this->set_step(i, rewards[i], call.has_own_values, own_values[i], following[i], own_gamma, own_trace);
+      this->set_step(i, cast<Acc>(rewards[i]), call.has_own_values, own_values[i], following[i], own_gamma, own_trace);
       values.set(i, own[i]);
       if constexpr (kGates) rhos.set(i, ratios[i]);
     }
@@ -245,106 +234,86 @@ struct FlatTile : FlatTileSteps<T, kUnit, kForm> {
     }
   }
 
-  // The part's segments, from nothing.
-  __device__ __forceinline__ void add_up(Segment<Wide> (&segments)[kUnit]) {
+  // The part's segment, from nothing.
+  __device__ __forceinline__ Segment<Wide> add_up() {
     begin();
     const int first_until_last = until_last;
-    Acc first_behind[kUnit], y[kUnit] = {};  // results take the place of the one
-    Wide product[kUnit];
-    uint32_t closed[kUnit] = {};
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      first_behind[u] = behind[u];
-      product[u] = 1.0;
-      if constexpr (kGates)
-        product[u] = call.row_rates ? whole_power(rates[u].carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
-    }
+    const Acc first_behind = behind;  // results take its place
+    Acc y = 0;
+    Wide product = 1.0;
+    uint32_t closed = 0;
+    if constexpr (kGates)
+      product = call.row_rates ? whole_power(rates.carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
     each_batch([&](auto some, bool is_first) {
-      [[maybe_unused]] Wide of_some[kUnit];  // four floats' product is within a double
+      [[maybe_unused]] Wide of_some;  // four floats' product is within a double
 #pragma unroll
       for (int i = 0; i < some(); ++i) {
-        this->visit_columns(i, [&](int u, const Step& step, Acc) {
-          const bool begins = i == 0 && is_first;
-          y[u] = begins || step.is_cut ? step.delta : this->gated(u, step.delta, step.factor * y[u]);
-          if constexpr (kGates) {
-            const Wide factor = static_cast<Wide>(step.factor);
-            of_some[u] = i % kTileBatch == 0 ? factor : of_some[u] * factor;
-            if (sizeof(T) > 4 || i % kTileBatch == kTileBatch - 1 || i + 1 == some()) {
-              product[u] = power_mul(product[u], sizeof(T) > 4 ? factor : of_some[u]);
-            }
-          }
-        });
+        const Step step = this->step_of(i);
+        const bool begins = i == 0 && is_first;
+        y = begins || step.is_cut ? step.delta : this->gated(step.delta, step.factor * y);
+        if constexpr (kGates) {
+          const Wide factor = static_cast<Wide>(step.factor);
+          of_some = i % kTileBatch == 0 ? factor : of_some * factor;
+          if (sizeof(T) > 4 || i % kTileBatch == kTileBatch - 1 || i + 1 == some())
+            product = power_mul(product, sizeof(T) > 4 ? factor : of_some);
+        }
       }
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) closed[u] |= cuts[u];
+      closed |= cuts;
     });
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      segments[u] = {static_cast<Wide>(y[u]), product[u], closed[u] != 0};
-      behind[u] = first_behind[u];
-    }
+    behind = first_behind;
     next_step = first_step;
     until_last = first_until_last;
+    return {static_cast<Wide>(y), product, closed != 0};
   }
 
   // What enters the thread's part.
-  __device__ __forceinline__ void enter(
-      const Carries& carries, Segment<Wide> (&segments)[kUnit], Acc (&y)[kUnit]) const {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, segments[u]);
+  __device__ __forceinline__ Acc enter(const Carries& carries, const Segment<Wide>& segment) const {
+    if (works) carries.put(part, column, segment);
     carries.exchange({static_cast<int>(strip), 0});
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) y[u] = static_cast<Acc>(carries.entering(part, cell * kUnit + u));
+    return static_cast<Acc>(carries.entering(part, column));
   }
 
   // All results, from what enters the part.
-  __device__ __forceinline__ void finish(Acc (&y)[kUnit]) {
+  __device__ __forceinline__ void finish(Acc y) {
     find_addresses();
-    char *advantages = address_in<Cell>(kAdvantagesTensor), *targets = address_in<Cell>(kTargetsTensor),
-         *pg_advantages = kGates ? address_in<Cell>(kPgTensor) : nullptr;
+    char *advantages = address_in<T>(kAdvantagesTensor), *targets = address_in<T>(kTargetsTensor),
+         *pg_advantages = kGates ? address_in<T>(kPgTensor) : nullptr;
     const int row = params.tensors.of[kRewardsTensor].row_bytes;
     each_batch([&](auto some, bool) {
-      Acc pg[some()][kUnit];
+      Acc pg[some()];
 #pragma unroll
-      for (int i = 0; i < some(); ++i) this->finish_step(i, y, pg[i]);
+      for (int i = 0; i < some(); ++i) pg[i] = this->finish_step(i, y);
       const auto store = [&](char*& to, bool is_there, const auto& result) {
         if (!is_there) return;
 #pragma unroll
-        for (int i = 0; i < some(); ++i, to -= row) *reinterpret_cast<Cell*>(to) = result(i);
+        for (int i = 0; i < some(); ++i, to -= row) *reinterpret_cast<T*>(to) = result(i);
       };
-      if constexpr (kGates)
-        store(pg_advantages, call.pg_advantages.last, [&](int i) { return pack<Acc, T, kUnit>(pg[i]); });
-      store(advantages, call.advantages.last, [&](int i) { return pack<Acc, T, kUnit>(results[i]); });
+      if constexpr (kGates) store(pg_advantages, call.pg_advantages.last, [&](int i) { return cast<T>(pg[i]); });
+      store(advantages, call.advantages.last, [&](int i) { return cast<T>(results[i]); });
       store(targets, call.targets.last, [&](int i) { return this->target_of(i); });
     });
   }
 };
 
-template <typename T, int kUnit, ColumnForm kForm>
+template <typename T, ColumnForm kForm>
 __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     flat_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
-  using Tile = FlatTile<T, kUnit, kForm>;
+  using Tile = FlatTile<T, kForm>;
   using Wide = typename Tile::Wide;
   extern __shared__ __align__(16) unsigned char flat_columns_shared[];
-  __shared__ CarryExchange<Wide, Tile::kGates, kUnit, Tile::kCells> exchange;
-  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kUnit, Tile::kGates, Tile::kCells));
+  __shared__ CarryExchange<Wide, Tile::kGates, 1, Tile::kColumns> exchange;
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), 1, Tile::kGates, Tile::kColumns));
   overlap_launches();
   Tile tile(params, flat_columns_shared);
   tile.bring();
   const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, params.carries.plan.span);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
-  Wide carried[kUnit];
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) carried[u] = tile.rates[u].carried;
-  carries.put_powers(tile.works, tile.part, tile.cell, carried);
+  const Wide carried[] = {tile.rates.carried};
+  carries.put_powers(tile.works, tile.part, tile.column, carried);
   wait_for_copies<0>();
   __syncthreads();
-  Segment<Wide> segments[kUnit];
-  tile.add_up(segments);
-  typename Tile::Acc y[kUnit];
-  tile.enter(carries, segments, y);
-  tile.finish(y);
+  const Segment<Wide> segment = tile.add_up();
+  tile.finish(tile.enter(carries, segment));
   __syncthreads();
   tile.put();
 }

@@ -21,7 +21,7 @@ template <typename T>
 TileColumnsParams<typename Types<T>::Acc> tile_columns_params(
     const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, const CallTag& tag) {
   TileColumnsParams<typename Types<T>::Acc> params{
-      {carried_scan(problem), plan, workspace, tag}, returns_column_params<T>(problem, plan.pairs ? 2 : 1)};
+      {carried_scan(problem), plan, workspace, tag}, returns_column_params<T>(problem, 1)};
   if (!plan.flat) return params;
   params.tensors = tile_tensors(problem, int64_t{plan.part_steps} * plan.parts);
   params.lines = static_cast<int>(problem.outer * problem.length / plan.strips);
