@@ -32,8 +32,8 @@ struct Rollout {
   Same same_rows = Same::kNothing;
   bool odd_rows = false;
   bool infinite = false;  // some rewards are, and what counts for nothing is no number
-  uint64_t places = 0;    // four bits an operand: elements that it begins behind where it would
-  int64_t place(int operand) const { return static_cast<int64_t>(places >> 4 * operand & 15); }
+  uint64_t offsets = 0;   // four bits an operand: elements that it begins behind where it would
+  int64_t offset(int operand) const { return static_cast<int64_t>(offsets >> 4 * operand & 15); }
 };
 
 // What is drawn for it. Derived classes run kernels on it, and ask whether that was right; those of other kernels than
@@ -45,21 +45,21 @@ class RolloutTrial {
   RolloutTrial(const Rollout& of)
       : c(of),
         random(of.seed),
-        rewards(c, c.padded, Same::kNothing, c.place(0)),
-        values(c, c.padded, c.same_values, c.place(1)),
-        next(c, c.padded, c.same_values, c.place(2)),
-        rhos(c, c.padded, Same::kNothing, c.place(3)),
-        terminated(c, c.padded, c.same_flags, c.place(4)),
-        truncated(c, c.padded, c.same_flags, c.place(5)),
-        is_terminated(c, c.padded_flags, c.same_flags, c.place(6)),
-        is_truncated(c, c.padded_flags, c.same_flags, c.place(7)),
-        gammas(c, c.padded, c.same_rates, c.place(8)),
-        traces(c, c.padded, c.same_rates, c.place(9)),
-        narrow_gammas(c, c.padded, c.same_rates, c.place(10)),
-        narrow_traces(c, c.padded, c.same_rates, c.place(11)),
-        advantages(c, c.padded_results, Same::kNothing, c.place(12)),
-        targets(c, c.padded_results, Same::kNothing, c.place(13)),
-        pg(c, c.padded_results, Same::kNothing, c.place(14)) {
+        rewards(c, c.padded, Same::kNothing, c.offset(0)),
+        values(c, c.padded, c.same_values, c.offset(1)),
+        next(c, c.padded, c.same_values, c.offset(2)),
+        rhos(c, c.padded, Same::kNothing, c.offset(3)),
+        terminated(c, c.padded, c.same_flags, c.offset(4)),
+        truncated(c, c.padded, c.same_flags, c.offset(5)),
+        is_terminated(c, c.padded_flags, c.same_flags, c.offset(6)),
+        is_truncated(c, c.padded_flags, c.same_flags, c.offset(7)),
+        gammas(c, c.padded, c.same_rates, c.offset(8)),
+        traces(c, c.padded, c.same_rates, c.offset(9)),
+        narrow_gammas(c, c.padded, c.same_rates, c.offset(10)),
+        narrow_traces(c, c.padded, c.same_rates, c.offset(11)),
+        advantages(c, c.padded_results, Same::kNothing, c.offset(12)),
+        targets(c, c.padded_results, Same::kNothing, c.offset(13)),
+        pg(c, c.padded_results, Same::kNothing, c.offset(14)) {
     std::normal_distribution<double> normal;
     std::uniform_real_distribution<double> uniform;
     each([&](int64_t o, int64_t t, int64_t i) {

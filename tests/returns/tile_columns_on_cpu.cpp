@@ -65,7 +65,7 @@ trials::Rollout draw(std::mt19937& random) {
     c.inner = 1 + (c.inner - 1) % 64;
     if (random() % 3 == 0) c.outer *= 1 + random() % 40, c.length = 4 + (c.length - 1) % 200;
     if (random() % 2)
-      c.places = (uint64_t{random()} << 32 | random()) & (random() % 2 ? ~uint64_t{0} : 0x1111111111111111 * 14);
+      c.offsets = (uint64_t{random()} << 32 | random()) & (random() % 2 ? ~uint64_t{0} : 0x1111111111111111 * 14);
   }
   if (random() % 8 == 0) c.multiprocessors = 40;
   return c;

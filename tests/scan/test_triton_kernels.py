@@ -53,7 +53,7 @@ TILINGS = {
     "rows of strided steps": ((5, 7, 3), 1, {}),
     "columns": ((2, 19, 2), 1, {"LEAST_COLUMN_TILE": 1}),
     "serial": ((2, 19, 9), 1, {"SERIAL_COLUMNS": 1}),
-    "serial groups": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
+    "groups, serial": ((2, 19, 9), 1, {"LEAST_COLUMN_TILE": 1}),
 }
 
 

@@ -23,13 +23,13 @@ inline void wait_for_cluster() {
 }
 // Variables of threads lie as far from each other in all of them.
 template <typename T>
-T* place_in_cluster(T* local, uint32_t rank) {
+T* address_in_cluster(T* local, uint32_t rank) {
   const auto apart = reinterpret_cast<const char*>(local) - &emulation::anchor;
   return reinterpret_cast<T*>(emulation::current().cluster->anchors[rank] + apart);
 }
 template <typename T>
 const T& in_cluster(const T& local, uint32_t rank) {
-  return *place_in_cluster(const_cast<T*>(&local), rank);
+  return *address_in_cluster(const_cast<T*>(&local), rank);
 }
 
 inline void init_transaction_barrier(uint64_t* barrier, int bytes) {
@@ -38,8 +38,8 @@ inline void init_transaction_barrier(uint64_t* barrier, int bytes) {
 }
 template <typename Word>
 void store_async_in_cluster(const Word* local, const uint64_t* barrier, uint32_t rank, Word value) {
-  emulation::Letter letter{place_in_cluster(const_cast<Word*>(local), rank), 0, static_cast<int>(sizeof(Word)),
-      place_in_cluster(const_cast<uint64_t*>(barrier), rank)};
+  emulation::Letter letter{address_in_cluster(const_cast<Word*>(local), rank), 0, static_cast<int>(sizeof(Word)),
+      address_in_cluster(const_cast<uint64_t*>(barrier), rank)};
   memcpy(&letter.bits, &value, sizeof(Word));
   emulation::Mailbox& mailbox = emulation::current().cluster->mailboxes[rank];
   const std::lock_guard<std::mutex> guard(mailbox.mutex);
