@@ -60,7 +60,8 @@ def wheel(folder: Path, facts: dict[str, Any] | None, version: str, whole: bool)
     packages = {"torch_dcs_ops": torch_dcs_ops, "torch_dcs_ops/triton_kernels": torch_dcs_ops.triton_kernels}
     with zipfile.ZipFile(path, "w") as archive:
         for name, package in packages.items():
-            for place in package.__path__:
+            # An editable install also looks in the checkout, for the examples; its virtual environment is in there too.
+            for place in (place for place in package.__path__ if not Path(place, "pyproject.toml").is_file()):
                 for file in Path(place).rglob("*.py" if whole else "__init__.py"):
                     inside = f"{name}/{file.relative_to(place)}"
                     if inside not in archive.namelist():
