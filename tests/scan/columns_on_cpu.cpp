@@ -210,12 +210,7 @@ class Trial {
   bool launch_small() {
     if constexpr (sizeof(T) <= 4) {
       const SmallColumnsParams params = small_columns_params(p, *small);
-      const auto kernel = [&] {
-        if constexpr (sizeof(T) == 2) {
-          if (small->pairs) return small_columns_kernel<T, kStep, 2>(params);
-        }
-        small_columns_kernel<T, kStep, 1>(params);
-      };
+      const auto kernel = [&] { small_columns_kernel<T, kStep>(params); };
       return emulation::launch(small->blocks, 32 * small->warps, small_columns_bytes(*small), small->cluster > 1,
           c.seed, kernel, small->cluster);
     }
@@ -244,8 +239,8 @@ class Trial {
         resident ? 1 << resident->read_bits : 0, resident ? resident->span : 0, resident ? resident->parts : 0,
         resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
     if (small)
-      printf("small: flat %d, pairs %d, span %d of %ld, %d steps, %d warps, clusters of %d\n", small->flat,
-          small->pairs, small->span, small->spans, small->steps, small->warps, small->cluster);
+      printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d\n", small->flat, small->span,
+          small->spans, small->steps, small->warps, small->cluster);
     return false;
   }
 

@@ -46,6 +46,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [1000000, 7], {"dim": 0}),
         ("small_columns", [15_000, 7], {"dim": 0}),
         ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),
+        ("small_columns", [16_000, 16], {"dim": 0, "gamma": "step", "dtype": torch.bfloat16}),
         ("resident_columns", [30_000, 7], {"dim": 0}),  # of more steps
         ("resident_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
@@ -129,6 +130,13 @@ def test_small_columns_are_all_on_the_gpu_at_once() -> None:
         assert launch["span"] * launch["spans"] >= columns
         assert parts * launch["steps"] >= 400
         assert launch["blocks"] * launch["warps"] <= 132 * 32
+
+
+def test_long_small_columns_of_halves_are_narrower_with_gates() -> None:
+    """A thread has 8 steps of a per-step gamma, 16 without: a cluster's threads reach through time of fewer columns."""
+    for gamma, span in (("number", 16), ("step", 8)):
+        launch = plan([16_000, 16], torch.bfloat16, dim=0, gamma=gamma)["launch"]
+        assert (launch["span"], launch["spans"]) == (span, 16 // span)
 
 
 def test_many_columns_tiles_hold_longer_parts() -> None:

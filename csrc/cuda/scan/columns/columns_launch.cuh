@@ -89,11 +89,11 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   params.spans = Divisor(static_cast<uint32_t>(plan.spans));
   params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
   params.length = static_cast<int>(problem.length);
-  params.cells = static_cast<int>(problem.inner / (plan.pairs ? 2 : 1));
+  params.columns = static_cast<int>(problem.inner);
   params.span = plan.span;
-  params.cell_bits = plan.cell_bits;
-  const int slots = 32 >> plan.cell_bits;
-  for (int slot = 0; slot < slots; ++slot) params.cell_lanes |= 1u << (slot << plan.cell_bits);
+  params.span_bits = plan.span_bits;
+  const int slots = 32 >> plan.span_bits;
+  for (int slot = 0; slot < slots; ++slot) params.column_lanes |= 1u << (slot << plan.span_bits);
   params.steps = plan.steps;
   params.slot_warps = static_cast<int>(ceil_div(plan.warps, slots));
   params.slot_blocks = static_cast<int>(ceil_div(plan.cluster, slots));
@@ -114,11 +114,8 @@ inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
 
 template <typename T>
 cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
-  const bool step = problem.gamma_kind == GammaKind::kStep;
-  auto kernel = step ? small_columns_kernel<T, true, 1> : small_columns_kernel<T, false, 1>;
-  if constexpr (sizeof(T) == 2) {
-    if (plan.pairs) kernel = step ? small_columns_kernel<T, true, 2> : small_columns_kernel<T, false, 2>;
-  }
+  const auto kernel =
+      problem.gamma_kind == GammaKind::kStep ? small_columns_kernel<T, true> : small_columns_kernel<T, false>;
   int device = 0, most = 0;
   const int64_t shared = small_columns_bytes(plan);
   if (shared > 0) {

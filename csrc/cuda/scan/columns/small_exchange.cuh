@@ -25,10 +25,8 @@ struct alignas(16) PackedSegment {
 
 // What warps store for each other, and blocks of a cluster, by remote stores, for the later ones. The transaction
 // barrier `arrivals` completes when the segments of all earlier blocks have come.
-template <int kUnit>
 struct ColumnExchange {
-  static constexpr int kColumns = kSmallSpan * kUnit;
-  PackedSegment warps[kSmallColumnWarps][kColumns], blocks[kMostRowCluster][kColumns];
+  PackedSegment warps[kSmallColumnWarps][kSmallSpan], blocks[kMostRowCluster][kSmallSpan];
   uint64_t arrivals;
 
   __device__ __forceinline__ void init_barrier(int rank, int columns) {
@@ -36,10 +34,10 @@ struct ColumnExchange {
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int column, uint32_t to) {
+  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int place, uint32_t to) {
     PackedSegment packed_segment;
     packed_segment = segment;
-    PackedSegment& remote = blocks[rank][column];
+    PackedSegment& remote = blocks[rank][place];
     store_async_in_cluster(&remote.total, &arrivals, to, packed_segment.total);
     store_async_in_cluster(&remote.gates, &arrivals, to, packed_segment.gates);
   }
@@ -48,104 +46,72 @@ struct ColumnExchange {
 __device__ __forceinline__ Segment<double> joined(const Segment<double>& first, const Segment<double>& then) {
   return {after(then, first.total), power_mul(then.gates, first.gates), first.closed || then.closed};
 }
-// Each slot's segments with those of the slots before it, of the same cell.
-template <int kUnit>
-__device__ __forceinline__ void fold_slots(Segment<double> (&segments)[kUnit], const SmallColumnsParams& p) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, stride = 1 << p.cell_bits;
-  const uint32_t up_to_own = p.cell_lanes << (lane & (stride - 1)) & (0xffffffffu >> (31 - lane));
-  int reach[kUnit];  // lanes back to the nearest closed one, or to all
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) {
-    const uint32_t closed = __ballot_sync(0xffffffffu, segments[u].closed) & up_to_own;
-    reach[u] = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;
-    segments[u].closed = closed != 0;
-  }
+// Each slot's segment with those of the slots before it, of the same column.
+__device__ __forceinline__ void fold_slots(Segment<double>& segment, const SmallColumnsParams& p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, stride = 1 << p.span_bits;
+  const uint32_t up_to_own = p.column_lanes << (lane & (stride - 1)) & (0xffffffffu >> (31 - lane));
+  const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
+  // Lanes back to the nearest closed one, or to all.
+  const int reach = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;
+  segment.closed = closed != 0;
 #pragma unroll 1
   for (int d = stride; d < 32; d *= 2) {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      const double other = shuffle_up(segments[u].total, d), other_gates = shuffle_up(segments[u].gates, d);
-      if (reach[u] < d) continue;
-      segments[u].total = fold(segments[u].total, segments[u].gates, other);
-      segments[u].gates = power_mul(segments[u].gates, other_gates);
-    }
+    const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
+    if (reach < d) continue;
+    segment.total = fold(segment.total, segment.gates, other);
+    segment.gates = power_mul(segment.gates, other_gates);
   }
 }
-// The first `count` of the segments, folded, in all lanes of a cell. Each slot takes `each` of them: some at once, in a
-// tree.
-template <int kUnit, int kRows>
-__device__ __forceinline__ void fold_packed(const PackedSegment (&packed_segments)[kRows][kSmallSpan * kUnit],
-    int count, int each, int slot, int column, const SmallColumnsParams& p, Segment<double> (&folded)[kUnit]) {
-  constexpr int kAtOnce = kUnit == 1 ? 4 : 2;  // with the other column's
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) folded[u] = identity<double>();
+// The first `count` of the segments, folded, in all lanes of a column. Each slot takes `each` of them: some at once, in
+// a tree.
+template <int kRows>
+__device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&packed_segments)[kRows][kSmallSpan],
+    int count, int each, int slot, int place, const SmallColumnsParams& p) {
+  constexpr int kAtOnce = 4;
+  Segment<double> folded = identity<double>();
 #pragma unroll 1
   for (int i = 0; i < each; i += kAtOnce) {
+    Segment<double> some[kAtOnce];
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      Segment<double> some[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int number = slot * each + i + j;
-        some[j] = packed_segments[min(number, kRows - 1)][column + u].segment();
-        if (i + j >= each || number >= count) some[j] = identity<double>();
-      }
-#pragma unroll
-      for (int d = 1; d < kAtOnce; d *= 2) {
-#pragma unroll
-        for (int j = 0; j < kAtOnce; j += 2 * d) some[j] = joined(some[j], some[j + d]);
-      }
-      folded[u] = joined(folded[u], some[0]);
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int number = slot * each + i + j;
+      some[j] = packed_segments[min(number, kRows - 1)][place].segment();
+      if (i + j >= each || number >= count) some[j] = identity<double>();
     }
+#pragma unroll
+    for (int d = 1; d < kAtOnce; d *= 2) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; j += 2 * d) some[j] = joined(some[j], some[j + d]);
+    }
+    folded = joined(folded, some[0]);
   }
   fold_slots(folded, p);
-  const int last = 32 - (1 << p.cell_bits) + column / kUnit;
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) folded[u] = segment_of_lane(folded[u], last);
+  return segment_of_lane(folded, 32 - (1 << p.span_bits) + place);
 }
 
-// The carries into each thread's steps, from its segments.
-template <int kUnit, typename Index>
-__device__ __forceinline__ void enter(
-    const Index& at, Segment<double> (&segments)[kUnit], ColumnExchange<kUnit>& exchange, double (&carries)[kUnit]) {
+// The carry into a thread's steps, from its segment.
+template <typename Index>
+__device__ __forceinline__ double carry_into(const Index& at, Segment<double>& segment, ColumnExchange& exchange) {
   const SmallColumnsParams& p = at.p;
-  const int stride = 1 << p.cell_bits, column = at.cell * kUnit;
-  fold_slots(segments, p);
-  if (at.slot + 1 == at.slots) {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) exchange.warps[at.warp][column + u] = segments[u];
-  }
-  Segment<double> before[kUnit], warps_before[kUnit];
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) {
-    const int other = max(at.lane - stride, 0);
-    before[u] = segment_of_lane(segments[u], other);
-    if (at.slot == 0) before[u] = identity<double>();
-  }
+  const int stride = 1 << p.span_bits;
+  fold_slots(segment, p);
+  if (at.slot + 1 == at.slots) exchange.warps[at.warp][at.place] = segment;
+  Segment<double> before = segment_of_lane(segment, max(at.lane - stride, 0));
+  if (at.slot == 0) before = identity<double>();
   __syncthreads();
-  fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, column, p, warps_before);
+  const Segment<double> warps_before = fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, at.place, p);
   if (p.cluster.divisor > 1) {
     wait_for_cluster();  // until the others' barriers are initialized
     if (at.warp + 1 == at.warps) {
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) {
-        const Segment<double> block = joined(warps_before[u], exchange.warps[at.warp][column + u].segment());
-        for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
-          exchange.send(block, at.rank, column + u, static_cast<uint32_t>(to));
-      }
+      const Segment<double> block = joined(warps_before, exchange.warps[at.warp][at.place].segment());
+      for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
+        exchange.send(block, at.rank, at.place, static_cast<uint32_t>(to));
     }
   }
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) {
-    before[u] = joined(warps_before[u], before[u]);
-    carries[u] = before[u].total;
-  }
-  if (at.rank == 0) return;
-  Segment<double> blocks_before[kUnit];
+  before = joined(warps_before, before);
+  if (at.rank == 0) return before.total;
   mbarrier_wait(&exchange.arrivals, 0);
-  fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, column, p, blocks_before);
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) carries[u] = after(before[u], blocks_before[u].total);
+  return after(before, fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, at.place, p).total);
 }
 
 }  // namespace dcs

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "common/divisor.cuh"
+#include "common/element_types.cuh"
 #include "common/ptx/global_load.cuh"
-#include "common/vector.cuh"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
 
@@ -20,10 +20,10 @@ struct SmallColumnOperand {
 struct SmallColumnsParams {
   SmallColumnOperand input, gates, reset, output, gamma, initial;
   Divisor spans, cluster;  // of an outer row; blocks of a cluster
-  int length, cells;       // steps, and cells of one of them
-  int span;                // cells of a block
-  int cell_bits;           // 2^these lanes of a slot, at least the span
-  uint32_t cell_lanes;     // bits of a cell's lanes
+  int length, columns;     // steps, and columns of one of them
+  int span;                // columns of a block
+  int span_bits;           // 2^these lanes of a slot, at least the span
+  uint32_t column_lanes;   // bits of a column's lanes
   int steps;               // of a thread, a multiple of kSmallBatch
   int slot_warps;          // whose totals each slot of a warp folds, and blocks of a cluster
   int slot_blocks;
@@ -34,19 +34,18 @@ struct SmallColumnsParams {
 };
 
 // A thread's position, and the addresses of its operands.
-template <typename T, bool kStep, int kUnit>
+template <typename T, bool kStep>
 struct SmallColumnIndex {
-  static constexpr int kMost = small_column_steps(kStep, kUnit == 2);
-  using Cell = Vector<T, kUnit>;
-  using Words = uint32_t[kMost];  // a cell each
+  static constexpr int kMost = small_column_steps(kStep);
+  using Words = uint32_t[kMost];  // an element each
   const SmallColumnsParams& p;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
             warps = static_cast<int>(blockDim.x) / 32;
-  const int slots = 32 >> p.cell_bits, slot = lane >> p.cell_bits, cell = lane & ((1 << p.cell_bits) - 1);
-  int rank = 0;  // of the block in its cluster
-  int outer, width, column;
+  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, place = lane & ((1 << p.span_bits) - 1);
+  int rank = 0;                 // of the block in its cluster
+  int outer, width, column;     // `width` columns of the span, of which this one is at `place`
   int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
-  int warp_cells;               // cells of the warp's contiguous range
+  int warp_elements;            // of the warp's contiguous range
 
   __device__ __forceinline__ explicit SmallColumnIndex(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
@@ -55,15 +54,15 @@ struct SmallColumnIndex {
       rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
     }
     outer = static_cast<int>(p.spans.of(group));
-    const int first_cell = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
-    width = min(p.span, p.cells - first_cell);
+    const int first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
+    width = min(p.span, p.columns - first_column);
     // A contiguous range in reverse has its columns in reverse, too.
-    const int existing = min(cell, width - 1);
-    column = (p.flat && p.reverse ? width - 1 - existing : first_cell + existing) * kUnit;
+    const int existing = min(place, width - 1);
+    column = p.flat && p.reverse ? width - 1 - existing : first_column + existing;
     warp_step = (rank * warps + warp) * slots * p.steps;
     first = warp_step + slot * p.steps;
-    count = cell < width ? max(0, min(p.steps, p.length - first)) : 0;
-    warp_cells = max(0, min(slots * p.steps, p.length - warp_step)) * width;
+    count = place < width ? max(0, min(p.steps, p.length - first)) : 0;
+    warp_elements = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }
 
   template <typename Visit>
@@ -75,48 +74,38 @@ struct SmallColumnIndex {
       for (int i = k; i < k + kSmallBatch; ++i) visit(i);
     }
   }
-  __device__ __forceinline__ int offset(const SmallColumnOperand& of, int u = 0) const {
-    return outer * of.outer + (column + u) * of.inner;
+  __device__ __forceinline__ int offset(const SmallColumnOperand& of) const {
+    return outer * of.outer + column * of.inner;
   }
-  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd cell of the warp's range.
+  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd one of the warp's range.
   struct Range {
     int at, stride, least, most;
   };
   __device__ __forceinline__ Range range(const SmallColumnOperand& of, int back) const {
     if (!p.flat) return {offset(of) + (first - back) * of.time, of.time, first < back ? 1 : 0, count};
     const int index = (warp_step - back) * width + lane;
-    return {outer * of.outer + (p.reverse ? width - 1 - index : index) * kUnit, (p.reverse ? -32 : 32) * kUnit,
-        index < 0 ? 1 : 0, (warp_cells - lane + 31) >> 5};
+    return {outer * of.outer + (p.reverse ? width - 1 - index : index), p.reverse ? -32 : 32, index < 0 ? 1 : 0,
+        (warp_elements - lane + 31) >> 5};
   }
   __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0) const {
     const Range steps = range(of, back);
     const T* const from = static_cast<const T*>(of.data) + steps.at;
-    each([&](int k) {
-      load_words_where(
-          k >= steps.least && k < steps.most, reinterpret_cast<const Cell*>(from + k * steps.stride), &to[k]);
-    });
+    each([&](int k) { load_words_where(k >= steps.least && k < steps.most, from + k * steps.stride, &to[k]); });
   }
-  // The flags of a cell's columns are neighbors too.
   __device__ __forceinline__ void ask_flags(Words& to) const {
     const uint8_t* const from =
         static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first - p.back) * p.reset.time;
-    each([&](int k) {
-      load_words_where(k < count && first + k >= p.back,
-          reinterpret_cast<const Vector<uint8_t, kUnit>*>(from + k * p.reset.time), &to[k]);
-    });
+    each([&](int k) { load_words_where(k < count && first + k >= p.back, from + k * p.reset.time, &to[k]); });
   }
 
   // A bit a step.
-  __device__ __forceinline__ void read_flags(const Words& flags, uint32_t (&bits)[kUnit]) const {
-    each([&](int k) {
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) bits[u] |= (flags[k] >> 8 * u & 0xff ? 1u : 0u) << k;
-    });
+  __device__ __forceinline__ uint32_t bits_of(const Words& flags) const {
+    uint32_t bits = 0;
+    each([&](int k) { bits |= (flags[k] ? 1u : 0u) << k; });
+    return bits;
   }
-  __device__ __forceinline__ void ask_initial(uint32_t (&to)[kUnit]) const {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial, u), &to[u]);
+  __device__ __forceinline__ void ask_initial(uint32_t& to) const {
+    load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial), &to);
   }
 
   // From words in the order of memory to the thread's own steps, and back.
@@ -129,7 +118,7 @@ struct SmallColumnIndex {
   __device__ __forceinline__ void transpose_to_memory(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) {
-      if (cell < width) shared[own_index(k)] = words[k];
+      if (place < width) shared[own_index(k)] = words[k];
     });
     __syncwarp();
     each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
@@ -139,47 +128,35 @@ struct SmallColumnIndex {
     const Range steps = range(p.output, 0);
     T* const to = static_cast<T*>(const_cast<void*>(p.output.data)) + steps.at;
     each([&](int k) {
-      Cell out;
+      T out;
       memcpy(&out, &words[k], sizeof out);
-      if (k < steps.most) *reinterpret_cast<Cell*>(to + k * steps.stride) = out;
+      if (k < steps.most) to[k * steps.stride] = out;
     });
   }
 
-  __device__ __forceinline__ double row_gamma(int u) const {
-    return load_gamma<double>(p.gamma.data, p.gamma_dtype, offset(p.gamma, u), false);
+  __device__ __forceinline__ double row_gamma() const {
+    return load_gamma<double>(p.gamma.data, p.gamma_dtype, offset(p.gamma), false);
   }
 
  private:
   __device__ __forceinline__ int own_index(int k) const {
-    const int index = (slot * p.steps + k) * width + cell;
+    const int index = (slot * p.steps + k) * width + place;
     return index + (index >> 5);
   }
 };
 
-// The values of a word's cell, and back.
-template <typename T, int kUnit, typename Acc>
-__device__ __forceinline__ void values_of_word(uint32_t word, Acc (&to)[kUnit]) {
-  Vector<T, kUnit> cell;
-  memcpy(&cell, &word, sizeof cell);
-  float values[kUnit];
-  unpack(cell, values);
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) to[u] = static_cast<Acc>(values[u]);
-}
+// A word's value, and back.
 template <typename T, typename Acc>
 __device__ __forceinline__ Acc value_of_word(uint32_t word) {
-  Acc value[1];
-  values_of_word<T>(word, value);
-  return value[0];
+  T element;
+  memcpy(&element, &word, sizeof element);
+  return static_cast<Acc>(cast<float>(element));
 }
-template <typename T, int kUnit, typename Acc>
-__device__ __forceinline__ uint32_t word_of_values(const Acc (&from)[kUnit]) {
-  float values[kUnit];
-#pragma unroll
-  for (int u = 0; u < kUnit; ++u) values[u] = static_cast<float>(from[u]);
-  const Vector<T, kUnit> cell = pack<float, T, kUnit>(values);
+template <typename T, typename Acc>
+__device__ __forceinline__ uint32_t word_of_value(Acc value) {
+  const T element = cast<T>(static_cast<float>(value));
   uint32_t word = 0;
-  memcpy(&word, &cell, sizeof cell);
+  memcpy(&word, &element, sizeof element);
   return word;
 }
 

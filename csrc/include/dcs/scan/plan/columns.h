@@ -84,8 +84,14 @@ inline bool columns_lie_flat(const ScanProblem& p) {
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
 }
 
-// A span, a block's cells, of small scans: all of them where they are few, else sectors of every step, twice
-// as wide where there are blocks for all multiprocessors. False where nothing is small.
+// Blocks of a cluster of small scans, at most.
+inline int64_t most_small_cluster(const DeviceLimits& device) {
+  const bool has_room = device.multiprocessors >= kClusterMultiprocessors;
+  return has_room ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
+}
+
+// A span, a block's columns, of small scans: all of them where they are few, else sectors of every step, twice as wide
+// where there are blocks for all multiprocessors. False where nothing is small.
 inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
   // Offsets in operands are numbers of 31 bits.
   const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
@@ -96,17 +102,20 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
   if (p.rows() >= int64_t{1} << 30 || !is_near(p.initial, p.initial_strides) || !is_near(p.gamma, p.gamma_strides) ||
       !all_operands(p, is_near))
     return false;
-  const bool flags_pair = !p.reset ||
-      (p.reset_strides.inner == 1 && p.reset_strides.time % 2 == 0 && p.reset_strides.outer % 2 == 0 &&
-          reinterpret_cast<uintptr_t>(p.reset) % 2 == 0);
-  plan.pairs = halves_pair(p) && flags_pair;
-  const int64_t cell_bytes = bytes_of(p.dtype) * (plan.pairs ? 2 : 1), cells = p.inner / (plan.pairs ? 2 : 1);
-  const bool wide = p.outer * ceil_div(cells, kSmallSpan) >= device.multiprocessors;
-  plan.spans = ceil_div(cells, wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / cell_bytes));
-  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
-  while (1 << plan.cell_bits < plan.span) ++plan.cell_bits;
+  const int64_t bytes = bytes_of(p.dtype);
+  const bool wide = p.outer * ceil_div(p.inner, kSmallSpan) >= device.multiprocessors;
+  const auto share = [&](int64_t most) {
+    plan.spans = ceil_div(p.inner, most);
+    plan.span = static_cast<int>(ceil_div(p.inner, plan.spans));
+    for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
+  };
+  share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / bytes));
+  // Halves with a per-step gamma, of which a thread has few steps: narrower where threads would not reach through time.
+  const int64_t slots = (32 >> plan.span_bits) * kSmallColumnWarps * most_small_cluster(device);
+  if (bytes == 2 && p.gamma_kind == GammaKind::kStep && plan.span > 1 && p.length > slots * small_column_steps(true))
+    share(1 << (plan.span_bits - 1));
   const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
-  plan.flat = plan.spans == 1 && plan.span * cell_bytes % kSmallSector != 0 && lies(p.input_strides) &&
+  plan.flat = plan.spans == 1 && plan.span * bytes % kSmallSector != 0 && lies(p.input_strides) &&
       lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides));
   return true;
 }
@@ -121,12 +130,12 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
       p.rows() * p.length > kSmallColumnElements * device.multiprocessors || !plan_small_span(plan, p, device))
     return std::nullopt;
   const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
-  const int64_t most = slots > 0 ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
+  const int64_t most = most_small_cluster(device);
   // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
   // no cluster.
   const int64_t wanted = std::clamp<int64_t>(slots * kMostRowCluster / groups, 1, most);
   const auto fits = [&](int steps, int64_t most_warps) {
-    const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.cell_bits);
+    const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.span_bits);
     const int64_t least = ceil_div(warps, most_warps);
     const bool alone = least == 1 && steps <= kMostLoneSteps;
     const int64_t cluster = alone ? 1 : std::max(least, std::min(wanted, ceil_div(warps, kFewestSmallColumnWarps)));
@@ -137,7 +146,7 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
     return cluster <= most &&
         groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
   };
-  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, plan.pairs);
+  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep);
   bool found = false;
   for (const int64_t warps : {kUsualSmallColumnWarps, kSmallColumnWarps})
     for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) found = found || fits(steps, warps);

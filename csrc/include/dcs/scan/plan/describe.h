@@ -90,7 +90,7 @@ inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {
   launch.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
 inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
-  launch.add("flat", plan.flat).add("pairs", plan.pairs).add("span", plan.span).add("spans", plan.spans);
+  launch.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans);
   launch.add("steps", plan.steps).add("warps", plan.warps);
   launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
 }

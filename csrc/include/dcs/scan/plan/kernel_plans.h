@@ -96,13 +96,12 @@ struct SerialColumnsPlan {
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
-// A block, or a cluster of blocks, takes a span of cells through all of time (columns/small_columns.cuh).
+// A block, or a cluster of blocks, takes a span of columns through all of time (columns/small_columns.cuh).
 struct SmallColumnsPlan {
   bool flat;       // what a warp has is one contiguous range of memory
-  bool pairs;      // a cell is two half-precision columns, not one
-  int span;        // cells of a block
+  int span;        // columns of a block
   int64_t spans;   // side by side
-  int cell_bits;   // 2^these lanes of a warp for a span
+  int span_bits;   // 2^these lanes of a warp for a span
   int steps;       // of a thread
   int warps;       // of a block
   int cluster;     // blocks of a span: 1 where one takes all of time

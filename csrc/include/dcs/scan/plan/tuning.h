@@ -119,16 +119,16 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 // Small scans along a strided time (columns/small_columns.cuh): warps of a block, which are also all that a
 // multiprocessor has registers for, at most and where less will do; steps of a thread at once, and those up to which a
-// block is no cluster; at most; bytes of a step that are a whole sector of memory; cells of a block, at most. Steps and
-// elements a multiprocessor up to which they are faster on an H200 than columns with words in global memory.
+// block is no cluster; at most; bytes of a step that are a whole sector of memory; columns of a block, at most. Steps
+// and elements a multiprocessor up to which they are faster on an H200 than columns with words in global memory.
 constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
-constexpr int small_column_steps(bool step, bool pairs) { return step || pairs ? 8 : 16; }
+constexpr int small_column_steps(bool step) { return step ? 8 : 16; }
 constexpr int64_t kSmallSector = 32;
 constexpr int kSmallSpan = 16;
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
-constexpr int kSmallPitch = 33, kSmallColumnsStatics = 25 << 10;
+constexpr int kSmallPitch = 33, kSmallColumnsStatics = 13 << 10;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone
@@ -147,8 +147,8 @@ constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
   return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
 }
-// Columns of half precision that threads take in pairs: so many at least with a per-step gamma; without one so many, and
-// so many elements a multiprocessor. On an H200 pairs take 1.04 to 1.5 times the time of one column a thread below
+// Columns of half precision that threads take in pairs: so many at least with a per-step gamma; without one so many,
+// and so many elements a multiprocessor. On an H200 pairs take 1.04 to 1.5 times the time of one column a thread below
 // these, 0.83 to 1.2 times from there on, 0.97 in the mean (110 random problems).
 constexpr int64_t kFewestPairedGates = 8, kFewestPairedColumns = 18, kFewestPairedElements = 3 << 14;
 constexpr int kResidentWords = 32;  // of four bytes that a thread holds
