@@ -62,20 +62,20 @@ TABLE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "row gamma": (
         call(gamma=torch.ones(3)),
         RuntimeError,
-        "gamma must broadcast to input's shape without dim 1, (4,), to give one discount a row, got (3,); a gamma for "
-        "every step needs input's number of dimensions (2)",
+        "gamma must broadcast to input's shape without dim 1, (4,), to give one discount a row, got (3,); a per-step "
+        "gamma needs input's number of dimensions (2)",
     ),
     "a (T,) gamma": (
         call(gamma=torch.ones(8), dim=-1),
         RuntimeError,
-        "gamma must broadcast to input's shape without dim 1, (4,), to give one discount a row, got (8,); a gamma for "
-        "every step needs input's number of dimensions (2)",
+        "gamma must broadcast to input's shape without dim 1, (4,), to give one discount a row, got (8,); a per-step "
+        "gamma needs input's number of dimensions (2)",
     ),
     "row gamma of another dim": (
         call(gamma=torch.ones(4), dim=0),
         RuntimeError,
-        "gamma must broadcast to input's shape without dim 0, (8,), to give one discount a row, got (4,); a gamma for "
-        "every step needs input's number of dimensions (2)",
+        "gamma must broadcast to input's shape without dim 0, (8,), to give one discount a row, got (4,); a per-step "
+        "gamma needs input's number of dimensions (2)",
     ),
     "step gamma": (
         call(gamma=torch.ones(4, 7)),
