@@ -1,9 +1,10 @@
-// Random problems through the temporal difference scan of contiguous rows (csrc/cuda/returns/flat_rows) on a CPU,
-// against its definition in double: `flat_rows_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether
-// anything was.
+// Random problems through the temporal difference scan of contiguous rows (csrc/cuda/returns/flat_rows, and short rows
+// of csrc/cuda/returns/small.cuh) on a CPU, against its definition in double: `flat_rows_on_cpu CASES SEED`. Prints
+// what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "returns/flat_rows/kernel.cuh"
+#include "returns/small.cuh"
 
 using namespace dcs;
 
@@ -22,8 +23,7 @@ class Trial : public trials::RolloutTrial<T> {
     together = with_rows_together(p);
     const auto found = c.seed % 4 ? plan_flat_returns(together, c.multiprocessors, 224 << 10, 16)
                                   : plan_flat_returns(together, c.multiprocessors, 96 << 10, 1);
-    // Powers above 1 are not folded.
-    if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
+    if (!found) return takes_short_returns(p) ? run_short() : this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = links ? linked_plan() : *found;
     // What may be read in whole vectors.
     tensors.clear();
@@ -82,6 +82,32 @@ class Trial : public trials::RolloutTrial<T> {
     printf("%ld of a row, groups of 2^%d\n", plan.row_tiles, plan.fan_bits);
     return false;
   }
+  // By the kernel that short rows are left to.
+  bool run_short() {
+    if constexpr (sizeof(T) <= 4) {
+      switch (form_of(p)) {
+        case kAdvantages: return run_short<kAdvantages>();
+        case kRatios: return run_short<kRatios>();
+        case kMixed: return run_short<kMixed>();
+        case kMixedShifted: return run_short<kMixedShifted>();
+        case kAdvantagesNext: return run_short<kAdvantagesNext>();
+        case kRatiosNext: return run_short<kRatiosNext>();
+      }
+    }
+    return this->complain("short rows' form", 0, 0, 0, 0.0, 0.0);
+  }
+  template <int kForm>
+  bool run_short() {
+    const auto launch = [&](auto wide) {
+      return emulation::launch(ceil_div(p.rows() * p.length * sizeof(T) / 16, kShortRowThreads), kShortRowThreads, 0,
+          false, c.seed, [&] { returns_short_rows_kernel<T, kForm, decltype(wide)>(short_rows_call<T>(p)); });
+    };
+    const bool in_float = !(kForm & kWithRhos) && float_holds_gates(p, kForm),
+               is_right = this->is_right(in_float ? launch(float{}) : launch(double{}));
+    if (!is_right) printf("short rows, form %d, in float %d\n", kForm, in_float);
+    return is_right;
+  }
+
   std::vector<T> results() const {
     std::vector<T> all;
     for (const auto* output : {&this->advantages, &this->targets, &this->pg})
@@ -103,6 +129,17 @@ class Trial : public trials::RolloutTrial<T> {
   FlatReturnsPlan plan{};
 };
 
+// As the kernel of short rows takes them, or almost.
+void make_short(FlatRollout& c, std::mt19937& random) {
+  c.links = c.narrow_gamma = c.narrow_trace = c.numeric_flags = false;
+  c.length = 4 << random() % 5;
+  c.outer = 1 + random() % 40;
+  c.gamma = c.trace = GammaKind::kNumber;
+  c.pg = c.pg && c.rhos;
+  c.same_flags = c.same_values = trials::Same::kNothing;
+  c.padded = c.padded_flags = c.padded_results = false;
+}
+
 FlatRollout draw(std::mt19937& random) {
   FlatRollout c{trials::draw_odd_rollout(random)};
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
@@ -120,7 +157,11 @@ FlatRollout draw(std::mt19937& random) {
   c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 || form == 6 ? 2 : 8);
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   if (c.links && random() % 2) c.terminated = c.truncated = false;
+  constexpr double kLarge[] = {1.05, 1.3, -3.0, 1e30, INFINITY, NAN};
+  if (random() % 8 == 0) c.gamma_value = kLarge[random() % 6];
+  if (random() % 8 == 0) c.trace_value = kLarge[random() % 6];
   c.contiguous = true;
+  if (random() % 6 == 0) make_short(c, random);
   c.aligned = random() % 4 != 0;
   if (random() % 2) c.padded = c.padded_flags = c.padded_results = false;
   return c;

@@ -82,7 +82,7 @@ class Trial : public trials::RolloutTrial<T> {
   }
 
   bool check(int64_t o, int64_t i) const override {
-    const double behind = c.bootstrap ? widened(this->bootstraps[static_cast<size_t>(o * c.inner + i)]) : 0.0;
+    const double behind = c.bootstrap ? widened(this->bootstraps[this->bootstrap_index(o, i)]) : 0.0;
     for (int64_t t = 0; t < c.length; ++t) {
       double y = 0.0, largest = 1.0;
       const int64_t last = std::min(t + p.steps, c.length) - 1;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -26,11 +27,12 @@ struct Rollout {
   double gamma_value, trace_value;
   int multiprocessors;
   unsigned seed;
-  Same same_flags = Same::kNothing, same_rates = Same::kNothing, same_values = Same::kNothing;
-  // Of discounts that are one a row: `odd` ones are 0, of any sign, above 1 or no numbers.
+  Same same_flags = Same::kNothing, same_rates = Same::kNothing, same_values = Same::kNothing,
+       same_bootstrap = Same::kNothing;
+  // Of discounts that are one a row; `odd` ones, of rows or steps, are 0, of any sign, above 1 or no numbers.
   dcs::ElementType row_dtype = dcs::ElementType::Float;
   Same same_rows = Same::kNothing;
-  bool odd_rows = false;
+  bool odd_rows = false, odd_steps = false;
   bool infinite = false;  // some rewards are, and what counts for nothing is no number
   uint64_t offsets = 0;   // four bits an operand: elements that it begins behind where it would
   int64_t offset(int operand) const { return static_cast<int64_t>(offsets >> 4 * operand & 15); }
@@ -76,6 +78,7 @@ class RolloutTrial {
       for (RowRates* rates : {&row_gammas, &row_traces}) draw_row(rates, row, uniform(random));
       bootstraps.push_back(narrowed<T>(normal(random)));
     }
+    bootstrap_strides = strides_of_rows(c.same_bootstrap);
     if (c.infinite) spoil();
     describe();
   }
@@ -105,7 +108,12 @@ class RolloutTrial {
   };
   RowRates row_gammas, row_traces;
   std::vector<T> bootstraps;
+  dcs::Strides bootstrap_strides;
   dcs::ReturnsProblem p{};
+
+  size_t bootstrap_index(int64_t o, int64_t i) const {
+    return static_cast<size_t>(o * bootstrap_strides.outer + i * bootstrap_strides.inner);
+  }
 
   double rate_at(dcs::GammaKind kind, double value, const Operand<Acc>& steps, const RowRates& rows, int64_t o,
       int64_t t, int64_t i) const {
@@ -123,26 +131,32 @@ class RolloutTrial {
         c.seed);
     return false;
   }
+  static bool is_in_range(double number) { return std::abs(number) <= (sizeof(T) == 8 ? DBL_MAX : FLT_MAX); }
+  // `carried`: over so many steps, each of which may round, as may a power of their gates.
   bool is_near(const char* name, const Operand<T>& output, int64_t o, int64_t t, int64_t i, double wanted,
-      double largest) const {
-    const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 3e-6 : 2e-13, value = widened(output.at(o, t, i));
+      double largest, int64_t carried = 0) const {
+    const double own = sizeof(T) == 2 ? 6e-3
+        : sizeof(T) == 4              ? 3e-6
+                                      : 2e-13,
+                 eps = own + static_cast<double>(carried) * DBL_EPSILON / 2, value = widened(output.at(o, t, i));
     // As a NaN or as an infinity, it is where the recurrence carries it.
-    if (!std::isfinite(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
+    if (!is_in_range(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
     return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
   }
 
   // One row.
   virtual bool check(int64_t o, int64_t i) const {
-    const auto row = static_cast<size_t>(o * c.inner + i);
     const bool own_values = c.values && !c.values_are_next;
     double carry = 0.0, largest = 1.0;
+    bool has_left = false;  // the range that results have; it may be back
+    int64_t carried = 0;
     for (int64_t t = c.length - 1; t >= 0; --t) {
       const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
                  ends = terminates || (c.truncated && is_truncated.at(o, t, i)), is_cut = ends || is_last;
       const double g = rate_at(c.gamma, c.gamma_value, gammas, row_gammas, o, t, i),
                    l = rate_at(c.trace, c.trace_value, traces, row_traces, o, t, i),
                    reward = widened(rewards.at(o, t, i));
-      double after = is_last ? (c.bootstrap ? widened(bootstraps[row]) : 0.0)
+      double after = is_last ? (c.bootstrap ? widened(bootstraps[bootstrap_index(o, i)]) : 0.0)
           : c.values         ? widened(values.at(o, t + 1, i))
                              : 0.0;
       if (c.next_values) after = widened(next.at(o, t, i));
@@ -153,11 +167,15 @@ class RolloutTrial {
       const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
       const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
       carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
+      carried = is_cut ? 0 : carried + 1;
+      if (is_cut) largest = 1.0, has_left = false;
       // What is wrong with the step behind grows as that would, even where rewards keep the carry small.
-      if (!is_cut) largest *= std::max(1.0, std::abs(g * l * clip(0.9)));
+      else largest *= std::max(1.0, std::abs(g * l * clip(0.9)));
       if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
+      has_left = has_left || !is_in_range(carry);
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
-        return this->is_near(name, found, o, t, i, wanted, largest);
+        if (has_left && !std::isfinite(widened(found.at(o, t, i)))) return true;
+        return this->is_near(name, found, o, t, i, wanted, largest, carried);
       };
       if (c.advantages && !is_near("advantages", advantages, carry)) return false;
       if (c.targets && !is_near("targets", targets, carry + own)) return false;
@@ -174,8 +192,14 @@ class RolloutTrial {
         for (int64_t i = 0; i < c.inner; ++i) visit(o, t, i);
   }
   static constexpr bool kHalf = sizeof(T) == 2;
+  dcs::Strides strides_of_rows(Same same) const {
+    const bool is_one = same == Same::kTime;
+    return {is_one || same == Same::kOuter ? 0 : c.inner, 0, is_one || same == Same::kInner ? 0 : 1};
+  }
   void draw_rate(int64_t o, int64_t t, int64_t i, bool is_narrow, Operand<Acc>& wide, Operand<T>& narrow) {
-    const double rate = 0.9 + 0.1 * std::uniform_real_distribution<double>()(random);
+    constexpr double kOdd[] = {0.0, 1.0, -0.9, 1.05, 3.0, 1e30, INFINITY, NAN};
+    const double draw = std::uniform_real_distribution<double>()(random);
+    const double rate = c.odd_steps && draw > 0.97 ? kOdd[random() % 8] : 0.9 + 0.1 * draw;
     narrow.at(o, t, i) = narrowed<T>(rate);
     wide.at(o, t, i) = static_cast<Acc>(kHalf && is_narrow ? widened(narrow.at(o, t, i)) : rate);
   }
@@ -187,9 +211,7 @@ class RolloutTrial {
     const double number = c.odd_rows && draw > 0.5 ? odd : 0.9 + 0.1 * draw;
     rates->memory.resize(static_cast<size_t>(c.outer * c.inner));
     rates->numbers.resize(rates->memory.size());
-    rates->strides = {c.inner, 0, 1};
-    if (c.same_rows == Same::kOuter || c.same_rows == Same::kTime) rates->strides.outer = 0;
-    if (c.same_rows == Same::kInner || c.same_rows == Same::kTime) rates->strides.inner = 0;
+    rates->strides = strides_of_rows(c.same_rows);
     const auto put = [&](auto element, double whole) {
       reinterpret_cast<decltype(element)*>(rates->memory.data())[row] = element;
       rates->numbers[static_cast<size_t>(row)] = whole;
@@ -218,7 +240,7 @@ class RolloutTrial {
       if (terminates) next.at(o, t, i) = narrowed<T>(NAN);
       if (!c.values_are_next || !(terminates || (c.truncated && is_truncated.at(o, t, i)))) return;
       if (t + 1 < c.length) values.at(o, t + 1, i) = narrowed<T>(NAN);
-      else bootstraps[static_cast<size_t>(o * c.inner + i)] = narrowed<T>(NAN);
+      else bootstraps[bootstrap_index(o, i)] = narrowed<T>(NAN);
     });
     if (c.values_are_next && c.same_values == Same::kNothing)
       for (int64_t i = 0; i < c.inner; ++i) values.at(0, 0, i) = narrowed<T>(NAN);
@@ -231,7 +253,7 @@ class RolloutTrial {
     p.rewards = {rewards.data, rewards.strides};
     if (c.values) p.values = {values.data, values.strides};
     if (c.next_values) p.next_values = {next.data, next.strides};
-    if (c.bootstrap) p.bootstrap_value = {bootstraps.data(), {c.inner, 0, 1}};
+    if (c.bootstrap) p.bootstrap_value = {bootstraps.data(), bootstrap_strides};
     if (c.rhos) p.rhos = {rhos.data, rhos.strides};
     p.terminated_is_bool = p.truncated_is_bool = !c.numeric_flags;
     const auto flag = [&](const Operand<T>& numbers, const Operand<uint8_t>& flags) {
@@ -308,8 +330,10 @@ inline Rollout draw_odd_rollout(std::mt19937& random) {
   c.same_flags = same();
   c.same_rates = same();
   c.same_values = same();
+  c.same_bootstrap = same();
   c.infinite = random() % 3 == 0;
   c.odd_rows = random() % 2 == 0;
+  c.odd_steps = random() % 2 == 0;
   constexpr double kGammas[] = {0.0, -0.9, -1.0, 1.0005, 0.3};
   if (random() % 3 == 0) c.gamma_value = kGammas[random() % 5];
   if (random() % 3 == 0) c.trace_value = kGammas[random() % 5];

@@ -53,7 +53,7 @@ class ReturnsLaunch {
           const int64_t blocks = ceil_div(p_.rows() * p_.length * sizeof(T) / 16, kShortRowThreads);
           using Wide = std::conditional_t<(kForm & kWithRhos) != 0, double, decltype(wide)>;
           launch_dependent(returns_short_rows_kernel<T, kForm, Wide>, device_.cluster > 1, blocks, kShortRowThreads, 0,
-              stream_, short_rows_call());
+              stream_, short_rows_call<T>(p_));
         });
         return cudaGetLastError();
       }
@@ -72,14 +72,10 @@ class ReturnsLaunch {
     return cudaGetLastError();
   }
 
-  // launch(what goes between lanes): float where it holds gamma * lambda's powers, over 32 steps at most, as well as
-  // double. With ratios no gate may exceed 1: a product that has left float's range does not come back then.
+  // launch(what goes between lanes).
   template <int kForm, typename Launch>
   void small(const Launch& launch) {
-    const double carried = std::fabs(p_.gamma.value * p_.trace.value);
-    if (carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) &&
-        (!(kForm & kWithRhos) || p_.clip_c <= 1))
-      launch(float{});
+    if (float_holds_gates(p_, kForm)) launch(float{});
     else launch(double{});
   }
 
@@ -106,7 +102,7 @@ class ReturnsLaunch {
     call.rhos = p_.rhos.data;
     call.columns = static_cast<int>(p_.rows());
     call.length = static_cast<int>(p_.length);
-    call.bootstrap_stride = bootstrap_stride();
+    call.bootstrap_stride = small_bootstrap_stride(p_);
     const Rates<Acc> rates = number_rates<Acc>(p_.gamma.value, p_.trace.value);
     call.gamma = rates.gamma;
     call.rest = rates.rest;
@@ -118,29 +114,6 @@ class ReturnsLaunch {
     const int64_t warps = ceil_div(p_.length, kSmallWarpSteps);
     launch_dependent(returns_few_columns_kernel<T, kForm, kWarps, Wide, kEven>, device_.cluster > 1,
         ceil_div(p_.rows(), kSmallColumns), 32 * warps, 0, stream_, call);
-  }
-
-  ReturnsSmallCall<Acc> short_rows_call() const {
-    ReturnsSmallCall<Acc> call{known_of<Acc>(p_, 16 / sizeof(T))};
-    call.rewards = p_.rewards.data;
-    call.values = p_.values.data;
-    call.next_values = p_.next_values.data;
-    call.rhos = p_.rhos.data;
-    call.bootstrap = p_.bootstrap_value.data;
-    call.terminated = static_cast<const uint8_t*>(p_.terminated.data);
-    call.truncated = static_cast<const uint8_t*>(p_.truncated.data);
-    call.advantages = p_.advantages.data;
-    call.targets = p_.targets.data;
-    call.pg_advantages = p_.pg_advantages.data;
-    call.rows = p_.rows();
-    call.bootstrap_stride = bootstrap_stride();
-    call.length = static_cast<int>(p_.length);
-    call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
-    return call;
-  }
-
-  int64_t bootstrap_stride() const {
-    return p_.inner > 1 ? p_.bootstrap_value.strides.inner : p_.bootstrap_value.strides.outer;
   }
 
   // Columns of their own for every warp where that leaves three warps a multiprocessor; where there are fewer, a

@@ -22,6 +22,38 @@ struct ReturnsSmallCall : ReturnsKnown<Acc> {
   int length, lanes;  // steps and lanes of a row
 };
 
+inline int64_t small_bootstrap_stride(const ReturnsProblem& p) {
+  return p.inner > 1 ? p.bootstrap_value.strides.inner : p.bootstrap_value.strides.outer;
+}
+
+template <typename T>
+ReturnsSmallCall<typename Types<T>::Acc> short_rows_call(const ReturnsProblem& p) {
+  ReturnsSmallCall<typename Types<T>::Acc> call{known_of<typename Types<T>::Acc>(p, 16 / sizeof(T))};
+  call.rewards = p.rewards.data;
+  call.values = p.values.data;
+  call.next_values = p.next_values.data;
+  call.rhos = p.rhos.data;
+  call.bootstrap = p.bootstrap_value.data;
+  call.terminated = static_cast<const uint8_t*>(p.terminated.data);
+  call.truncated = static_cast<const uint8_t*>(p.truncated.data);
+  call.advantages = p.advantages.data;
+  call.targets = p.targets.data;
+  call.pg_advantages = p.pg_advantages.data;
+  call.rows = p.rows();
+  call.bootstrap_stride = small_bootstrap_stride(p);
+  call.length = static_cast<int>(p.length);
+  call.lanes = call.length * static_cast<int>(sizeof(T)) / 16;
+  return call;
+}
+
+// Whether float holds gamma * lambda's powers, over 32 steps at most, as well as double. With ratios no gate may exceed
+// 1: a product that has left float's range does not come back then.
+inline bool float_holds_gates(const ReturnsProblem& p, int form) {
+  const double carried = std::fabs(p.gamma.value * p.trace.value);
+  return carried <= 1 && (carried == 0 || finite_power(carried, 32) >= FLT_MIN) &&
+      (!(form & kWithRhos) || p.clip_c <= 1);
+}
+
 __device__ __forceinline__ float times(float a, float b) { return a * b; }
 __device__ __forceinline__ double times(double a, double b) { return clamped_mul(a, b); }
 

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   using Index = SmallColumnIndex<T, kStep>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
   __shared__ ColumnExchange exchange;
+  static_assert(sizeof(exchange) <= kSmallColumnsStatics);
   launch_dependents();
   const Index at(p);
   if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits);

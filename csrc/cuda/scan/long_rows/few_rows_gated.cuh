@@ -46,13 +46,13 @@ __device__ __forceinline__ Change<float> above_zero(const Change<float>& change,
 }
 
 // Changes in shared memory, at addresses.
-__device__ __forceinline__ void store_at(uint32_t number, const Change<float>& change) {
-  store_at(number, change.total, change.gates);
+__device__ __forceinline__ void store_at(uint32_t address, const Change<float>& change) {
+  store_at(address, change.total, change.gates);
 }
 template <int kCount>
-__device__ __forceinline__ void load_at(uint32_t number, Change<float> (&to)[kCount]) {
+__device__ __forceinline__ void load_at(uint32_t address, Change<float> (&to)[kCount]) {
   float numbers[2 * kCount];
-  load_at(number, numbers);
+  load_at(address, numbers);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) to[i] = {numbers[2 * i], numbers[2 * i + 1]};
 }

@@ -255,8 +255,7 @@ struct LanePasses : InDirection<kDirection> {
   }
 
   // The lane's segment, and from those of the lanes before what a carry into the warp becomes; the warp's segment in
-  // lane
-  // 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
+  // lane 31. `gates` of it: what takes a carry over the whole warp where it is not closed.
   template <typename MakePowers>
   __device__ __forceinline__ Segment<Wide> total(
       State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows, const MakePowers& make_powers) const {

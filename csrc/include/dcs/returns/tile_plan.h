@@ -61,12 +61,12 @@ inline ScanProblem carried_scan(const ReturnsProblem& p) {
 // A thread's fewest steps in a tile, a batch of them.
 constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 
-// Where columns are few and steps lie one behind the other, a tile is one range of
-// memory (cuda/returns/tile_columns/flat.cuh). A thread's steps are in shared memory: one more than whole batches, odd,
-// so that the lanes' lie in different banks. More of them are less of an exchange for each; but what comes before and
-// behind it waits longer.
-// Fewer columns than these, of enough elements for every multiprocessor, are faster so: with fewer elements flat tiles
-// take 1.2 to 1.4 times the time of reads by the element, with more columns of float 1.03 to 1.1 times.
+// Where columns are few and steps lie one behind the other, a tile is one range of memory
+// (cuda/returns/tile_columns/flat.cuh). A thread's steps are in shared memory: one more than whole batches, odd, so
+// that the lanes' lie in different banks. More of them are less of an exchange for each; but what comes before and
+// behind it waits longer. Fewer columns than these, of enough elements for every multiprocessor, are faster so: with
+// fewer elements flat tiles take 1.2 to 1.4 times the time of reads by the element, with more columns of float 1.03
+// to 1.1 times.
 constexpr int64_t kMostFlatHalfColumns = 63, kMostFlatColumns = 7, kFewestFlatElements = 1 << 14;
 constexpr int flat_tile_batch(ColumnForm form) { return form == ColumnForm::kAll ? 4 : 8; }
 constexpr int kFewestFlatTileSteps = 9, kMostFlatTileSteps = 33;
