@@ -72,7 +72,7 @@ _SCHEMAS = (
     "_linear_log_probs_forward(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, "
     "float logit_scale, int ignore_index, int? memory_budget, ScalarType? logits_dtype) -> (Tensor, Tensor, Tensor)",
     # linear_log_probs.full's results and all logits (N, V), for a backward that is compiled with it
-    # (linear_cross_entropy/kept_logits.py); and that backward's gradients, from a copy of them.
+    # (linear_cross_entropy/saved_logits.py); and that backward's gradients, from a copy of them.
     "_linear_log_probs_logits(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, float? softcap, "
     "float logit_scale, int ignore_index, int? memory_budget, ScalarType? logits_dtype, bool need_entropy, "
     "bool need_predictions) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -119,7 +119,7 @@ _SCHEMAS = (
     "float z_loss, float? grad_filter_eps, int? memory_budget, ScalarType? accumulate_dtype, ScalarType? logits_dtype, "
     "bool need_predictions, bool need_entropy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     # (loss, lse, predictions, entropy) of every row; with `gradient` the logits become their own gradient.
-    # softcap 0: none. within, beside: a second place for the gradient, of the CUDA kernels
+    # softcap 0: none. within, beside: for a second copy of the gradient, of the CUDA kernels
     # (linear_cross_entropy/weight_gradient.py).
     "_cross_entropy_rows_(Tensor(a!) logits, Tensor target, Tensor? linear_bias, Tensor? weight, Tensor? grad_loss, "
     "Tensor? grad_lse, Tensor? grad_entropy, int ignore_index, float label_smoothing, float softcap, "

@@ -57,7 +57,7 @@ def largest(x, LOWEST: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def softmax_held(
+def softmax_resident(
     input_ptr, output_ptr, length, inner, outer,
     LINES: tl.constexpr, STEPS: tl.constexpr, AXIS: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def softmax_held(
 
 
 @triton.jit
-def softmax_backward_held(
+def softmax_backward_resident(
     grad_ptr, saved_ptr, output_ptr, length, inner, outer,
     LINES: tl.constexpr, STEPS: tl.constexpr, AXIS: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def softmax(input: Tensor, dim: int) -> Tensor:
     """The meaning of ``dcs::softmax``; `dim` is not negative."""
     output = torch.empty_like(input)
     if output.numel():
-        _launch(softmax_held, softmax_looped, output, dim, _in_layout_of(output, input))
+        _launch(softmax_resident, softmax_looped, output, dim, _in_layout_of(output, input))
     return output
 
 
@@ -148,7 +148,7 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
     grad_input = torch.empty_like(output)
     if grad_input.numel():
         operands = (_in_layout_of(grad_input, grad), _in_layout_of(grad_input, output))
-        _launch(softmax_backward_held, softmax_backward_looped, grad_input, dim, *operands)
+        _launch(softmax_backward_resident, softmax_backward_looped, grad_input, dim, *operands)
     return grad_input
 
 
@@ -160,7 +160,9 @@ def _in_layout_of(result: Tensor, tensor: Tensor) -> Tensor:
     return torch.empty_like(result).copy_(tensor)
 
 
-def _launch(held: triton.JITFunction, looped: triton.JITFunction, result: Tensor, dim: int, *operands: Tensor) -> None:
+def _launch(
+    resident: triton.JITFunction, looped: triton.JITFunction, result: Tensor, dim: int, *operands: Tensor
+) -> None:
     has_line = result.dim() > 0 and result.size(dim) > 1
     length, inner = (result.size(dim), result.stride(dim)) if has_line else (1, 1)
     outer = result.numel() // (length * inner)
@@ -177,7 +179,7 @@ def _launch(held: triton.JITFunction, looped: triton.JITFunction, result: Tensor
         programs = outer * triton.cdiv(inner, lines)
     wide = result.dtype == torch.float64
     with on_device(result):
-        (held if holds else looped)[(programs,)](
+        (resident if holds else looped)[(programs,)](
             *operands, result, length, inner, outer, LINES=lines, STEPS=steps, AXIS=axis,
             ACC=tl.float64 if wide else tl.float32, LOWEST=torch.finfo(torch.float64 if wide else torch.float32).min,
             num_warps=max(1, min(32 if holds else 16, lines * steps // 512)),

@@ -172,9 +172,9 @@ def test_written_by_the_row_op(
     for chunk, part in chunks(logits, 150):
         other = torch.empty_strided(chunk.shape, chunk.stride(), dtype=dtype, device=device).copy_(chunk)
         fixed = (-100, options.get("label_smoothing", 0.0), options.get("softcap", 0.0), 1.0, 0.0, True, False, False)
-        places = written.places(part, can_write=True)
-        assert places
-        _registry.cross_entropy_rows_(chunk, target[part], *(None,) * 5, *fixed, *places)
+        saved_slices = written.slice_arguments(part, can_write=True)
+        assert saved_slices
+        _registry.cross_entropy_rows_(chunk, target[part], *(None,) * 5, *fixed, *saved_slices)
         _registry.cross_entropy_rows_(other, target[part], *(None,) * 5, *fixed)
         assert torch.equal(chunk, other)
         written.add(chunk, part)

@@ -167,7 +167,7 @@ def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
 
 
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
-# one round and of several. Few columns, of which half a warp takes a stretch of time: a part of a round, several. Rows
+# one round and of several. Few columns, of which half a warp takes a segment of time: a part of a round, several. Rows
 # of columns in whole vectors: as many as warps scan serially, with 8 and with 4 bytes a lane, of fewer segments than
 # they keep on their way and of more, with idle lanes; few of them, whose warps wait all for each other or by groups,
 # for a part of a round and for several.

@@ -107,8 +107,8 @@ def test_an_infinite_gamma(shape: tuple[int, int], dim: int, dtype: torch.dtype,
 
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_column_of_ones(direction: str) -> None:
-    """Nothing a carry in float alone would lose: sums of columns beyond what halves are carried in float for, and the
-    digits of a gamma near 1."""
+    """Nothing a carry in float alone would lose: sums of columns beyond what half precision is carried in float for,
+    and digits of a gamma near 1."""
     for columns in (15_000, 256, 17_001, 17_002, 255):  # serial, shared by few warps, and of any alignment
         y = discounted_cumsum(torch.ones(5000, columns, device="cuda"), 0.999, dim=0, direction=direction)[:, ::50]
         y = y if direction == "left" else y.flip(0)

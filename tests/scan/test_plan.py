@@ -132,7 +132,7 @@ def test_small_columns_are_all_on_the_gpu_at_once() -> None:
         assert launch["blocks"] * launch["warps"] <= 132 * 32
 
 
-def test_long_small_columns_of_halves_are_narrower_with_gates() -> None:
+def test_long_small_columns_in_half_precision_are_narrower_with_gates() -> None:
     """A thread has 8 steps of a per-step gamma, 16 without: a cluster's threads reach through time of fewer columns."""
     for gamma, span in (("number", 16), ("step", 8)):
         launch = plan([16_000, 16], torch.bfloat16, dim=0, gamma=gamma)["launch"]

@@ -133,7 +133,9 @@ def test_the_same_bits_every_time(kernels: ModuleType) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the compiler")
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("name", ["softmax_held", "softmax_looped", "softmax_backward_held", "softmax_backward_looped"])
+@pytest.mark.parametrize(
+    "name", ["softmax_resident", "softmax_looped", "softmax_backward_resident", "softmax_backward_looped"]
+)
 def test_compiles_for_sm_90(kernels: ModuleType, name: str, axis: int) -> None:
     import triton
 

@@ -65,7 +65,7 @@ def log_bmm_product(
     """
     dtype = a.dtype
     a, b = _wide(a, b)
-    place = ("kj", "ij", "ik")[over]
+    axes = ("kj", "ij", "ik")[over]
     result = torch.zeros_like((b, log_s, a)[over], dtype=a.dtype, memory_format=torch.contiguous_format)
     shifted_a, shifted_b = shifted(a, b)
     for tile in _tiles(a, b):
@@ -78,7 +78,7 @@ def log_bmm_product(
             terms *= torch.where(sums == -torch.inf, 0, y[tile.ij].unsqueeze(2))
         if z is not None and over != 0:
             terms *= z[tile.kj].unsqueeze(1)
-        result[getattr(tile, place)] += terms.sum(over + 1)
+        result[getattr(tile, axes)] += terms.sum(over + 1)
     return result.to(dtype)
 
 

@@ -18,7 +18,7 @@ class Device(NamedTuple):
     multiprocessors: int
     shared_memory: int  # bytes that a program may have
     tensor_memory: bool = False  # where the sums of its tensor cores lie
-    early_launches: bool = False  # whether a launch may begin while the one before it ends
+    dependent_launches: bool = False  # whether a launch may begin while the one before it ends
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

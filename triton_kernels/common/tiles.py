@@ -9,5 +9,5 @@ def tile_at(number, tiles_down, tiles_across, BAND: tl.constexpr):
     """Row and column of a tile: column by column through BAND rows of tiles, then the next ones."""
     group = number // (BAND * tiles_across)
     height = min(tiles_down - group * BAND, BAND)
-    place = number % (BAND * tiles_across)
-    return group * BAND + place % height, place // height
+    within = number % (BAND * tiles_across)
+    return group * BAND + within % height, within // height

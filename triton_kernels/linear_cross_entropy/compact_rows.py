@@ -35,8 +35,8 @@ def order_targets(
         valid = inside & (target != ignore_index)
         one = valid.to(tl.int32)
         rank = before + tl.cumsum(one, 0) - one
-        place = tl.where(valid, rank, count + row - rank)
-        tl.store(index_ptr + place, row.to(tl.int64), mask=inside)
+        slot = tl.where(valid, rank, count + row - rank)
+        tl.store(index_ptr + slot, row.to(tl.int64), mask=inside)
         tl.store(rank_ptr + row, rank.to(tl.int64), mask=inside)
         tl.store(valid_ptr + row, valid, mask=inside)
         before += tl.sum(one, 0)
@@ -65,25 +65,25 @@ def order_rows(target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tenso
 
 
 @triton.jit(do_not_specialize=["first"])
-def lift_rows(values_ptr, stride, source_ptr, wanted_ptr, held_ptr, first, D, BLOCK: tl.constexpr):
-    """held[i] = values[source[first + i]], where that is another row and wanted."""
+def lift_rows(values_ptr, stride, source_ptr, wanted_ptr, lifted_ptr, first, D, BLOCK: tl.constexpr):
+    """lifted[i] = values[source[first + i]], where that is another row and wanted."""
     row = first + tl.program_id(0)
     source = tl.load(source_ptr + row)
     if (tl.load(wanted_ptr + row) != 0) & (source != row):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         values = tl.load(values_ptr + source.to(tl.int64) * stride + column, mask=column < D)
-        tl.store(held_ptr + tl.program_id(0).to(tl.int64) * D + column, values, mask=column < D)
+        tl.store(lifted_ptr + tl.program_id(0).to(tl.int64) * D + column, values, mask=column < D)
 
 
 @triton.jit(do_not_specialize=["first"])
-def drop_rows(values_ptr, stride, source_ptr, wanted_ptr, held_ptr, first, D, BLOCK: tl.constexpr):
-    """values[first + i] = held[i], or 0 in rows that are not wanted."""
+def drop_rows(values_ptr, stride, source_ptr, wanted_ptr, lifted_ptr, first, D, BLOCK: tl.constexpr):
+    """values[first + i] = lifted[i], or 0 in rows that are not wanted."""
     row = first + tl.program_id(0)
     wanted = tl.load(wanted_ptr + row) != 0
     if (wanted == 0) | (tl.load(source_ptr + row) != row):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        held = held_ptr + tl.program_id(0).to(tl.int64) * D + column
-        values = tl.load(held, mask=(column < D) & wanted, other=0)
+        lifted = lifted_ptr + tl.program_id(0).to(tl.int64) * D + column
+        values = tl.load(lifted, mask=(column < D) & wanted, other=0)
         tl.store(values_ptr + row.to(tl.int64) * stride + column, values, mask=column < D)
 
 
@@ -97,11 +97,11 @@ def restore_rows(values: Tensor, source: Tensor, wanted: Tensor, step: int) -> N
     rows, columns = values.shape
     if values.numel() == 0:
         return
-    held = torch.empty((min(step, rows), columns), dtype=values.dtype, device=values.device)
+    lifted = torch.empty((min(step, rows), columns), dtype=values.dtype, device=values.device)
     with on_device(values):
         for stop in range(rows, 0, -step):
             first = max(stop - step, 0)
             grid = (stop - first, triton.cdiv(columns, BLOCK))
-            arguments = (values, values.stride(0), source, wanted, held, first, columns)
+            arguments = (values, values.stride(0), source, wanted, lifted, first, columns)
             lift_rows[grid](*arguments, BLOCK=BLOCK, num_warps=WARPS)
             drop_rows[grid](*arguments, BLOCK=BLOCK, num_warps=WARPS)

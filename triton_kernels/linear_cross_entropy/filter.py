@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import WORD, on_device, readable, units
-from .filter_columns import columns, keep, mark_targets, new_places
+from .filter_columns import columns, keep, mark_targets, new_buffers
 from .filter_products import add_weight_gradient, finish_weight_gradient, input_gradient
 from .filter_tails import add_tails, choose_rows, probabilities, share_tails, weigh_tails
 from .values import capped
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",
-    "input_gradient", "keep", "mark_targets", "new_places", "share_tails", "target_gradient", "weigh_tails",
+    "input_gradient", "keep", "mark_targets", "new_buffers", "share_tails", "target_gradient", "weigh_tails",
 ]  # fmt: skip
 
 MOST = 0.9  # of the columns; where more are alive all of them are kept, and read without an index
@@ -132,7 +132,7 @@ def gather_rows(
     full = V // BLOCK * BLOCK
     logits = load_block(row_ptr, lanes, valid & (full > 0), V, False)
     for start in range(0, full, BLOCK):
-        # The columns of this block and of those before go to places no further than this block's end: the next block
+        # The columns of this block and of those before go no further than this block's end: the next block
         # may be read before, and is. The barrier keeps the stores behind all threads' reads of this block.
         later = load_block(row_ptr, start + BLOCK + lanes, valid & (start + BLOCK < full), V, False)
         tl.debug_barrier()

@@ -37,11 +37,11 @@ def sum_block(
         row = group * GROUP_ROWS + first + tl.arange(0, ROWS)
         valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
         lse = tl.load(lse_ptr + row, mask=valid, other=0)
-        place = logits_ptr + row.to(tl.int64)[:, None] * (stride * UNIT) + index[None, :]
+        pointers = logits_ptr + row.to(tl.int64)[:, None] * (stride * UNIT) + index[None, :]
         if MASKED:
-            logits = tl.load(place, mask=valid[:, None] & (index < V)[None, :], other=0)
+            logits = tl.load(pointers, mask=valid[:, None] & (index < V)[None, :], other=0)
         else:
-            logits = tl.load(place)
+            logits = tl.load(pointers)
         p, sloped = probabilities(logits, bias, lse[:, None], scale, softcap, BIAS, SCALED, CAPPED)
         p = tl.where(valid[:, None], p, 0.0)
         largest = tl.maximum(largest, tl.max(p, 0))
@@ -120,8 +120,8 @@ def mark_rows(target_ptr, target_stride, valid_ptr, alive_ptr, n, V, chunk, BLOC
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = tl.load(valid_ptr + row, mask=row < n, other=0) != 0
     target = tl.load(target_ptr + row.to(tl.int64) * target_stride, mask=valid, other=-1)
-    place = (row // chunk).to(tl.int64) * V + target
-    tl.store(alive_ptr + place, tl.full((BLOCK,), 1, tl.uint8), mask=(target >= 0) & (target < V))
+    offset = (row // chunk).to(tl.int64) * V + target
+    tl.store(alive_ptr + offset, tl.full((BLOCK,), 1, tl.uint8), mask=(target >= 0) & (target < V))
 
 
 def mark_targets(alive: Tensor, target: Tensor, valid: Tensor, chunk: int) -> None:
@@ -145,7 +145,7 @@ def count_alive(alive_ptr, counts_ptr, V, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["most", "number"])
-def place_columns(
+def order_columns(
     alive_ptr, since_ptr, counts_ptr, index_ptr, slot_ptr, count_ptr, V, most, number,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +173,7 @@ def place_columns(
         tl.store(count_ptr, tl.where(flat, V, total))
 
 
-class Places(NamedTuple):
+class Buffers(NamedTuple):
     """What `keep` writes; `counts` is for itself."""
 
     index: Tensor
@@ -182,24 +182,24 @@ class Places(NamedTuple):
     counts: Tensor
 
 
-def new_places(like: Tensor, classes: int) -> Places:
+def new_buffers(like: Tensor, classes: int) -> Buffers:
     """On the device of `like`."""
     sizes = (classes, classes, 1, triton.cdiv(classes, NUMBER_BLOCK))
-    return Places(*(like.new_empty(size, dtype=torch.int32) for size in sizes))
+    return Buffers(*(like.new_empty(size, dtype=torch.int32) for size in sizes))
 
 
-def keep(alive: Tensor, since: Tensor, number: int, most: int, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+def keep(alive: Tensor, since: Tensor, number: int, most: int, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
     """(index, slot, count) of the alive columns of chunk `number`; more than `most` of them become all.
 
     `alive` (V,) is changed in place, and so is `since` (V,) int32: the least number of a chunk that keeps the column.
     `index` (V,) int32: the kept columns, ascending, then the others; slot[index] = 0, 1, ...; `count` (1,) int32. They
-    lie in `places`.
+    lie in `buffers`.
     """
-    classes, blocks = alive.numel(), places.counts.numel()
-    index, slot, count, counts = places
+    classes, blocks = alive.numel(), buffers.counts.numel()
+    index, slot, count, counts = buffers
     with on_device(alive):
         count_alive[(blocks,)](alive, counts, classes, BLOCK=NUMBER_BLOCK)
-        place_columns[(blocks,)](
+        order_columns[(blocks,)](
             alive, since, counts, index, slot, count, classes, most, number,
             BLOCK=NUMBER_BLOCK, BLOCKS=triton.next_power_of_2(blocks),
         )  # fmt: skip

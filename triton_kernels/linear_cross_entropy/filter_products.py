@@ -82,13 +82,13 @@ def input_gradient(kept: Tensor, index: Tensor, count: Tensor, linear_weight: Te
         tile = WIDE
     stride, unit = units(kept.stride(0))
     linear_weight = _with_rows(linear_weight)
-    bulk, place = BULK_KEPT_TILE, None
+    bulk, kept_desc = BULK_KEPT_TILE, None
     if tile is WIDE and _takes_bulk(kept) and _copies_rows(linear_weight):
-        place = descriptor(kept, bulk.rows, bulk.depth)
+        kept_desc = descriptor(kept, bulk.rows, bulk.depth)
     with on_device(kept):
-        if place is not None:
+        if kept_desc is not None:
             multiply_kept_in_bulk[(_tiles(bulk, rows, features),)](
-                place, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows, features,
+                kept_desc, index, count, linear_weight, linear_weight.stride(0), out, out.stride(0), rows, features,
                 ROWS=bulk.rows, COLUMNS=bulk.columns, DEPTH=bulk.depth, BAND=BAND, EVEN=features % bulk.columns == 0,
                 STAGES=bulk.stages, num_warps=bulk.warps,
             )  # fmt: skip
@@ -125,10 +125,10 @@ def add_products(
         column = across * COLUMNS + tl.arange(0, COLUMNS)
         # Before the sums: behind them what total holds is waited for alone.
         inside_slots = slot < count
-        place = slot
+        row = slot
         if PACKED:
-            place = tl.load(index_ptr + slot, mask=inside_slots, other=0)
-        touched = inside_slots & (tl.load(since_ptr + place, mask=inside_slots, other=0) < chunk)
+            row = tl.load(index_ptr + slot, mask=inside_slots, other=0)
+        touched = inside_slots & (tl.load(since_ptr + row, mask=inside_slots, other=0) < chunk)
         left = left_ptr + term.to(tl.int64)[:, None] * (left_stride * UNIT) + slot[None, :]
         right = right_ptr + term.to(tl.int64)[:, None] * right_stride + column[None, :]
         sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
@@ -141,7 +141,7 @@ def add_products(
             left += DEPTH * (left_stride * UNIT)
             right += DEPTH * right_stride
 
-        offset = place.to(tl.int64) * total_stride
+        offset = row.to(tl.int64) * total_stride
         # By parts: what is loaded has to fit into the registers beside the sums.
         store_parts(
             sums, total_ptr, rest_ptr, offset, across * COLUMNS, inside_slots, touched, D, COLUMNS, PARTS, EVEN,
@@ -178,15 +178,15 @@ def _add_products(
         return
     tile = _tile(left)
     right = _with_rows(right)
-    left_place = right_place = None
+    left_desc = right_desc = None
     if terms and features >= BULK_TILE.columns and _takes_bulk(left):
-        left_place = descriptor(left, BULK_TILE.depth, BULK_TILE.rows)
-        right_place = descriptor(right, BULK_TILE.depth, BULK_TILE.columns)
-    if left_place is not None and right_place is not None:
+        left_desc = descriptor(left, BULK_TILE.depth, BULK_TILE.rows)
+        right_desc = descriptor(right, BULK_TILE.depth, BULK_TILE.columns)
+    if left_desc is not None and right_desc is not None:
         tile = BULK_TILE
         with on_device(left):
             add_products_in_bulk[(min(device_of(left).multiprocessors, _tiles(tile, classes, features)),)](
-                left_place, right_place, since if index is None else index, since if count is None else count, total,
+                left_desc, right_desc, since if index is None else index, since if count is None else count, total,
                 total if rest is None else rest, since, chunk, total.stride(0), terms, classes, features,
                 ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, BAND=BAND, EVEN=features % tile.columns == 0,
                 PACKED=index is not None, PARTS=2, HAS_REST=rest is not None, KEEP_REST=keep_rest, STAGES=tile.stages,
@@ -219,7 +219,7 @@ def _takes_bulk(operand: Tensor) -> bool:
 
 def _copies_rows(matrix: Tensor) -> bool:
     """Whether Triton knows of the alignment that lets rows that an index names go to shared memory past registers."""
-    return not any(place % 16 for place in (matrix.data_ptr(), matrix.stride(0), matrix.size(1)))
+    return not any(number % 16 for number in (matrix.data_ptr(), matrix.stride(0), matrix.size(1)))
 
 
 def _tiles(tile: Tile, rows: int, columns: int) -> int:

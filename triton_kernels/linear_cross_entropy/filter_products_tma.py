@@ -83,12 +83,12 @@ def add_products_in_bulk(
         slot = down * ROWS + tl.arange(0, ROWS)
         # Columns past the count hold anything: they are of rows that are not stored.
         inside = slot < count
-        place = slot
+        row = slot
         if PACKED:
-            place = tl.load(index_ptr + slot, mask=inside, other=0)
-        touched = inside & (tl.load(since_ptr + place, mask=inside, other=0) < chunk)
+            row = tl.load(index_ptr + slot, mask=inside, other=0)
+        touched = inside & (tl.load(since_ptr + row, mask=inside, other=0) < chunk)
         # By parts: what is loaded has to fit into the registers beside the sums.
         store_parts(
-            sums, total_ptr, rest_ptr, place.to(tl.int64) * total_stride, across * COLUMNS, inside, touched, D, COLUMNS,
+            sums, total_ptr, rest_ptr, row.to(tl.int64) * total_stride, across * COLUMNS, inside, touched, D, COLUMNS,
             PARTS, EVEN, HAS_REST, KEEP_REST,
         )  # fmt: skip

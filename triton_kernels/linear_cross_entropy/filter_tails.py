@@ -30,7 +30,7 @@ SMALLEST_SUM = 1e-30  # of a tail: its inverse is finite, and less weighs nothin
 class Chosen(NamedTuple):
     """S single rows of n, in their order: which, their lse, and whether they are valid and among the largest masses.
 
-    slot (n,) is a row's place among those of them that are, else -1; those of group g are bounds[g]:bounds[g + 1].
+    slot (n,) is a row's number among those of them that are, else -1; those of group g are bounds[g]:bounds[g + 1].
     """
 
     rows: Tensor
@@ -163,11 +163,11 @@ def part_group(
     q = q_ptr + group * (q_stride * UNIT) + index
     total = tl.where(tail, tl.load(q, mask=inside, other=0).to(tl.float32), 0.0)
     for number in range(tl.load(bounds_ptr + group), tl.load(bounds_ptr + group + 1)):
-        place = single_ptr + number * (single_stride * UNIT) + index
-        logits = tl.load(place, mask=inside, other=0)
+        pointers = single_ptr + number * (single_stride * UNIT) + index
+        logits = tl.load(pointers, mask=inside, other=0)
         _, sloped = probabilities(logits, bias, tl.load(lse_ptr + number), scale, softcap, BIAS, SCALED, CAPPED)
         mine = tl.where(tail & (tl.load(valid_ptr + number) != 0), sloped, 0.0).to(logits.dtype)
-        tl.store(place, mine, mask=inside)
+        tl.store(pointers, mine, mask=inside)
         mine = mine.to(tl.float32)
         at = (tl.num_programs(1) + number) * tl.num_programs(0) + tl.program_id(0)
         tl.store(parts_ptr + at, tl.sum(mine, 0))
@@ -223,7 +223,7 @@ def weigh_rows(
     inverse = tl.where(total <= smallest, 0.0, 1 / total)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < D
-    place = input_ptr + column.to(tl.int64) * column_stride
+    pointers = input_ptr + column.to(tl.int64) * column_stride
     sums = tl.full((BLOCK,), 0.0, tl.float32)
     if term < G:
         # Summed over the ROWS at the end alone: they lie in several warps.
@@ -240,7 +240,7 @@ def weigh_rows(
                 if INDEXED:
                     source = tl.load(index_ptr + source, mask=row < n, other=0)
                 mask = (row < n)[:, None] & inside[None, :]
-                values = tl.load(place[None, :] + source[:, None] * input_stride, mask=mask, other=0)
+                values = tl.load(pointers[None, :] + source[:, None] * input_stride, mask=mask, other=0)
                 products += factor[:, None] * values.to(tl.float32)
         sums = tl.sum(products, 0)
     else:
@@ -252,7 +252,7 @@ def weigh_rows(
             source = first.to(tl.int64) + row
             if INDEXED:
                 source = tl.load(index_ptr + source)
-            sums = factor * tl.load(place + source * input_stride, mask=inside, other=0).to(tl.float32)
+            sums = factor * tl.load(pointers + source * input_stride, mask=inside, other=0).to(tl.float32)
     if SUMS:
         tl.store(sums_ptr + term.to(tl.int64) * D + column, sums.to(sums_ptr.dtype.element_ty), mask=inside)
 
@@ -294,13 +294,13 @@ def add_rows(
     factor = tl.where(slot < 0, shared, tl.load(single_ptr + slot, mask=slot >= 0, other=0))
     term = extra + tl.where(slot < 0, row // GROUP_ROWS, G + slot)
     mask = (row < n)[:, None] & (column < D)[None, :]
-    place = out_ptr + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    pointers = out_ptr + row.to(tl.int64)[:, None] * out_stride + column[None, :]
     tails = tl.load(table_ptr + term.to(tl.int64)[:, None] * D + column[None, :], mask=mask, other=0).to(tl.float32)
-    total = tl.load(place, mask=mask, other=0).to(tl.float32) + factor[:, None] * tails
+    total = tl.load(pointers, mask=mask, other=0).to(tl.float32) + factor[:, None] * tails
     if EVENS:
         even = tl.load(evens_ptr + row, mask=row < n, other=0)
         total += even[:, None] * tl.load(table_ptr + column, mask=column < D, other=0).to(tl.float32)[None, :]
-    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def add_tails(

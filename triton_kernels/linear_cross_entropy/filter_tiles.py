@@ -61,14 +61,14 @@ def store_parts(
         )  # fmt: skip
     else:
         column = first + tl.arange(0, COLUMNS)
-        place = offset[:, None] + column[None, :]
-        sums += load_rows(total_ptr + place, touched, column, D, EVEN).to(tl.float32)
+        offsets = offset[:, None] + column[None, :]
+        sums += load_rows(total_ptr + offsets, touched, column, D, EVEN).to(tl.float32)
         if HAS_REST:
-            sums += load_rows(rest_ptr + place, touched, column, D, EVEN).to(tl.float32)
+            sums += load_rows(rest_ptr + offsets, touched, column, D, EVEN).to(tl.float32)
         rounded = sums.to(total_ptr.dtype.element_ty)
         mask = inside[:, None]
         if not EVEN:
             mask = mask & (column < D)[None, :]
-        tl.store(total_ptr + place, rounded, mask=mask)
+        tl.store(total_ptr + offsets, rounded, mask=mask)
         if KEEP_REST:
-            tl.store(rest_ptr + place, (sums - rounded.to(tl.float32)).to(rest_ptr.dtype.element_ty), mask=mask)
+            tl.store(rest_ptr + offsets, (sums - rounded.to(tl.float32)).to(rest_ptr.dtype.element_ty), mask=mask)

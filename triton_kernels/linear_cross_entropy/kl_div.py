@@ -117,17 +117,17 @@ def save(
     index = start + lanes
     # No block is wider than a slice.
     first = start // width
-    piece = tl.minimum(first + tl.where(index >= (first + 1) * width, 1, 0), last)
-    in_piece = index - piece * width
-    own = tl.where(piece == last, 0, inner)
-    row_of_rest = tl.where(piece == last, last_rest, rest)
-    is_within = tl.max_constancy(in_piece < own, VECTOR)
+    slice_index = tl.minimum(first + tl.where(index >= (first + 1) * width, 1, 0), last)
+    in_slice = index - slice_index * width
+    own = tl.where(slice_index == last, 0, inner)
+    row_of_rest = tl.where(slice_index == last, last_rest, rest)
+    is_within = tl.max_constancy(in_slice < own, VECTOR)
     inside = index < V
-    piece = piece.to(tl.int64)
+    slice_index = slice_index.to(tl.int64)
     # Whole vectors lie in one slice, and on one side of it.
-    at = tl.max_contiguous(tl.multiple_of(piece * apart + row * own + in_piece, VECTOR), VECTOR)
+    at = tl.max_contiguous(tl.multiple_of(slice_index * apart + row * own + in_slice, VECTOR), VECTOR)
     tl.store(within_ptr + at, g, mask=inside & is_within)
-    at = piece * saved_rows * rest + row * row_of_rest + (in_piece - own)
+    at = slice_index * saved_rows * rest + row * row_of_rest + (in_slice - own)
     at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
     tl.store(beside_ptr + at, g, mask=inside & (is_within == 0))
 
@@ -137,7 +137,7 @@ def write_row(
     g, grad, slope, valid, start, lanes, row, V, saved_row, within_ptr, beside_ptr, last, width, apart, inner,
     rest, last_rest, saved_rows, SAVED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """A block of the student's gradient g, times what it is multiplied by, to its places."""
+    """A block of the student's gradient g, times what it is multiplied by, to where it is stored."""
     g = tl.where(valid, g * grad * slope, 0.0).to(row.dtype.element_ty)
     tl.store(row + start + lanes, g, mask=start + lanes < V)
     if SAVED:
@@ -311,9 +311,9 @@ def kl_rows_(call: KlRows) -> Tensor:
         return rows
     is_double = grad.dtype == torch.float64
     block = min(triton.next_power_of_2(classes), LARGEST_BLOCK // 2 if is_double else LARGEST_BLOCK)
-    is_saved = len(student.places) > 0
+    is_saved = len(student.saved_slices) > 0
     if is_saved:
-        width = student.places[4]
+        width = student.saved_slices[4]
         block = min(block, 1 << (width.bit_length() - 1))
     with on_device(rows):
         kl_rows[(count,)](
@@ -325,7 +325,7 @@ def kl_rows_(call: KlRows) -> Tensor:
             grad if valid is None else valid.view(torch.uint8), 0 if valid is None else valid.stride(0),
             grad, 0 if grad.numel() == 1 else grad.stride(0), rows, classes,
             *head_bits(student, call.temperature), *head_bits(teacher, call.temperature), float_bits(call.beta),
-            *(_saved(student.places, classes) if is_saved else (student.logits, student.logits, *(0,) * 8)),
+            *(_saved(student.saved_slices, classes) if is_saved else (student.logits, student.logits, *(0,) * 8)),
             BLOCK=block, ACC=tl.float64 if is_double else tl.float32,
             BIAS=student.linear_bias is not None, CAPPED=student.softcap is not None,
             TEACHER_BIAS=teacher.linear_bias is not None, TEACHER_CAPPED=teacher.softcap is not None,
@@ -348,9 +348,9 @@ def head_bits(head: HeadRows, temperature: float) -> tuple[int, int]:
     return float_bits(head.logit_scale / temperature), float_bits((head.softcap or 1.0) / temperature)
 
 
-def _saved(places: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
+def _saved(saved_slices: tuple[Any, ...], classes: int) -> tuple[Any, ...]:
     """The kernel's arguments for the slices of linear_weight's gradient."""
-    within, beside, first_row, saved_rows, width, inner, slices = places
+    within, beside, first_row, saved_rows, width, inner, slices = saved_slices
     last = slices - 1
     rest, last_rest = (-(-count // VECTOR) * VECTOR for count in (width - inner, classes - last * width))
     return (

@@ -51,8 +51,8 @@ def scale_gradient(
         marks = marks_ptr + (batch * down + group) * N_to + group_across * GROUP + tl.arange(0, GROUP)
         tl.store(marks, tl.max(mark, 0))
     if STORE_TRANSPOSED:
-        place = transposed_ptr + (batch * N + wide_column) * M_to + row
-        store_factor(place, transposed_rest, scaled, column < N, PARTS)
+        transposed = transposed_ptr + (batch * N + wide_column) * M_to + row
+        store_factor(transposed, transposed_rest, scaled, column < N, PARTS)
         marks = transposed_marks_ptr + (batch * across + group_across) * M_to + group * GROUP + tl.arange(0, GROUP)
         tl.store(marks, tl.max(mark, 1))
 
@@ -92,8 +92,8 @@ def add_marked(
                 b = tl.load(right_ptr + wide_j * right_line + term * right_term).to(tl.float32)
                 weight = exact_exp(a, b[None, :], high[:, None], low[:, None])
                 sums += tl.where(adds[:, None], grad[:, None] * weight, 0.0)
-        places = out_ptr + row.to(tl.int64)[:, None] * out_line + column.to(tl.int64)[None, :] * out_term
-        tl.store(places, tl.load(places, mask=inside, other=0) + sums, mask=inside)
+        pointers = out_ptr + row.to(tl.int64)[:, None] * out_line + column.to(tl.int64)[None, :] * out_term
+        tl.store(pointers, tl.load(pointers, mask=inside, other=0) + sums, mask=inside)
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -118,8 +118,8 @@ def multiply_gradient(
     difference, rest = two_sum(a, -tl.load(left_top_ptr + line)[:, None])
     inside = (row < M)[:, None] & (column < K)[None, :]
     out_ptr += batch * out_batch
-    places = row.to(tl.int64)[:, None] * out_line + column.to(tl.int64)[None, :] * out_term
-    tl.store(out_ptr + places, sums * scaled_exp(difference, rest, 0), mask=inside)
+    offsets = row.to(tl.int64)[:, None] * out_line + column.to(tl.int64)[None, :] * out_term
+    tl.store(out_ptr + offsets, sums * scaled_exp(difference, rest, 0), mask=inside)
 
     # By parts, for which the registers suffice: the products are read back, from behind a barrier.
     tl.debug_barrier()

@@ -59,7 +59,7 @@ class Operand:
         self.powers: Tensor | None = None
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def strided(self) -> tuple[Any, ...]:
         return self.lines, *self.lines.stride()
 
     @property
@@ -67,7 +67,7 @@ class Operand:
         return 0 if self.shared else self.count
 
     @property
-    def power_place(self) -> tuple[Any, ...]:
+    def strided_powers(self) -> tuple[Any, ...]:
         """The exponentials (parts, batch, lines, terms) and their strides; any tensor where there are none."""
         if self.powers is None:
             return self.top, 0, 0, 0, 0
@@ -93,7 +93,7 @@ def log_bmm(a: Tensor, b: Tensor, precision: str) -> tuple[Tensor, Tensor]:
         if not _multiplies(a, rows, columns, terms):
             tile = _direct_tile(a, rows, columns, terms)
             sum_terms[(_programs(batch, rows, columns, *tile[:2]),)](
-                *left.place, *right.place, out, log_s, rows, columns, terms,
+                *left.strided, *right.strided, out, log_s, rows, columns, terms,
                 ACC=_acc(a), ROWS=tile[0], COLUMNS=tile[1], TERMS=tile[2], BAND=BAND, num_warps=_warps(tile),
             )  # fmt: skip
             return out, log_s
@@ -107,8 +107,8 @@ def log_bmm(a: Tensor, b: Tensor, precision: str) -> tuple[Tensor, Tensor]:
         # 2^24 times what S·2^(2·offset) may lack: for each term a factor below 2^-126, or raised to 2^-60, times one of
         # 2^offset at most, from either side.
         multiply[(_programs(batch, rows, columns, tile.rows, tile.columns),)](
-            *left.place, *right.place, left.top, left.kind, left.top_batch, *left.power_place[:3],
-            right.top, right.kind, right.top_batch, *right.power_place[:3],
+            *left.strided, *right.strided, left.top, left.kind, left.top_batch, *left.strided_powers[:3],
+            right.top, right.kind, right.top_batch, *right.strided_powers[:3],
             out, log_s, rows, columns, terms, padded, offset,
             2.0 * terms * 2.0 ** (offset + 24 - 126), 2.0 * terms * 2.0 ** (offset + 24 - 60),
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(a, precision),
@@ -209,8 +209,8 @@ def _prepare(
     left_blocks = left.batch * triton.cdiv(rows, PREPARED[0])
     right_blocks = right.batch * triton.cdiv(columns, PREPARED[0])
     prepare[(left_blocks + right_blocks,)](
-        *left.place, *right.place, left.top, left.kind, *left.power_place,
-        right.top, right.kind, *right.power_place,
+        *left.strided, *right.strided, left.top, left.kind, *left.strided_powers,
+        right.top, right.kind, *right.strided_powers,
         left.count, rows, right.count, columns, left.terms, terms, offset, left_blocks,
         ACC=_acc(left.lines), STORE_E=left_shape is not None, STORE_F=right_shape is not None, FLOORED=not transposed,
         PARTS=parts, LINES=PREPARED[0], TERMS=PREPARED[1], num_warps=4,
@@ -258,8 +258,8 @@ def _multiply_gradient(
     # In float32: terms are added to what is stored.
     sums = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     multiply_gradient[(_programs(batch, rows, terms, tile.rows, tile.columns),)](
-        *left.place, *right.place, left.top, left.top_batch, right.top, right.top_batch,
-        *right.power_place[:3], g, g.stride(0), marks,
+        *left.strided, *right.strided, left.top, left.top_batch, right.top, right.top_batch,
+        *right.strided_powers[:3], g, g.stride(0), marks,
         grad, *grad.stride(), log_s, *log_s.stride(), sums, *sums.stride(),
         rows, right.count, terms, g.size(3),
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=DEPTH, BAND=BAND, PARTS=_parts(out, precision),
@@ -273,7 +273,7 @@ def _sum_gradient(left: Operand, right: Operand, grad: Tensor, log_s: Tensor, ou
     batch, rows, terms = out.shape
     tile = _direct_tile(out, rows, terms, right.count)
     sum_gradient[(_programs(batch, rows, terms, *tile[:2]),)](
-        *left.place, *right.place, left.top, left.top_batch, right.top, right.top_batch,
+        *left.strided, *right.strided, left.top, left.top_batch, right.top, right.top_batch,
         grad, *grad.stride(), log_s, *log_s.stride(), out, *out.stride(), rows, right.count, terms,
         ACC=_acc(out), ROWS=tile[0], COLUMNS=tile[1], TERMS=tile[2], BAND=BAND, num_warps=_warps(tile),
     )  # fmt: skip

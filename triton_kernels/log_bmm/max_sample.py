@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .product import existing, places, tile_lines
+from .product import elements_of, existing, tile_lines
 from .tiles import ALL, exact_exp, is_finite, load_terms
 
 
@@ -32,9 +32,9 @@ def largest_term(
     value = tl.where(any_strange, float("nan"), tl.max(tl.where(strange, float("-inf"), best), 2))
     found = tl.where(any_strange[:, :, None], strange, best == value[:, :, None])
     index = tl.min(tl.where(found, best_at, K), 2)
-    place, inside = places(batch, row, column, M, N)
-    tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=inside)
-    tl.store(indices_ptr + place, index.to(tl.int64), mask=inside)
+    element, inside = elements_of(batch, row, column, M, N)
+    tl.store(values_ptr + element, value.to(values_ptr.dtype.element_ty), mask=inside)
+    tl.store(indices_ptr + element, index.to(tl.int64), mask=inside)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def draw_term(
         a = load_term(left_ptr, k, left_term, ACC)
         b = load_term(right_ptr, k, right_term, ACC)
         total += exact_exp(a[:, None], b[None, :], base, 0.0)
-    place, inside = places(batch, row, column, M, N)
+    element, inside = elements_of(batch, row, column, M, N)
     uniforms_ptr += batch * uniforms_batch + row.to(tl.int64)[:, None] * uniforms_row
     uniform = tl.load(uniforms_ptr + column.to(tl.int64)[None, :] * uniforms_column, mask=inside, other=0).to(ACC)
     threshold = uniform * total
@@ -84,4 +84,4 @@ def draw_term(
         running += exact_exp(a[:, None], b[None, :], base, 0.0)
         drawn = tl.where((running > threshold) & (drawn < 0), k, drawn)
     drawn = tl.where(strange >= 0, strange, drawn)
-    tl.store(indices_ptr + place, drawn.to(tl.int64), mask=inside)
+    tl.store(indices_ptr + element, drawn.to(tl.int64), mask=inside)

@@ -59,15 +59,15 @@ def prepare_lines(
         power_lines = power_ptr + batch * power_batch + line.to(tl.int64)[:, None] * power_line
         for start in range(0, terms_to, TERMS):
             valid = inside[:, None] & (start + term < K)[None, :]
-            place = (start + term).to(tl.int64)[None, :]
-            x = tl.load(x_lines + place * x_term, mask=valid, other=float("-inf")).to(tl.float32)
+            wide_term = (start + term).to(tl.int64)[None, :]
+            x = tl.load(x_lines + wide_term * x_term, mask=valid, other=float("-inf")).to(tl.float32)
             difference, rest = two_sum(x, -shift[:, None])
             power = scaled_exp(difference, rest, offset)
             if FLOORED:
                 low = has_masked[:, None] & (x > float("-inf")) & (power < FLOOR)
                 power = tl.where(low, FLOOR, power)
             written = (line < lines_to)[:, None] & (start + term < terms_to)[None, :]
-            store_factor(power_lines + place * power_term, power_rest, power, written, PARTS)
+            store_factor(power_lines + wide_term * power_term, power_rest, power, written, PARTS)
 
 
 @triton.jit(do_not_specialize=["M", "N", "K", "offset", "left_blocks"])
@@ -113,10 +113,10 @@ def existing(line, lines):
 
 
 @triton.jit
-def places(batch, row, column, M, N):
+def elements_of(batch, row, column, M, N):
     """Where the elements of a tile lie in a contiguous (B, M, N), and whether they are there."""
-    place = (batch * M + row)[:, None] * N + column[None, :]
-    return place, (row < M)[:, None] & (column < N)[None, :]
+    element = (batch * M + row)[:, None] * N + column[None, :]
+    return element, (row < M)[:, None] & (column < N)[None, :]
 
 
 @triton.jit
@@ -153,9 +153,9 @@ def store_certified(
         total, rest = two_sum(high, log_high)
         out = tl.where(sums == 0, float("-inf"), total + (rest + (low + log_low)))
         log_s = tl.where(out == float("-inf"), out, log_high + log_low)
-        place, inside = places(batch, row, column, M, N)
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-        tl.store(log_s_ptr + place, tl.where(certified, log_s, float("nan")), mask=inside)
+        element, inside = elements_of(batch, row, column, M, N)
+        tl.store(out_ptr + element, out.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(log_s_ptr + element, tl.where(certified, log_s, float("nan")), mask=inside)
         return tl.sum((inside & (certified == 0)).to(tl.int32), 1)
 
 
@@ -186,8 +186,8 @@ def multiply(
         for part in range(ROWS // PART_ROWS * ACROSS):
             part_row = tl.min(row, 0) + part // ACROSS * PART_ROWS + tl.arange(0, PART_ROWS)
             part_column = tl.min(column, 0) + part % ACROSS * PART_COLUMNS + tl.arange(0, PART_COLUMNS)
-            place, inside = places(batch, part_row, part_column, M, N)
-            stored = tl.load(log_s_ptr + place, mask=inside, other=0)
+            element, inside = elements_of(batch, part_row, part_column, M, N)
+            stored = tl.load(log_s_ptr + element, mask=inside, other=0)
             wanted = stored != stored
             if tl.sum(tl.sum(wanted.to(tl.int32), 1), 0) > 0:
                 line, line_right = existing(part_row, M), existing(part_column, N)
@@ -197,8 +197,8 @@ def multiply(
                     right_ptr + batch * right_batch + line_right * right_line, right_term,
                     tl.load(right_top_ptr + batch * right_top_batch + line_right), K, tl.float32, 1,
                 )  # fmt: skip
-                tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=wanted)
-                tl.store(log_s_ptr + place, log_s, mask=wanted)
+                tl.store(out_ptr + element, out.to(out_ptr.dtype.element_ty), mask=wanted)
+                tl.store(log_s_ptr + element, log_s, mask=wanted)
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -215,6 +215,6 @@ def sum_terms(
         left, left_term, line_shifts(left, left_term, K, ACC, 16),
         right, right_term, line_shifts(right, right_term, K, ACC, 16), K, ACC, TERMS,
     )  # fmt: skip
-    place, inside = places(batch, row, column, M, N)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(log_s_ptr + place, log_s, mask=inside)
+    element, inside = elements_of(batch, row, column, M, N)
+    tl.store(out_ptr + element, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(log_s_ptr + element, log_s, mask=inside)

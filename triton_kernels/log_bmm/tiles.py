@@ -113,11 +113,11 @@ def is_finite(x):
 @triton.jit
 def load_terms(lines, index, K, stride, ACC: tl.constexpr):
     """(lines, terms) of the terms `index`, -inf beyond the last; a single one is not beyond it."""
-    places = lines[:, None] + index.to(tl.int64)[None, :] * stride
+    pointers = lines[:, None] + index.to(tl.int64)[None, :] * stride
     if index.shape[0] == 1:
-        return tl.load(places).to(ACC)
+        return tl.load(pointers).to(ACC)
     else:
-        return tl.load(places, mask=(index < K)[None, :], other=float("-inf")).to(ACC)
+        return tl.load(pointers, mask=(index < K)[None, :], other=float("-inf")).to(ACC)
 
 
 @triton.jit

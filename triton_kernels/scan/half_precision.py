@@ -76,7 +76,7 @@ def look_back(word_ptr, tile, total, tile_log, initial, GROUP: tl.constexpr):
     base = word_ptr + (tile // GROUP) * (GROUP + 1)
     if slot < GROUP - 1:
         publish(base + slot, total)
-    # The word in place `slot` would be this tile's own: read there the prefix that ends the group before.
+    # The word at index `slot` would be this tile's own: read there the prefix that ends the group before.
     before = entry == slot
     word = tl.where(before, base - 1, base + entry)
     wanted = (entry < slot) | (before & (tile >= GROUP))
@@ -124,11 +124,11 @@ def scan_half_rows(
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, initial_outer, initial_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr, LEVELS_J: tl.constexpr,
     LEVELS_Q: tl.constexpr, INDEX: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    OPAQUE: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
+    OPAQUE: tl.constexpr, DEPENDENT: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q segments of J groups of V steps of one row. `words_ptr` (rows, words_row), zeroed.
 
-    EARLY: see `look_back_words`.
+    DEPENDENT: see `look_back_words`.
     `lane_weights`, `segment_weights`: see `scan_weighted`.
     """
     TILE: tl.constexpr = Q * J * V
@@ -165,7 +165,7 @@ def scan_half_rows(
     ends = tl.reshape(last_lane(total, Q, J), (1, Q))
     ends = scan_weighted(ends, segment_weights, 1, Q, LEVELS_Q)
     tile_total = tl.sum(tl.reshape(last_lane(ends, 1, Q), (1,)), axis=0)
-    if EARLY:
+    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     word_ptr = words_ptr + row.to(tl.int64) * words_row
     carry = look_back(word_ptr, tile, tile_total, log_gamma * TILE, initial, GROUP)

@@ -267,7 +267,7 @@ class _Problem(ScanProblem):
 
         As many steps as keep COLUMN_VALUES on their way with a program for every 64 columns, down to 16 where the steps
         are many: fewer leave sectors of memory in part. 64 or 128 values a thread; 32 successive steps in float32, 16
-        in halves (half_precision.py has its own). On an H200 0.8 to 0.98 of a copy's speed.
+        in half precision (half_precision.py has its own). On an H200 0.8 to 0.98 of a copy's speed.
         """
         known = self.gates.kind in ("sum", "scalar") and abs(self.gates.value) <= 1 and self.reset.tensor is None
         length, rows = self.layout.length, self.layout.rows
@@ -283,7 +283,7 @@ class _Problem(ScanProblem):
             columns //= 2
         if rows < columns * (BUSY_PROGRAMS // (4 if length > steps and columns > 16 else 3)):
             return None
-        # Halves that are loaded one by one, the next part's beside a part's: a third of a copy's speed.
+        # Half-precision elements loaded one by one, the next part's beside a part's: a third of a copy's speed.
         if half and length > steps and not self.columns_aligned:
             return None
         brief = steps <= middle

@@ -38,11 +38,11 @@ PUBLISHED = tl.constexpr(1 << 32)
 def look_back_words(x: Tensor, rows: int, length: int) -> tuple[Tensor, dict[str, bool]]:
     """(rows, length) words, zeroed, and the options of the launch behind: it may begin while the zeroing ends.
 
-    The kernel, then EARLY, waits for the zeros before its first word: 0.5 us less on an H200. What was launched before
-    the zeroing has ended when that begins, so that the kernel may read its inputs without waiting.
+    The kernel, then DEPENDENT, waits for the zeros before its first word: 0.5 us less on an H200. What was
+    launched before the zeroing has ended when that begins, so that the kernel may read its inputs without waiting.
     """
     words = torch.zeros((rows, length), dtype=torch.int64, device=x.device)
-    return words, {"launch_pdl": True} if device_of(x).early_launches else {}
+    return words, {"launch_pdl": True} if device_of(x).dependent_launches else {}
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def look_back(word_ptr, tile, weight, initial, GATES: tl.constexpr, WIDE: tl.con
     """The carry into `tile`, float64. `weight`: gamma ** tile length. Words of a group: GROUP totals, then a prefix."""
     slot = tile % GROUP
     entry = tl.arange(0, GROUP)
-    # The word in place `slot` would be this tile's own: read there the prefix that ends the group before.
+    # The word at index `slot` would be this tile's own: read there the prefix that ends the group before.
     word = word_ptr + (tile // GROUP) * (GROUP + 1) + entry
     word = tl.where(entry == slot, word_ptr + (tile // GROUP) * (GROUP + 1) - 1, word)
     wanted = (entry < slot) | ((entry == slot) & (tile >= GROUP))
@@ -82,7 +82,7 @@ def scan_lookback(
     initial_outer, initial_inner, output_outer, output_time, output_inner,
     Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, GROUP: tl.constexpr,
     INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    GRADIENT: tl.constexpr, EARLY: tl.constexpr, LAYOUT: tl.constexpr,
+    GRADIENT: tl.constexpr, DEPENDENT: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of Q * J * V steps of one row, computed in float32.
 
@@ -125,7 +125,7 @@ def scan_lookback(
     ends = tl.reshape(last_lane(total, Q, J), (1, Q)).to(tl.float64)
     ends, tile_weight, _ = scan_lanes(ends, segment_weight, ends, 1, Q, GATES, False, WIDE)
     tile_total = tl.sum(tl.reshape(last_lane(ends, 1, Q), (1,)), axis=0)
-    if EARLY:
+    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     slot = tile % GROUP
     own_word = word_ptr + (tile // GROUP) * (GROUP + 1) + slot

@@ -19,7 +19,7 @@ from .tile import backwards, pack, unpack
 
 @triton.jit
 def mirrored(index, length, V: tl.constexpr):
-    """The steps at the places `index` of a tile: groups from the last one, each ascending.
+    """The steps at the indices `index` of a tile: groups from the last one, each ascending.
 
     `length` is a multiple of V.
     """
@@ -37,10 +37,10 @@ def turned(tile, V: tl.constexpr):
 
 @triton.jit
 def column_order(index, V: tl.constexpr):
-    """The step, in scan order, at each place `index` (1, R) of a tile whose columns are whole.
+    """The step, in scan order, at each index `index` (1, R) of a tile whose columns are whole.
 
-    Places of a tile go to a thread's lane and warp first and to its registers last: place g * (R / V) + j has step g of
-    group j, so that a thread has all steps of its groups.
+    Indices of a tile go to a thread's lane and warp first and to its registers last: index g * (R / V) + j has step g
+    of group j, so that a thread has all steps of its groups.
     """
     J: tl.constexpr = index.shape[1] // V
     return index % J * V + index // J

@@ -14,8 +14,10 @@ PROGRAMS = 8  # for every multiprocessor
 
 
 @triton.jit
-def add_rows(any_ptr, y_ptr, carry_ptr, elements, piece, first, steps, inner, SIGN: tl.constexpr, REVERSE: tl.constexpr,
-             BLOCK: tl.constexpr):  # fmt: skip
+def add_rows(
+    any_ptr, y_ptr, carry_ptr, elements, slice_elements, first, steps, inner,
+    SIGN: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """y (outer, ., inner) += carry (outer, inner)·SIGN**k, in the k-th of the `steps` from `first` on."""
     if tl.load(any_ptr) != 0:
         lanes = tl.arange(0, BLOCK).to(tl.int64)
@@ -26,14 +28,14 @@ def add_rows(any_ptr, y_ptr, carry_ptr, elements, piece, first, steps, inner, SI
             outer = index // (steps * inner)
             rest = index % (steps * inner)
             step = rest // inner
-            place = outer * piece + first + rest
+            offset = outer * slice_elements + first + rest
             carry = tl.load(carry_ptr + outer * inner + rest % inner, mask=is_inside, other=0.0)
             k = steps - 1 - step if REVERSE else step
             if SIGN < 0:
                 carry = tl.where(k % 2 == 1, -carry, carry)
             is_number = (carry - carry) == 0
-            y = tl.load(y_ptr + place, mask=is_inside & (is_number == 0), other=0.0)
-            tl.store(y_ptr + place, y + carry, mask=is_inside & (is_number == 0))
+            y = tl.load(y_ptr + offset, mask=is_inside & (is_number == 0), other=0.0)
+            tl.store(y_ptr + offset, y + carry, mask=is_inside & (is_number == 0))
             start += tl.num_programs(0).to(tl.int64) * BLOCK
 
 

@@ -68,10 +68,10 @@ def in_groups(tile, pin):
     J: tl.constexpr = tile.shape[1]
     V: tl.constexpr = tile.shape[2]
     group = tl.arange(0, P)[:, None, None] * J + tl.arange(0, J)[None, :, None]
-    place = group * V + tl.arange(0, V)[None, None, :]
+    offsets = group * V + tl.arange(0, V)[None, None, :]
     # Fewer than the widest load has, for a narrow dtype.
-    place = tl.max_contiguous(place, [1, 1, V])
-    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + place, mask=pin[1], other=tile)
+    offsets = tl.max_contiguous(offsets, [1, 1, V])
+    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + offsets, mask=pin[1], other=tile)
 
 
 @triton.jit
@@ -83,8 +83,8 @@ def as_loaded(tile, pin):
     """
     P: tl.constexpr = tile.shape[0]
     J: tl.constexpr = tile.shape[1]
-    place = tl.arange(0, P)[:, None] + P * tl.arange(0, J)[None, :]
-    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + place, mask=pin[1], other=tile)
+    offsets = tl.arange(0, P)[:, None] + P * tl.arange(0, J)[None, :]
+    return tl.load(pin[0].to(tl.pointer_type(tile.dtype)) + offsets, mask=pin[1], other=tile)
 
 
 @triton.jit

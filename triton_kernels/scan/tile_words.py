@@ -123,11 +123,11 @@ def carry_into_tile(
     """
     APART: tl.constexpr = slot_words(GATES, TOTALS) * R
     slot = tile % GROUP
-    # The place 0 is the prefix that ends the group before, or the start.
-    place = tl.arange(0, GROUP // N)[None, :] * N
-    low = tl.where((place == 0) & (tile < GROUP), 1, 0)
-    high = tl.where(inside, slot + 1 - place, 0)
-    word = words + (tile - slot - 1 + place).to(tl.int64) * APART
+    # Entry 0 is the prefix that ends the group before, or the start.
+    entry = tl.arange(0, GROUP // N)[None, :] * N
+    low = tl.where((entry == 0) & (tile < GROUP), 1, 0)
+    high = tl.where(inside, slot + 1 - entry, 0)
+    word = words + (tile - slot - 1 + entry).to(tl.int64) * APART
     loaded = await_words(word, low, high, N, APART)
     lows = loaded
     if TOTALS == 2:
@@ -135,16 +135,16 @@ def carry_into_tile(
     totals = numbers_of(loaded, lows, start.dtype, TOTALS, N)
     products = totals
     if GATES == "step":
-        low = tl.where(place == 0, 1, 0)
+        low = tl.where(entry == 0, 1, 0)
         most = await_words(word + TOTALS * R, low, high, N, APART)
         least = await_words(word + (TOTALS + 1) * R, low, high, N, APART)
         products = numbers_of(most, least, tl.float64, 2, N)
     total = tl.where(high > 0, totals[0], 0)
-    total = tl.where((place == 0) & (tile < GROUP), start, total)
+    total = tl.where((entry == 0) & (tile < GROUP), start, total)
     product = tl.zeros(total.shape, tl.float64) + 1.0
     cut = tl.zeros(total.shape, tl.int32)
     for i in tl.static_range(N):
-        is_slot = (high > 0) & (place > 0) if i == 0 else high > i
+        is_slot = (high > 0) & (entry > 0) if i == 0 else high > i
         own_product = tl.full((), 1.0, tl.float64)
         if GATES != "sum":
             own_product = tl.where(is_slot, products[i] if GATES == "step" else weight, 1.0)

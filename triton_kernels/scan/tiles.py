@@ -32,28 +32,28 @@ from .tile_words import WRITTEN, carry_into_tile, publish_number, publish_slot, 
 
 @triton.jit
 def rows_of_block(block, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr):
-    """(outer index, first inner index) of a program's R rows; of its R * Q parts (place among the rows, validity,
+    """(outer index, first inner index) of a program's R rows; of its R * Q parts (index among the rows, validity,
     segment); of its rows (number, validity); and the former two as `positions` lays out the addresses of a tile."""
     part = tl.arange(0, R * Q)[:, None]
     # A block never straddles two outer indices.
     blocks = (inner + R - 1) // R
     outer_index = block // blocks
     start = (block % blocks) * R
-    place = (part // Q).to(INDEX)
+    row_index = (part // Q).to(INDEX)
     row = start + tl.arange(0, R)[:, None]
-    across = place
+    across = row_index
     if LAYOUT == "columns":
         across = tl.arange(0, R)[None, :].to(INDEX)
     return (
-        outer_index, start, place, start + place < inner, part % Q, outer_index * inner + row, row < inner, across,
-        start + across < inner,
+        outer_index, start, row_index, start + row_index < inner, part % Q, outer_index * inner + row, row < inner,
+        across, start + across < inner,
     )  # fmt: skip
 
 
 @triton.jit
-def rows_at(pointer, outer_index, start, place, outer_stride, inner_stride):
-    """Rows at the places `place` behind the one at `start`, an offset that is computed once a program."""
-    return pointer + (outer_index * outer_stride + start * inner_stride) + place * inner_stride
+def rows_at(pointer, outer_index, start, row_index, outer_stride, inner_stride):
+    """Rows at the indices `row_index` behind the one at `start`, an offset that is computed once a program."""
+    return pointer + (outer_index * outer_stride + start * inner_stride) + row_index * inner_stride
 
 
 @triton.jit
@@ -181,11 +181,11 @@ def tile_result(products, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr)
 @triton.jit
 def look_back(
     words_ptr, block, tile, tiles, total, product, cut, start, inside, R: tl.constexpr, Q: tl.constexpr,
-    J: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, EARLY: tl.constexpr,
+    J: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, DEPENDENT: tl.constexpr,
     ACC: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """`carry_segments` for a tile whose carry comes from the tiles before; hands on what those behind wait for."""
-    if EARLY:
+    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     TOTALS: tl.constexpr = total_words(ACC, NARROW)
     SLOT: tl.constexpr = slot_words(GATES, TOTALS)
@@ -208,13 +208,13 @@ def look_back(
 
 @triton.jit
 def first_carry(
-    initial_ptr, outer_index, start, place, inside, initial_outer, initial_inner, DTYPE: tl.constexpr,
+    initial_ptr, outer_index, start, row_index, inside, initial_outer, initial_inner, DTYPE: tl.constexpr,
     STARTED: tl.constexpr,
 ):  # fmt: skip
-    """The carry into the first step of the rows at `place` behind `start`, as rows_at has them."""
-    carry = tl.zeros(place.shape, DTYPE)
+    """The carry into the first step of the rows at `row_index` behind `start`, as rows_at has them."""
+    carry = tl.zeros(row_index.shape, DTYPE)
     if STARTED:
-        initial_row = rows_at(initial_ptr, outer_index, start, place, initial_outer, initial_inner)
+        initial_row = rows_at(initial_ptr, outer_index, start, row_index, initial_outer, initial_inner)
         carry = tl.load(initial_row, mask=inside, other=0).to(DTYPE)
     return carry
 
@@ -244,12 +244,12 @@ def scan_tiles(
     R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr, OPAQUE: tl.constexpr, LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr, N: tl.constexpr, DEPENDENT: tl.constexpr, OPAQUE: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """One program: all tiles of R rows; with GROUP one of them, by `words_ptr`, zeroed words for groups of GROUP tiles.
 
-    A thread reads N words of a group. EARLY: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step" or
-    "sum"; see `scan`. x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed:
+    A thread reads N words of a group. DEPENDENT: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step"
+    or "sum"; see `scan`. x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed:
     (rows, tiles or 1).
     """
     P: tl.constexpr = R * Q
@@ -260,7 +260,7 @@ def scan_tiles(
     # The first tiles of all rows start before any second one.
     block = (tl.program_id(0) % blocks).to(tl.int64)
     own_tile = tl.program_id(0) // blocks
-    outer_index, start, place, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
+    outer_index, start, row_index, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
         block, inner, R, Q, INDEX, LAYOUT
     )
     lane = tl.arange(0, J)[None, :]
@@ -273,7 +273,7 @@ def scan_tiles(
     if GATES == "step":
         gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
     elif GATES == "row":
-        gamma_row = rows_at(gamma_ptr, outer_index, start, place, gamma_outer, gamma_inner)
+        gamma_row = rows_at(gamma_ptr, outer_index, start, row_index, gamma_outer, gamma_inner)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
@@ -287,7 +287,7 @@ def scan_tiles(
         output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
         gradient_sum = tl.zeros((P, 1), ACC)
         row_start = first_carry(
-            initial_ptr, outer_index, start, place, row_valid, initial_outer, initial_inner, ACC, HAS_INITIAL
+            initial_ptr, outer_index, start, row_index, row_valid, initial_outer, initial_inner, ACC, HAS_INITIAL
         )
 
     for further in range(1 if GROUP else tiles):
@@ -306,8 +306,8 @@ def scan_tiles(
         if GROUP:
             NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth <= 32
             segment_carry, carry = look_back(
-                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, N, NARROW, EARLY,
-                ACC, GATES, RESET, WIDE,
+                words_ptr, block, tile, tiles, total, product, cut, carry, rows_in, R, Q, J, GROUP, N, NARROW,
+                DEPENDENT, ACC, GATES, RESET, WIDE,
             )  # fmt: skip
         else:
             segment_carry, carry, _, _ = carry_segments(total, product, cut, carry, R, Q, J, GATES, RESET, WIDE)

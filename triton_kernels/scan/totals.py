@@ -90,12 +90,12 @@ def load_successive(
                 time = T - 1 - time
             steps = steps + (tl.load(row + time * stride, mask=valid, other=other),)
     else:
-        place = tl.arange(0, VECTOR)[None, None, :]
+        lanes = tl.arange(0, VECTOR)[None, None, :]
         for i in tl.static_range(V // VECTOR):
             begin = first[:, :, None] + i * VECTOR
-            time = begin + place
+            time = begin + lanes
             if REVERSE:
-                time = T - VECTOR - begin + place
+                time = T - VECTOR - begin + lanes
             valid = inside[:, :, None] & (time >= 0) & (time < T)
             vector = tl.load(row[:, :, None] + time * stride, mask=valid, other=other)
             part = unpack(vector, P, J, VECTOR)

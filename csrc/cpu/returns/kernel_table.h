@@ -3,7 +3,7 @@
 //
 // Both kernels work on lines: adjacent elements of each operand, in place where they are adjacent in memory and
 // gathered where not. In `columns` a line is one step of many columns, each with its own carry; in `rows` it is a
-// stretch of one row's steps, and the recurrence runs along the vectors. Arithmetic is double; within the vectors of a
+// segment of one row's steps, and the recurrence runs along the vectors. Arithmetic is double; within the vectors of a
 // row of floats it can be float (float_lanes.h).
 #pragma once
 

@@ -249,7 +249,7 @@ struct Abreast {
 
   // Steps [start, start + of) in scan order of lane 0's row, and as many of the others'.
   template <Pass kPass, bool kStep, bool kReset>
-  DCS_SHARED void stretch(int64_t start, int64_t of) {
+  DCS_SHARED void segment(int64_t start, int64_t of) {
     // Parts of about one length: whole squares, all of them far longer than one.
     const int64_t parts = (of + kLines - 1) / kLines, each = ((of + parts - 1) / parts + 7) / 8 * 8;
     const int64_t furthest = start + of + (rows - 1) * (lane_apart < 0 ? -lane_apart : lane_apart);
@@ -275,7 +275,7 @@ struct Abreast {
       for (int64_t lane = 0; lane < some * kAbreast; ++lane) carries[lane] = sums[lane] = 0;
       if (!starts_empty) read_lanes<T>(problem.initial, problem.initial_strides, carries);
       read_row_gates();
-      stretch<kPass, kStep, kReset>(0, problem.length);
+      segment<kPass, kStep, kReset>(0, problem.length);
       for (int64_t lane = 0; kSums && lane < rows; ++lane)
         write_partial<T>(problem, outer + (grid.is_outer ? lane : 0), inner + (grid.is_outer ? 0 : lane), sums[lane]);
     }
@@ -300,7 +300,7 @@ struct Abreast {
         sums[lane] = kFold ? 1.0 : 0.0;
       }
       if (chunk == 0) carries[0] = starts_empty ? 0.0 : read_initial<T>(problem, outer, inner);
-      stretch<kPass, kStep, kReset>(chunk * steps, length);
+      segment<kPass, kStep, kReset>(chunk * steps, length);
       for (int64_t lane = 0; lane < rows; ++lane) {
         Chunk& described = chunks[lane];
         if constexpr (kFold) {

@@ -115,10 +115,10 @@ struct LaggedScan {
   const int64_t lag, shift;  // shift: how many elements on in scan order a gate acts
   const bool starts_empty;   // a row's first value is its input
   int levels = 1;
-  bool begins = false, is_kept = false;  // is_kept: the gates are those of the tile before
+  bool begins = false, has_same_gates = false;  // has_same_gates: the gates are those of the tile before
   double carries[kMostLag], sums[kMostLag];
-  double held_gates[kMostLag];  // of the step before the tile
-  bool held_flags[kMostLag];
+  double previous_gates[kMostLag];  // of the step before the tile
+  bool previous_flags[kMostLag];
   alignas(64) double x[kTile + 2 * kWidth];
   alignas(64) double y[kTile + 2 * kWidth];
   alignas(64) double gates[kTile + 3 * kWidth];
@@ -135,8 +135,8 @@ struct LaggedScan {
         starts_empty(given.shifted || given.initial == nullptr) {
     for (int64_t reach = 2; reach * lag < kWidth && reach < problem.length; reach *= 2) ++levels;
     for (int c = 0; c < kMostLag; ++c) {
-      carries[c] = sums[c] = held_gates[c] = 0;
-      held_flags[c] = false;
+      carries[c] = sums[c] = previous_gates[c] = 0;
+      previous_flags[c] = false;
     }
   }
 
@@ -174,17 +174,17 @@ struct LaggedScan {
     widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, tile, room), count,
         problem.reverse);
     for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
-    if (is_kept) return;
-    for (int64_t c = 0; c < shift; ++c) gates[c] = held_gates[c];
+    if (has_same_gates) return;
+    for (int64_t c = 0; c < shift; ++c) gates[c] = previous_gates[c];
     stage_gates(tile, count);
     if (problem.reset != nullptr) {
-      for (int64_t c = 0; c < shift; ++c) flags[c] = held_flags[c];
+      for (int64_t c = 0; c < shift; ++c) flags[c] = previous_flags[c];
       copy_flags(flags + shift, gathered(problem, groups, problem.reset, problem.reset_strides, tile, flag_room), count,
           problem.reverse);
       zero_where(gates + shift, flags + shift, count);
-      for (int64_t c = 0; c < shift; ++c) held_flags[c] = flags[count + c];
+      for (int64_t c = 0; c < shift; ++c) previous_flags[c] = flags[count + c];
     }
-    for (int64_t c = 0; c < shift; ++c) held_gates[c] = gates[count + c];
+    for (int64_t c = 0; c < shift; ++c) previous_gates[c] = gates[count + c];
     if (begins) {
       if (!starts_empty) begin_rows(tile);
       cut_rows(count);
@@ -305,7 +305,7 @@ struct LaggedScan {
       // In a reverse scan as in a forward one, tiles go up in memory.
       const Tile tile{group, left < most ? left : most, 0, problem.length};
       const int64_t count = tile.groups * groups.size;
-      is_kept = keeps && group > begin && left >= most;
+      has_same_gates = keeps && group > begin && left >= most;
       for (int c = 0; c < kMostLag; ++c) carries[c] = 0;
       stage(tile, count);
       scan<false>(count, nullptr);
@@ -315,7 +315,7 @@ struct LaggedScan {
 
   // Steps [first, stop) of a group, in scan order, from `carries` on, folded if asked for. No output in a fold alone.
   template <bool kFold>
-  DCS_SHARED void stretch(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
+  DCS_SHARED void segment(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
     const int64_t most = kTile / lag / (2 * kWidth) * (2 * kWidth);
     if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {
@@ -338,9 +338,9 @@ struct LaggedScan {
     const Tile before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
     stage_gates(before, lag);
     if (problem.reset != nullptr)
-      copy_flags(held_flags, gathered(problem, groups, problem.reset, problem.reset_strides, before, flag_room), lag,
-          problem.reverse);
-    for (int64_t c = 0; c < lag; ++c) held_gates[c] = held_flags[c] ? 0.0 : gates[shift + c];
+      copy_flags(previous_flags, gathered(problem, groups, problem.reset, problem.reset_strides, before, flag_room),
+          lag, problem.reverse);
+    for (int64_t c = 0; c < lag; ++c) previous_gates[c] = previous_flags[c] ? 0.0 : gates[shift + c];
   }
 };
 
@@ -351,7 +351,7 @@ void lagged_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
   if (scan.is_short()) return scan.short_rows(begin / scan.lag, end / scan.lag);
   for (int64_t group = begin / scan.lag; group < end / scan.lag; ++group) {
     for (int64_t c = 0; c < scan.lag; ++c) scan.carries[c] = scan.sums[c] = 0;
-    scan.template stretch<false>(group, 0, problem.length, true, nullptr);
+    scan.template segment<false>(group, 0, problem.length, true, nullptr);
     if (problem.backward && problem.gamma_kind != GammaKind::kStep)
       for (int64_t c = 0; c < scan.lag; ++c) scan.write_sum(group, c, scan.sums[c]);
   }
@@ -372,8 +372,8 @@ void lagged_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64
     }
     const int64_t first = chunk * kChunk, stop = first + chunk_length(problem, chunk);
     // No one asks what the row's last chunk ends in, and it may be no whole pairs of vectors.
-    if (kFold && stop - first == kChunk) scan.template stretch<true>(row / scan.lag, first, stop, kWrite, &folded);
-    else scan.template stretch<false>(row / scan.lag, first, stop, kWrite, nullptr);
+    if (kFold && stop - first == kChunk) scan.template segment<true>(row / scan.lag, first, stop, kWrite, &folded);
+    else scan.template segment<false>(row / scan.lag, first, stop, kWrite, nullptr);
     for (int64_t c = 0; c < scan.lag; ++c) {
       if constexpr (kFold) {
         keep(&described(c).sum, folded.sums[c]);

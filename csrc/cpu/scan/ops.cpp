@@ -56,7 +56,7 @@ void by_rows(const ScanProblem& problem) {
       [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
 }
 
-// calls(row, begin, end) for the stretches of [begin, end), numbered row * per_row + item.
+// calls(row, begin, end) for the ranges of [begin, end), numbered row * per_row + item.
 template <typename Call>
 void for_each_row(int64_t begin, int64_t end, int64_t per_row, const Call& call) {
   while (begin < end) {

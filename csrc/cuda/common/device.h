@@ -49,7 +49,7 @@ inline cudaLaunchAttribute cooperating() {
   return attribute;
 }
 
-// Of a launch that may begin early and whose blocks may be clusters: how many there are.
+// Of a launch that may be dependent and whose blocks may be clusters: how many there are.
 template <typename Kernel, typename Plan>
 int find_attributes(Kernel kernel, const Plan& plan, cudaLaunchAttribute (&attributes)[2]) {
   int count = 0;
@@ -78,8 +78,8 @@ inline cudaLaunchConfig_t launch_config(
 template <typename Kernel, typename... Arguments>
 cudaError_t launch_dependent(Kernel kernel, bool can_wait, int64_t blocks, int64_t threads, int64_t shared,
     cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute early = programmatic_serialization();
-  const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &early, can_wait ? 1 : 0);
+  cudaLaunchAttribute dependent = programmatic_serialization();
+  const cudaLaunchConfig_t config = launch_config(blocks, threads, shared, stream, &dependent, can_wait ? 1 : 0);
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -151,7 +151,7 @@ struct Gate<int64_t, false> {
   __device__ __forceinline__ int64_t step(int64_t x, int64_t y) const { return x + y; }
 };
 
-// gamma as a float towards zero and the rest, which then has gamma's sign: an infinite y stays infinite in both
+// gamma as a float toward zero and the rest, which then has gamma's sign: an infinite y stays infinite in both
 // products. The rest of a gamma that is a float is far below its digits, for a 0 there would make a NaN of it.
 __host__ __device__ __forceinline__ Gate<float> split_gamma(double gamma) {
   float value = static_cast<float>(gamma);

@@ -14,7 +14,8 @@ struct alignas(kVec * sizeof(T)) Vector {
   __device__ __forceinline__ void set(int i, T value) { elements[i] = value; }
 };
 
-// Halves live in words of two: as elements of an array the compiler would take them apart at every copy.
+// Half-precision elements live in words of two: as elements of an array the compiler would take them apart at every
+// copy.
 template <typename T, int kVec>
 struct alignas(kVec * sizeof(T)) Vector<T, kVec, std::enable_if_t<sizeof(T) == 2 && kVec % 2 == 0>> {
   uint32_t words[kVec / 2];

@@ -232,10 +232,10 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
   const ReturnsProblem& p = call.problem;
   const int64_t words = p.outer * p.inner / kColumns,
                 index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
-  const int64_t lot = divided(index, words), word = index - lot * words;
-  if (lot * call.chunk >= p.length) return;
+  const int64_t segment = divided(index, words), word = index - segment * words;
+  if (segment * call.chunk >= p.length) return;
   const int64_t outer = p.outer == 1 ? 0 : word * kColumns / p.inner, inner = word * kColumns - outer * p.inner;
-  const int64_t begin = lot * call.chunk, end = min(begin + call.chunk, p.length);
+  const int64_t begin = segment * call.chunk, end = min(begin + call.chunk, p.length);
   const auto at = [&](const Strides& strides) { return strides.at(outer, inner); };
   const T* const rewards = static_cast<const T*>(p.rewards.data) + at(p.rewards.strides);
   const T* const values = static_cast<const T*>(kNext ? p.next_values.data : p.values.data) +
@@ -317,13 +317,13 @@ template <typename T, int kOut>
 __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_constant__ NStepCall<double> call) {
   using Acc = typename Types<T>::Acc;
   const ReturnsProblem& p = call.problem;
-  const int64_t lots = (p.length + kOut - 1) / kOut,
+  const int64_t segments = (p.length + kOut - 1) / kOut,
                 index = static_cast<int64_t>(blockIdx.x) * kNStepThreads + threadIdx.x;
-  if (index >= p.outer * p.inner * lots) return;
+  if (index >= p.outer * p.inner * segments) return;
   // Neighboring threads lie where neighboring results do.
   const int64_t outside = p.inner == 1 ? index : divided(index, p.inner),
                 inner = p.inner == 1 ? 0 : index - outside * p.inner;
-  const int64_t outer = divided(outside, lots), first = (outside - outer * lots) * kOut;
+  const int64_t outer = divided(outside, segments), first = (outside - outer * segments) * kOut;
   const auto at = [&](const Strides& strides, int64_t t) {
     return outer * strides.outer + t * strides.time + inner * strides.inner;
   };

@@ -23,7 +23,7 @@ inline bool takes_n_step_blocks(const ReturnsProblem& p, int64_t shared_bytes) {
       p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
 }
 
-// A block of threads takes `width` columns, in as many lots of time as there is room for; where time is contiguous,
+// A block of threads takes `width` columns, in as many segments of time as there is room for; where time is contiguous,
 // neighboring threads take neighboring shares of a row.
 template <typename Acc, typename Number>
 struct NStepBlocksParams {
@@ -31,11 +31,11 @@ struct NStepBlocksParams {
   NStepRates<Number> rates;  // where both discounts are numbers
   int n, share;              // steps of a block, and of a thread: some blocks
   bool rows;
-  uint32_t width, lots;  // lots of a group of columns, in blocks of threads; of a row, in threads
-  Divisor by_width, by_lots;
+  uint32_t width, segments;  // segments of a group of columns, in blocks of threads; of a row, in threads
+  Divisor by_width, by_segments;
 
   int64_t blocks() const {
-    return rows ? ceil_div(int64_t{call.cells} * lots, kNStepThreads) : ceil_div(call.cells, width) * lots;
+    return rows ? ceil_div(int64_t{call.cells} * segments, kNStepThreads) : ceil_div(call.cells, width) * segments;
   }
   int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
 };
@@ -50,10 +50,10 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   params.share = static_cast<int>(share_of(p.steps));
   params.rows = is_contiguous(p);
   params.width = std::min<uint32_t>(params.call.cells, kNStepThreads);
-  params.lots = static_cast<uint32_t>(
+  params.segments = static_cast<uint32_t>(
       ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
   params.by_width = Divisor(params.width);
-  params.by_lots = Divisor(params.lots);
+  params.by_segments = Divisor(params.segments);
   return params;
 }
 
@@ -223,18 +223,18 @@ __global__ void __launch_bounds__(kNStepThreads, 5)
   extern __shared__ __align__(16) unsigned char n_step_shared[];
   overlap_launches();
   const ReturnsColumnParams<typename Types<T>::Acc>& call = params.call;
-  const uint32_t of_lot = params.by_width.of(kNStepThreads);
+  const uint32_t of_segment = params.by_width.of(kNStepThreads);
   uint32_t column, share;
   bool is_there = true;
   if (params.rows) {
     const uint32_t index = blockIdx.x * kNStepThreads + threadIdx.x;
-    column = params.by_lots.of(index);
-    share = index - column * params.lots;
+    column = params.by_segments.of(index);
+    share = index - column * params.segments;
   } else {
-    const uint32_t group = params.by_lots.of(blockIdx.x), of_block = params.by_width.of(threadIdx.x);
+    const uint32_t group = params.by_segments.of(blockIdx.x), of_block = params.by_width.of(threadIdx.x);
     column = group * params.width + threadIdx.x - of_block * params.width;
-    share = (blockIdx.x - group * params.lots) * of_lot + of_block;
-    is_there = of_block < of_lot;
+    share = (blockIdx.x - group * params.segments) * of_segment + of_block;
+    is_there = of_block < of_segment;
   }
   const int64_t first = static_cast<int64_t>(share) * params.share;
   if (!is_there || column >= call.cells || first >= call.length) return;

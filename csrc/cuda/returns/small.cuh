@@ -161,7 +161,7 @@ __device__ __forceinline__ Wide static_power(Wide base) {
   else return times(static_power<kExponent / 2>(base), static_power<kExponent / 2>(base));
 }
 
-// What a warp leaves for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there
+// What a warp stores for the later ones. kGates: the gates of steps differ. In float a gate is not 0 there
 // (few_columns_carry), so that 0 says closed.
 template <typename Wide, bool kGates>
 struct FewLeft {
@@ -332,10 +332,10 @@ __global__ void __launch_bounds__(32 * kWarps)
     Prefixes<kSteps> prefixes;
     const auto segment = steps.total(known, prefixes);
     float carry;
-    const bool held =
+    const bool in_range =
         few_columns_carry<float>(steps, segment, static_power<kSteps>(call.gate.value + call.gate.rest), left, carry);
     if constexpr (Steps::kHasRhos) {
-      if (__builtin_expect(!held, 0)) {
+      if (__builtin_expect(!in_range, 0)) {
         // To its own end: the common way's instructions stay together.
         __shared__ FewLeft<double, true> wide_left[kWarps][kColumns];
         in_double(wide_left);

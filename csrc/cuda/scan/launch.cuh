@@ -25,7 +25,7 @@ namespace dcs {
 template <typename Kernel, typename... Arguments>
 void launch_blocks(const AlignedPlan& plan, Kernel kernel, int64_t blocks, int64_t threads, int64_t shared,
     cudaStream_t stream, const Arguments&... arguments) {
-  launch_dependent(kernel, blocks <= plan.early_blocks, blocks, threads, shared, stream, arguments...);
+  launch_dependent(kernel, blocks <= plan.dependent_blocks, blocks, threads, shared, stream, arguments...);
 }
 
 template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>

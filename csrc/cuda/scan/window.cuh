@@ -105,7 +105,7 @@ struct Segments {
   Wide* gates;
   bool* closed;
   __device__ __forceinline__ Segment<Wide> at(int64_t i) const { return {total[i], gates[i], closed[i]}; }
-  __device__ __forceinline__ void put(int64_t i, const Segment<Wide>& segment) const {
+  __device__ __forceinline__ void store(int64_t i, const Segment<Wide>& segment) const {
     total[i] = segment.total;
     gates[i] = segment.gates;
     closed[i] = segment.closed;
@@ -121,8 +121,8 @@ __global__ void window_leaves_kernel(const __grid_constant__ ScanProblem p, int6
       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const int64_t row = divided(i, length), q = i - row * length - lead;
     const WindowRow<T> view(p, first_row + row);
-    if (q < 0) segments.put(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
-    else view.each(q, q, [&](Wide x, Wide gate, bool cut) { segments.put(i, {x, gate, cut}); });
+    if (q < 0) segments.store(i, {cast<Wide>(view.initial()), cast<Wide>(1.0), true});
+    else view.each(q, q, [&](Wide x, Wide gate, bool cut) { segments.store(i, {x, gate, cut}); });
   }
 }
 
@@ -139,7 +139,7 @@ __global__ void window_compose_kernel(
       segment.gates = clamped_mul(segment.gates, other.gates);
       segment.closed = other.closed;
     }
-    to.put(i, segment);
+    to.store(i, segment);
   }
 }
 

@@ -307,14 +307,14 @@ class SoftmaxLaunch {
     constexpr int64_t kNarrowest = 8;  // vectors: whole sectors
     const int64_t unit = kVec / std::gcd<int64_t>(p_.inner, kVec);
     int64_t down = std::max(power_of_two_from(ceil_div(p_.length, steps)), unit);
-    const bool held = down <= kColumnThreads<T> / kNarrowest;
-    if (!held) down = 32;
+    const bool fits = down <= kColumnThreads<T> / kNarrowest;
+    if (!fits) down = 32;
     const int64_t across = std::max<int64_t>(kNarrowest, (shifted ? 512 : 256) / down);
     columns.across = static_cast<int>(across), columns.down = static_cast<int>(down);
     if (shifted) columns.windows = ceil_div(p_.inner, (across - 1) * kVec);
     const int64_t tiles = shifted ? p_.outer * columns.windows : ceil_div(p_.outer * (p_.inner / kVec), across),
                   shared = column_shared_bytes<T>(across, down);
-    if (held)
+    if (fits)
       return launch(p_.backward ? softmax_columns_kernel<T, true> : softmax_columns_kernel<T, false>, columns, tiles,
           across * down, shared);
     const int64_t rounds = ceil_div(p_.length, down * 4);

@@ -161,7 +161,7 @@ def keep(steps: ModuleType, alive: Tensor, target: Tensor, valid: Tensor, most: 
     """(alive, index, slot, count) of one chunk, which is the first one."""
     steps.mark_targets(alive[None], target, valid, max(len(target), 1))
     since = torch.full_like(alive, 5, dtype=torch.int32)
-    kept = steps.keep(alive, since, 3, most, steps.new_places(alive, len(alive)))
+    kept = steps.keep(alive, since, 3, most, steps.new_buffers(alive, len(alive)))
     assert torch.equal(since, 5 - 2 * alive.int())
     return alive, *kept
 

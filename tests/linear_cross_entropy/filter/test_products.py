@@ -186,7 +186,7 @@ def run_all(steps: ModuleType, problem: Problem, product: Product, out: Tensor, 
     since, mass = never(alive.size(1)), torch.empty_like(problem.lse)
     steps.mark_targets(alive, problem.target, problem.valid, 256)
     steps.columns(problem.logits, problem.lse, problem.valid, None, 0.0, 1.0, EPS, q, GROUP_ROWS, alive[0])
-    index, slot, count = steps.keep(alive[0], since, 0, 20_000, steps.new_places(alive, alive.size(1)))
+    index, slot, count = steps.keep(alive[0], since, 0, 20_000, steps.new_buffers(alive, alive.size(1)))
     steps.gather_(Chunk(problem.logits, *rows, None, 0.0, 1.0), None, alive[0], index, slot, count, mass)
     chosen = steps.choose_rows(mass, problem.lse, problem.valid, GROUP_ROWS, 8, 32)
     parts = steps.share_tails(q, single, chosen, alive, 2, None, 0.0, 1.0)

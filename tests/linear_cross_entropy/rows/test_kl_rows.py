@@ -244,7 +244,7 @@ def test_what_is_not_finite(kernel: Any, direction: str, value: float) -> None:
     ("rows", "features", "classes"), [(6, 4, 520), (5, 9, 333), (9, 2, 1604), (7, 3, 97)] + [(300, 64, 40_008)] * GPU
 )
 def test_written_to_slices(kernel: Any, rows: int, features: int, classes: int, direction: str) -> None:
-    """The student's gradient gets to its second place without a copy: the same bits."""
+    """The student's gradient is written to its slices without a copy: the same bits."""
     device, run = kernel
     if run is reference.kl_rows_:
         pytest.skip("of the kernel")
@@ -255,9 +255,9 @@ def test_written_to_slices(kernel: Any, rows: int, features: int, classes: int, 
     for part in (slice(0, 4), slice(4, rows)):
         student, teacher = (head._replace(logits=head.logits[part]) for head in (call.student, call.teacher))
         of_part = call._replace(student=student, teacher=teacher, grad=call.grad[part], valid=call.valid[part])
-        places = written.places(part, can_write=True)
-        assert places
-        check(run, of_part._replace(student=student._replace(places=places)))
+        saved_slices = written.slice_arguments(part, can_write=True)
+        assert saved_slices
+        check(run, of_part._replace(student=student._replace(saved_slices=saved_slices)))
         copied.add(student.logits, part)
         written.add(student.logits, part)
     assert torch.equal(written.result(), copied.result())

@@ -76,30 +76,30 @@ struct Warp {
 };
 
 // A word that another block of the cluster stores here: it comes some time later.
-struct Letter {
+struct RemoteStore {
   void* to;
   uint64_t bits;
   int bytes;
   uint64_t* barrier;
 };
-struct Mailbox {
+struct RemoteStores {
   std::mutex mutex;
-  std::vector<Letter> letters;
+  std::vector<RemoteStore> stores;
 };
 
 // Blocks that run together, by rank; what `anchor` has in each tells where the others have their shared memory.
 struct Cluster {
   std::vector<std::atomic<char*>> anchors;
-  std::vector<Mailbox> mailboxes;
+  std::vector<RemoteStores> remote_stores;
   std::atomic<unsigned> arrived{0}, generation{0};
-  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)), mailboxes(static_cast<size_t>(blocks)) {}
+  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)), remote_stores(static_cast<size_t>(blocks)) {}
 };
 inline thread_local char anchor;
 
 struct Block {
   unsigned index, threads, blocks;
   Cluster* cluster;
-  Mailbox* mailbox;
+  RemoteStores* remote_stores;
   unsigned char* shared;
   ucontext_t scheduler;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -180,9 +180,9 @@ void run_some(std::vector<Item>& items, const From& from) {
 inline void run_some_loads() {
   run_some(current().loads, [](const Copy& copy) { return copy.from; });
 }
-inline void run_some_letters() {
-  const std::lock_guard<std::mutex> guard(current().mailbox->mutex);
-  run_some(current().mailbox->letters, [](const Letter& letter) { return &letter.bits; });
+inline void run_some_remote_stores() {
+  const std::lock_guard<std::mutex> guard(current().remote_stores->mutex);
+  run_some(current().remote_stores->stores, [](const RemoteStore& store) { return &store.bits; });
 }
 inline void run_stores(Fiber& fiber) {
   for (const Copy& copy : fiber.stores) memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
@@ -229,7 +229,7 @@ inline bool run_block(Block& of, double seconds) {
       swapcontext(&of.scheduler, &fiber->context);
     }
     run_some_loads();
-    run_some_letters();
+    run_some_remote_stores();
     if (!alive) break;
     if (progress != last) {
       last = progress;
@@ -261,7 +261,7 @@ inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool toget
     mine.blocks = static_cast<unsigned>(blocks);
     mine.cluster = &clusters[index / static_cast<unsigned>(cluster)];
     mine.cluster->anchors[index % static_cast<unsigned>(cluster)] = &anchor;
-    mine.mailbox = &mine.cluster->mailboxes[index % static_cast<unsigned>(cluster)];
+    mine.remote_stores = &mine.cluster->remote_stores[index % static_cast<unsigned>(cluster)];
     mine.random.seed(seed * 7919 + index);
     std::vector<unsigned char> memory(static_cast<size_t>(shared_bytes) + 128, 0xff);
     mine.shared = memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128;

@@ -229,7 +229,7 @@ def _run_rows(
             keeps or (steps is None and any(needs)),
             need_predictions,
             need_entropy,
-            *(gradients.places(logits, part) if isinstance(gradients, ExactGradients) else ()),
+            *(gradients.slice_arguments(logits, part) if isinstance(gradients, ExactGradients) else ()),
         )
         of_chunks.append(results)
         gradients.add(logits, part, results[1])

@@ -98,7 +98,7 @@ class FilteredGradients:
         self.since = torch.full((classes,), _NEVER, dtype=torch.int32, device=linear_weight.device)
         self.number = 0
         self.tails = Tails(steps, plan, input, linear_weight, linear_bias, weight, options, needs)
-        self.places = steps.new_places(self.since, classes)
+        self.buffers = steps.new_buffers(self.since, classes)
 
     def add(self, logits: Tensor, part: slice, lse: Tensor) -> None:
         """logits (n, V) of the rows `part` and their lse; the logits are overwritten."""
@@ -117,12 +117,12 @@ class FilteredGradients:
             valid = self.active[part] | (valid & lse.isnan())
         chunk = reference.Chunk(logits, lse, target, valid, a, h, self.linear_bias, softcap, scale)
         own = steps.target_gradient(chunk)
-        q, alive, mass = self.tails.places(part)
+        q, alive, mass = self.tails.results_of(part)
         steps.columns(
             logits, lse, valid, self.linear_bias, softcap, scale, options.grad_filter_eps, q, self.tails.group, alive
         )
         most = int(steps.MOST * logits.size(1))
-        index, slot, kept = steps.keep(alive, self.since, self.number, most, self.places)
+        index, slot, kept = steps.keep(alive, self.since, self.number, most, self.buffers)
         steps.gather_(chunk, own, alive, index, slot, kept, mass)
         if self.needs.input:
             steps.input_gradient(logits, index, kept, self.linear_weight, self.grad_input[part])

@@ -73,7 +73,7 @@ class Tails:
         self.alive.zero_()
         self.steps.mark_targets(self.alive, target[rows], valid[rows], self.chunk)
 
-    def places(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def results_of(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Where q of a chunk's groups, its columns that are alive and its rows' masses belong.
 
         The columns of the targets are alive already.
@@ -84,7 +84,7 @@ class Tails:
         return q, self.alive[first // self.chunk], self.mass[first:last]
 
     def add(self, lse: Tensor, valid: Tensor, part: slice) -> None:
-        """Of a chunk whose results are in their places; `valid`: the rows that q is summed over."""
+        """Of a chunk whose results are stored; `valid`: the rows that q is summed over."""
         self.stop = part.stop
         self.lse.append(lse)
         self.valid.append(valid)

@@ -60,13 +60,13 @@ class ExactGradients:
             make_accumulator(plan.accumulation, input, linear_weight, dtype, word) if needs.linear_weight else None
         )
 
-    def places(self, logits: Tensor, part: slice, can_write: bool | None = None) -> tuple[Any, ...]:
+    def slice_arguments(self, logits: Tensor, part: slice, can_write: bool | None = None) -> tuple[Any, ...]:
         """The row op's last arguments for the rows `part`; can_write: None is what that op can on this device."""
         if self.grad_weight is None or logits.dtype != self.input.dtype:
             return ()
         if can_write is None:
             can_write = logits.is_cuda and _native.CUDA.kind == "native"
-        return self.grad_weight.places(part, can_write)
+        return self.grad_weight.slice_arguments(part, can_write)
 
     def add(self, logits: Tensor, part: slice, lse: Tensor, input_is_done: Callable[[], None] | None = None) -> None:
         """logits (n, V) of the rows `part`; no chunk has more rows than the first.

@@ -165,7 +165,7 @@ class IdsFunction(Node):
     """Log-probabilities at ids; the largest one is that of one more id, which forward has found.
 
     Where input alone has a gradient, and one id a row, forward saves that of every log-probability. A compiled graph
-    may keep the logits (kept_logits.py).
+    may keep the logits (saved_logits.py).
     """
 
     @staticmethod

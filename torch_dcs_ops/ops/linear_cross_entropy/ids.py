@@ -79,8 +79,8 @@ def columns_of(logits: Tensor, ids: Tensor, linear_bias: Tensor | None, options:
     valid = ids != options.ignore_index
     index = torch.where(valid, ids, 0)
     z = values_at(logits, index, linear_bias, options)
-    place = z.masked_fill(~valid, -torch.inf).argmax(1, keepdim=True)
-    reference, top = index.gather(1, place), z.gather(1, place)
+    top_index = z.masked_fill(~valid, -torch.inf).argmax(1, keepdim=True)
+    reference, top = index.gather(1, top_index), z.gather(1, top_index)
     target = torch.where(valid.any(1), reference.squeeze(1), IGNORED)
     return _Columns(torch.where(valid, index, reference), torch.where(valid, z, top), target, top)
 
@@ -111,12 +111,12 @@ def make_call(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, 
 
 
 def chunks_of(
-    call: Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool, kept: Tensor | None = None
+    call: Call, operand: Tensor | ValidRows, needs_weight: bool, is_forward: bool, saved: Tensor | None = None
 ) -> tuple[Plan, Iterator[tuple[slice, Tensor]]]:
     """The plan, and the rows of one chunk after another with their logits, which lie in the same memory.
 
     A first product is launched at once, so that the GPU has something to do while the rest is prepared.
-    kept: the logits of all rows, of which these are copies.
+    saved: the logits of all rows, of which these are copies.
     """
     (classes, features), dtype = call.linear_weight.shape, call.input.dtype
     count, budget = operand.size(0), call.options.memory_budget
@@ -124,28 +124,28 @@ def chunks_of(
         count, features, classes, dtype, dtype, call.input.device.type, needs_weight, budget, is_forward=is_forward,
         logits_dtype=call.options.logits_dtype, is_fast=True,
     )  # fmt: skip
-    if kept is not None:
-        return plan, _copies(plan, kept)
+    if saved is not None:
+        return plan, _copies(plan, saved)
     word = alignment.word(call.input.size(0), call.linear_weight)
     return plan, Logits(plan, operand, call.linear_weight, word, call.options.logits_dtype).begin().chunks()
 
 
-def _copies(plan: Plan, kept: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _copies(plan: Plan, saved: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Those of one chunk of rows after another, in the same memory."""
-    count = kept.size(0)
-    buffer = with_padding(kept.new_empty((min(plan.rows, count), plan.stride)), kept.size(1))
+    count = saved.size(0)
+    buffer = with_padding(saved.new_empty((min(plan.rows, count), plan.stride)), saved.size(1))
     for start in range(0, count, plan.rows):
         part = slice(start, min(start + plan.rows, count))
-        yield part, buffer[: part.stop - part.start].copy_(kept[part])
+        yield part, buffer[: part.stop - part.start].copy_(saved[part])
 
 
-def _all_rows(call: Call, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-    """All rows as one chunk, whose logits go to `kept`."""
+def _all_rows(call: Call, saved: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """All rows as one chunk, whose logits go to `saved`."""
     (rows, _), (classes, _), dtype = call.input.shape, call.linear_weight.shape, call.options.logits_dtype
     plan = single_chunk(rows, classes, dtype or call.input.dtype)
     make_logits = Logits(plan, call.input, call.linear_weight, alignment.word(rows, call.linear_weight), dtype)
-    kept.append(make_logits(slice(0, rows)))
-    yield slice(0, rows), kept[0]
+    saved.append(make_logits(slice(0, rows)))
+    yield slice(0, rows), saved[0]
 
 
 def flat_ids(ids: Tensor, linear_weight: Tensor, options: HeadOptions) -> tuple[Tensor, HeadOptions]:
@@ -176,16 +176,16 @@ def forward(
     options: HeadOptions,
     need_entropy: bool,
     need_predictions: bool,
-    kept: list[Tensor] | None = None,
+    saved: list[Tensor] | None = None,
     learned: Learned | None = None,
 ) -> IdResults:
-    """With input's leading shape; no elements where a result is not needed. kept: takes the logits of all rows."""
+    """With input's leading shape; no elements where a result is not needed. saved: takes the logits of all rows."""
     lead, count = input.shape[:-1], ids.size(-1)
     ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    chosen = None if need_predictions or kept is not None else chosen_rows(call, ids, learned)
+    chosen = None if need_predictions or saved is not None else chosen_rows(call, ids, learned)
     operand = call.input if chosen is None else chosen
-    chunks = chunks_of(call, operand, False, True)[1] if kept is None else _all_rows(call, kept)
+    chunks = chunks_of(call, operand, False, True)[1] if saved is None else _all_rows(call, saved)
     ids = ids if chosen is None else chosen.gather(ids)
     total, dtype = call.input.size(0), row_dtype(input.dtype)
     results = IdResults(
@@ -272,18 +272,18 @@ def backward(
     linear_bias: Tensor | None,
     options: HeadOptions,
     needs: Needs,
-    kept: Tensor | None = None,
+    saved: Tensor | None = None,
     learned: Learned | None = None,
 ) -> Gradients:
-    """Gradients in the operands' dtypes. kept: the logits of all rows, not made again. learned: by the forward."""
+    """Gradients in the operands' dtypes. saved: the logits of all rows, not made again. learned: by the forward."""
     dtype = row_dtype(input.dtype)
     ids, options = flat_ids(ids, linear_weight, options)
     call = make_call(input, linear_weight, linear_bias, options)
-    if kept is not None:
+    if saved is not None:
         call = call._replace(options=options._replace(memory_budget=None))
-    chosen = None if kept is not None else chosen_rows(call, ids, learned)
+    chosen = None if saved is not None else chosen_rows(call, ids, learned)
     operand: Tensor | ValidRows = call.input if chosen is None else chosen
-    plan, chunks = chunks_of(call, operand, needs.linear_weight, False, kept)
+    plan, chunks = chunks_of(call, operand, needs.linear_weight, False, saved)
     grad_ids, grad_entropy, grad_lse = (None if grad is None else grad.to(dtype) for grad in upstream)
     grad_ids = None if grad_ids is None else grad_ids.reshape(ids.shape)
     grad_entropy = None if grad_entropy is None else grad_entropy.reshape(-1)
@@ -298,8 +298,8 @@ def backward(
     for part, logits in chunks:
         of_part = IdUpstream(*(None if grad is None else grad[part] for grad in parts))
         # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
-        places = gradients.places(logits, part) if ids.size(1) == 1 else ()
-        gradients.add(logits, part, to_gradient_(call, logits, ids[part], of_part, places))
+        saved_slices = gradients.slice_arguments(logits, part) if ids.size(1) == 1 else ()
+        gradients.add(logits, part, to_gradient_(call, logits, ids[part], of_part, saved_slices))
         del logits
     return finished(gradients.result(), chosen, input, linear_weight, linear_bias, needs)
 
@@ -327,17 +327,19 @@ def finished(
     return found
 
 
-def to_gradient_(call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream, places: tuple[Any, ...] = ()) -> Tensor:
+def to_gradient_(
+    call: Call, logits: Tensor, ids: Tensor, upstream: IdUpstream, saved_slices: tuple[Any, ...] = ()
+) -> Tensor:
     """Turns the logits of a chunk into their gradient; its lse. Ignored ids are IGNORED.
 
-    places: see ExactGradients; of one id a row alone.
+    saved_slices: see ExactGradients; of one id a row alone.
     """
     if ids.size(1) == 1:
         of_loss = logits.new_zeros(1, dtype=row_dtype(logits.dtype))
         if upstream.log_probs is not None:
             of_loss = -upstream.log_probs.reshape(-1)
         grads = (of_loss, upstream.lse, upstream.entropy)
-        return call.rows(logits, ids.squeeze(1), grads, True, False, False, *places)[1]
+        return call.rows(logits, ids.squeeze(1), grads, True, False, False, *saved_slices)[1]
     columns = columns_of(logits, ids, call.linear_bias, call.options)
     zero = columns.z.new_zeros(())
     g = None if upstream.log_probs is None else torch.where(ids != call.options.ignore_index, upstream.log_probs, zero)

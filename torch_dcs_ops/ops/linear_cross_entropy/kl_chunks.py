@@ -72,9 +72,9 @@ class RowsOfHead:
             is_forward=is_forward, is_fast=True,
         )  # fmt: skip
 
-    def rows(self, logits: Tensor, need: Needs, places: tuple[Any, ...] = ()) -> HeadRows:
+    def rows(self, logits: Tensor, need: Needs, saved_slices: tuple[Any, ...] = ()) -> HeadRows:
         """Some logits for the rows' pass."""
-        return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need), places)
+        return HeadRows(logits, self.bias, self.head.softcap, self.head.logit_scale, any(need), saved_slices)
 
 
 def plans_of(
@@ -105,8 +105,8 @@ def rows_of_heads(
     if target is None:
         return both[0], both[1], None
     target = target.reshape(-1)
-    places = {compacts(of.input, of.linear_weight, target, False) for of in both}
-    where = places.pop() if len(places) == 1 else None
+    compaction = {compacts(of.input, of.linear_weight, target, False) for of in both}
+    where = compaction.pop() if len(compaction) == 1 else None
     chosen = None
     if where == "host" or (where == "device" and may_count_on_device):
         chosen = valid_rows(both[0].input, target, options.ignore_index, where, may_count_on_device)
@@ -151,8 +151,8 @@ def run(
     for part, logits in make[0].chunks():
         both = [logits, make[1](part)]
         # Both heads' linear_weights seldom have gradients: the kernel writes the student's where its sum wants it.
-        places = gradients[0].places(both[0], part, can_write=kernel is not None)
-        of_student, of_teacher = student.rows(both[0], needs[0], places), teacher.rows(both[1], needs[1])
+        saved_slices = gradients[0].slice_arguments(both[0], part, can_write=kernel is not None)
+        of_student, of_teacher = student.rows(both[0], needs[0], saved_slices), teacher.rows(both[1], needs[1])
         call = KlRows(
             of_student, of_teacher, grad if grad.numel() == 1 else grad[part], None if valid is None else valid[part],
             options.direction, options.beta, options.temperature,

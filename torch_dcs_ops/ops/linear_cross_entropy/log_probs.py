@@ -18,7 +18,7 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from .._common import autocast, flops
 from .._common.autograd import apply, below, tracked
 from .._common.validate import dtype_name, fail
-from . import frozen_head, kept_logits  # noqa: F401  (register)
+from . import frozen_head, saved_logits  # noqa: F401  (register)
 from .arguments import apply_scale, check_argument_types, check_flags, class_indices, named
 from .autograd import differentiable
 from .compiled import keeps_logits

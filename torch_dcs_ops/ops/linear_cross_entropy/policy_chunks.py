@@ -157,9 +157,9 @@ def _run_chunks(
         is_entropic = is_entropic or found.entropy is not None
         if any(wanted.needs):
             # Several ids are put into the gradient behind the row op: it cannot leave it anywhere else.
-            places = gradients.places(logits, part) if ids_of_part.size(1) == 1 else ()
+            saved_slices = gradients.slice_arguments(logits, part) if ids_of_part.size(1) == 1 else ()
             upstream = IdUpstream(found.log_probs, found.entropy, None)
-            gradients.add(logits, part, ids.to_gradient_(call, logits, ids_of_part, upstream, places))
+            gradients.add(logits, part, ids.to_gradient_(call, logits, ids_of_part, upstream, saved_slices))
         del logits
     seen.check_chunks()
     if any(wanted.needs) and wanted.entropy and problem.operand.size(0):
@@ -176,9 +176,9 @@ def _run_scaled(
     entropy = problem.weights.new_empty(total) if wanted.entropy else None
     of_loss = problem.weights.new_full((1,), -1)
     for part, logits in chunks:
-        places = gradients.places(logits, part)
+        saved_slices = gradients.slice_arguments(logits, part)
         of_rows = call.rows(
-            logits, problem.target[part].squeeze(1), (of_loss, None, None), True, False, wanted.entropy, *places
+            logits, problem.target[part].squeeze(1), (of_loss, None, None), True, False, wanted.entropy, *saved_slices
         )
         torch.neg(of_rows[0].unsqueeze(1), out=log_probs[part])
         if entropy is not None:

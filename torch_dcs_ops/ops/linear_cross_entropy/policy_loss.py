@@ -307,11 +307,11 @@ def _gradients_of_composed(
     input, linear_weight, linear_bias, *of_rows = every
     of = ctx.of._replace(args=tuple(of_rows))
     loss = _composed(input, linear_weight, linear_bias, target, ctx.options, of, ctx.wanted, False)[0]
-    places = [index for index, need in enumerate(needs) if need]
+    indices = [index for index, need in enumerate(needs) if need]
     gradients = torch.autograd.grad(
-        loss, [every[index] for index in places], grad_loss, create_graph=True, allow_unused=True
+        loss, [every[index] for index in indices], grad_loss, create_graph=True, allow_unused=True
     )
     found: list[Tensor | None] = [None] * len(needs)
-    for index, gradient in zip(places, gradients, strict=True):
+    for index, gradient in zip(indices, gradients, strict=True):
         found[index] = gradient
     return found

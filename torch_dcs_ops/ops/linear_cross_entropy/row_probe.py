@@ -28,7 +28,7 @@ _SPREAD_ROWS = 4096  # over the chunks of a call
 _TOLERANCE = 1e-3  # of the largest value: another number of rows may take another instruction
 # For other values, of which no two kinds of rows have the same ones.
 _SHIFTS = (0.3, 0.1, 0.5, 0.2)  # of the rows' statistics
-_FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: toward 0, so that probabilities and places stay such
+_FACTORS = (1.0, 0.8, 0.6, 0.9)  # of their arguments: toward 0, so that probabilities and indices stay such
 _SHOWN = (bool, str, enum.Enum, CodeType)  # as they are
 _MOST_FACTS = 64  # of one object
 _MOST_KEYS = 8  # of one code: what is made with another number in every step is looked at so many times
@@ -47,13 +47,13 @@ class _Rows(NamedTuple):
     def total(self) -> int:
         return self.statistics.log_probs.size(0)
 
-    def at(self, places: slice | Tensor) -> _Rows:
+    def at(self, indices: slice | Tensor) -> _Rows:
         def choose(values: Tensor) -> Tensor:
-            return values[places].detach().contiguous()
+            return values[indices].detach().contiguous()
 
         log_probs, entropy = self.statistics
         statistics = Statistics(choose(log_probs), None if entropy is None else choose(entropy))
-        return _Rows(self.of._replace(args=self.of.select(choose)), statistics, self.weights[places])
+        return _Rows(self.of._replace(args=self.of.select(choose)), statistics, self.weights[indices])
 
     def loss(self) -> tuple[Tensor, list[Tensor]]:
         """The loss of every row, and the statistics that it is made of."""
@@ -126,13 +126,13 @@ def _apart_from_the_caller(loss_fn: Any) -> Iterator[None]:
 
 
 def _rows(of: RowLoss, statistics: Statistics, args: tuple[Any, ...]) -> _Rows:
-    places = torch.arange(statistics.log_probs.size(0), device=statistics.log_probs.device)
-    weights = 1 + (places % PROBED_ROWS).to(statistics.log_probs.dtype)
+    indices = torch.arange(statistics.log_probs.size(0), device=statistics.log_probs.device)
+    weights = 1 + (indices % PROBED_ROWS).to(statistics.log_probs.dtype)
     return _Rows(of._replace(args=args), statistics, weights).at(slice(None))
 
 
 def _of_large_gradients(rows: _Rows) -> Tensor:
-    """The places of the rows with the largest ones."""
+    """The indices of the rows with the largest ones."""
     every = _values_and_gradients(rows)[:, 1:].abs()
     most = every.nan_to_num(0.0, posinf=0.0).sum(1)
     return most.topk(min(PROBED_ROWS, most.size(0)))[1]
@@ -147,7 +147,7 @@ def _look_at_few(rows: _Rows) -> bool:
 
     def check(rows: _Rows) -> Tensor:
         together = _values_and_gradients(rows)
-        alone = torch.cat([_values_and_gradients(rows.at(slice(place, place + 1))) for place in range(rows.total)])
+        alone = torch.cat([_values_and_gradients(rows.at(slice(index, index + 1))) for index in range(rows.total)])
         if bool(_differ(together, alone)):
             _refuse()
         return alone
@@ -164,14 +164,14 @@ def _look_at_all(rows: _Rows) -> None:
 
     All are needed at once: a sequence's rows may be anywhere, a few rows may be of a sequence each, and a loss may mix
     in a rare case alone. A gradient of one row's loss at another one's statistics must be exactly 0. What is mixed
-    without a gradient, as counts and detached ratios are, shows in half of the rows: those whose place has an odd
+    without a gradient, as counts and detached ratios are, shows in half of the rows: those whose index has an odd
     number of zeros, which leaves out a part of any sequence, whatever its stride.
     """
     if rows.total < 2:
         return
     found = list(_gradients_of_others(rows))
-    places = torch.arange(rows.total)
-    odd = (_zeros(places, rows.total) & 1).bool()
+    indices = torch.arange(rows.total)
+    odd = (_zeros(indices, rows.total) & 1).bool()
     half = odd.nonzero().squeeze(1).to(rows.weights.device)
     with _some_at_a_time(rows.total, half.numel()):
         found.append(_differ(_values_and_gradients(rows)[half], _values_and_gradients(rows.at(half))))
@@ -206,23 +206,23 @@ def _is_something(gradient: Tensor) -> Tensor:
 def _splits(count: int, device: torch.device) -> Iterator[Tensor]:
     """Choices of rows: for any two rows, one has the first without the second, and one the second without the first.
 
-    These are the bits of Berger's code: of a row's place, and of the number of zeros among these.
+    These are the bits of Berger's code: of a row's index, and of the number of zeros among these.
     """
-    places = torch.arange(count, device=device)
+    indices = torch.arange(count, device=device)
     bits = (count - 1).bit_length()
     for bit in range(bits):
-        yield (places >> bit & 1).bool()
-    zeros = _zeros(places, count)
+        yield (indices >> bit & 1).bool()
+    zeros = _zeros(indices, count)
     for bit in range(bits.bit_length()):
         yield (zeros >> bit & 1).bool()
 
 
-def _zeros(places: Tensor, count: int) -> Tensor:
-    """How many of the bits are 0 that places below `count` have."""
+def _zeros(indices: Tensor, count: int) -> Tensor:
+    """How many of the bits are 0 that indices below `count` have."""
     bits = (count - 1).bit_length()
-    zeros = torch.full_like(places, bits)
+    zeros = torch.full_like(indices, bits)
     for bit in range(bits):
-        zeros -= places >> bit & 1
+        zeros -= indices >> bit & 1
     return zeros
 
 
@@ -262,10 +262,10 @@ def _with_other_values(rows: _Rows, kinds: Tensor) -> _Rows:
         None if entropy is None else _within(entropy, entropy + column(_SHIFTS, entropy)),
     )
     args = tuple(
-        arg * column(_FACTORS[place % 4 :] + _FACTORS[: place % 4], arg)
+        arg * column(_FACTORS[index % 4 :] + _FACTORS[: index % 4], arg)
         if is_of_rows and arg.is_floating_point()
         else arg
-        for place, (arg, is_of_rows) in enumerate(zip(rows.of.args, rows.of.of_rows, strict=True))
+        for index, (arg, is_of_rows) in enumerate(zip(rows.of.args, rows.of.of_rows, strict=True))
     )
     of = rows.of._replace(loss_fn=_refusing(rows.of.loss_fn), args=args)
     return rows._replace(of=of, statistics=statistics)

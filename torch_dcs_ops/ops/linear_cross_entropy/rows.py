@@ -60,10 +60,10 @@ def _check_tensor(logits: Tensor, name: str, tensor: Tensor, dtype: torch.dtype,
 
 
 def _checked(args: tuple[Any, ...]) -> RowsCall:
-    """The arguments without the second place of the gradient, which only the CUDA kernels write to."""
+    """The arguments without the slices for a second copy of the gradient, which only the CUDA kernels write to."""
     call = RowsCall(*args[:_COUNT])
     check_rows(call)
-    if any(place is not None for place in args[_COUNT : _COUNT + 2]):
+    if any(value is not None for value in args[_COUNT : _COUNT + 2]):
         fail(_OP, "within and beside must be None for these kernels, got tensors")
     return call
 

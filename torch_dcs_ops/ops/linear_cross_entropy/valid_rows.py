@@ -107,8 +107,8 @@ class ValidRows:
             return
         self.count = through[-1:].to(torch.int32)
         every = torch.arange(self.valid.numel(), device=input.device)
-        place = torch.where(self.valid, self.rank, through[-1:] + every - self.rank)
-        self.index = torch.empty_like(every).scatter_(0, place, every)
+        slot = torch.where(self.valid, self.rank, through[-1:] + every - self.rank)
+        self.index = torch.empty_like(every).scatter_(0, slot, every)
         self._expect(waits)
 
     def _expect(self, waits: bool) -> None:
@@ -149,8 +149,8 @@ class ValidRows:
             starts = torch.arange(first, self.size(0), step, dtype=torch.int32, device=self.count.device)
             counts = (self.count - starts).clamp_(0, step)
             self.counts = first, step, counts
-        place = (part.start - first) // step
-        return counts[place : place + 1]
+        index = (part.start - first) // step
+        return counts[index : index + 1]
 
     def size(self, dim: int) -> int:
         if dim != 0:
@@ -162,7 +162,7 @@ class ValidRows:
         return self.input.new_empty(*size, dtype=dtype)
 
     def __getitem__(self, part: slice | Tensor) -> Tensor:
-        """Rows by their place, or by a (n,) index of places."""
+        """Rows by their number, or by a (n,) tensor of numbers."""
         if self.is_every_row and isinstance(part, slice):
             self.last_rows = None
             return self.input[part]
@@ -184,9 +184,9 @@ class ValidRows:
         return values if values is None or values.size(0) != self.valid.size(0) else _take(values, self.index)
 
     def restore_(self, values: Tensor) -> None:
-        """Puts values (N, ...), the first of them in the order of these rows, in their places, and 0 in the others'.
+        """Puts values (N, ...), the first of them in the order of these rows, where they belong, and 0 in the others.
 
-        From the last block to the first: rows come from before their places, so none that is yet to be read is lost.
+        From the last block to the first: rows come from before there, so none that is yet to be read is lost.
         """
         if self.is_every_row:
             return
@@ -302,9 +302,9 @@ def grouped_product_fills(rows: int, features: int, device: torch.device) -> boo
     It cuts the result into tiles of 128 by 256 and nothing else: 1024 rows of 2048 features are 64 tiles, half of what
     an H200 has room for, and take twice a GEMM's time. Then a GEMM over all rows, ignored ones too, is the better one.
     """
-    places = multiprocessors(device)
+    blocks = multiprocessors(device)
     tiles = -(-rows // _GROUPED_TILE[0]) * -(-features // _GROUPED_TILE[1])
-    return tiles >= _LEAST_FILLING * places * -(-tiles // places)
+    return tiles >= _LEAST_FILLING * blocks * -(-tiles // blocks)
 
 
 def valid_rows(

@@ -51,7 +51,7 @@ class WeightGradient(ABC):
         self._add(alignment.widened(logits_gradient, self.total.size(0)), part)
         self.started = True
 
-    def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
+    def slice_arguments(self, part: slice, can_write: bool) -> tuple[Any, ...]:
         """The row op's last arguments, if it is to write the gradient of the rows `part` where this one keeps it.
 
         can_write: whether the kernel that makes it is one that does.
@@ -188,16 +188,16 @@ class _Shared(WeightGradient):
             first, is_last = index * width, index == full
             middle = first if is_last else first + inner
             end = min(alignment.padded(classes, word), self.total.size(0)) if is_last else first + width
-            place, stride = rows * index * rest, last if is_last else rest
+            offset, stride = rows * index * rest, last if is_last else rest
             within = self.within[index * width * row_room :][: rows * (middle - first)]
-            beside = self.beside[place : place + rows * stride].view(rows, stride)
+            beside = self.beside[offset : offset + rows * stride].view(rows, stride)
             self.slices.append(
                 _Slice(first, middle, end, within.view(rows, middle - first), with_padding(beside, end - middle))
             )
         self.width, self.inner, self.is_written, self.rows = width, inner, False, rows
         self.factors: Tensor | None = None
 
-    def places(self, part: slice, can_write: bool) -> tuple[Any, ...]:
+    def slice_arguments(self, part: slice, can_write: bool) -> tuple[Any, ...]:
         # Beside writing the gradient, reading it again for a copy took 1 ms of 41 (8192 rows, 4096 features, 128256
         # classes on an H200).
         self.is_written = can_write
@@ -208,9 +208,9 @@ class _Shared(WeightGradient):
     def _add(self, logits_gradient: Tensor, part: slice) -> None:
         if self.is_written:
             return
-        for piece in self.slices:
-            _copy_words(piece.within[part], logits_gradient[:, piece.first : piece.middle])
-            _copy_words(piece.beside[part], logits_gradient[:, piece.middle : piece.last])
+        for of_classes in self.slices:
+            _copy_words(of_classes.within[part], logits_gradient[:, of_classes.first : of_classes.middle])
+            _copy_words(of_classes.beside[part], logits_gradient[:, of_classes.middle : of_classes.last])
 
     def scale_rows(self, factors: Tensor) -> None:
         self.factors = factors
@@ -222,9 +222,9 @@ class _Shared(WeightGradient):
         rows = slice(input.size(0))  # of which there were more before it was known how many are valid
         if self.factors is not None:
             input = torch.mul(input, self.factors.unsqueeze(1), out=torch.empty_like(input))
-        for piece in slices:
-            _product(self.total[piece.first : piece.middle], piece.within[rows], input)
-            _product(self.total[piece.middle : piece.last], piece.beside[rows], input)
+        for of_classes in slices:
+            _product(self.total[of_classes.first : of_classes.middle], of_classes.within[rows], input)
+            _product(self.total[of_classes.middle : of_classes.last], of_classes.beside[rows], input)
 
 
 def _product(out: Tensor, logits_gradient: Tensor, input: Tensor) -> None:
@@ -236,15 +236,15 @@ def _product(out: Tensor, logits_gradient: Tensor, input: Tensor) -> None:
         _float32_product(out, logits_gradient, input, accumulate=False)
 
 
-def in_whole_waves(classes: int, features: int, places: int) -> int:
+def in_whole_waves(classes: int, features: int, blocks: int) -> int:
     """About so many classes, the tiles of whose GEMM fill a GPU's multiprocessors, where it has more tiles than these.
 
     8192 classes of 4096 features are 7.76 waves of 132, 8448 are 8.
     """
     rows, columns = classes // _GEMM_TILE[0], -(-features // _GEMM_TILE[1])
-    if rows * columns < places:
+    if rows * columns < blocks:
         return classes
-    return round(rows * columns / places) * places // columns * _GEMM_TILE[0] or classes
+    return round(rows * columns / blocks) * blocks // columns * _GEMM_TILE[0] or classes
 
 
 def _copy_words(to: Tensor, source: Tensor) -> None:

@@ -189,7 +189,7 @@ class ProductFunction(Node):
         _, need_a, need_b, _, need_x, need_y, need_z, _ = ctx.needs_input_grad
         a, b, log_s, x, y, z, result = ctx.saved_tensors
         sums, over = _Sums(a, b, log_s), ctx.over
-        x, y, z = (upstream if over == place else t for place, t in ((2, x), (1, y), (0, z)))
+        x, y, z = (upstream if over == index else t for index, t in ((2, x), (1, y), (0, z)))
         through_w = need_a or need_b
         # An operand in the result's place is not read.
         need_x, need_y, need_z = need_x and over != 2, need_y and over != 1, need_z and over != 0

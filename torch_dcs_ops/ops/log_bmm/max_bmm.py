@@ -128,10 +128,10 @@ def _spread(grad: Tensor, indices: Tensor, shape: Sequence[int], dim: int) -> Te
     batches, rows, columns = indices.shape
     batch = torch.arange(batches, device=grad.device)[:, None, None]
     if dim == 2:
-        places = (batch, torch.arange(rows, device=grad.device)[:, None], indices)
+        elements = (batch, torch.arange(rows, device=grad.device)[:, None], indices)
     else:
-        places = (batch, indices, torch.arange(columns, device=grad.device))
-    return zeros.index_put(places, grad, accumulate=True)
+        elements = (batch, indices, torch.arange(columns, device=grad.device))
+    return zeros.index_put(elements, grad, accumulate=True)
 
 
 def _private_autograd(keyset: torch._C.DispatchKeySet, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

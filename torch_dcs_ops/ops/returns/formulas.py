@@ -148,7 +148,7 @@ def _padded(tensor: Tensor, dim: int, shift: int) -> Tensor:
         kept, none = tensor.narrow(dim, shift, tensor.size(dim) - 1), torch.zeros_like(tensor.narrow(dim, 0, 1))
         return torch.cat((kept, none) if shift else (none, kept), dim)
     # The last dimension comes first. Made from the number of dimensions, as dim may be a symbol under torch.compile.
-    pads = [int(place == dim and side == shift) for place in reversed(range(tensor.dim())) for side in (0, 1)]
+    pads = [int(axis == dim and side == shift) for axis in reversed(range(tensor.dim())) for side in (0, 1)]
     return torch.nn.functional.pad(tensor.narrow(dim, shift, tensor.size(dim) - 1), pads)
 
 

@@ -25,7 +25,7 @@ from .rows import row_dtype
 
 __all__ = [
     "add_tails", "add_weight_gradient", "choose_rows", "column_sums", "columns", "finish_weight_gradient", "gather_",
-    "input_gradient", "keep", "mark_targets", "new_places", "share_tails", "target_gradient", "weigh_tails",
+    "input_gradient", "keep", "mark_targets", "new_buffers", "share_tails", "target_gradient", "weigh_tails",
 ]  # fmt: skip
 
 MOST = 0.5  # of the columns; where more are alive all of them are kept, and nothing is copied
@@ -98,14 +98,14 @@ def mark_targets(alive: Tensor, target: Tensor, valid: Tensor, chunk: int) -> No
     alive[rows // chunk, target[rows]] = 1
 
 
-def new_places(like: Tensor, classes: int) -> None:
+def new_buffers(like: Tensor, classes: int) -> None:
     """`keep` makes its results anew."""
 
 
-def keep(alive: Tensor, since: Tensor, number: int, most: int, places: None) -> tuple[Tensor, Tensor, Tensor]:
+def keep(alive: Tensor, since: Tensor, number: int, most: int, buffers: None) -> tuple[Tensor, Tensor, Tensor]:
     """(index, slot, count) of the alive columns (V,) of chunk `number`; more than `most` of them become all.
 
-    index (V,) int32: the kept columns in ascending order, then any; slot (V,) int32: the place of a kept column in it;
+    index (V,) int32: the kept columns in ascending order, then any; slot (V,) int32: the index of a kept column in it;
     count (1,) int32: how many there are. since (V,) int32 becomes the least number of a chunk that keeps a column.
     """
     if int(alive.sum()) > most:
@@ -171,7 +171,7 @@ def finish_weight_gradient(
 
 
 def column_sums(kept: Tensor, index: Tensor, count: Tensor) -> Tensor:
-    """(V,): the sums of the kept columns at their places, 0 elsewhere."""
+    """(V,): the sums of the kept columns at their indices, 0 elsewhere."""
     used = int(count)
     sums = kept.new_zeros(index.numel(), dtype=row_dtype(kept.dtype))
     sums[index[:used].long()] = kept[:, :used].sum(0, dtype=sums.dtype)
@@ -209,17 +209,17 @@ def _add_product(
     right = right.to(wide)
     for start in range(0, left.size(1), step):
         part = slice(start, start + step)
-        place = part if rows is None else rows[part]
+        target_rows = part if rows is None else rows[part]
         # A view, where neither a choice of rows nor another dtype asks for a copy.
-        sums = total[place].to(wide)
+        sums = total[target_rows].to(wide)
         if rest is not None:
-            sums.add_(rest[place])
-        fresh = (since[place] >= number).nonzero().squeeze(1)
+            sums.add_(rest[target_rows])
+        fresh = (since[target_rows] >= number).nonzero().squeeze(1)
         if fresh.numel():
             sums.index_fill_(0, fresh, 0)
         sums.addmm_(left[:, part].t().to(wide), right)
         rounded = sums.to(total.dtype)
         if rows is not None or wide != total.dtype:
-            total[place] = rounded
+            total[target_rows] = rounded
         if rest is not None and keep_rest:
-            rest[place] = sums.sub_(rounded).to(rest.dtype)
+            rest[target_rows] = sums.sub_(rounded).to(rest.dtype)

@@ -19,7 +19,7 @@ _SMALLEST_SUM = 1e-30  # of q: its inverse is finite, and the tails of less weig
 class Chosen(NamedTuple):
     """S single rows of n, in their order: which, their lse, and whether they are valid and among the largest masses.
 
-    slot (n,) is a row's place among those of them that are, else -1; those of group g are bounds[g]:bounds[g + 1].
+    slot (n,) is a row's number among those of them that are, else -1; those of group g are bounds[g]:bounds[g + 1].
     """
 
     rows: Tensor
@@ -90,11 +90,11 @@ def weigh_tails(
     if sums is not None:
         for first in range(groups):
             rows = slice(first * group, min((first + 1) * group, count))
-            place = slice(start + rows.start, start + rows.stop)
-            of_group = input[place] if index is None else input[index[place]]
+            of_input = slice(start + rows.start, start + rows.stop)
+            of_group = input[of_input] if index is None else input[index[of_input]]
             torch.mm(factors[None, rows].to(input.dtype), of_group, out=sums[first : first + 1])
-        places = start + chosen.rows
-        own = input[places if index is None else index[places]]
+        numbers = start + chosen.rows
+        own = input[numbers if index is None else index[numbers]]
         sums[groups:] = own * single.unsqueeze(1)
     return factors, single
 

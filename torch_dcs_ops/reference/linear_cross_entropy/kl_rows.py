@@ -23,7 +23,7 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}  # of logits in the rows' dt
 class HeadRows(NamedTuple):
     """One head's logits (n, V) and what they go through; `gradient`: whether theirs takes their place.
 
-    places: where a kernel writes it a second time, (within, beside, first row, rows, width, inner, slices) of the
+    saved_slices: where a kernel writes it a second time, (within, beside, first row, rows, width, inner, slices) of the
     slices of linear_weight's gradient; none here.
     """
 
@@ -32,7 +32,7 @@ class HeadRows(NamedTuple):
     softcap: float | None
     logit_scale: float
     gradient: bool
-    places: tuple[Any, ...] = ()
+    saved_slices: tuple[Any, ...] = ()
 
 
 class KlRows(NamedTuple):

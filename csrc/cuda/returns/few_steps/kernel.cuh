@@ -21,7 +21,7 @@ struct FewReturns {
   static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
   static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
                        kSteps = few_returns_steps(kForm);
-  // Halves are unpacked, and packed, in pairs.
+  // Half-precision elements are unpacked, and packed, in pairs.
   static constexpr int kSome = sizeof(T) == 2 && kWide > 1 ? 2 : 1, kParts = kWide / kSome;
   using Part = Vector<T, kSome>;
   struct alignas(kWide * sizeof(T)) Word {

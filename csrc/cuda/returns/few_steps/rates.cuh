@@ -11,7 +11,7 @@ struct SplitRate {
   Acc value, rest;
 };
 
-// The product as split_gamma(...) has it: towards zero, and a rest of its sign.
+// The product as split_gamma(...) has it: toward zero, and a rest of its sign.
 __device__ __forceinline__ Rates<float> rates_of_row(SplitRate<float> gamma, SplitRate<float> trace) {
   Rates<float> rates;
   rates.gamma = gamma.value;

@@ -27,7 +27,7 @@ __device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, i
   return all;
 }
 
-// What the blocks of a row leave each other, in shared memory.
+// What the blocks of a row publish to each other, in shared memory.
 template <typename Wide>
 struct FlatCluster {
   Segment<Wide> own;

@@ -37,16 +37,16 @@ cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturns
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, device.shared_per_block);
   if (error != cudaSuccess) return error;
   CallTag tag{};
-  bool begins_early = device.cluster > 1;
+  bool is_dependent = device.cluster > 1;
   if (plan.is_linked()) {
     // Many blocks take longer to count than their words to clear.
-    begins_early = begins_early && plan.tiles <= kEarlyBlocks * device.multiprocessors;
-    tag = begins_early ? counted_tag(workspace, plan.workspace_bytes, plan.tiles, stream)
+    is_dependent = is_dependent && plan.tiles <= kDependentBlocks * device.multiprocessors;
+    tag = is_dependent ? counted_tag(workspace, plan.workspace_bytes, plan.tiles, stream)
                        : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
   }
   cudaLaunchAttribute attributes[2];
   int count = 0;
-  if (begins_early) attributes[count++] = programmatic_serialization();
+  if (is_dependent) attributes[count++] = programmatic_serialization();
   if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
   const cudaLaunchConfig_t config =
       launch_config(plan.tiles, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);

@@ -42,7 +42,7 @@ struct alignas(16) FlatRow {
   Gate<Acc> gate;  // gamma * trace
 };
 
-// A discount, towards zero where it is a float, and the digits that float lacks: 0, not far below its own as in a gate,
+// A discount, toward zero where it is a float, and the digits that float lacks: 0, not far below its own as in a gate,
 // where there are none, for what weighs nothing is left out.
 template <typename Acc>
 __host__ __device__ __forceinline__ Gate<Acc> digits_of(double number) {

@@ -29,13 +29,13 @@ __device__ __forceinline__ void make_sources(const Slots<T, kPlain>& slots, cons
         carried[j] = rates_of(slots, j, -1).product *
             (ratio_of(has_ratios, cast<Acc>(rhos_before[j]), params.clip_pg) * cast<Acc>(of_pg[j]));
   }
-  to.put_sources([&](int j) { return cast<Acc>(of_advantages[j]) + cast<Acc>(of_targets[j]) + carried[j]; });
+  to.store_sources([&](int j) { return cast<Acc>(of_advantages[j]) + cast<Acc>(of_targets[j]) + carried[j]; });
   if (!kPlain && to.wants_gates()) {
     slots.read(params.rhos, rhos);
-    to.put_gates(
+    to.store_gates(
         [&](int j) { return rates_of(slots, j).product * ratio_of(has_ratios, cast<Acc>(rhos[j]), params.clip_c); });
   }
-  if (!kPlain && to.wants_row_gates()) to.put_row_gates([&](int j) { return rates_of(slots, j).gate; });
+  if (!kPlain && to.wants_row_gates()) to.store_row_gates([&](int j) { return rates_of(slots, j).gate; });
 }
 
 // For a scan that is launched.
@@ -45,17 +45,17 @@ struct SourcesInMemory {
   const GradientsParams<T>& params = slots.params;
 
   template <typename Value>
-  __device__ __forceinline__ void put_sources(const Value& value) const {
+  __device__ __forceinline__ void store_sources(const Value& value) const {
     slots.write(params.source, value);
   }
   __device__ __forceinline__ bool wants_gates() const { return params.gates.data; }
   template <typename Value>
-  __device__ __forceinline__ void put_gates(const Value& value) const {
+  __device__ __forceinline__ void store_gates(const Value& value) const {
     slots.write(params.gates, value);
   }
   __device__ __forceinline__ bool wants_row_gates() const { return params.row_gates; }
   template <typename Value>
-  __device__ __forceinline__ void put_row_gates(const Value& value) const {
+  __device__ __forceinline__ void store_row_gates(const Value& value) const {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
       if (slots.is_there(j) && slots.is_last(j)) params.row_gates[slots.row(j, params.rows)] = value(j);

@@ -56,21 +56,21 @@ struct GradientTile {
     const int base;
 
     template <typename Value>
-    __device__ __forceinline__ void put_sources(const Value& value) const {
-      put(tile.sources(), value);
+    __device__ __forceinline__ void store_sources(const Value& value) const {
+      store(tile.sources(), value);
     }
     __device__ __forceinline__ bool wants_gates() const { return tile.params.has_gates; }
     template <typename Value>
-    __device__ __forceinline__ void put_gates(const Value& value) const {
-      put(tile.gates(), value);
+    __device__ __forceinline__ void store_gates(const Value& value) const {
+      store(tile.gates(), value);
     }
     __device__ __forceinline__ bool wants_row_gates() const { return !tile.params.has_gates && tile.call.row_rates; }
     template <typename Value>
-    __device__ __forceinline__ void put_row_gates(const Value& value) const {
-      put(tile.row_gates(), [&](int j) { return make_gate<Acc>(value(j)); });
+    __device__ __forceinline__ void store_row_gates(const Value& value) const {
+      store(tile.row_gates(), [&](int j) { return make_gate<Acc>(value(j)); });
     }
     template <typename To, typename Value>
-    __device__ __forceinline__ void put(To* to, const Value& value) const {
+    __device__ __forceinline__ void store(To* to, const Value& value) const {
 #pragma unroll
       for (int j = 0; j < kSlots; ++j)
         if (tile.has(tile.slot_index(base, j))) to[padded_slot(tile.slot_index(base, j))] = value(j);

@@ -6,7 +6,7 @@
 
 namespace dcs {
 
-// What a tile leaves for the tiles behind it: its total and the product of its gates.
+// What a tile publishes for the tiles behind it: its total and the product of its gates.
 using GradientWords = SegmentWords<double, true>;
 
 // Whether steps have gates of their own.

@@ -67,22 +67,22 @@ struct FlatTile : FlatTileSteps<T, kForm> {
     return {tensor.data + lines_before() * tensor.row_bytes, of_lines * tensor.row_bytes, memory + tensor.slot};
   }
   // Asks for all operands.
-  __device__ __forceinline__ void bring() const {
+  __device__ __forceinline__ void fetch() const {
     const int64_t all = static_cast<int64_t>(params.carries.strips.divisor) * params.lines;
 #pragma unroll 1
     for (int i = 0; i < kTileOperands; ++i) {
       const TileTensor& tensor = params.tensors.of[i];
       if (!tensor.data) continue;
       const int more = min(tensor.more, params.lines - first_line - lines);
-      range_of(tensor, lines + more).bring(tensor.data, tensor.data + all * tensor.row_bytes, i % kWarps);
+      range_of(tensor, lines + more).fetch(tensor.data, tensor.data + all * tensor.row_bytes, i % kWarps);
     }
     commit_copies();
   }
-  __device__ __forceinline__ void put() const {
+  __device__ __forceinline__ void copy_back() const {
 #pragma unroll 1
     for (int i = kTileOperands; i < kTileTensors; ++i) {
       const TileTensor& tensor = params.tensors.of[i];
-      if (tensor.data) range_of(tensor, lines).put(i % kWarps);
+      if (tensor.data) range_of(tensor, lines).copy_back(i % kWarps);
     }
   }
 
@@ -268,7 +268,7 @@ struct FlatTile : FlatTileSteps<T, kForm> {
 
   // What enters the thread's part.
   __device__ __forceinline__ Acc enter(const Carries& carries, const Segment<Wide>& segment) const {
-    if (works) carries.put(part, column, segment);
+    if (works) carries.store(part, column, segment);
     carries.exchange({static_cast<int>(strip), 0});
     return static_cast<Acc>(carries.entering(part, column));
   }
@@ -305,17 +305,17 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), 1, Tile::kGates, Tile::kColumns));
   overlap_launches();
   Tile tile(params, flat_columns_shared);
-  tile.bring();
+  tile.fetch();
   const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, params.carries.plan.span);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
   const Wide carried[] = {tile.rates.carried};
-  carries.put_powers(tile.works, tile.part, tile.column, carried);
+  carries.store_powers(tile.works, tile.part, tile.column, carried);
   wait_for_copies<0>();
   __syncthreads();
   const Segment<Wide> segment = tile.add_up();
   tile.finish(tile.enter(carries, segment));
   __syncthreads();
-  tile.put();
+  tile.copy_back();
 }
 
 }  // namespace dcs

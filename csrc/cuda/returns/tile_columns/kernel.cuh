@@ -220,7 +220,7 @@ struct TileColumns : TileColumnsSteps<T, kForm> {
 
   // What enters the thread's part.
   __device__ __forceinline__ Acc enter(const Carries& carries, const Segment<Wide>& segment) {
-    if (works) carries.put(part, column, segment);
+    if (works) carries.store(part, column, segment);
     carries.exchange({outer, first_column});
     find_steps();
     return static_cast<Acc>(carries.entering(part, column));
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
   const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, tile.width);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
   const Wide carried[] = {tile.rates.carried};
-  carries.put_powers(tile.works, tile.part, tile.column, carried);
+  carries.store_powers(tile.works, tile.part, tile.column, carried);
   const Segment<Wide> segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
   const typename Tile::Acc y = tile.enter(carries, segment);
   if (full) tile.template finish<true>(y);

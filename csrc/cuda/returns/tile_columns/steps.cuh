@@ -79,7 +79,7 @@ struct TileSteps {
   __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
     return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
   }
-  // Within a part of halves gamma * trace is a float.
+  // Within a half-precision part gamma * trace is a float.
   __device__ __forceinline__ Acc gated(Acc x, Acc y) const {
     if constexpr (sizeof(T) == 2) return plain_step(x, rates.gate.value, y);
     else return rates.gate.step(x, y);

@@ -21,7 +21,7 @@ inline bool is_captured(cudaStream_t stream) {
   return cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
 }
 
-// The tag of a call's segments in `workspace`. A graph's replays all bring the same one: there the segments are cleared
+// The tag of a call's segments in `workspace`. A graph's replays all have the same one: there the segments are cleared
 // before each launch, which takes a launch of its own.
 inline uint64_t call_tag(void* workspace, int64_t bytes, cudaStream_t stream) {
   if (is_captured(stream)) cudaMemsetAsync(workspace, 0, static_cast<size_t>(bytes), stream);

@@ -1,4 +1,4 @@
-// Segments of a scan that blocks leave each other in global memory while they run.
+// Segments of a scan that blocks publish to each other in global memory while they run.
 #pragma once
 
 #include "scan/carry/segment.cuh"
@@ -52,8 +52,8 @@ struct SegmentWords {
   }
 };
 
-// Two columns' segments in one word: totals of halves, which are sums of floats, keep a float's digits. The two lowest
-// bits of the tag say which are closed.
+// Two columns' segments in one word: half-precision totals, which are sums of floats, keep a float's digits. The two
+// lowest bits of the tag say which are closed.
 struct PairWord {
   Word word;
 

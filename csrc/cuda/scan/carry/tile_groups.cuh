@@ -7,7 +7,7 @@ namespace dcs {
 
 // 2^fan_bits tiles, in the order of the scan, are a group, and as many groups a group of groups. There is a word for
 // each of the three (decoupled look-back: Merrill and Garland, "Single-pass parallel prefix scan with decoupled
-// look-back", NVIDIA NVR-2016-002). A tile leaves its segment; the last of a group the group's, from the segments
+// look-back", NVIDIA NVR-2016-002). A tile publishes its segment; the last of a group the group's, from the segments
 // before it there; the last of a group of groups what leaves it. So a tile reads the segments before it in its group,
 // those of the groups before in theirs, and what enters these, a lane one of each. They are folded in a tree of lanes
 // that is the same whenever they come.

@@ -1,4 +1,4 @@
-// What blocks leave each other in global memory while they run: words of 16 bytes.
+// What blocks publish to each other in global memory while they run: words of 16 bytes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ struct alignas(16) Word {
 };
 
 // What tells the words of one call from whatever memory held before: an even number, of which the two lowest bits say
-// more, and where the replays of a graph are counted, which all bring the same number (call_tag.h).
+// more, and where the replays of a graph are counted, which all have the same number (call_tag.h).
 struct CallTag {
   uint64_t tag;
   uint32_t* launches;  // null: the tag says it all

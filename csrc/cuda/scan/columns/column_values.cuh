@@ -61,7 +61,7 @@ struct ColumnValues {
         at.outer * p.gamma_strides.outer + (at.column + u) * p.gamma_strides.inner, p.conjugate_gamma);
   }
   // Gamma's gradient of a column, or a block's part of it.
-  static __device__ __forceinline__ void put_sum(
+  static __device__ __forceinline__ void store_sum(
       const ScanProblem& p, const ColumnIndex& at, int u, int64_t partial, int64_t partials, Wide sum) {
     Acc* const to = static_cast<Acc*>(p.grad_gamma) + at.outer * p.grad_gamma_strides.outer +
         (at.column + u) * p.grad_gamma_strides.inner;
@@ -72,8 +72,8 @@ struct ColumnValues {
   }
 };
 
-// The scan of kUnit neighboring columns that one thread takes, step after step. Floats are scanned in double; halves in
-// float, with what rounding takes from them.
+// The scan of kUnit neighboring columns that one thread takes, step after step. Floats are scanned in double; half
+// precision in float, with what rounding takes from them.
 template <typename T, bool kStep, bool kBackward, int kUnit>
 struct ColumnScan {
   using Wide = typename Types<T>::Wide;

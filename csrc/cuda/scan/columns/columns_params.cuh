@@ -12,7 +12,7 @@ namespace dcs {
 struct ResidentColumnsParams {
   ScanProblem problem;
   ResidentColumnsPlan plan;
-  void* workspace;  // words that blocks leave each other (carry/segment_words.cuh)
+  void* workspace;  // words that blocks publish (carry/segment_words.cuh)
   CallTag tag;
   Divisor strips, spans;  // block / strips: the tile; strip / spans: the outer row
 

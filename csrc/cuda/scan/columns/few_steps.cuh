@@ -45,7 +45,7 @@ struct FewSteps {
     steps.at += steps.apart;
     return word;
   }
-  static __device__ __forceinline__ void put_next(Steps<T>& steps, const Word& word) {
+  static __device__ __forceinline__ void store_next(Steps<T>& steps, const Word& word) {
     *reinterpret_cast<Word*>(steps.at) = word;
     steps.at += steps.apart;
   }
@@ -94,7 +94,7 @@ struct FewSteps {
       run_part(p, part, sums);
       if constexpr (kBackward && !kStep) {
         const int end = (part + 1) * kSome;
-        if (end % kSums == 0) put_sums(p, end - kSums, sums);
+        if (end % kSums == 0) store_sums(p, end - kSums, sums);
       }
     }
     const int length = static_cast<int>(p.length);
@@ -103,8 +103,8 @@ struct FewSteps {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i >= length) break;
-      put_next(output, x[i]);
-      if constexpr (kStep && kBackward) put_next(grad_gamma, g[i]);
+      store_next(output, x[i]);
+      if constexpr (kStep && kBackward) store_next(grad_gamma, g[i]);
     }
   }
 
@@ -133,7 +133,7 @@ struct FewSteps {
     }
   }
   // Gamma's gradients of some columns from `first` on, as one word where they lie so.
-  __device__ __forceinline__ void put_sums(const ScanProblem& p, int first, const Acc (&sums)[kSums]) const {
+  __device__ __forceinline__ void store_sums(const ScanProblem& p, int first, const Acc (&sums)[kSums]) const {
     using Sums = Vector<Acc, kSums>;
     const Strides& strides = p.grad_gamma_strides;
     Acc* const to = static_cast<Acc*>(p.grad_gamma) + (at.outer * strides.outer + at.column + first);
@@ -144,7 +144,8 @@ struct FewSteps {
       *reinterpret_cast<Sums*>(to) = word;
     } else {
 #pragma unroll
-      for (int u = 0; u < kSums; ++u) Scan::Values::put_sum(p, at, first + u, 0, 1, cast<typename Scan::Wide>(sums[u]));
+      for (int u = 0; u < kSums; ++u)
+        Scan::Values::store_sum(p, at, first + u, 0, 1, cast<typename Scan::Wide>(sums[u]));
     }
   }
 };

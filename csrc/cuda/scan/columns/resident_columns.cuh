@@ -313,7 +313,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
       const Carries& carries, Segment<Wide> (&segments)[kUnit], Sum (&y)[kUnit]) const {
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, segments[u]);
+      if (works) carries.store(part, cell * kUnit + u, segments[u]);
     carries.exchange(block_index());
 #pragma unroll
     for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
@@ -322,8 +322,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
     __syncthreads();  // others may still read the carries into their parts
 #pragma unroll
     for (int u = 0; u < kUnit; ++u)
-      if (works) carries.put(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
-    carries.add_sums([&](int column, Wide sum) { Values::put_sum(p, block_index(), column, tile, t.tiles, sum); });
+      if (works) carries.store(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
+    carries.add_sums([&](int column, Wide sum) { Values::store_sum(p, block_index(), column, tile, t.tiles, sum); });
   }
 };
 
@@ -344,13 +344,13 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   const auto store_tag = [&] {
     if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
   };
-  if constexpr (kFlat) copy().template bring<kStep>(store_tag);
+  if constexpr (kFlat) copy().template fetch<kStep>(store_tag);
   const bool full = resident.is_full();
   if (full) resident.template load<true>(memory);
   else resident.template load<false>(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
   if constexpr (!kFlat) store_tag();
-  carries.put_powers(resident.works, resident.part, resident.cell, resident.gamma);
+  carries.store_powers(resident.works, resident.part, resident.cell, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();
   Segment<Wide> segments[kUnit];
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
     else if (Resident::kCommon && cuts) resident.template finish<true, true>(memory, y, sums);
     else resident.template finish<true, false>(memory, y, sums);
   }
-  if constexpr (kFlat) copy().put();
+  if constexpr (kFlat) copy().copy_back();
   if constexpr (kBackward && !kStep) resident.add_sums(carries, sums);
 }
 

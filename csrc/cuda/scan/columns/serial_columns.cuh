@@ -18,8 +18,8 @@ struct SerialColumn {
   using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
   using Cell = typename Scan::Cell;
   static constexpr int kSize = sizeof(T), kCellBytes = kUnit * kSize, kTensors = (kStep ? 2 : 1) + (kBackward ? 1 : 0);
-  // Steps of a batch: 16 loads of four bytes, or fewer; single halves, which are half of that, half as many again.
-  // Steps are used, and asked for, some at a time.
+  // Steps of a batch: 16 loads of four bytes, or fewer; single half-precision elements, half of that, half as many
+  // again. Steps are used, and asked for, some at a time.
   static constexpr int kLoads = kCellBytes <= 4 ? 16
       : kCellBytes == 8                         ? 8
                                                 : 2,
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kColumnThreads, 4) serial_columns_kernel(const
   column.run();
   if constexpr (kBackward && !kStep) {
 #pragma unroll
-    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::put_sum(p, at, u, 0, 1, column.scan.sum[u]);
+    for (int u = 0; u < kUnit; ++u) ColumnValues<T, kStep>::store_sum(p, at, u, 0, 1, column.scan.sum[u]);
   }
 }
 

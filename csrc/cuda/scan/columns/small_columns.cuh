@@ -1,9 +1,9 @@
 // Small scans along a strided time, which are bound by latency: one round trip to memory, one exchange, one store. A
-// block, or a cluster of blocks along time, takes a span of neighboring columns through all of time. Lane (slot, place)
-// of a warp has a few neighboring steps of a column in registers and issues all loads that they need at once. Slots,
-// warps and the blocks of a cluster fold totals alike, back to the nearest cut. Where all columns are few (`flat`) a
-// warp's elements are contiguous: they are read and written in that order and transposed in shared memory. Offsets are
-// 32-bit, as the problem has fewer elements.
+// block, or a cluster of blocks along time, takes a span of neighboring columns through all of time. Lane (slot,
+// span_column) of a warp has a few neighboring steps of a column in registers and issues all loads that they need at
+// once. Slots, warps and the blocks of a cluster fold totals alike, back to the nearest cut. Where all columns are few
+// (`flat`) a warp's elements are contiguous: they are read and written in that order and transposed in shared memory.
+// Offsets are 32-bit, as the problem has fewer elements.
 #pragma once
 
 #include <type_traits>

@@ -34,10 +34,10 @@ struct ColumnExchange {
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int place, uint32_t to) {
+  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int span_column, uint32_t to) {
     PackedSegment packed_segment;
     packed_segment = segment;
-    PackedSegment& remote = blocks[rank][place];
+    PackedSegment& remote = blocks[rank][span_column];
     store_async_in_cluster(&remote.total, &arrivals, to, packed_segment.total);
     store_async_in_cluster(&remote.gates, &arrivals, to, packed_segment.gates);
   }
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fold_slots(Segment<double>& segment, const Small
 // a tree.
 template <int kRows>
 __device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&packed_segments)[kRows][kSmallSpan],
-    int count, int each, int slot, int place, const SmallColumnsParams& p) {
+    int count, int each, int slot, int span_column, const SmallColumnsParams& p) {
   constexpr int kAtOnce = 4;
   Segment<double> folded = identity<double>();
 #pragma unroll 1
@@ -75,7 +75,7 @@ __device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&pac
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int number = slot * each + i + j;
-      some[j] = packed_segments[min(number, kRows - 1)][place].segment();
+      some[j] = packed_segments[min(number, kRows - 1)][span_column].segment();
       if (i + j >= each || number >= count) some[j] = identity<double>();
     }
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&pac
     folded = joined(folded, some[0]);
   }
   fold_slots(folded, p);
-  return segment_of_lane(folded, 32 - (1 << p.span_bits) + place);
+  return segment_of_lane(folded, 32 - (1 << p.span_bits) + span_column);
 }
 
 // The carry into a thread's steps, from its segment.
@@ -95,23 +95,23 @@ __device__ __forceinline__ double carry_into(const Index& at, Segment<double>& s
   const SmallColumnsParams& p = at.p;
   const int stride = 1 << p.span_bits;
   fold_slots(segment, p);
-  if (at.slot + 1 == at.slots) exchange.warps[at.warp][at.place] = segment;
+  if (at.slot + 1 == at.slots) exchange.warps[at.warp][at.span_column] = segment;
   Segment<double> before = segment_of_lane(segment, max(at.lane - stride, 0));
   if (at.slot == 0) before = identity<double>();
   __syncthreads();
-  const Segment<double> warps_before = fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, at.place, p);
+  const Segment<double> warps_before = fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, at.span_column, p);
   if (p.cluster.divisor > 1) {
     wait_for_cluster();  // until the others' barriers are initialized
     if (at.warp + 1 == at.warps) {
-      const Segment<double> block = joined(warps_before, exchange.warps[at.warp][at.place].segment());
+      const Segment<double> block = joined(warps_before, exchange.warps[at.warp][at.span_column].segment());
       for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
-        exchange.send(block, at.rank, at.place, static_cast<uint32_t>(to));
+        exchange.send(block, at.rank, at.span_column, static_cast<uint32_t>(to));
     }
   }
   before = joined(warps_before, before);
   if (at.rank == 0) return before.total;
   mbarrier_wait(&exchange.arrivals, 0);
-  return after(before, fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, at.place, p).total);
+  return after(before, fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, at.span_column, p).total);
 }
 
 }  // namespace dcs

@@ -41,9 +41,9 @@ struct SmallColumnIndex {
   const SmallColumnsParams& p;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
             warps = static_cast<int>(blockDim.x) / 32;
-  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, place = lane & ((1 << p.span_bits) - 1);
+  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
   int rank = 0;                 // of the block in its cluster
-  int outer, width, column;     // `width` columns of the span, of which this one is at `place`
+  int outer, width, column;     // `width` columns of the span, of which this one is at `span_column`
   int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
   int warp_elements;            // of the warp's contiguous range
 
@@ -57,11 +57,11 @@ struct SmallColumnIndex {
     const int first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
     width = min(p.span, p.columns - first_column);
     // A contiguous range in reverse has its columns in reverse, too.
-    const int existing = min(place, width - 1);
+    const int existing = min(span_column, width - 1);
     column = p.flat && p.reverse ? width - 1 - existing : first_column + existing;
     warp_step = (rank * warps + warp) * slots * p.steps;
     first = warp_step + slot * p.steps;
-    count = place < width ? max(0, min(p.steps, p.length - first)) : 0;
+    count = span_column < width ? max(0, min(p.steps, p.length - first)) : 0;
     warp_elements = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }
 
@@ -118,7 +118,7 @@ struct SmallColumnIndex {
   __device__ __forceinline__ void transpose_to_memory(Words& words, uint32_t* shared) const {
     __syncwarp();
     each([&](int k) {
-      if (place < width) shared[own_index(k)] = words[k];
+      if (span_column < width) shared[own_index(k)] = words[k];
     });
     __syncwarp();
     each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
@@ -140,7 +140,7 @@ struct SmallColumnIndex {
 
  private:
   __device__ __forceinline__ int own_index(int k) const {
-    const int index = (slot * p.steps + k) * width + place;
+    const int index = (slot * p.steps + k) * width + span_column;
     return index + (index >> 5);
   }
 };

@@ -67,7 +67,7 @@ struct TileCarries {
     return !kStep && params.problem.gamma_kind == GammaKind::kNumber;
   }
   // The powers of gammas that folds multiply by. `part`, `cell` and `gammas` are the thread's own.
-  __device__ __forceinline__ void put_powers(bool works, int part, int cell, const Wide (&gammas)[kUnit]) const {
+  __device__ __forceinline__ void store_powers(bool works, int part, int cell, const Wide (&gammas)[kUnit]) const {
     if constexpr (!kStep) {
       const int thread = static_cast<int>(threadIdx.x);
       if (has_number()) {
@@ -99,7 +99,7 @@ struct TileCarries {
     }
   }
 
-  __device__ __forceinline__ void put(int part, int column, const Segment<Wide>& segment) const {
+  __device__ __forceinline__ void store(int part, int column, const Segment<Wide>& segment) const {
     const int item = part * pitch + column;
     shared.totals[item] = segment.total;
     if constexpr (kStep) shared.gates[item] = segment.gates;
@@ -112,7 +112,7 @@ struct TileCarries {
     if (t.tiles > 1) carry = after(shared.near[column], carry);
     return after(get(part, column), carry);
   }
-  // From the parts' segments (`put`) the carry into each, by all threads.
+  // From the parts' segments (`store`) the carry into each, by all threads.
   __device__ __forceinline__ void exchange(const ColumnIndex& block) const {
     __syncthreads();
     const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
@@ -136,7 +136,7 @@ struct TileCarries {
     }
   }
 
-  // The parts' sums (`put`): `take` gets that of a column.
+  // The parts' sums (`store`): `take` gets that of a column.
   template <typename Take>
   __device__ __forceinline__ void add_sums(const Take& take) const {
     __syncthreads();

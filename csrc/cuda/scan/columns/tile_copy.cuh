@@ -28,14 +28,14 @@ struct CopiedRange {
     end = begin + bytes;
   }
   // What is around a range's ends is read along, where it is in its tensor. Edges that it is not are bytes of one warp.
-  __device__ __forceinline__ void bring(const char* tensor, const char* tensor_end, int warp) const {
+  __device__ __forceinline__ void fetch(const char* tensor, const char* tensor_end, int warp) const {
     if (begin == end) return;
     const int first = at < tensor ? 1 : 0, whole = (end + 15) / 16,
               last = at + 16 * whole > tensor_end ? whole - 1 : whole;
     each_tile_vector(first, last, [&](int i) { copy_async(shared + 16 * i, at + 16 * i); });
     each_edge(first, last, warp, [&](int byte) { shared[byte] = at[byte]; });
   }
-  __device__ __forceinline__ void put(int warp) const {
+  __device__ __forceinline__ void copy_back(int warp) const {
     const int first = (begin + 15) / 16, last = end / 16;
     each_tile_vector(first, last,
         [&](int i) { *reinterpret_cast<uint4*>(at + 16 * i) = *reinterpret_cast<const uint4*>(shared + 16 * i); });
@@ -91,18 +91,18 @@ struct TileCopy {
   }
 
   template <bool kStep, typename Meanwhile>
-  __device__ __forceinline__ void bring(const Meanwhile& meanwhile) const {
+  __device__ __forceinline__ void fetch(const Meanwhile& meanwhile) const {
     const ScanProblem& p = params.problem;
-    bring_one(0, static_cast<const char*>(p.input));
+    fetch_one(0, static_cast<const char*>(p.input));
     if constexpr (kStep) {
-      if (!p.shifted) bring_one(1, static_cast<const char*>(p.gamma));
+      if (!p.shifted) fetch_one(1, static_cast<const char*>(p.gamma));
     }
     commit_copies();
     meanwhile();
     wait_for_copies<0>();
     __syncthreads();
   }
-  __device__ __forceinline__ void put() const {
+  __device__ __forceinline__ void copy_back() const {
     __syncthreads();
     char *const tile = memory.tile_of(0), *const to = static_cast<char*>(params.problem.output) + first;
     each_vector([&](int vector, int offset) {
@@ -114,7 +114,7 @@ struct TileCopy {
   }
 
  private:
-  __device__ __forceinline__ void bring_one(int which, const char* pointer) const {
+  __device__ __forceinline__ void fetch_one(int which, const char* pointer) const {
     char* const tile = memory.tile_of(which);
     const char* const from = pointer + first;
     each_vector([&](int vector, int offset) { copy_async(tile + offset, from + 16 * vector); });

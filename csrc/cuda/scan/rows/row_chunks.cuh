@@ -250,7 +250,7 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
 }
 
 // Elements [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`:
-// halves' chunks that are waited for at a time.
+// half-precision chunks that are waited for at a time.
 template <int kTogether, typename E>
 __device__ __forceinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {

@@ -198,7 +198,7 @@ inline std::optional<GradientTilesPlan> plan_gradient_tiles(const ReturnsGradien
   if (p.steps || !GradientsShape(p).time_is_fast) return std::nullopt;
   const bool is_short = p.count() <= kGradientTileBlocks * multiprocessors * (kGradientTileSlots / 2);
   GradientTilesPlan plan = gradient_tiles_of(p, is_short ? kGradientTileSlots / 2 : kGradientTileSlots);
-  plan.are_few = plan.tiles <= kEarlyBlocks * multiprocessors;
+  plan.are_few = plan.tiles <= kDependentBlocks * multiprocessors;
   return plan;
 }
 

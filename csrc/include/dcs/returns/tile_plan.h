@@ -18,8 +18,8 @@ inline ColumnForm tile_form(const ReturnsProblem& p) {
   return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
 }
 
-// Steps of a column that a thread holds: as many as leave room for so many blocks a multiprocessor. Pairs of columns of
-// halves, for half as many threads, take 1.06 to 1.15 times the time.
+// Steps of a column that a thread holds: as many as leave room for so many blocks a multiprocessor. Pairs of
+// half-precision columns, for half as many threads, take 1.06 to 1.15 times the time.
 constexpr int tile_column_steps(int64_t bytes, ColumnForm form) {
   if (bytes > 4) return form == ColumnForm::kPlain ? 8 : 4;
   return form == ColumnForm::kPlain ? 16 : form == ColumnForm::kRatios && bytes == 2 ? 12 : 8;
@@ -142,7 +142,7 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   fill_resident_powers(plan, scan.gamma_value);
   const int64_t blocks = plan.strips * plan.tiles;
   plan.dependent =
-      has_clusters && p.rows() * p.length <= kMostEarlyElements && blocks <= kEarlyBlocks * multiprocessors;
+      has_clusters && p.rows() * p.length <= kMostDependentElements && blocks <= kDependentBlocks * multiprocessors;
   if (plan.tiles > 1)
     plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 * (step ? 2 : 1);
   // Blocks and words are counted in 32 bits.

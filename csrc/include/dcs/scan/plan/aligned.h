@@ -25,7 +25,7 @@ class AlignedPlanner {
       return std::nullopt;
     AlignedPlan plan;
     plan.most_shared = device_.shared_bytes;
-    plan.early_blocks = device_.early_blocks(p_);
+    plan.dependent_blocks = device_.dependent_blocks(p_);
     const bool taken = time_is_contiguous() ? plan_rows(plan) : plan_columns(plan);
     return taken ? std::optional<AlignedPlan>(plan) : std::nullopt;
   }
@@ -113,7 +113,7 @@ class AlignedPlanner {
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
     plan.row_per_block = fill(2 * device_.multiprocessors);
-    const bool has_ring = device_.cluster > 0 &&
+    const bool has_bulk_stream = device_.cluster > 0 &&
         bulk_stream_shared_bytes(tensors, bytes, step) + kBulkStreamStaticBytes <= device_.shared_bytes;
     // Rows that single blocks take stay with the async stream where its tiles fill them: one that is not whole would be
     // slow there. But a backward with a shared gamma does not.
@@ -125,7 +125,7 @@ class AlignedPlanner {
       plan.tiles = length / stream_tile;
       return true;
     }
-    if (!has_ring || !powers_fold(p_)) return false;
+    if (!has_bulk_stream || !powers_fold(p_)) return false;
     plan.kernel = AlignedKernel::kBulkStream;
     if (sums) plan.row_per_block = fill(device_.multiprocessors);
     plan.row_sums = plan.row_per_block && sums;
@@ -142,7 +142,7 @@ class AlignedPlanner {
   // Rows of half precision that the bulk stream would take, where they fit on the chip and nearly fill their rounds,
   // which are as few as can be.
   bool plan_resident(AlignedPlan& plan) const {
-    constexpr int kVec = 8;  // halves
+    constexpr int kVec = 8;  // half-precision elements
     if (bytes_of(p_.dtype) != 2 || p_.gamma_kind == GammaKind::kStep || !has_one_gamma(p_) || p_.length % kVec)
       return false;
     const int64_t rows = p_.rows(), vectors = p_.length / kVec, parts = ceil_div(vectors, kResidentPart);
@@ -178,7 +178,7 @@ class AlignedPlanner {
     return true;
   }
 
-  // The chunks of a row that a warp or, of halves, a block can hold: where the row fills them well.
+  // The chunks of a row that a warp or, in half precision, a block can hold: where the row fills them well.
   int warp_chunks(bool block) const {
     const int64_t bytes = bytes_of(p_.dtype), full = 16 / bytes, vectors = p_.length / full;
     if (p_.length % full || p_.gamma_kind == GammaKind::kStep || vectors <= 32) return 0;
@@ -276,7 +276,7 @@ class AlignedPlanner {
       const int64_t wanted = pairs                ? (forward ? kPairWarps : 2 * kPairWarps)
           : blocks >= 4 * device_.multiprocessors ? 8
                                                   : 32;
-      // Few steps of halves are better shared out among more blocks.
+      // Few steps in half precision are better shared out among more blocks.
       plan.long_segments = forward && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
       if (plan.long_segments) steps *= 2;
       plan.warps = 1;  // a power of two: lanes scan the warps' totals

@@ -12,8 +12,8 @@
 
 namespace dcs {
 
-// Halves are read in pairs.
-inline bool halves_pair(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
+// Half-precision columns are read in pairs.
+inline bool half_precision_pairs(const ScanProblem& p) { return bytes_of(p.dtype) == 2 && columns_pair(p); }
 
 constexpr int kResidentThreads = 2048;  // of a multiprocessor
 
@@ -38,20 +38,20 @@ std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLim
   // Several where there are as many threads as a multiprocessor holds all the same.
   const int64_t cells = std::clamp<int64_t>(columns / threads, 1, most);
   const int64_t blocks = ceil_div(columns, cells * kColumnThreads);
-  return FewStepsPlan{unit, static_cast<int>(cells), blocks, blocks <= device.early_blocks(p)};
+  return FewStepsPlan{unit, static_cast<int>(cells), blocks, blocks <= device.dependent_blocks(p)};
 }
 
 // Any strides, sizes and gammas.
 inline std::optional<SerialColumnsPlan> plan_any_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p)) return std::nullopt;
-  const bool pairs = halves_pair(p);
+  const bool pairs = half_precision_pairs(p);
   const int64_t blocks = ceil_div(p.rows() / (pairs ? 2 : 1), kColumnThreads);
-  return SerialColumnsPlan{pairs, blocks, blocks <= device.early_blocks(p)};
+  return SerialColumnsPlan{pairs, blocks, blocks <= device.dependent_blocks(p)};
 }
 
 // Enough columns to fill the GPU with bytes on their way.
 inline bool serial_columns_fill(const ScanProblem& p, const DeviceLimits& device) {
-  const int64_t columns = halves_pair(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
+  const int64_t columns = half_precision_pairs(p) ? 2 : 1, bytes = std::min<int64_t>(bytes_of(p.dtype) * columns, 4);
   return p.rows() / columns * bytes >= int64_t{kSerialBytes} * device.multiprocessors;
 }
 
@@ -60,7 +60,7 @@ inline bool serial_columns_fill(const ScanProblem& p, const DeviceLimits& device
 constexpr int64_t kSerialCells = 320, kFewSerialCells = 96;  // of a multiprocessor; of a few steps
 
 inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimits& device) {
-  const bool pairs = halves_pair(p);
+  const bool pairs = half_precision_pairs(p);
   const int64_t least = p.length <= kFewSerialSteps && !pairs ? kFewSerialCells : kSerialCells;
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
@@ -110,7 +110,8 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
     for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
   };
   share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / bytes));
-  // Halves with a per-step gamma, of which a thread has few steps: narrower where threads would not reach through time.
+  // Half precision with a per-step gamma, of which a thread has few steps: narrower where threads would not reach
+  // through time.
   const int64_t slots = (32 >> plan.span_bits) * kSmallColumnWarps * most_small_cluster(device);
   if (bytes == 2 && p.gamma_kind == GammaKind::kStep && plan.span > 1 && p.length > slots * small_column_steps(true))
     share(1 << (plan.span_bits - 1));
@@ -152,7 +153,7 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
     for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) found = found || fits(steps, warps);
   if (!found) return std::nullopt;
   plan.blocks = groups * plan.cluster;
-  plan.dependent = plan.blocks <= device.early_blocks(p);
+  plan.dependent = plan.blocks <= device.dependent_blocks(p);
   return plan;
 }
 
@@ -249,10 +250,10 @@ inline int64_t share_cells(ResidentColumnsPlan& plan, int64_t outer, int64_t cel
   return folded_span;
 }
 
-// Whether a thread has two columns of halves: more threads, of one each, are faster where there are few columns, or few
-// elements for each multiprocessor.
+// Whether a thread has two half-precision columns: more threads, of one each, are faster where there are few columns,
+// or few elements for each multiprocessor.
 inline bool resident_columns_pair(const ScanProblem& p, const DeviceLimits& device) {
-  if (!halves_pair(p)) return false;
+  if (!half_precision_pairs(p)) return false;
   if (p.gamma_kind == GammaKind::kStep) return p.inner >= kFewestPairedGates;
   return p.inner >= kFewestPairedColumns && p.rows() * p.length >= kFewestPairedElements * device.multiprocessors;
 }
@@ -278,7 +279,8 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   while (plan.flat && (int64_t{plan.lead_mask} + 1) * row_bytes % 16) plan.lead_mask = 2 * plan.lead_mask + 1;
   // With the steps that tiles may have before the first one.
   const int64_t length = p.length + plan.lead_mask;
-  // Single halves in memory are loaded one by one: more of them a thread take longer than more threads.
+  // Single half-precision elements in memory are loaded one by one: more of them a thread take longer than more
+  // threads.
   const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kResidentWords);
   const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestResidentSteps, unit) * unit);
   // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
@@ -300,7 +302,7 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
   share_words(plan, folded_span, room, step);
-  plan.dependent = plan.strips * plan.tiles <= device.early_blocks(p);
+  plan.dependent = plan.strips * plan.tiles <= device.dependent_blocks(p);
   if (!step) fill_resident_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;

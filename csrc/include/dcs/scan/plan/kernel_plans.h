@@ -47,7 +47,7 @@ struct AlignedPlan {
                             // long_rows/few_rows_gated.cuh)
   int most_shared = 0;      // bytes that one block can have
   bool row_sums = false;    // gamma's gradient is summed over whole rows
-  int64_t early_blocks =
+  int64_t dependent_blocks =
       0;  // so many may begin as the launch before them ends, where they need not be resident together
   int resident_rounds = 0;  // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
 

@@ -68,7 +68,7 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
     plan.cluster = static_cast<int>(ceil_div(warps_of(1), plan.warps));
   }
   plan.blocks = ceil_div(p.rows(), plan.group_rows) * plan.cluster;
-  plan.dependent = plan.blocks <= device.early_blocks(p);
+  plan.dependent = plan.blocks <= device.dependent_blocks(p);
   // All at once. But padded rows, which the other kernels read element by element, and floats with a number gamma, for
   // which threads have fewer registers, are as fast in half as many blocks again.
   const int64_t room = kSmallRowsWarps / plan.warps;  // of a multiprocessor, for blocks
@@ -98,7 +98,7 @@ inline std::optional<FlatRowsPlan> plan_clustered_rows(const ScanProblem& p, con
   plan.cluster = static_cast<int>(std::min<int64_t>(blocks, device.cluster + 1));
   plan.tiles = p.rows() * blocks;
   plan.shared_bytes = plan.tile * sizes.element_bytes();
-  plan.dependent = plan.tiles <= device.early_blocks(p);
+  plan.dependent = plan.tiles <= device.dependent_blocks(p);
   const int64_t resident = tensors_of(p) == 1 ? kFlatBlocks : kFlatBlocks / 2;
   const bool takes = blocks <= std::min(device.cluster, kMostRowCluster) &&
       plan.tiles <= resident * device.multiprocessors && plan.shared_bytes <= sizes.shared_room();
@@ -126,7 +126,7 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   plan.warps = static_cast<int>(ceil_div(plan.tile + room, sizes.slice(plan.vectors)));
   plan.shared_bytes = plan.warps * sizes.slice(plan.vectors) * sizes.element_bytes();
   if (plan.shared_bytes > sizes.shared_room()) return std::nullopt;
-  plan.dependent = plan.tiles <= device.early_blocks(p);
+  plan.dependent = plan.tiles <= device.dependent_blocks(p);
   return plan;
 }
 
@@ -136,7 +136,7 @@ inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const De
   if (!sizes.takes() || wide_bytes_of(p.dtype) > kMostLongBytes) return std::nullopt;
   LongRowsPlan plan{};
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
-  // As long a stretch a lane as leaves enough tiles on their way, and no longer than gives every block one tile.
+  // As long a segment a lane as leaves enough tiles on their way, and no longer than gives every block one tile.
   for (const int vectors : {1, 3, 5, 7}) {
     const int64_t tile = kLongWarps * sizes.slice(vectors),
                   stages = (sizes.shared_room() - kLongSharedBytes) / (tile * sizes.element_bytes());

@@ -34,9 +34,9 @@ struct DeviceLimits {
   // Blocks up to which a scan's launch begins as the one before it ends (cuda/common/ptx/dependent_launch.cuh), which
   // what has clusters can do, too. It saves half a microsecond, so it is for short scans; many blocks come and go
   // slower so.
-  int64_t early_blocks(const ScanProblem& p) const {
-    const bool is_short = p.outer * p.inner * p.length <= kMostEarlyElements;
-    return cluster > 0 && is_short ? kEarlyBlocks * multiprocessors : 0;
+  int64_t dependent_blocks(const ScanProblem& p) const {
+    const bool is_short = p.outer * p.inner * p.length <= kMostDependentElements;
+    return cluster > 0 && is_short ? kDependentBlocks * multiprocessors : 0;
   }
 };
 

@@ -59,7 +59,7 @@ constexpr int64_t kFewStepBytes = int64_t{128}
     << 20;  // of a scan with a per-step gamma whose inputs make room in L2 first
 constexpr double kMostFoldedGamma = 1.25;
 // Scans that begin as the launch before them ends: elements, and blocks a multiprocessor, at most.
-constexpr int64_t kMostEarlyElements = int64_t{1} << 22, kEarlyBlocks = 3;
+constexpr int64_t kMostDependentElements = int64_t{1} << 22, kDependentBlocks = 3;
 constexpr int kMostBulkStreamBlocks = 160;    // a lane reads five totals
 constexpr int kBulkStreamStaticBytes = 1152;  // beside them, at most
 
@@ -69,7 +69,7 @@ constexpr int kWarpColumnsSteps = 8;
 constexpr int warp_column_stages(int tensors, int64_t bytes) {
   return bytes == 2 ? (tensors == 1 ? 16 : tensors == 2 ? 12 : 6) : (tensors == 1 ? 8 : tensors == 2 ? 6 : 4);
 }
-constexpr int64_t kLongestFloatCarry = 4096;  // of halves, which are carried in float
+constexpr int64_t kLongestFloatCarry = 4096;  // in half precision, carried in float
 
 constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few to give every multiprocessor a block
 
@@ -156,7 +156,7 @@ constexpr int kResidentBatch = 4;   // of its steps at once
 constexpr int kEarlyWords = 32;     // that it has in shared memory beside them where there are many tiles
 constexpr int kEarlyBatch = 8;      // of those steps at once
 constexpr int kFlagBatch = 4 * kEarlyBatch;
-constexpr int kMostEarlySteps = 2 * kEarlyWords;  // of halves
+constexpr int kMostEarlySteps = 2 * kEarlyWords;  // in half precision
 constexpr int kSpan = 32;                         // cells of a block that holds its tile, at most
 constexpr int kFewestResidentSteps = 16;          // of a thread, so that blocks have work beside their exchange
 // Of lanes that fold a cell, at most; of tiles before that each reads at most, if they are one group. Threads that do

@@ -38,12 +38,12 @@ inline void init_transaction_barrier(uint64_t* barrier, int bytes) {
 }
 template <typename Word>
 void store_async_in_cluster(const Word* local, const uint64_t* barrier, uint32_t rank, Word value) {
-  emulation::Letter letter{address_in_cluster(const_cast<Word*>(local), rank), 0, static_cast<int>(sizeof(Word)),
+  emulation::RemoteStore store{address_in_cluster(const_cast<Word*>(local), rank), 0, static_cast<int>(sizeof(Word)),
       address_in_cluster(const_cast<uint64_t*>(barrier), rank)};
-  memcpy(&letter.bits, &value, sizeof(Word));
-  emulation::Mailbox& mailbox = emulation::current().cluster->mailboxes[rank];
-  const std::lock_guard<std::mutex> guard(mailbox.mutex);
-  mailbox.letters.push_back(letter);
+  memcpy(&store.bits, &value, sizeof(Word));
+  emulation::RemoteStores& to_rank = emulation::current().cluster->remote_stores[rank];
+  const std::lock_guard<std::mutex> guard(to_rank.mutex);
+  to_rank.stores.push_back(store);
 }
 
 }  // namespace dcs

@@ -1,7 +1,7 @@
 """A compiled graph's log-probabilities whose memory_budget has room for all logits: the backward takes the forward's.
 
 Three products with both gradients, for any number of ids and with the entropy, and for what is made of them: the
-compiled policy loss. By default, and eagerly, nothing is kept, and a backward makes the logits again. Ignored rows are
+compiled policy loss. By default, and eagerly, nothing is saved, and a backward makes the logits again. Ignored rows are
 multiplied with the others.
 """
 
@@ -32,12 +32,12 @@ def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: 
     options, (need_entropy, need_predictions) = HeadOptions(*rest[:_OPTIONS]), rest[_OPTIONS:]
     id_ops.check_call(input, linear_weight, target, linear_bias, options)
     ids, _ = id_ops.with_ids(input, target)
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
     with torch._C._AutoDispatchBelowAutograd():
         log_probs, *results = driver.forward(
-            input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions, kept
+            input, linear_weight, ids, linear_bias, options, need_entropy, need_predictions, saved
         )
-    return log_probs.view(target.shape), *results, *kept
+    return log_probs.view(target.shape), *results, *saved
 
 
 def _forward_fake(
