@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 
-from compile.lce_graphs import Operands, T
+from compile.linear_cross_entropy_graphs import Operands, T
 
 LOSS = torch.ops.dcs.linear_cross_entropy.default
 

@@ -21,7 +21,7 @@ from torch_dcs_ops.compile import explain
 from torch_dcs_ops.compile.inductor import configuration, probes, versions
 from torch_dcs_ops.compile.passes.findings import Reason
 
-from compile.lce_graphs import B, Operands, T, V, rows
+from compile.linear_cross_entropy_graphs import B, Operands, T, V, rows
 from support.subprocesses import COMPILES_ITSELF, environment
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_said")

@@ -298,7 +298,7 @@ def test_errors_of_another_reason_are_not_hidden_by_scans(
 def test_graphs_without_scans_know_nothing_of_it(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_dcs_ops.compile.inductor import codegen
 
-    for name in ("_add_to_header", "_rewritten", "_is_time_major", "_walk_alike", "_is_scanned", "_scans"):
+    for name in ("_add_to_header", "_rewritten", "_is_time_major", "_runs_alike", "_is_scanned", "_scans"):
         monkeypatch.setattr(codegen, name, mock.Mock(side_effect=AssertionError(name)))
     x = make((64, 5), torch.float32, DEVICE)
     result = torch.compile(lambda x: (x * 2).cumsum(0) + x.sum(0), fullgraph=True)(x)

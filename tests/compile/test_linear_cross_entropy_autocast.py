@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compile.fused_graphs import assert_same, rewritten
-from compile.lce_graphs import FUSED, Operands, rows
+from compile.linear_cross_entropy_graphs import FUSED, Operands, rows
 from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_said")

@@ -19,7 +19,7 @@ from torch_dcs_ops.compile.passes import linear_cross_entropy as fusing
 from torch_dcs_ops.compile.passes import match_steps
 
 from compile.fused_graphs import LOSS, assert_same, rewritten
-from compile.lce_graphs import FUSED, REFUSED, B, D, Operands, T, V, rows
+from compile.linear_cross_entropy_graphs import FUSED, REFUSED, B, D, Operands, T, V, rows
 from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_said")
@@ -133,7 +133,7 @@ def test_a_reason_is_given_once(device: str, caplog: pytest.LogCaptureFixture) -
         torch._dynamo.reset()
         rewritten(function).run(o, o.x, o.y)
     assert caplog.text.count(reason) == 1
-    assert "lce_graphs.py" in caplog.text  # The line that the loss comes from.
+    assert "linear_cross_entropy_graphs.py" in caplog.text  # The line that the loss comes from.
 
 
 def test_few_logits_are_left_to_the_compiler(device: str, caplog: pytest.LogCaptureFixture) -> None:

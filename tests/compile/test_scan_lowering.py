@@ -87,7 +87,7 @@ def test_gae_is_one_kernel(kernels: Kernels, dynamic: bool, time: int, looped: b
 @lowering_test
 @pytest.mark.parametrize("option", ["force_cooperative_reductions", "tile_reductions", "use_block_ptr"])
 def test_gae_under_other_options_of_the_code_generator(kernels: Kernels, option: str) -> None:
-    """Where a kernel could not walk backwards under an option, there is none or the option is not used for it."""
+    """Where a kernel could not run backwards under an option, there is none or the option is not used for it."""
     import torch._inductor.config as inductor_config
 
     inputs = gae_inputs(B, T, 1)
@@ -175,7 +175,7 @@ def test_numbers_reach_the_backward_and_do_not_compile_again(kernels: Kernels) -
     assert len(kernels.graphs) == 4
 
 
-# Two scans, or a scan and a reduction, that one kernel would compute if they walked alike.
+# Two scans, or a scan and a reduction, that one kernel would compute if they ran alike.
 COMPANIONS = {
     "left scan": lambda x, time: discounted_cumsum(x, 0.5, dim=time, direction="left"),
     "right scan": lambda x, time: discounted_cumsum(x, 0.5, dim=time, direction="right"),

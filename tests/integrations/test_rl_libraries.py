@@ -67,15 +67,15 @@ def test_a_method_that_has_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         stable_baselines3.enable()
 
 
-def _tianshou_place() -> tuple[Any, str]:
+def _tianshou_function() -> tuple[Any, str]:
     pytest.importorskip("tianshou", reason="tianshou is not installed")
-    found = [place for place in tianshou._PLACES if importlib.util.find_spec(place[0].rpartition(".")[0]) is not None]
+    found = [pair for pair in tianshou._PATCHED if importlib.util.find_spec(pair[0].rpartition(".")[0]) is not None]
     return importlib.import_module(found[0][0]), found[0][1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tianshou_gae(dtype: Any) -> None:
-    module, name = _tianshou_place()
+    module, name = _tianshou_function()
     own, generator = getattr(module, name), np.random.default_rng(0)
     v_s, v_s_ = (generator.random(200, dtype) for _ in range(2))
     rew, end_flag = generator.random(200), generator.random(200) < 0.05
@@ -91,7 +91,7 @@ def test_tianshou_gae(dtype: Any) -> None:
 
 
 def test_a_tianshou_that_has_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, name = _tianshou_place()
+    module, name = _tianshou_function()
     monkeypatch.delattr(module, name)
     with pytest.raises(
         RuntimeError, match=rf"^tianshou.enable: {name} of tianshou .* must have the parameters .*got None$"

@@ -193,13 +193,13 @@ def test_csrc() -> None:
 
 @pytest.mark.parametrize("rooms", [PYTHON, TRITON, CSRC], ids=["python", "triton", "csrc"])
 def test_the_tables_have_no_circle(rooms: Mapping[str, tuple[str, ...]]) -> None:
-    def walk(room: str, above: tuple[str, ...]) -> None:
+    def visit(room: str, above: tuple[str, ...]) -> None:
         assert room not in above, " -> ".join((*above, room))
         for below in rooms.get(room, ()):
-            walk(below, (*above, room))
+            visit(below, (*above, room))
 
     for room in rooms:
-        walk(room, ())
+        visit(room, ())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,12 @@ from torch._subclasses import FakeTensorMode
 
 from torch_dcs_ops.distributed.common import Ranks
 from torch_dcs_ops.distributed.scan import totals as used
-from torch_dcs_ops.distributed.scan.discounted_cumsum import Layout, ScanPieces, scan_of_slices, shifted_scan_of_slices
+from torch_dcs_ops.distributed.scan.discounted_cumsum import (
+    Layout,
+    ScanSegments,
+    scan_of_slices,
+    shifted_scan_of_slices,
+)
 from torch_dcs_ops.distributed.scan.head import is_eager
 from torch_dcs_ops.reference.scan import ScanCall
 
@@ -206,7 +211,7 @@ def test_products_at_the_ends_of_the_range(kernels: Any, number: int) -> None:
     is_finite = wanted[0].abs() < torch.finfo(dtype).max
     torch.testing.assert_close(total[is_finite], wanted[0][is_finite], rtol=144 * 2.0**-52, atol=0)
     assert not (total[~is_finite].abs() <= torch.finfo(dtype).max).any()
-    made = used._products(case.x, gates, ScanPieces(1.0, 1, False, Layout(Ranks("", 1, 0), 1)))
+    made = used._products(case.x, gates, ScanSegments(1.0, 1, False, Layout(Ranks("", 1, 0), 1)))
     if number < BOTH_ENDS and not made.isnan().any():
         torch.testing.assert_close(product, made, rtol=144 * 2.0**-52, atol=5e-324)
 
@@ -257,7 +262,7 @@ def test_zeros_stay_zeros_under_products_that_overflow(kernels: Any) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_slices_are_scanned_once(kernels: Any, shifted: bool, reset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps of one process in two pieces, zigzag, by totals and one scan: equal to the scan of all."""
+    """The steps of one process in two segments, zigzag, by totals and one scan: equal to the scan of all."""
     monkeypatch.setattr(used, "_LEAST_STEPS", 2)
     if not GPU:
         monkeypatch.setattr(used, "_kernels_for", lambda *_: kernels)
@@ -266,17 +271,17 @@ def test_slices_are_scanned_once(kernels: Any, shifted: bool, reset: bool, monke
     x, gamma, cuts = on_device(case.x, case.gamma, case.reset)
     assert x is not None
     assert gamma is not None
-    pieces = ScanPieces(1.0, 2, not shifted, layout)
+    segments = ScanSegments(1.0, 2, not shifted, layout)
     split = [None if t is None else layout.split(t, 1) for t in (x, gamma, cuts)]
     scans: list[Any] = []
-    scan = ScanPieces.scan
-    monkeypatch.setattr(ScanPieces, "scan", lambda self, *of, **with_: scans.append(1) or scan(self, *of, **with_))
+    scan = ScanSegments.scan
+    monkeypatch.setattr(ScanSegments, "scan", lambda self, *of, **with_: scans.append(1) or scan(self, *of, **with_))
     if shifted:
-        y, _ = shifted_scan_of_slices(split[0], split[1], pieces, split[2])  # type: ignore[arg-type]
+        y, _ = shifted_scan_of_slices(split[0], split[1], segments, split[2])  # type: ignore[arg-type]
     else:
-        y, _ = scan_of_slices(split[0], split[1], pieces, None, split[2])  # type: ignore[arg-type]
+        y, _ = scan_of_slices(split[0], split[1], segments, None, split[2])  # type: ignore[arg-type]
     assert len(scans) == 1
-    whole = scan(pieces._replace(dim=1), x, gamma, None, cuts, shifted)
+    whole = scan(segments._replace(dim=1), x, gamma, None, cuts, shifted)
     torch.testing.assert_close(layout.joined(y, 1), whole, rtol=1e-13, atol=1e-13)
 
 

@@ -15,13 +15,13 @@ from ..ops.returns.formulas import discounts_of, one_step_errors
 from ..ops.returns.validate import check_one_bootstrap, check_return_types, check_returns
 from ..reference.returns import TemporalDifferenceCall
 from .common import check_not_differentiated_again
-from .scan.discounted_cumsum import Layout, check_pieces, check_same, layout_of, scanned
+from .scan.discounted_cumsum import Layout, check_same, check_segments, layout_of, scanned
 
 _OP = "sequence_parallel_gae"
 
 
 class _NextValues(torch.autograd.Function):
-    """Of every piece of time the first value of the one behind it, bootstrap_value behind the last: (pieces, *rows)."""
+    """Of every segment of time the first value of the next one, bootstrap_value behind the last: (segments, *rows)."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, bootstrap_value: Tensor, has_steps: bool, layout: Layout) -> Tensor:
@@ -98,7 +98,7 @@ def sequence_parallel_gae(
         for name, rate in rates.items():
             if isinstance(rate, Tensor) and rate.requires_grad:
                 fail(_OP, f"{name} must not require a gradient where time is shared out")
-        check_pieces(_OP, rewards, check_returns(_OP, call, lambda_name="gae_lambda"), zigzag)
+        check_segments(_OP, rewards, check_returns(_OP, call, lambda_name="gae_lambda"), zigzag)
 
     same = {name: "a tensor" if isinstance(rate, Tensor) else str(rate) for name, rate in rates.items()}
     check_same(_OP, group, operands, time_dim, {**same, "time_dim": time_dim, "zigzag": zigzag}, check)
@@ -121,10 +121,10 @@ def sequence_parallel_gae(
 
 def _next_values(values: Tensor, behind: Tensor, layout: Layout, dim: int) -> Tensor:
     """The value behind every step; `behind` is that behind the last one of all ranks."""
-    pieces = layout.split(values, dim)
-    steps = pieces.size(dim + 1)
-    first = pieces.select(dim + 1, 0) if steps else pieces.sum(dim + 1)
+    segments = layout.split(values, dim)
+    steps = segments.size(dim + 1)
+    first = segments.select(dim + 1, 0) if steps else segments.sum(dim + 1)
     nexts = _NextValues.apply(first, behind, steps > 0, layout)  # type: ignore[no-untyped-call]
     # Of nothing too, as all ranks' backwards communicate.
     last = nexts.unsqueeze(dim + 1).narrow(dim + 1, 0, min(steps, 1))
-    return layout.joined(torch.cat((pieces.narrow(dim + 1, min(steps, 1), max(steps - 1, 0)), last), dim + 1), dim)
+    return layout.joined(torch.cat((segments.narrow(dim + 1, min(steps, 1), max(steps - 1, 0)), last), dim + 1), dim)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["disable", "enable", "gae"]
 
-_PLACES = (("tianshou.algorithm.algorithm_base", "_gae"), ("tianshou.policy.base", "_gae_return"))  # 2.x, 1.x
+_PATCHED = (("tianshou.algorithm.algorithm_base", "_gae"), ("tianshou.policy.base", "_gae_return"))  # 2.x, 1.x
 _replaced: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
@@ -55,14 +55,14 @@ def enable() -> None:
     if _replaced:
         return
     importlib.import_module("tianshou")
-    for module_name, name in _PLACES:
+    for module_name, name in _PATCHED:
         if importlib.util.find_spec(module_name.rpartition(".")[0]) is not None:
             module = importlib.import_module(module_name)
             original = checked("tianshou", name, getattr(module, name, None), gae)
             setattr(module, name, gae)
             _replaced[module_name, name] = original
             return
-    raise RuntimeError(f"tianshou.enable: tianshou must have one of {_PLACES}, got version {version('tianshou')}")
+    raise RuntimeError(f"tianshou.enable: tianshou must have one of {_PATCHED}, got version {version('tianshou')}")
 
 
 def disable() -> None:

@@ -25,7 +25,7 @@ from ._common import product_dtype
 __all__ = ["Enabled", "disable", "enable"]
 
 _NAME = "_ChunkedLogProbFunction"
-_PLACE = f"trl.trainer.utils.{_NAME}"
+_PATCH = f"trl.trainer.utils.{_NAME}"
 _PARAMETERS = (
     *("hidden", "weight", "bias", "targets", "temperature", "chunk_size"),
     *("final_logit_softcapping", "logit_scale", "outputs"),
@@ -138,7 +138,7 @@ def enable() -> Enabled:
     refused = _why_not(function)
     if refused:
         raise RuntimeError(
-            f"trl.enable: {_PLACE} must take ({', '.join(_PARAMETERS)}), as in trl 1.15 and 1.16, got {refused} in trl "
+            f"trl.enable: {_PATCH} must take ({', '.join(_PARAMETERS)}), as in trl 1.15 and 1.16, got {refused} in trl "
             f"{trl.__version__}"
         )
     _active = _LogProbs(function)
@@ -160,7 +160,7 @@ def disable() -> None:
         return
     ended, found = _active, getattr(utils, _NAME, None)
     if found is not ended:
-        raise RuntimeError(f"trl.disable: {_PLACE} must be what enable() put there, got {found!r}")
+        raise RuntimeError(f"trl.disable: {_PATCH} must be what enable() put there, got {found!r}")
     _active = None
     setattr(utils, _NAME, ended.own)
     if not ended.used:

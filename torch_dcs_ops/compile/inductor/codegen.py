@@ -5,9 +5,9 @@ operations around it in the same kernel. To that is added, by wrapping methods a
 :class:`DirectedScan`:
 
 * A scan from the last step to the first keeps the natural index, so that its producers and consumers read and write
-  what they would beside any other kernel, and the kernel walks the axis of time backwards. A flipped index instead
+  what they would beside any other kernel, and the kernel runs along the axis of time backwards. A flipped index instead
   would fuse with producers alone, as consumers want the other index.
-* Two scans that walk in opposite directions are kept out of one kernel.
+* Two scans that run in opposite directions are kept out of one kernel.
 * Under dynamic shapes consumers may loop over batch and time in the other order than the scan. Inductor changes the
   order to fuse them, but gives up at strides that are symbols; for scans the sizes of the example inputs decide.
 * Where time is an outer dimension, a thread is given two neighboring rows and all their steps of a tile, so that the
@@ -111,8 +111,8 @@ def _wrap_scheduling() -> None:
 
     @functools.wraps(may_fuse)
     def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
-        walk_alike = not plain_ops.generates_scans() or _walk_alike(node1, node2)
-        return walk_alike and may_fuse(self, node1, node2)
+        runs_alike = not plain_ops.generates_scans() or _runs_alike(node1, node2)
+        return runs_alike and may_fuse(self, node1, node2)
 
     @functools.wraps(decide_order)
     def decide_loop_order_to_match(self: Any, other: Any) -> list[int] | None:
@@ -162,7 +162,7 @@ def _add_to_header(kernel: Any, entry: Any, code: Any) -> None:
     if not entry.is_reduction:
         return
     # The mask was made of the index that counts up, and so leaves out the same steps.
-    backwards, length = _walks_backwards(kernel), f"{entry.prefix}numel"
+    backwards, length = _runs_backwards(kernel), f"{entry.prefix}numel"
     if kernel.persistent_reduction and _holds_whole_columns(kernel):
         steps = heuristics.COLUMNS[_columns(kernel)].steps
         code.writeline(f"{entry.name} = register_groups.column_order({entry.name}, {steps})")
@@ -183,7 +183,7 @@ def _rewritten(kernel: Any, source: str) -> str:
     if not scans:
         return source
     holds_columns = kernel.persistent_reduction and _holds_whole_columns(kernel)
-    in_groups, backwards = _scans_by_groups(kernel), _walks_backwards(kernel)
+    in_groups, backwards = _scans_by_groups(kernel), _runs_backwards(kernel)
     orders: tuple[str, ...] = ("register_groups.column_order(",) if holds_columns else ()
     orders += () if not backwards else ("register_groups.mirrored(",) if in_groups else ("r0_numel - 1 - ",)
     generated_source.check_orders(source, orders)
@@ -208,7 +208,7 @@ def _with_strides_of_the_example(dependency: Any) -> Any:
     return dataclasses.replace(dependency, index=index)
 
 
-def _walks_backwards(kernel: Any) -> bool:
+def _runs_backwards(kernel: Any) -> bool:
     scans = _scans_of_kernel(kernel)
     if not any(scan.reverse for scan in scans):
         return False
@@ -216,9 +216,7 @@ def _walks_backwards(kernel: Any) -> bool:
     if not (all(scan.reverse for scan in scans) and not any(map(_needs_natural_order, nodes))):
         raise AssertionError("scans in opposite directions were fused into one kernel")
     if kernel.cooperative_reduction or kernel.mix_order_reduction or kernel.num_reduction_dims != 1:
-        raise AssertionError(
-            "a scan from the last step to the first was fused into a kernel that cannot walk backwards"
-        )
+        raise AssertionError("a scan from the last step to the first was fused into a kernel that cannot run backwards")
     return True
 
 
@@ -320,7 +318,7 @@ def _is_strict(node: Any) -> bool:
     return hasattr(node, "has_strict_reduction") and bool(node.has_strict_reduction())
 
 
-def _walk_alike(node1: Any, node2: Any) -> bool:
+def _runs_alike(node1: Any, node2: Any) -> bool:
     """Whether one kernel may hold both nodes, as far as it is about directed scans."""
     nodes = [*node1.get_nodes(), *node2.get_nodes()]
     scans = _scans(nodes)

@@ -27,12 +27,12 @@ def shown(node: fx.Node) -> str:
 
 
 class Builder:
-    """Puts nodes before `place`, a call on tensors. `undo` takes them away again."""
+    """Puts nodes before `anchor`, a call on tensors. `undo` takes them away again."""
 
-    def __init__(self, place: fx.Node) -> None:
-        self.place = place
+    def __init__(self, anchor: fx.Node) -> None:
+        self.anchor = anchor
         self.nodes: list[fx.Node] = []
-        self.fake_mode = dynamo.fake_mode_of([value_of(node) for node in place.all_input_nodes])
+        self.fake_mode = dynamo.fake_mode_of([value_of(node) for node in anchor.all_input_nodes])
 
     def function(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self._evaluated(self.statement("call_function", target, *args, **kwargs))
@@ -46,18 +46,18 @@ class Builder:
         return size if isinstance(size, int) else self.method("size", node, dim)
 
     def undo(self) -> None:
-        graph = self.place.graph
+        graph = self.anchor.graph
         while self.nodes:
             graph.erase_node(self.nodes.pop())
 
     def statement(self, op: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node that is run for what it does and stands for no tensor."""
-        with self.place.graph.inserting_before(self.place):
-            node = self.place.graph.create_node(op, target, args, kwargs)
+        with self.anchor.graph.inserting_before(self.anchor):
+            node = self.anchor.graph.create_node(op, target, args, kwargs)
         self.nodes.append(node)
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
-            if key in self.place.meta:
-                node.meta[key] = self.place.meta[key]
+            if key in self.anchor.meta:
+                node.meta[key] = self.anchor.meta[key]
         return node
 
     def _evaluated(self, node: fx.Node) -> fx.Node:

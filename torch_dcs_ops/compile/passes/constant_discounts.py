@@ -34,10 +34,10 @@ def give_numbers(graph: fx.Graph) -> int:
             changes.append((node, _registry.discounted_cumsum_number, (node.args[0], number)))
     for node in (node for op in _RETURNS for node in graph.find_nodes(op="call_function", target=op)):
         args = list(node.args)
-        for place in _DISCOUNTS:
-            number = number_of(args[place])
+        for index in _DISCOUNTS:
+            number = number_of(args[index])
             if number is not None:
-                args[place : place + 2] = (None, number)
+                args[index : index + 2] = (None, number)
         if args != list(node.args):
             changes.append((node, node.target, tuple(args)))
     # Only now: an error on the way leaves the graph as it was.
@@ -49,7 +49,7 @@ def give_numbers(graph: fx.Graph) -> int:
 
 def has_numbers(node: fx.Node) -> bool:
     """Whether a call of `_temporal_difference_scan` has numbers for discounts."""
-    return all(node.args[place] is None and isinstance(node.args[place + 1], float) for place in _DISCOUNTS)
+    return all(node.args[index] is None and isinstance(node.args[index + 1], float) for index in _DISCOUNTS)
 
 
 def number_of(rate: Any) -> float | None:

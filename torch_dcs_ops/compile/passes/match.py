@@ -109,7 +109,7 @@ def find(loss: fx.Node) -> Match:
         logits, chain = _before_log_softmax(loss, steps) if of_log_softmax else _classes_last(_input_of(loss), [loss])
         if len(chain) > 1 and not of_log_softmax and value_of(target).is_floating_point():
             raise Refusal("has class probabilities with the classes in another dimension than the last")
-    chain += steps.walk(logits, chain[-1], LINEAR_MAPS, STEPS)
+    chain += steps.follow(logits, chain[-1], LINEAR_MAPS, STEPS)
     input, linear_weight, linear_bias, is_transposed = _operands(chain[-1])
     if steps.bias is not None and linear_bias is not None:
         raise Refusal("takes logits with two biases")
@@ -170,7 +170,7 @@ def _before_log_softmax(loss: fx.Node, steps: Steps) -> tuple[Any, list[fx.Node]
         check_sole_user(values, loss)
         return _classes_last(_input_of_log_softmax(values, 1), [loss, values])
     values, chain = _classes_last(values, chain)
-    chain += steps.walk(values, chain[-1], LOG_SOFTMAX, ROW_STEPS)
+    chain += steps.follow(values, chain[-1], LOG_SOFTMAX, ROW_STEPS)
     if steps.classes is not None:
         raise Refusal("takes log-probabilities of the first classes alone")
     return _input_of_log_softmax(chain[-1], value_of(chain[-1]).dim() - 1), chain

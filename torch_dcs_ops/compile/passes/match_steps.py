@@ -52,7 +52,7 @@ class Steps:
         self.factors: list[tuple[Any, bool]] = []
         self.factors_after_tanh: list[tuple[Any, bool]] | None = None
 
-    def walk(self, node: Any, user: fx.Node, ends: tuple[str, ...], steps: Mapping[str, Step]) -> list[fx.Node]:
+    def follow(self, node: Any, user: fx.Node, ends: tuple[str, ...], steps: Mapping[str, Step]) -> list[fx.Node]:
         """The chain from `node`, which `user` uses, to an operation of the names `ends`."""
         chain = []
         while True:
@@ -155,9 +155,9 @@ class Steps:
         if not all(isinstance(item, slice | int | EllipsisType) and not isinstance(item, bool) for item in items):
             raise Refusal("takes logits that are indexed by something else than slices and numbers")
         rank = value_of(source).dim()
-        place = items.index(...) if ... in items else len(items)
+        gap = items.index(...) if ... in items else len(items)
         whole = [slice(None)] * (rank - len(items) + (... in items))
-        items[place : place + 1] = whole
+        items[gap : gap + 1] = whole
         *rows, last = items
         if last != slice(None):
             self.cut(node, last)

@@ -31,7 +31,7 @@ def mark_returns_alone(graph: fx.Graph) -> int:
         for node in graph.find_nodes(op="call_function", target=_registry.temporal_difference_scan)
         # A number that is not known is a tensor here, and one of one a row is read by a kernel for all cases.
         if has_numbers(node)
-        and not any(_is_computed(node.args[place]) for place in _OPERANDS)
+        and not any(_is_computed(node.args[index]) for index in _OPERANDS)
         and not any(map(_computes, node.users))
     ]
     for node in alone:

@@ -17,7 +17,7 @@ from ...ops.scan.validate import check_direction
 from ..common import Ranks
 from ..scan.discounted_cumsum import (
     Layout,
-    ScanPieces,
+    ScanSegments,
     carried_in_shifted,
     conjugate,
     scan_of_slices,
@@ -123,17 +123,17 @@ def _shared(bound: dict[str, Any], shards: dict[str, Any], dim: int, ranks: Rank
     if gamma is not None and 0 < gamma.dim() == lead.dim():
         gamma = layout.split(gamma.expand(x.shape), dim)
     reverse = bound["reverse"] if "reverse" in bound else check_direction("discounted_cumsum", bound["direction"])
-    pieces, parts = ScanPieces(value, dim + 1, reverse, layout), layout.split(x, dim)
+    segments, parts = ScanSegments(value, dim + 1, reverse, layout), layout.split(x, dim)
     initial, reset = shards.get("initial"), shards.get("reset")
     reset = None if reset is None else layout.split(reset, dim)
     if "grad" not in bound:
         if bound.get("shifted"):
-            return shifted_scan_of_slices(parts, gamma, pieces, reset)[0].squeeze(0)
-        return scan_of_slices(parts, gamma, pieces, initial, reset)[0].squeeze(0)
-    output, adjoint, steps = layout.split(shards["output"], dim), pieces.adjoint(), x.size(dim)
+            return shifted_scan_of_slices(parts, gamma, segments, reset)[0].squeeze(0)
+        return scan_of_slices(parts, gamma, segments, initial, reset)[0].squeeze(0)
+    output, adjoint, steps = layout.split(shards["output"], dim), segments.adjoint(), x.size(dim)
     carry, _ = carried_in_shifted(parts, conjugate(gamma), adjoint, reset)
-    # The y before every piece: the last one of the piece before that has any.
-    last = output.select(dim + 1, pieces.last) if steps else output.sum(dim + 1)
+    # The y before every segment: the last one of the segment before that has any.
+    last = output.select(dim + 1, segments.last) if steps else output.sum(dim + 1)
     ends, marks = ranks.gather(torch.stack((last, torch.full_like(last, float(steps > 0))))).unbind(1)
     start = last.new_zeros(()) if initial is None else initial
     before, _ = layout.fold(reverse).carried(ends, torch.ones_like(ends), marks, start.expand(last.shape[1:]))

@@ -89,8 +89,8 @@ class VocabParallel(torch.autograd.Function):
         gradients = (grad_input, grad_weight, grad_bias)
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.needs, ctx.private = settings, needs, buffers_may_be_private()
-        kept = [gradient for gradient, need in zip(gradients, needs, strict=True) if need] if is_reduced else []
-        ctx.save_for_backward(input, linear_weight, linear_bias, ids, weight, weight_sum, scale, statistics, *kept)
+        saved = [gradient for gradient, need in zip(gradients, needs, strict=True) if need] if is_reduced else []
+        ctx.save_for_backward(input, linear_weight, linear_bias, ids, weight, weight_sum, scale, statistics, *saved)
         if kind == "mean":
             loss = loss.sum() / mean
             loss = zeroed_if_empty(loss, ids, numbers.ignore_index) if settings.zero_if_empty else loss
@@ -120,7 +120,7 @@ class VocabParallel(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         settings: Settings = ctx.settings
         check_not_differentiated_again(settings.op)
-        input, linear_weight, linear_bias, ids, weight, weight_sum, scale, statistics, *kept = ctx.saved_tensors
+        input, linear_weight, linear_bias, ids, weight, weight_sum, scale, statistics, *saved = ctx.saved_tensors
         # A compiled graph has zeros for what is not differentiable.
         wanted = _differentiable(settings)
         grad_loss, grad_log_probs, grad_lse, _, grad_entropy = (
@@ -132,9 +132,9 @@ class VocabParallel(torch.autograd.Function):
         if is_reduced and grad_loss is not None and grad_lse is None and grad_entropy is None:
             may_overwrite = ctx.private and graph_is_being_freed()
             dtypes = (input.dtype, linear_weight.dtype, None if linear_bias is None else linear_bias.dtype)
-            places, found = iter(kept), []
+            remaining, found = iter(saved), []
             for need, of in zip(ctx.needs, dtypes, strict=True):
-                found.append(scaled(next(places), grad_loss, of, may_overwrite) if need else None)
+                found.append(scaled(next(remaining), grad_loss, of, may_overwrite) if need else None)
             return (*found, None, None, None)
         if is_reduced and grad_loss is not None:
             grad_loss = grad_loss.reshape(1).to(dtype)

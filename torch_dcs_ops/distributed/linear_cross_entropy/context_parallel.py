@@ -17,7 +17,7 @@ def context_parallel_targets(
 ) -> tuple[Tensor, Tensor]:
     """(targets, count) of whole sequences of labels, before context parallelism shares them out.
 
-    Afterwards a rank has neither the label behind its last step nor, where time is dealt out in pieces, the steps in
+    Afterwards a rank has neither the label behind its last step nor, where time is dealt out in segments, the steps in
     their order: `shift=True` would be wrong. And as ranks have unlike numbers of ignored labels, the mean of the ranks'
     means is no mean: divide their sums by `count`.
 

@@ -20,7 +20,7 @@ from ...reference.linear_cross_entropy.kl_div import NAMES, Divergence
 from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks, check_not_differentiated_again
 from .kl_kernel_ops import Numbers
-from .loss import agreed_place, one_class, wide_dtype
+from .loss import agreed_slice, one_class, wide_dtype
 
 _OP = "vocab_parallel_linear_kl_div"
 _INPUTS = {NAMES.index("input"), NAMES.index("teacher_input")}
@@ -102,7 +102,7 @@ def vocab_parallel_linear_kl_div(
         checked(shown, target, options, _OP)
 
     same = {**options._asdict(), "reduction": reduction, "zero_if_empty": zero_if_empty}
-    ranks, _, count = agreed_place(
+    ranks, _, count = agreed_slice(
         _OP, group, tensors, optional, _OF_ROWS, (first_class, classes), (sequence_parallel, reduce_dtype), same, check
     )
     wide = wide_dtype(operands[0].dtype, reduce_dtype), wide_dtype(operands[2].dtype, None)
@@ -146,11 +146,11 @@ class VocabParallelDivergence(torch.autograd.Function):
                 one = one / (flat[0].size(0) if ids is None else (ids != options.ignore_index).sum())
         given = numbers._replace(needs=needs if is_formed else (False,) * len(NAMES))
         rows, statistics, *found = _registry.vocab_parallel_kl_div(one, *flat, ids, None, *options, *given.flat())
-        kept = []
+        saved = []
         if is_formed:
-            kept = [g for g, need in zip(_finished(found, operands, needs), needs, strict=True) if need]
+            saved = [g for g, need in zip(_finished(found, operands, needs), needs, strict=True) if need]
         ctx.settings, ctx.needs, ctx.private, ctx.is_formed = settings, needs, buffers_may_be_private(), is_formed
-        ctx.save_for_backward(*operands, target, statistics, *kept)
+        ctx.save_for_backward(*operands, target, statistics, *saved)
         if name != "none":
             return reduced(rows, ids, settings.reduction, options.ignore_index)
         if settings.sequence_parallel:
@@ -164,9 +164,9 @@ class VocabParallelDivergence(torch.autograd.Function):
         settings: Settings = ctx.settings
         *operands, target, statistics = ctx.saved_tensors[: len(NAMES) + 2]
         if ctx.is_formed:
-            may_overwrite, kept = ctx.private and graph_is_being_freed(), iter(ctx.saved_tensors[len(NAMES) + 2 :])
+            may_overwrite, saved = ctx.private and graph_is_being_freed(), iter(ctx.saved_tensors[len(NAMES) + 2 :])
             scaled_ones = [
-                scaled(next(kept), grad.to(row_dtype(t.dtype)), t.dtype, may_overwrite) if need else None
+                scaled(next(saved), grad.to(row_dtype(t.dtype)), t.dtype, may_overwrite) if need else None
                 for t, need in zip(operands, ctx.needs, strict=True)
             ]
             return (*scaled_ones, None, None)

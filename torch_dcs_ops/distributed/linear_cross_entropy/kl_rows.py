@@ -36,8 +36,8 @@ def slice_columns(call: KlRows | None, rows: int, like: Tensor, direction: str, 
         found[0:_NORMALIZERS:2], found[1:_NORMALIZERS:2] = torch.finfo(found.dtype).min, -torch.inf
     if direction == "jsd":
         return found[:_NORMALIZERS]
-    place = _NORMALIZERS + _WEIGHS[direction]
-    return torch.cat((found[:_NORMALIZERS], found[place : place + 1]))
+    index = _NORMALIZERS + _WEIGHS[direction]
+    return torch.cat((found[:_NORMALIZERS], found[index : index + 1]))
 
 
 def _whole(top_of: Tensor, total_of: Tensor) -> tuple[Tensor, Tensor, Tensor]:

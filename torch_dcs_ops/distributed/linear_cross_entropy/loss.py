@@ -183,7 +183,7 @@ def lowered_operands(input: Any, linear_weight: Any, linear_bias: Any) -> tuple[
 
 
 def one_class(tensor: Any) -> Any:
-    """Something to check in the place of an empty slice."""
+    """Something to check instead of an empty slice."""
     empty = isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(0) == 0
     return tensor.new_empty((1, *tensor.shape[1:])) if empty else tensor
 
@@ -194,14 +194,14 @@ def agreed_numbers(
     tensors: dict[str, Tensor],
     optional: dict[str, Tensor | None],
     options: Options,
-    place: tuple[int | None, int | None],
+    own_slice: tuple[int | None, int | None],
     sums: tuple[bool, torch.dtype | None],
     same: dict[str, Any],
     check: Any,
 ) -> Numbers:
-    """The ops' numbers, once all ranks have said the same; `place` is (first_class, classes)."""
+    """The ops' numbers, once all ranks have said the same; `own_slice` is (first_class, classes)."""
     of_rows = ("input", "target")
-    ranks, first, classes = agreed_place(op, group, tensors, optional, of_rows, place, sums, same, check)
+    ranks, first, classes = agreed_slice(op, group, tensors, optional, of_rows, own_slice, sums, same, check)
     o = options
     return Numbers(
         o.ignore_index, o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.memory_budget, o.accumulate_dtype,
@@ -215,19 +215,19 @@ def wide_dtype(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dt
     return torch.promote_types(dtype, torch.float32) if reduce_dtype is None else reduce_dtype
 
 
-def agreed_place(
+def agreed_slice(
     op: str,
     group: dist.ProcessGroup,
     tensors: dict[str, Tensor],
     optional: dict[str, Tensor | None],
     of_rows: tuple[str, ...],
-    place: tuple[int | None, int | None],
+    own_slice: tuple[int | None, int | None],
     sums: tuple[bool, torch.dtype | None],
     same: dict[str, Any],
     check: Any,
 ) -> tuple[Ranks, int, int]:
     """The ranks, first_class and classes, once all have said the same; `of_rows` are as long on all of them."""
-    ranks, (first, classes), (sequence_parallel, reduce_dtype) = ranks_of(op, group), place, sums
+    ranks, (first, classes), (sequence_parallel, reduce_dtype) = ranks_of(op, group), own_slice, sums
     check_plain(op, **tensors, **optional)
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         check()
@@ -235,7 +235,7 @@ def agreed_place(
     def check_all() -> None:
         check()
         check_first_derivatives(op)
-        _check_place(op, tensors["linear_weight"], place)
+        _check_slice(op, tensors["linear_weight"], own_slice)
         _check_reduce_dtype(op, tensors["input"].dtype, reduce_dtype)
 
     of = {name: t for name, t in (*tensors.items(), *optional.items()) if isinstance(t, Tensor)}
@@ -244,10 +244,10 @@ def agreed_place(
         for name, t in (*tensors.items(), *optional.items())
         if name not in ("target", "weight")
     ]
-    found = [place]
+    found = [own_slice]
 
     def judge(of_ranks: list[dict[str, str]]) -> None:
-        found[0] = _place_among(op, of_ranks, ranks, place)
+        found[0] = _slice_among(op, of_ranks, ranks, own_slice)
 
     if is_compiling():
         check_all()
@@ -269,8 +269,8 @@ def agreed_place(
     return ranks, first, classes
 
 
-def _check_place(op: str, linear_weight: Tensor, place: tuple[int | None, int | None]) -> None:
-    first, classes = place
+def _check_slice(op: str, linear_weight: Tensor, own_slice: tuple[int | None, int | None]) -> None:
+    first, classes = own_slice
     if (first is None) != (classes is None):
         fail(op, f"first_class and classes must be given together, got {first} and {classes}")
     if first is None or classes is None:
@@ -290,8 +290,8 @@ def _check_reduce_dtype(op: str, dtype: torch.dtype, reduce_dtype: torch.dtype |
                  f"input, got {reduce_dtype}")  # fmt: skip
 
 
-def _place_among(
-    op: str, of_ranks: list[dict[str, str]], ranks: Ranks, place: tuple[int | None, int | None]
+def _slice_among(
+    op: str, of_ranks: list[dict[str, str]], ranks: Ranks, own_slice: tuple[int | None, int | None]
 ) -> tuple[int, int]:
     """(first_class, classes), from the ranks' counts; what was given must be these."""
     counts = [int(of["count"]) for of in of_ranks]
@@ -303,6 +303,6 @@ def _place_among(
     total = sum(counts)
     if total < 1:
         fail(op, "linear_weight must have one class at least on some rank, got none")
-    if place[1] is not None and place[1] != total:
-        fail(op, f"classes must be the ranks' classes together, {total}, got {place[1]}")
+    if own_slice[1] is not None and own_slice[1] != total:
+        fail(op, f"classes must be the ranks' classes together, {total}, got {own_slice[1]}")
     return firsts[ranks.rank], total

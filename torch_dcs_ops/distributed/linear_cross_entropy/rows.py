@@ -34,7 +34,7 @@ from ...reference.linear_cross_entropy.rows import row_dtype
 from ..common import Ranks
 from .targets import assert_one_owner
 
-_ELSEWHERE = torch.inf  # in the place of a log-probability that another rank has
+_ELSEWHERE = torch.inf  # instead of a log-probability that another rank has
 
 
 class Slice(NamedTuple):
@@ -88,31 +88,31 @@ def combined(every: Tensor, target: Tensor, ignore_index: int, wanted: Wanted, r
     """The whole softmax's, for target (n, K), from every rank's columns (ranks, columns, n) of `columns_of_slice`."""
     ids = target.size(1)
     assert_one_owner(every[:, 1 : 1 + ids], _ELSEWHERE, target, ignore_index)
-    lse_of, places = every[:, 0], iter(range(1, every.size(1)))
+    lse_of, columns = every[:, 0], iter(range(1, every.size(1)))
     top, holder = lse_of.max(0, keepdim=True)
     others = (lse_of - top).exp().scatter(0, holder, 0).sum(0)
     log_sum = torch.log1p(others)
     delta_of = log_sum - (lse_of - top)
     has_nothing = delta_of == torch.inf  # no classes, or none but -inf
     log_probs = []
-    for place in [next(places) for _ in range(ids)]:
-        value = every[:, place]
+    for column in [next(columns) for _ in range(ids)]:
+        value = every[:, column]
         of_rank = torch.where(has_nothing, -torch.inf, value - delta_of)
         log_probs.append(torch.where(value == _ELSEWHERE, 0, of_rank).sum(0))
-    weight = every[:, next(places)].sum(0)
+    weight = every[:, next(columns)].sum(0)
     none = every.new_empty(0)
     entropy, spread, own_entropy = none, none, none
     if wanted.entropy:
-        entropy_of = torch.where(has_nothing, 0, every[:, next(places)])
+        entropy_of = torch.where(has_nothing, 0, every[:, next(columns)])
         own_entropy = entropy_of[ranks.rank]
         share, finite = torch.exp(-delta_of), torch.where(has_nothing, 0, delta_of)
         entropy = (share * (entropy_of + finite)).sum(0)
     if wanted.spread:
-        spread_of, weight_of = every[:, next(places)], every[:, next(places)]
+        spread_of, weight_of = every[:, next(columns)], every[:, next(columns)]
         spread = torch.where(weight_of == 0, spread_of, spread_of + weight_of * delta_of).sum(0)
     predictions = every.new_empty(0, dtype=torch.int64)
     if wanted.predictions:
-        best, number = every[:, next(places)], every[:, next(places)]
+        best, number = every[:, next(columns)], every[:, next(columns)]
         # The first of equal ones, as in one process.
         predictions = number.gather(0, best.argmax(0, keepdim=True)).squeeze(0).long()
     lse = top.squeeze(0) + log_sum

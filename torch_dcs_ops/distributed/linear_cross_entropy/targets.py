@@ -22,10 +22,10 @@ def check_targets(target: Tensor, ignore_index: int, classes: int, ranks: Ranks)
         return
     ids = target.reshape(-1)
     wrong = ((ids < 0) | (ids >= classes)) & (ids != ignore_index)
-    place = wrong.nonzero()[:1]
-    # In wrapping arithmetic; every place has a factor of its own.
+    first = wrong.nonzero()[:1]
+    # In wrapping arithmetic; every index has a factor of its own.
     digest = (ids * (torch.arange(ids.numel()) * _MULTIPLIER + _INCREMENT)).sum()
-    own = torch.stack((wrong.any().long(), ids[place].sum(), digest))
+    own = torch.stack((wrong.any().long(), ids[first].sum(), digest))
     every = ranks.gather(own).tolist()
     _refuse(every, ignore_index, classes)
 

@@ -8,7 +8,7 @@ Then the op runs, from what is carried in, or only the head of the slice's own s
 The backward is the same in the other direction: what a slice's carried-in y is worth is its first adjoint times its
 first gate. The gradient of a slice's last y goes to its last step, and the op's own backward does the rest.
 
-A rank may hold several pieces of time; the first dimension of all tensors here counts them.
+A rank may hold several segments of time; the first dimension of all tensors here counts them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _OP = "sequence_parallel_discounted_cumsum"
 
 
 class Fold(NamedTuple):
-    """The order in which pieces of time follow each other, (rank, piece), in the direction of a scan."""
+    """The order in which segments of time follow each other, (rank, segment), in the direction of a scan."""
 
     order: tuple[tuple[int, int], ...]
 
     def carried(self, ends: Tensor, products: Tensor, cuts: Tensor | None, first: Tensor) -> tuple[Tensor, Tensor]:
-        """(what is carried into every piece, what comes out behind the last) of tensors (ranks, pieces, *rows)."""
+        """(what is carried into every segment, what comes out behind the last) of tensors (ranks, segments, *rows)."""
         carry, into = first, {}
-        for place in self.order:
-            into[place] = carry
-            passed = products[place] * carry
+        for at in self.order:
+            into[at] = carry
+            passed = products[at] * carry
             if cuts is not None:
-                passed = torch.where(cuts[place] != 0, 0, passed)
-            carry = ends[place] + passed
-        ranks, pieces = ends.shape[:2]
-        stacked = torch.stack([into[rank, piece] for rank in range(ranks) for piece in range(pieces)])
+                passed = torch.where(cuts[at] != 0, 0, passed)
+            carry = ends[at] + passed
+        ranks, segments = ends.shape[:2]
+        stacked = torch.stack([into[rank, segment] for rank in range(ranks) for segment in range(segments)])
         return stacked.view(ends.shape), carry
 
 
@@ -56,19 +56,19 @@ class Layout(NamedTuple):
     """How time is shared out."""
 
     ranks: Ranks
-    pieces: int  # of a rank: 1, or 2 where rank r holds the pieces r and 2·ranks - 1 - r
+    segments: int  # of a rank: 1, or 2 where rank r holds the segments r and 2·ranks - 1 - r
 
     def fold(self, from_the_end: bool) -> Fold:
         count = self.ranks.size
         order = [(rank, 0) for rank in range(count)]
-        if self.pieces == 2:
+        if self.segments == 2:
             order += [(rank, 1) for rank in reversed(range(count))]
         return Fold(tuple(reversed(order)) if from_the_end else tuple(order))
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
-        """Pieces in front: `dim` moves on by 1."""
-        pieces: Tensor = tensor.unflatten(dim, (self.pieces, tensor.size(dim) // self.pieces))
-        return pieces.movedim(dim, 0)
+        """Segments in front: `dim` moves on by 1."""
+        segments: Tensor = tensor.unflatten(dim, (self.segments, tensor.size(dim) // self.segments))
+        return segments.movedim(dim, 0)
 
     def joined(self, tensor: Tensor, dim: int) -> Tensor:
         """Undoes `split`."""
@@ -79,8 +79,8 @@ def layout_of(op: str, group: dist.ProcessGroup, zigzag: bool) -> Layout:
     return Layout(ranks_of(op, group), 2 if zigzag else 1)
 
 
-class ScanPieces(NamedTuple):
-    """A scan of a rank's pieces of time, tensors with these in front."""
+class ScanSegments(NamedTuple):
+    """A scan of a rank's segments of time, tensors with these in front."""
 
     gamma_value: float
     dim: int
@@ -89,28 +89,28 @@ class ScanPieces(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The step that a piece begins with, in the direction of the scan."""
+        """The step that a segment begins with, in the direction of the scan."""
         return -1 if self.reverse else 0
 
     @property
     def last(self) -> int:
         return 0 if self.reverse else -1
 
-    def adjoint(self) -> ScanPieces:
+    def adjoint(self) -> ScanSegments:
         return self._replace(reverse=not self.reverse)
 
     def scan(
         self, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, shifted: bool = False
     ) -> Tensor:
-        """Every piece by itself."""
+        """Every segment by itself."""
         y: Tensor = _registry.scan(x, gamma, self.gamma_value, self.dim, self.reverse, shifted, initial, reset, None)
         return y
 
 
 def scan_of_slices(
-    x: Tensor, gamma: Tensor | None, call: ScanPieces, initial: Tensor | None, reset: Tensor | None
+    x: Tensor, gamma: Tensor | None, call: ScanSegments, initial: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(this rank's steps of the scan of all, what is carried into its pieces, (pieces, *rows), in x's dtype)."""
+    """(this rank's steps of the scan of all, what is carried into its segments, (segments, *rows), in x's dtype)."""
     totals, own = totals_of(x, gamma, call, reset, shifted=False, keep=True)
     first = totals.ends.new_zeros(()) if initial is None else initial.to(totals.ends.dtype)
     carry = _folded(totals, call, first)[0].to(x.dtype).contiguous()
@@ -121,7 +121,7 @@ def scan_of_slices(
 
 
 def shifted_scan_of_slices(
-    x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
+    x: Tensor, gamma: Tensor | None, call: ScanSegments, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(this rank's steps of the shifted scan of all, what comes out behind the last step)."""
     totals, own = totals_of(x, gamma, call, reset, shifted=True, keep=True)
@@ -133,9 +133,9 @@ def shifted_scan_of_slices(
 
 
 def carried_in_shifted(
-    x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None
+    x: Tensor, gamma: Tensor | None, call: ScanSegments, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every piece, what comes out
+    """Of a shifted scan, such as a scan's adjoint: (what is added to the first step of every segment, what comes out
     behind the last).
 
     A step hands on its y times its own gate.
@@ -144,13 +144,13 @@ def carried_in_shifted(
     return _carried_into(totals, x, call)
 
 
-def _carried_into(totals: Totals, x: Tensor, call: ScanPieces) -> tuple[Tensor, Tensor]:
+def _carried_into(totals: Totals, x: Tensor, call: ScanSegments) -> tuple[Tensor, Tensor]:
     into, behind = _folded(totals, call, totals.ends.new_zeros(()))
     return into.to(x.dtype), behind
 
 
-def _folded(totals: Totals, call: ScanPieces, first: Tensor) -> tuple[Tensor, Tensor]:
-    """(what is carried into this rank's pieces, what comes out behind the last of all), by one all-gather."""
+def _folded(totals: Totals, call: ScanSegments, first: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is carried into this rank's segments, what comes out behind the last of all), by one all-gather."""
     columns = [column for column in totals if column is not None]
     every = call.layout.ranks.gather(torch.stack(columns)).unbind(1)
     cuts = None if totals.cuts is None else every[2]
@@ -159,7 +159,7 @@ def _folded(totals: Totals, call: ScanPieces, first: Tensor) -> tuple[Tensor, Te
     return into.select(0, call.layout.ranks.rank), behind
 
 
-def with_carry(x: Tensor, call: ScanPieces, carry: Tensor) -> Tensor:
+def with_carry(x: Tensor, call: ScanSegments, carry: Tensor) -> Tensor:
     """x for a shifted scan into which `carry` comes."""
     x = x.clone()
     if x.size(call.dim):
@@ -170,7 +170,7 @@ def with_carry(x: Tensor, call: ScanPieces, carry: Tensor) -> Tensor:
 class _SequenceParallelScan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, call: ScanPieces
+        ctx: Any, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, call: ScanSegments
     ) -> Tensor:
         y, carry = scan_of_slices(x, gamma, call, initial, reset)
         ctx.call = call
@@ -181,7 +181,7 @@ class _SequenceParallelScan(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         check_not_differentiated_again(_OP)
         gamma, initial, reset, y, carry = ctx.saved_tensors
-        call: ScanPieces = ctx.call
+        call: ScanSegments = ctx.call
         need_x, need_gamma, need_initial, _, _ = ctx.needs_input_grad
         adjoint, conj = call.adjoint(), conjugate(gamma)
         grad = grad.contiguous()
@@ -234,7 +234,7 @@ def sequence_parallel_discounted_cumsum(
         initial: the y beyond the end where the scan of all ranks starts, the same on all of them.
         reset: bool, input's shape: where it is set, what is carried to that step is discarded.
         window: only None: a window would need its steps of the neighbor.
-        zigzag: rank r of P holds the pieces r and 2·P - 1 - r of 2·P, one behind the other and equally long, as
+        zigzag: rank r of P holds the segments r and 2·P - 1 - r of 2·P, one behind the other and equally long, as
             torch's context parallelism shares out attention.
 
     Returns:
@@ -263,7 +263,7 @@ def sequence_parallel_discounted_cumsum(
             fail(_OP, "input must have a dimension of time, got a 0-D tensor")
         if rates is not None and has_step_gates(rates, input.dim()) and rates.size(at) != input.size(at):
             fail(_OP, f"gamma must have this rank's {input.size(at)} steps at dim {at}, got {rates.size(at)}")
-        check_pieces(_OP, input, at, zigzag)
+        check_segments(_OP, input, at, zigzag)
 
     number = str(gamma) if rates is None else "a tensor"
     same = {"gamma": number, "dim": dim, "direction": direction, "zigzag": zigzag}
@@ -291,12 +291,12 @@ def scanned(
         rates = layout.split(rates.expand(x.shape), dim)
     y: Tensor = _SequenceParallelScan.apply(  # type: ignore[no-untyped-call]
         layout.split(x, dim), rates, initial, None if reset is None else layout.split(reset, dim),
-        ScanPieces(number, dim + 1, direction == "right", layout),
+        ScanSegments(number, dim + 1, direction == "right", layout),
     )  # fmt: skip
     return layout.joined(y, dim)
 
 
-def check_pieces(op: str, input: Tensor, dim: int, zigzag: bool) -> None:
+def check_segments(op: str, input: Tensor, dim: int, zigzag: bool) -> None:
     if zigzag and input.size(dim) % 2:
         fail(op, f"input must have an even number of steps with zigzag=True, got {input.size(dim)}")
 

@@ -20,7 +20,7 @@ from ...ops._common.triton import launchers_for
 from ...reference.scan import has_step_gates
 
 if TYPE_CHECKING:
-    from .discounted_cumsum import ScanPieces
+    from .discounted_cumsum import ScanSegments
 
 _LEAST_STEPS = 4096  # of a slice: below them a second scan is as fast
 _BLOCK_STEPS = 1024  # of the first block; each is twice as long as the one before
@@ -45,7 +45,7 @@ def is_eager(*tensors: Tensor) -> bool:
     return are_plain and not is_compiling() and torch._C._len_torch_dispatch_stack() == 0
 
 
-def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None) -> bool:
+def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanSegments, reset: Tensor | None) -> bool:
     """Whether x is scanned from 0 first and then the head of that mended, and not scanned once all is known."""
     steps = x.size(call.dim)
     if not is_eager(x) or x.dtype not in _WHOLE or steps < _LEAST_STEPS:
@@ -65,9 +65,9 @@ def may_be_mended(x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tens
 
 
 def mend_(
-    y: Tensor, gamma: Tensor | None, call: ScanPieces, carry: Tensor, reset: Tensor | None, shifted: bool
+    y: Tensor, gamma: Tensor | None, call: ScanSegments, carry: Tensor, reset: Tensor | None, shifted: bool
 ) -> None:
-    """Adds the part of `carry` (pieces, *rows), which a shifted scan begins with, to y, every piece's scan from 0."""
+    """Adds the part of `carry` (segments, *rows) that a shifted scan begins with, to y, each segment's scan from 0."""
     steps, dim, done = y.size(call.dim), call.dim, 0
     size, smallest = _BLOCK_STEPS, torch.finfo(y.dtype).smallest_normal
     if y.is_cuda:
@@ -87,7 +87,7 @@ def mend_(
 
 
 def _part_of_carry(
-    y: Tensor, gamma: Tensor | None, call: ScanPieces, carry: Tensor, reset: Tensor | None, shifted: bool, at: slice
+    y: Tensor, gamma: Tensor | None, call: ScanSegments, carry: Tensor, reset: Tensor | None, shifted: bool, at: slice
 ) -> tuple[Tensor, Tensor]:
     """(the carry's part in the steps `at`, what it is behind them)."""
     dim, count = call.dim, at.stop - at.start
@@ -113,7 +113,7 @@ def _part_of_carry(
     return part, behind.to(y.dtype)
 
 
-def _carry_on(y: Tensor, call: ScanPieces, carry: Tensor, steps: int) -> None:
+def _carry_on(y: Tensor, call: ScanSegments, carry: Tensor, steps: int) -> None:
     """What comes into the last `steps`, in the direction of the scan, goes on where it is not finite."""
     module = launchers_for(y, "scan.slices")
     assert module is not None  # `may_be_mended`

@@ -17,7 +17,7 @@ from ...reference.scan import ScanCall, has_step_gates
 from .head import is_eager, may_be_mended
 
 if TYPE_CHECKING:
-    from .discounted_cumsum import ScanPieces
+    from .discounted_cumsum import ScanSegments
 
 _TINY, _HUGE = 5e-324, torch.finfo(torch.float64).max
 _LEAST_STEPS = 1024  # of a slice: a block's of one row
@@ -25,19 +25,19 @@ _READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Totals(NamedTuple):
-    """Of every piece and row, (pieces, *rows), in float64 or complex128."""
+    """Of every segment and row, (segments, *rows), in float64 or complex128."""
 
     ends: Tensor
     products: Tensor
-    cuts: Tensor | None  # 1 where a reset cuts a piece
+    cuts: Tensor | None  # 1 where a reset cuts a segment
 
 
 def totals_of(
-    x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None, shifted: bool, keep: bool
+    x: Tensor, gamma: Tensor | None, call: ScanSegments, reset: Tensor | None, shifted: bool, keep: bool
 ) -> tuple[Totals, Tensor | None]:
     """(the totals of scans from 0, these scans where `keep` and head.py has what is carried into them added).
 
-    With `shifted` a piece hands on its last y times its last gate.
+    With `shifted` a segment hands on its last y times its last gate.
     """
     wide, dim = torch.promote_types(x.dtype, torch.float64), call.dim
     is_kept = keep and may_be_mended(x, gamma, call, reset)
@@ -60,7 +60,7 @@ def totals_of(
     return Totals(ends, products, cuts), own if is_kept else None
 
 
-def _kernels_for(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> ModuleType | None:
+def _kernels_for(x: Tensor, gamma: Tensor | None, call: ScanSegments) -> ModuleType | None:
     numbers = (x,) if gamma is None else (x, gamma)
     is_read = x.is_cuda and all(number.dtype in _READ for number in numbers)
     if not is_read or x.size(call.dim) < _LEAST_STEPS or not is_eager(*numbers):
@@ -68,7 +68,7 @@ def _kernels_for(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> ModuleTyp
     return launchers_for(x, "scan.totals")
 
 
-def _handed_on(last: Tensor, x: Tensor, gamma: Tensor | None, call: ScanPieces, reset: Tensor | None) -> Tensor:
+def _handed_on(last: Tensor, x: Tensor, gamma: Tensor | None, call: ScanSegments, reset: Tensor | None) -> Tensor:
     gate: Any = call.gamma_value
     if gamma is not None and has_step_gates(gamma, x.dim()):
         gate = gamma.expand(x.shape).select(call.dim, call.last)
@@ -82,8 +82,8 @@ def _rows(gamma: Tensor, x: Tensor, dim: int) -> Tensor:
     return gamma.expand(x.shape[:dim] + x.shape[dim + 1 :])
 
 
-def _products(x: Tensor, gamma: Tensor | None, call: ScanPieces) -> Tensor:
-    """Of all gates of a piece, in float64 or complex128.
+def _products(x: Tensor, gamma: Tensor | None, call: ScanSegments) -> Tensor:
+    """Of all gates of a segment, in float64 or complex128.
 
     One that leaves float64's range stays at its end, so that what a product of finite gates makes of 0 is 0, and of an
     infinity an infinity, as in the recurrence.

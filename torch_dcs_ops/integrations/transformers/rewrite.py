@@ -73,10 +73,10 @@ def _rewritten(
     factory = ast.parse(f"def factory({', '.join(names)}):\n  pass\n  return {definition.name}")
     factory.body[0].body[0] = definition  # type: ignore[attr-defined]
     source = ast.unparse(ast.fix_missing_locations(factory))
-    place = f"<fused_loss of {original.__module__}.{original.__qualname__}>"
-    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    filename = f"<fused_loss of {original.__module__}.{original.__qualname__}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     made: dict[str, Any] = {}
-    exec(compile(source, place, "exec"), original.__globals__, made)
+    exec(compile(source, filename, "exec"), original.__globals__, made)
     return made["factory"](*helpers, rewriter.parts), rewriter
 
 
