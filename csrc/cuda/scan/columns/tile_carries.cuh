@@ -229,12 +229,11 @@ struct TileCarries {
     if constexpr (kStep) running.gates = shuffle_up(folded.gates, 1, fan);
     running.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(folded.closed), 1, fan) != 0;
     if (lane == 0) running = identity<Wide>();
+    if (!exists) return;  // such lanes would read what those of the last column write
     each_part(column, [&](int item, const Segment<Wide>& segment) {
-      if (exists) {
-        shared.totals[item] = running.total;
-        shared.closed[item] = running.closed;
-        if constexpr (kStep) shared.gates[item] = running.gates;
-      }
+      shared.totals[item] = running.total;
+      shared.closed[item] = running.closed;
+      if constexpr (kStep) shared.gates[item] = running.gates;
       running = joined(running, segment);
     });
   }
