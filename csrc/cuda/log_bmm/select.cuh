@@ -186,10 +186,10 @@ __global__ void __launch_bounds__(kSelectThreads) merge_sample_kernel(SelectJob<
         const Acc target = quantile(job.uniforms[at], sum);
         Acc before;
         const int split = quantile_index(weight, 0, job.splits, target, before);
-        const Acc shift = parts[split].max;
         const int from = split * job.split_depth;
-        index = quantile_index([&](int k) { return fast_exp(terms.template at<Acc>(k) - shift); }, from,
-            min(job.depth, from + job.split_depth), (target - before) / scale(split), before);
+        // Beside the largest of all terms: what underflows there is not drawn, though its part might have it.
+        index = quantile_index([&](int k) { return fast_exp(terms.template at<Acc>(k) - max); }, from,
+            min(job.depth, from + job.split_depth), target - before, before);
       }
       if (threadIdx.x % 32 == 0) job.indices[at] = index;
     });

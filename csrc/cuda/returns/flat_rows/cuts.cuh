@@ -21,7 +21,9 @@ struct FlatLaneCuts {
   const FlatReturnsParams<T>& p;
   const Slice& slice;
   unsigned char* const here;
-  Acc* const last_values;  // behind the tile's rows
+  // Of the tile's rows, what is behind them and what they have of their own. A warp's lie one on from those of the warp
+  // before: both read the row that they share.
+  Acc* const last_values;
   FlatRow<Acc>* const own_rows;
   const int lane;
   int behind_row;        // of the step behind the lane's last one, in the tile
@@ -33,8 +35,8 @@ struct FlatLaneCuts {
       : p(of.p),
         slice(of),
         here(of.here),
-        last_values(reinterpret_cast<Acc*>(rows + p.values_at)),
-        own_rows(reinterpret_cast<FlatRow<Acc>*>(rows)),
+        last_values(reinterpret_cast<Acc*>(rows + p.values_at) + of.warp),
+        own_rows(reinterpret_cast<FlatRow<Acc>*>(rows) + of.warp),
         lane(of.lane) {}
 
   __device__ __forceinline__ bool has_own() const {

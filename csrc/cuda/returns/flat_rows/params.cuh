@@ -195,7 +195,7 @@ FlatReturnsParams<T> flat_returns_params(
   slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
-  params.values_at = has_row_rates(p) ? static_cast<int>(plan.rows * sizeof(FlatRow<Acc>)) : 0;
+  params.values_at = has_row_rates(p) ? static_cast<int>((plan.rows + plan.warps) * sizeof(FlatRow<Acc>)) : 0;
   params.bootstrap = static_cast<const T*>(p.bootstrap_value.data);
   params.bootstrap_strides = p.bootstrap_value.strides;
   params.gamma = p.gamma;

@@ -90,6 +90,9 @@ struct FlatReturnsSizes {
   }
   // Of what rows have of their own.
   int64_t row_bytes(const ReturnsProblem& p) const { return wide + (has_row_rates(p) ? 4 * wide : 0); }
+  int64_t tile_bytes(const ReturnsProblem& p, int64_t warps, int64_t rows) const {
+    return warps * warp_bytes(p) + (rows + warps) * row_bytes(p);
+  }
 };
 
 // Blocks of a row's cluster: as many as every device puts into one. With up to 16, rows that need more than 8 take 1.02
@@ -103,7 +106,7 @@ inline std::optional<FlatReturnsPlan> plan_clustered_returns(
   const auto plan_of = [&](int64_t warps) {
     const int64_t blocks = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
     return FlatReturnsPlan{sizes.vectors, static_cast<int>(warps), static_cast<int>(std::min<int64_t>(blocks, 1 << 20)),
-        1, p.rows() * blocks, warps * sizes.warp_bytes(p) + sizes.row_bytes(p), blocks};
+        1, p.rows() * blocks, sizes.tile_bytes(p, warps, 1), blocks};
   };
   for (const int warps : {4, 6, 8, flat_returns_warps(flat_form(p))}) {
     const FlatReturnsPlan plan = plan_of(warps);
@@ -119,8 +122,8 @@ inline std::optional<FlatReturnsPlan> plan_linked_returns(
     const ReturnsProblem& p, const FlatReturnsSizes& sizes, int64_t shared_bytes, int64_t warps, int fan_bits) {
   if (p.length > kLongestFlatRow) return std::nullopt;
   const int64_t row_tiles = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
-  FlatReturnsPlan plan{sizes.vectors, static_cast<int>(warps), 1, 1, p.rows() * row_tiles,
-      warps * sizes.warp_bytes(p) + sizes.row_bytes(p), row_tiles};
+  FlatReturnsPlan plan{
+      sizes.vectors, static_cast<int>(warps), 1, 1, p.rows() * row_tiles, sizes.tile_bytes(p, warps, 1), row_tiles};
   plan.fan_bits = fan_bits;
   plan.workspace_bytes = p.rows() * plan.row_segments() * kFlatSegmentBytes;
   if (plan.shared_bytes > shared_bytes || plan.tiles >= int64_t{1} << 31) return std::nullopt;
@@ -145,7 +148,7 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
       // Tiles that begin at whole vectors, where that takes few rows.
       const int64_t even = kFlatReturnsGrain / std::gcd(int64_t{kFlatReturnsGrain}, p.length);
       if (rows >= 4 * even) rows = rows / even * even;
-      const int64_t shared = warps * sizes.warp_bytes(p) + rows * sizes.row_bytes(p);
+      const int64_t shared = sizes.tile_bytes(p, warps, rows);
       if (shared > shared_bytes) break;
       const double lost = static_cast<double>(room) / static_cast<double>(rows * p.length) +
           0.03 * std::abs(warps - kFlatReturnsTileWarps);
