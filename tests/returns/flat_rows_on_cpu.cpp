@@ -158,8 +158,11 @@ FlatRollout draw(std::mt19937& random) {
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   if (c.links && random() % 2) c.terminated = c.truncated = false;
   constexpr double kLarge[] = {1.05, 1.3, -3.0, 1e30, INFINITY, NAN};
-  if (random() % 8 == 0) c.gamma_value = kLarge[random() % 6];
-  if (random() % 8 == 0) c.trace_value = kLarge[random() % 6];
+  // Not beside a step's discount of 0: a carry that has left double's range makes a NaN of it in order, but not in
+  // parts.
+  const bool has_steps = c.gamma == GammaKind::kStep || c.trace == GammaKind::kStep;
+  if (!has_steps && random() % 8 == 0) c.gamma_value = kLarge[random() % 6];
+  if (!has_steps && random() % 8 == 0) c.trace_value = kLarge[random() % 6];
   c.contiguous = true;
   if (random() % 6 == 0) make_short(c, random);
   c.aligned = random() % 4 != 0;
