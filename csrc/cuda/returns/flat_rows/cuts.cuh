@@ -46,27 +46,25 @@ struct FlatLaneCuts {
 
   // Rows.
 
-  // A row, and how many of its steps come before, of a step counted from the tile's first one.
+  // A row of the tile, and how many of its steps come before, of a step of the slice.
   struct Position {
     int row, done;
   };
   __device__ __forceinline__ Position position_of(int step) const {
-    const int length = static_cast<int>(p.length.divisor);
-    const uint32_t up = static_cast<uint32_t>(step + slice.tile.before + p.lift * length), row = p.length.of(up);
-    return {static_cast<int>(row) - p.lift, static_cast<int>(up) - static_cast<int>(row) * length};
+    const uint32_t up = slice.up_of(step), row = p.length.of(up);
+    return {static_cast<int>(row) - p.lift, static_cast<int>(up - row * p.length.divisor)};
   }
   __device__ __forceinline__ int clamped_row(int row) const { return max(0, min(row, p.tile_rows - 1)); }
   // The numbers of rows that end in the slice are there for its lanes; discounts of all that it has a part of.
   __device__ __forceinline__ void find_rows() {
-    const int first = slice.warp * Slice::kSteps - slice.tile.offset;
-    const Position position = position_of(first + lane * kOwn);
+    const Position position = position_of(lane * kOwn);
     const int until = static_cast<int>(p.length.divisor) - 1 - position.done;
     ends = (until < 32 ? p.row_ends << until : 0) & kOwnBits;
     behind_row = position.row + __popc(ends);
     const bool has_rates = kRows || (kAll && p.row_rates);
     if (!has_rates && !p.is_shifted) return;
-    const int begin = max(position_of(first).row, 0);
-    const int end = min(position_of(first + Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
+    const int begin = max(position_of(0).row, 0);
+    const int end = min(position_of(Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
     if (has_rates) {
       read_flat_rows<T>(p, own_rows, last_values, slice.tile.row, begin, end, kRows);
       return;

@@ -70,6 +70,12 @@ struct FlatSlice {
 
   __device__ __forceinline__ int64_t first() const { return tile.base + warp * kSteps; }
 
+  // A step of the slice, counted from the first one of the tile's first row, or of `lift` rows before it.
+  __device__ __forceinline__ uint32_t up_of(int step) const {
+    const int length = static_cast<int>(p.length.divisor);
+    return static_cast<uint32_t>(step + warp * kSteps - tile.offset + tile.before + p.lift * length);
+  }
+
   // Elements of an operand that there are.
   __device__ __forceinline__ int count_of(const FlatTensor& tensor) const {
     const int end = tile.offset + tile.steps,
@@ -81,22 +87,87 @@ struct FlatSlice {
     return DCS_HAS_BULK_COPIES ? p.operand_count : 32;
   }
   __device__ __forceinline__ void load(uint64_t* barrier) const {
-    bool in_parts = false;
+    bool in_parts = false, has_tail = false;
 #if DCS_HAS_BULK_COPIES
     if (lane < p.operand_count) {
       const FlatTensor& tensor = p.operands[lane];
-      const int count = count_of(tensor), bytes = count * tensor.bytes;
-      in_parts = !tensor.is_flat || bytes % 16 != 0;
-      mbarrier_arrive_expect_tx(barrier, in_parts ? 0 : bytes);
-      if (!in_parts && bytes > 0) bulk_load(here + tensor.slot, tensor.data + first() * tensor.bytes, bytes, barrier);
-      in_parts = in_parts && count > 0;
+      const int bytes = max(count_of(tensor), 0) * tensor.bytes, whole = tensor.is_flat ? bytes / 16 * 16 : 0;
+      mbarrier_arrive_expect_tx(barrier, whole);
+      if (whole > 0) bulk_load(here + tensor.slot, tensor.data + first() * tensor.bytes, whole, barrier);
+      in_parts = !tensor.is_flat && bytes > 0;
+      has_tail = tensor.is_flat && whole < bytes;
     }
 #else
     mbarrier_arrive(barrier);
     in_parts = lane < p.operand_count && count_of(p.operands[lane]) > 0;
 #endif
     const uint32_t others = __ballot_sync(0xffffffffu, in_parts);
-    if (others) load_parts(p, here, first(), count_of(p.operands[0]), others);
+    if constexpr (kVectors == 1 && DCS_HAS_BULK_COPIES) {
+      if (others)
+        load_elements(p, here, tile.row - p.lift, up_of(0), count_of(p.operands[0]), tile.left - warp * kSteps, others);
+    } else {
+      if (others) load_parts(p, here, first(), count_of(p.operands[0]), others);
+    }
+    if (__any_sync(0xffffffffu, has_tail)) load_tails();
+  }
+  // What is behind the last whole 16 bytes of the tensors, at once: four lanes for an operand, four bytes each.
+  __device__ __forceinline__ void load_tails() const {
+    static_assert(4 * kMostFlatOperands <= 32);
+    const int operand = lane / 4;
+    if (operand >= p.operand_count || !p.operands[operand].is_flat) return;
+    const FlatTensor& tensor = p.operands[operand];
+    const int bytes = max(count_of(tensor), 0) * tensor.bytes, begin = bytes / 16 * 16 + lane % 4 * 4;
+    const unsigned char* const from = reinterpret_cast<const unsigned char*>(tensor.data) + first() * tensor.bytes;
+    unsigned char* const to = here + tensor.slot;
+    if (begin + 4 <= bytes) {
+      *reinterpret_cast<uint32_t*>(to + begin) = *reinterpret_cast<const uint32_t*>(from + begin);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; ++i)
+        if (begin + i < bytes) to[begin + i] = from[begin + i];
+    }
+  }
+  // Operands of few elements, by the element: most of such a launch is a wait for its code, and this is a fifth of that
+  // of chunks. A lane has every 32nd, and those behind the slice; `row`: where rows are counted from; `up`: the slice's
+  // first step, from there.
+  static __device__ __noinline__ void load_elements(const FlatReturnsParams<T>& p, unsigned char* here, int64_t row,
+      uint32_t up, int count, int left, uint32_t others) {
+    using Acc = typename Types<T>::Acc;
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, T>;
+    constexpr int kCount = kOwn + 1;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int64_t offsets[kCount];
+    Strides known{-1, -1, -1};  // that the offsets are of: no tensor's
+#pragma unroll 1
+    for (; others; others &= others - 1) {
+      const FlatTensor& tensor = p.operands[__ffs(static_cast<int>(others)) - 1];
+      const int end = min(count + tensor.extra, left);
+      const Strides& strides = tensor.strides;
+      if (strides.outer != known.outer || strides.time != known.time || strides.inner != known.inner) {
+        known = strides;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const uint32_t step = up + static_cast<uint32_t>(lane + 32 * j), rows = p.length.of(step);
+          const RowIndex index(p.of_rows, row + rows);
+          offsets[j] = index.offset(strides) + (step - rows * p.length.divisor) * strides.time;
+        }
+      }
+      const auto copy = [&](auto element) {
+        using E = decltype(element);
+        const E* const from = reinterpret_cast<const E*>(tensor.data);
+        E* const to = reinterpret_cast<E*>(here + tensor.slot) + lane;
+        E values[kCount];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+          if (lane + 32 * j < end) values[j] = from[offsets[j]];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+          if (lane + 32 * j < end) to[32 * j] = values[j];
+      };
+      if (tensor.bytes == 1) copy(uint8_t{});
+      else if (sizeof(Acc) == sizeof(T) || tensor.bytes == sizeof(T)) copy(Bits{});
+      else copy(Acc{});
+    }
   }
   // Operands in chunks. Not inlined: most calls have none.
   static __device__ __noinline__ void load_parts(
@@ -126,10 +197,10 @@ struct FlatSlice {
     const int own = warp * kSteps, begin = max(tile.offset - own, 0), end = min(tile.offset + tile.steps - own, kSteps);
     if (begin >= end) return;
     const int whole_begin = min((begin + kVec - 1) / kVec * kVec, end), whole_end = max(end / kVec * kVec, whole_begin);
-    bool in_parts = begin % kVec != 0 || end % kVec != 0;
+    bool in_parts = false;
     if (lane < p.result_count) {
       const FlatTensor& tensor = p.results[lane];
-      in_parts = in_parts || !tensor.is_flat;
+      in_parts = !tensor.is_flat;
 #if DCS_HAS_BULK_COPIES
       if (tensor.is_flat && whole_end > whole_begin) {
         bulk_store(tensor.data + (first() + whole_begin) * sizeof(T), here + tensor.slot + whole_begin * sizeof(T),
@@ -138,13 +209,23 @@ struct FlatSlice {
       }
 #endif
     }
+    if (begin % kVec != 0 || end % kVec != 0) {
+      // Less than a vector at either end, of all results at once: some lanes for each.
+      static_assert(kVec * kMostFlatResults <= 32);
+      const int result = lane / kVec, at = lane % kVec;
+      if (result < p.result_count && p.results[result].is_flat) {
+        const FlatTensor& tensor = p.results[result];
+        const T* const from = reinterpret_cast<const T*>(here + tensor.slot);
+        T* const to = reinterpret_cast<T*>(tensor.data) + first();
+        if (begin + at < whole_begin) to[begin + at] = from[begin + at];
+        if (whole_end + at < end) to[whole_end + at] = from[whole_end + at];
+      }
+    }
     if (__any_sync(0xffffffffu, !DCS_HAS_BULK_COPIES || in_parts)) store_parts(p, here, first(), begin, end);
     if (lane < p.result_count) wait_for_stores_to_read();
   }
   static __device__ __noinline__ void store_parts(
       const FlatReturnsParams<T>& p, const unsigned char* here, int64_t first, int begin, int end) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int whole_begin = min((begin + kVec - 1) / kVec * kVec, end), whole_end = max(end / kVec * kVec, whole_begin);
 #pragma unroll 1
     for (int i = 0; i < p.result_count; ++i) {
       const FlatTensor& tensor = p.results[i];
@@ -155,10 +236,9 @@ struct FlatSlice {
             tensor.is_packed ? Strides{0, 1, 0} : tensor.strides, first + begin, end - begin);
         continue;
       }
-      if (begin + lane < whole_begin) to[first + begin + lane] = from[begin + lane];
-      if (whole_end + lane < end) to[first + whole_end + lane] = from[whole_end + lane];
 #if !DCS_HAS_BULK_COPIES
-      for (int at = whole_begin + lane * kVec; at < whole_end; at += 32 * kVec)
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      for (int at = (begin + kVec - 1) / kVec * kVec + lane * kVec; at + kVec <= end; at += 32 * kVec)
         *reinterpret_cast<uint4*>(to + first + at) = *reinterpret_cast<const uint4*>(from + at);
 #endif
     }

@@ -101,8 +101,7 @@ constexpr int kMostFlatReturnsCluster = 8;
 
 // A row in a cluster.
 inline std::optional<FlatReturnsPlan> plan_clustered_returns(
-    const ReturnsProblem& p, FlatReturnsSizes sizes, int64_t shared_bytes, int64_t cluster) {
-  sizes.vectors = flat_vectors(sizes.bytes);
+    const ReturnsProblem& p, const FlatReturnsSizes& sizes, int64_t shared_bytes, int64_t cluster) {
   const auto plan_of = [&](int64_t warps) {
     const int64_t blocks = ceil_div(p.length + kFlatReturnsGrain, warps * sizes.slice());
     return FlatReturnsPlan{sizes.vectors, static_cast<int>(warps), static_cast<int>(std::min<int64_t>(blocks, 1 << 20)),
@@ -128,6 +127,22 @@ inline std::optional<FlatReturnsPlan> plan_linked_returns(
   plan.workspace_bytes = p.rows() * plan.row_segments() * kFlatSegmentBytes;
   if (plan.shared_bytes > shared_bytes || plan.tiles >= int64_t{1} << 31) return std::nullopt;
   return plan;
+}
+
+// Rows of few elements that no block of lanes with one vector holds, and that are fewer than multiprocessors: all of a
+// row's tiles are a cluster, or, where clusters would leave half of the multiprocessors without a block, blocks that
+// are there at once look back for each other. Beside whole rows in blocks or clusters with all vectors a lane 300
+// random problems of up to 2e6 elements take 0.93 of the time, those of per-step discounts 0.79.
+constexpr int64_t kFewLinkedBlocks = 4;  // of a multiprocessor, at once
+
+inline std::optional<FlatReturnsPlan> share_few_rows(
+    const ReturnsProblem& p, FlatReturnsSizes sizes, int64_t multiprocessors, int64_t shared_bytes, int64_t cluster) {
+  sizes.vectors = 1;
+  if (2 * p.rows() * kMostFlatReturnsCluster < multiprocessors) {
+    const auto linked = plan_linked_returns(p, sizes, shared_bytes, kFlatReturnsLinkedWarps, kFlatReturnsFan);
+    if (linked && linked->tiles <= kFewLinkedBlocks * multiprocessors) return linked;
+  }
+  return plan_clustered_returns(p, sizes, shared_bytes, cluster);
 }
 
 // Tiles of as many whole rows as leave the fewest lanes without steps. Fewer than fill the GPU are shared out.
@@ -160,8 +175,12 @@ inline std::optional<FlatReturnsPlan> plan_flat_returns(
   };
   const bool are_few = has_one_vector(flat_form(p)) && count < kFewFlatWarps * multiprocessors * sizes.slice();
   if (are_few) consider(1);
+  if (best.rows == 0 && are_few && p.rows() < multiprocessors) {
+    if (const auto shared_out = share_few_rows(p, sizes, multiprocessors, shared_bytes, cluster)) return shared_out;
+  }
   if (best.rows == 0) consider(flat_vectors(bytes));
   if (best.rows == 0) {
+    sizes.vectors = flat_vectors(bytes);
     if (const auto clustered = plan_clustered_returns(p, sizes, shared_bytes, cluster)) return clustered;
     sizes.vectors = are_few ? 1 : flat_vectors(bytes);
     return plan_linked_returns(p, sizes, shared_bytes, kFlatReturnsLinkedWarps, kFlatReturnsFan);
