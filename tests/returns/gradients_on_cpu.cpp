@@ -99,9 +99,10 @@ class Trial {
     uint32_t launches = 7u << kMostCountedBits;
     const GradientTileParams<T> params(
         gradients, plan, words.data(), {2 * uint64_t{random()}, counts ? &launches : nullptr});
-    const auto kernel = params.call.is_plain ? gradients_tile_kernel<T, true> : gradients_tile_kernel<T, false>;
-    return emulation::launch(plan.tiles, kGradientTileThreads, params.memory.bytes, plan.tiles < 40 && random() % 2,
-        c.seed, [&] { kernel(params); });
+    return by_form(params.call.form, [&](auto form) {
+      return emulation::launch(plan.tiles, kGradientTileThreads, params.memory.bytes, plan.tiles < 40 && random() % 2,
+          c.seed, [&] { gradients_tile_kernel<T, decltype(form)::value>(params); });
+    });
   }
   bool run_kernels(Way way) {
     if (way >= Way::kTiles) return run_tiles(way == Way::kShortTiles);
@@ -113,9 +114,13 @@ class Trial {
     std::vector<char> workspace(static_cast<size_t>(memory.bytes), 77);
     const GradientsParams<T> params(gradients, memory, workspace.data());
     const int64_t threads = ceil_div(gradients.count(), kSlots);
-    if (memory.has_sources() && !launch(gradient_sources_kernel<T>, params, threads, kSlotThreads)) return false;
+    const bool has_run = !memory.has_sources() || by_form(params.form, [&](auto form) {
+      return launch(gradient_sources_kernel<T, decltype(form)::value>, params, threads, kSlotThreads);
+    });
+    if (!has_run) return false;
     run_scan(scan_of(gradients, memory, workspace.data()));
-    return launch(gradients_kernel<T>, params, threads, kSlotThreads);
+    return by_form(params.form_of_writes(),
+        [&](auto form) { return launch(gradients_kernel<T, decltype(form)::value>, params, threads, kSlotThreads); });
   }
 
   void describe() {

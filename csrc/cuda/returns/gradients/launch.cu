@@ -31,8 +31,11 @@ cudaError_t launch_gradient_sources(const ReturnsGradientsProblem& problem, cons
     char* workspace, const Device& device, cudaStream_t stream) {
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
-    return launch(gradient_sources_kernel<T>, GradientsParams<T>(problem, memory, workspace),
-        ceil_div(problem.count(), kSlots), kSlotThreads, device, stream);
+    const GradientsParams<T> params(problem, memory, workspace);
+    return by_form(params.form, [&](auto form) {
+      return launch(gradient_sources_kernel<T, decltype(form)::value>, params, ceil_div(problem.count(), kSlots),
+          kSlotThreads, device, stream);
+    });
   });
 }
 
@@ -40,8 +43,11 @@ cudaError_t launch_gradients(const ReturnsGradientsProblem& problem, const Gradi
     const Device& device, cudaStream_t stream) {
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
-    return launch(gradients_kernel<T>, GradientsParams<T>(problem, memory, workspace),
-        ceil_div(problem.count(), kSlots), kSlotThreads, device, stream);
+    const GradientsParams<T> params(problem, memory, workspace);
+    return by_form(params.form_of_writes(), [&](auto form) {
+      return launch(gradients_kernel<T, decltype(form)::value>, params, ceil_div(problem.count(), kSlots), kSlotThreads,
+          device, stream);
+    });
   });
 }
 
@@ -65,12 +71,14 @@ cudaError_t launch_gradient_tiles(const ReturnsGradientsProblem& problem, const 
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const GradientTileParams<T> params(problem, plan, workspace, tag);
-    const auto kernel = params.call.is_plain ? gradients_tile_kernel<T, true> : gradients_tile_kernel<T, false>;
     const int shared = params.memory.bytes;
-    const cudaError_t error = allow_shared(kernel, shared, device.shared_per_block);
-    if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, device.cluster > 1 && (plan.are_few || bytes == 0), plan.tiles,
-        kGradientTileThreads, shared, stream, params);
+    return by_form(params.call.form, [&](auto form) {
+      const auto kernel = gradients_tile_kernel<T, decltype(form)::value>;
+      const cudaError_t error = allow_shared(kernel, shared, device.shared_per_block);
+      if (error != cudaSuccess) return error;
+      return launch_dependent(kernel, device.cluster > 1 && (plan.are_few || bytes == 0), plan.tiles,
+          kGradientTileThreads, shared, stream, params);
+    });
   });
 }
 

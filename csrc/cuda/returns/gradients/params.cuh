@@ -1,11 +1,27 @@
 // What the kernels of gradients are called with.
 #pragma once
 
+#include <type_traits>
+
 #include "common/divisor.cuh"
 #include "dcs/returns/gradients_plan.h"
 #include "returns/step.cuh"
 
 namespace dcs {
+
+// Of a call: all that is given is dense and no discount is of rows; without ratios and discounts of steps, too; or
+// anything.
+enum class GradientsForm { kPlain, kDense, kAny };
+
+// visit(form), a type whose `value` it is.
+template <typename Visit>
+auto by_form(GradientsForm form, const Visit& visit) {
+  switch (form) {
+    case GradientsForm::kPlain: return visit(std::integral_constant<GradientsForm, GradientsForm::kPlain>());
+    case GradientsForm::kDense: return visit(std::integral_constant<GradientsForm, GradientsForm::kDense>());
+    default: return visit(std::integral_constant<GradientsForm, GradientsForm::kAny>());
+  }
+}
 
 // A tensor, null if it is not there. `dense`: its elements are in the order of GradientsShape.
 template <typename Element>
@@ -32,7 +48,9 @@ struct GradientsParams {
   GradientsOperand<T> rewards, values, next_values;
   T* bootstrap_value;
   Strides of_bootstrap, rows;
-  bool is_plain;  // all that is given is dense, discounts are numbers, and there are no ratios
+  GradientsForm form;
+  // Of the kernel that writes gradients: over a window there is one for anything.
+  GradientsForm form_of_writes() const { return is_n_step ? GradientsForm::kAny : form; }
   // For the scan, and of it.
   GradientsOperand<Acc> source, gates;
   double* row_gates = nullptr;
@@ -74,8 +92,12 @@ struct GradientsParams {
     };
     rates = number_rates<Acc>(beside_steps(gamma), beside_steps(trace));
     const auto are_dense = [](const auto&... operands) { return (... && (!operands.data || operands.dense)); };
-    is_plain = !row_rates && !step_rates && !rhos.data && !of_pg.data &&
-        are_dense(of_advantages, of_targets, ends, lacks_after, rewards, values, next_values);
+    const bool is_dense = !row_rates &&
+        are_dense(of_advantages, of_targets, of_pg, rhos, ends, lacks_after, step_gamma, step_trace, rewards, values,
+            next_values);
+    form = !is_dense                            ? GradientsForm::kAny
+        : step_rates || rhos.data || of_pg.data ? GradientsForm::kDense
+                                                : GradientsForm::kPlain;
   }
   GradientsParams(const ReturnsGradientsProblem& p, const GradientsMemory& memory, char* workspace)
       : GradientsParams(p) {

@@ -13,16 +13,17 @@ struct SlotRange {
   uint32_t read, begin, end;
 };
 
-// Their indices. Those out of range are read as the last one is. kPlain: `is_plain` of the call.
-template <typename T, bool kPlain = false>
+// Their indices. Those out of range are read as the last one is. Of what kind all of the call is: `kForm`.
+template <typename T, GradientsForm kForm = GradientsForm::kAny>
 struct Slots {
   using Acc = typename Types<T>::Acc;
+  static constexpr bool kDense = kForm != GradientsForm::kAny;
   struct Coordinates {
     uint32_t slow, mid, fast;
   };
   const GradientsParams<T>& params;
   uint32_t at[kSlots];
-  Coordinates of_slots[kPlain ? 1 : kSlots];  // else found where they are asked for: what is dense does not
+  Coordinates of_slots[kDense ? 1 : kSlots];  // else found where they are asked for: what is dense does not
   uint32_t there = 0, firsts = 0, lasts = 0;  // a bit a slot; of time
 
   __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given)
@@ -35,7 +36,7 @@ struct Slots {
       const uint32_t index = first + j * kSlotThreads;
       at[j] = index - range.read < range.end - range.read ? index : range.end - 1;
       const Coordinates coordinates = coordinates_at(at[j]);
-      if constexpr (!kPlain) of_slots[j] = coordinates;
+      if constexpr (!kDense) of_slots[j] = coordinates;
       const uint32_t time = params.shape.time_is_fast ? coordinates.fast : coordinates.mid;
       if (index - range.begin < range.end - range.begin) there |= 1u << j;
       if (time == 0) firsts |= 1u << j;
@@ -50,7 +51,7 @@ struct Slots {
     return {slow, line - slow * params.by_mid.divisor, index - line * params.by_fast.divisor};
   }
   __device__ __forceinline__ Coordinates coordinates_of(int j) const {
-    if constexpr (kPlain) return coordinates_at(at[j]);
+    if constexpr (kDense) return coordinates_at(at[j]);
     else return of_slots[j];
   }
   // The offset of a per-row value.
@@ -62,7 +63,7 @@ struct Slots {
   template <typename Element>
   __device__ __forceinline__ Element* address(const GradientsOperand<Element>& operand, int j, int later = 0) const {
     int64_t offset = at[j];
-    if (!kPlain && !operand.dense) {
+    if (!kDense && !operand.dense) {
       const Coordinates coordinates = coordinates_of(j);
       offset = coordinates.slow * operand.slow + coordinates.mid * operand.mid + coordinates.fast * operand.fast;
     }
@@ -104,16 +105,17 @@ struct SlotRates {
 };
 
 // `later` steps after the slot.
-template <typename T, bool kPlain>
+template <typename T, GradientsForm kForm>
 __device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(
-    const Slots<T, kPlain>& slots, int j, int later = 0) {
+    const Slots<T, kForm>& slots, int j, int later = 0) {
   using Acc = typename Types<T>::Acc;
   const GradientsParams<T>& params = slots.params;
   Rates<Acc> rates = params.rates;
-  if (!kPlain && params.row_rates)
+  if (kForm == GradientsForm::kAny && params.row_rates)
     rates = rates_of<Acc>(params.gamma, params.trace, slots.row(j, params.gamma.tensor.strides),
         slots.row(j, params.trace.tensor.strides));
-  if (kPlain || !params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
+  if (kForm == GradientsForm::kPlain || !params.step_rates)
+    return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
   const Acc gamma = params.step_gamma.data ? *slots.address(params.step_gamma, j, later) : rates.gamma,
             trace = params.step_trace.data ? *slots.address(params.step_trace, j, later) : rates.trace;
   return {gamma, gamma - gamma * trace, gamma * trace, 0.0};

@@ -7,9 +7,10 @@
 namespace dcs {
 
 // What is scanned, for `to`, and its gates, which that wants or not: of steps, of rows.
-template <typename T, bool kPlain, typename To>
-__device__ __forceinline__ void make_sources(const Slots<T, kPlain>& slots, const To& to) {
+template <typename T, GradientsForm kForm, typename To>
+__device__ __forceinline__ void make_sources(const Slots<T, kForm>& slots, const To& to) {
   using Acc = typename Types<T>::Acc;
+  constexpr bool kPlain = kForm == GradientsForm::kPlain;
   const GradientsParams<T>& params = slots.params;
   const bool has_ratios = params.rhos.data;
   T of_advantages[kSlots], of_targets[kSlots], rhos[kSlots];
@@ -35,13 +36,14 @@ __device__ __forceinline__ void make_sources(const Slots<T, kPlain>& slots, cons
     to.store_gates(
         [&](int j) { return rates_of(slots, j).product * ratio_of(has_ratios, cast<Acc>(rhos[j]), params.clip_c); });
   }
-  if (!kPlain && to.wants_row_gates()) to.store_row_gates([&](int j) { return rates_of(slots, j).gate; });
+  if (kForm == GradientsForm::kAny && to.wants_row_gates())
+    to.store_row_gates([&](int j) { return rates_of(slots, j).gate; });
 }
 
 // For a scan that is launched.
-template <typename T>
+template <typename T, GradientsForm kForm>
 struct SourcesInMemory {
-  const Slots<T>& slots;
+  const Slots<T, kForm>& slots;
   const GradientsParams<T>& params = slots.params;
 
   template <typename Value>
@@ -62,32 +64,32 @@ struct SourcesInMemory {
   }
 };
 
-template <typename T>
+template <typename T, GradientsForm kForm>
 __global__ void __launch_bounds__(kSlotThreads)
     gradient_sources_kernel(const __grid_constant__ GradientsParams<T> params) {
   overlap_launches();
-  const Slots<T> slots(params);
-  make_sources(slots, SourcesInMemory<T>{slots});
+  const Slots<T, kForm> slots(params);
+  make_sources(slots, SourcesInMemory<T, kForm>{slots});
 }
 
 // The gradients of a base, r + boot - v, and what is made of it; of slots `later` steps on.
-template <typename T, bool kPlain>
+template <typename T, GradientsForm kForm>
 struct BaseGradients {
   using Acc = typename Types<T>::Acc;
   const GradientsParams<T>& params;
-  const Slots<T, kPlain>& slots;
+  const Slots<T, kForm>& slots;
   const int later;
   Acc base[kSlots];
   bool there[kSlots];
 
   template <typename Scanned, typename Which>
   __device__ __forceinline__ BaseGradients(
-      const Slots<T, kPlain>& of, const Scanned& scanned, int at, const Which& which)
+      const Slots<T, kForm>& of, const Scanned& scanned, int at, const Which& which)
       : params(of.params), slots(of), later(at) {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) there[j] = which(j);
     scanned.read(base, later, which);
-    if constexpr (!kPlain) weigh(which);
+    if constexpr (kForm != GradientsForm::kPlain) weigh(which);
   }
   // By ratios.
   template <typename Which>
@@ -122,12 +124,12 @@ struct BaseGradients {
 };
 
 // All gradients, from what has been scanned. kNSteps: it may be over a window.
-template <bool kNSteps, typename T, bool kPlain, typename Scanned>
-__device__ __forceinline__ void write_gradients(const Slots<T, kPlain>& slots, const Scanned& scanned) {
+template <bool kNSteps, typename T, GradientsForm kForm, typename Scanned>
+__device__ __forceinline__ void write_gradients(const Slots<T, kForm>& slots, const Scanned& scanned) {
   using Acc = typename Types<T>::Acc;
   const GradientsParams<T>& params = slots.params;
   const auto all = [](int) { return true; };
-  const BaseGradients<T, kPlain> here(slots, scanned, 0, all);
+  const BaseGradients<T, kForm> here(slots, scanned, 0, all);
   slots.write(params.rewards, [&](int j) { return here.base[j]; });
   if (params.values.data) {
     Acc of_values[kSlots] = {};
@@ -140,7 +142,7 @@ __device__ __forceinline__ void write_gradients(const Slots<T, kPlain>& slots, c
     if (!params.has_next_values) {
       // A state is the next one of the step before.
       const auto has_one_before = [&](int j) { return !slots.is_first(j); };
-      const BaseGradients<T, kPlain> before(slots, scanned, -1, has_one_before);
+      const BaseGradients<T, kForm> before(slots, scanned, -1, has_one_before);
       Acc of_next[kSlots];
       before.of_next(of_next, [](int) { return false; });
 #pragma unroll
@@ -158,7 +160,7 @@ __device__ __forceinline__ void write_gradients(const Slots<T, kPlain>& slots, c
     const auto goes_on = [&](int j) { return !slots.is_last(j); };
     slots.read(params.ends, ends);
     slots.read(params.of_targets, of_targets, 1, goes_on);
-    const BaseGradients<T, kPlain> after(slots, scanned, 1, goes_on);
+    const BaseGradients<T, kForm> after(slots, scanned, 1, goes_on);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j)
       if (goes_on(j) && !ends[j]) of_next[j] += cast<Acc>(of_targets[j]) - after.base[j];
@@ -171,9 +173,9 @@ __device__ __forceinline__ void write_gradients(const Slots<T, kPlain>& slots, c
       params.bootstrap_value[slots.row(j, params.of_bootstrap)] = cast<T>(of_next[j]);
 }
 
-template <typename T>
+template <typename T, GradientsForm kForm>
 struct ScannedInMemory {
-  const Slots<T>& slots;
+  const Slots<T, kForm>& slots;
 
   template <typename Which>
   __device__ __forceinline__ void read(typename Types<T>::Acc (&to)[kSlots], int later, const Which& which) const {
@@ -181,11 +183,12 @@ struct ScannedInMemory {
   }
 };
 
-template <typename T>
+// Over a window in any form alone.
+template <typename T, GradientsForm kForm>
 __global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_constant__ GradientsParams<T> params) {
   overlap_launches();
-  const Slots<T> slots(params);
-  write_gradients<true>(slots, ScannedInMemory<T>{slots});
+  const Slots<T, kForm> slots(params);
+  write_gradients<kForm == GradientsForm::kAny>(slots, ScannedInMemory<T, kForm>{slots});
 }
 
 }  // namespace dcs

@@ -9,7 +9,7 @@
 
 namespace dcs {
 
-template <typename T, bool kPlain>
+template <typename T, GradientsForm kForm>
 struct GradientTile {
   using Acc = typename Types<T>::Acc;
 
@@ -43,7 +43,7 @@ struct GradientTile {
     const SlotRange range{tile == 0 ? 0 : first(), begin(), end()};
 #pragma unroll 1
     for (int base = 0; base < params.slots; base += kSlotThreads * kSlots)
-      visit(Slots<T, kPlain>(call, first() + static_cast<uint32_t>(base) + threadIdx.x, range), base);
+      visit(Slots<T, kForm>(call, first() + static_cast<uint32_t>(base) + threadIdx.x, range), base);
   }
   // A thread's slot of `base`, in shared memory.
   __device__ __forceinline__ int slot_index(int base, int j) const {
@@ -91,7 +91,7 @@ struct GradientTile {
   };
 
   __device__ __forceinline__ void make_all_sources() const {
-    each([&](const Slots<T, kPlain>& slots, int base) {
+    each([&](const Slots<T, kForm>& slots, int base) {
       if (call.ends.data) {
         bool ends[kSlots];
         slots.read(call.ends, ends);
@@ -103,7 +103,7 @@ struct GradientTile {
     });
   }
   __device__ __forceinline__ void write_all_gradients() const {
-    each([&](const Slots<T, kPlain>& slots, int base) { write_gradients<false>(slots, Scanned{*this, base}); });
+    each([&](const Slots<T, kForm>& slots, int base) { write_gradients<false>(slots, Scanned{*this, base}); });
   }
 
   // The tile with the first step of the row that this one begins within.
@@ -114,19 +114,19 @@ struct GradientTile {
 };
 
 // A thread's run of steps, between the stages.
-template <typename T, bool kPlain>
+template <typename T, GradientsForm kForm>
 struct GradientRun {
   using Acc = typename Types<T>::Acc;
   static constexpr int kRun = kGradientRun;
 
-  const GradientTile<T, kPlain>& tile;
+  const GradientTile<T, kForm>& tile;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   int part;
   bool works;
   int slot;           // of the first step
   uint32_t cuts = 0;  // bit i: nothing is carried to step i
 
-  __device__ __forceinline__ explicit GradientRun(const GradientTile<T, kPlain>& of) : tile(of) {
+  __device__ __forceinline__ explicit GradientRun(const GradientTile<T, kForm>& of) : tile(of) {
     const int thread = static_cast<int>(threadIdx.x);
     works = thread < tile.plan.parts;
     // A thread without steps takes those of another.
@@ -134,7 +134,7 @@ struct GradientRun {
     slot = tile.plan.before + kRun * part;
     find_cuts();
   }
-  __device__ __forceinline__ bool has_gates() const { return !kPlain && tile.params.has_gates; }
+  __device__ __forceinline__ bool has_gates() const { return kForm != GradientsForm::kPlain && tile.params.has_gates; }
   // In shared memory, of a step or of the one before it.
   __device__ __forceinline__ int slot_of(int i, int later = 0) const { return max(slot + i + later, 0); }
   __device__ __forceinline__ int offset(int i, int later = 0) const { return padded_slot(slot_of(i, later)); }
@@ -164,7 +164,7 @@ struct GradientRun {
       if constexpr (kGates) {
         next = plain_step(x, tile.gates()[offset(i, -1)], y);
       } else {
-        if (!kPlain && tile.call.row_rates) gate = tile.row_gates()[offset(i)];
+        if (kForm == GradientsForm::kAny && tile.call.row_rates) gate = tile.row_gates()[offset(i)];
         next = gate.step(x, y);
       }
       y = cuts >> i & 1 ? x : next;
@@ -186,7 +186,7 @@ struct GradientRun {
   __device__ __forceinline__ double product() const {
     if (!has_gates()) {
       double gate = tile.call.rates.carried;
-      if (!kPlain && tile.call.row_rates) gate = whole_gate(tile.row_gates()[offset(0)]);
+      if (kForm == GradientsForm::kAny && tile.call.row_rates) gate = whole_gate(tile.row_gates()[offset(0)]);
       return power_of<kRun>(gate);
     }
     const Acc* const gates = tile.gates();
@@ -245,7 +245,7 @@ struct GradientRun {
   }
 };
 
-template <typename T, bool kPlain>
+template <typename T, GradientsForm kForm>
 __global__ void __launch_bounds__(kGradientTileThreads, sizeof(T) > 4 ? 2 : 4)
     gradients_tile_kernel(const __grid_constant__ GradientTileParams<T> params) {
   static_assert(kGradientTileThreads == kSlotThreads);
@@ -253,10 +253,10 @@ __global__ void __launch_bounds__(kGradientTileThreads, sizeof(T) > 4 ? 2 : 4)
   __shared__ uint64_t tag;
   overlap_launches();
   if (params.plan.before && threadIdx.x == 0) tag = tag_of_launch(params.tag);
-  const GradientTile<T, kPlain> tile{params, gradients_shared};
+  const GradientTile<T, kForm> tile{params, gradients_shared};
   tile.make_all_sources();
   __syncthreads();
-  GradientRun<T, kPlain>(tile).run(tag);
+  GradientRun<T, kForm>(tile).run(tag);
   __syncthreads();
   tile.write_all_gradients();
 }
