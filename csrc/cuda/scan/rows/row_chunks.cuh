@@ -1,6 +1,7 @@
-// Rows that are not one flat sequence, between global and shared memory: in chunks of 16 bytes that are aligned in
-// global memory, whatever the rows' pitch and alignment. That their elements lie elsewhere in shared memory is left to
-// narrow copies, reads and writes there. What a chunk has of no row, or of another one, is neither kept nor written.
+// Rows that are not one flat sequence, between global and shared memory. A part of one row comes in words that are
+// whole in shared memory. Parts of several come, and all go, in chunks of 16 bytes that are aligned in global memory,
+// whatever the rows' pitch and alignment. That their elements lie elsewhere in shared memory is left to narrow copies,
+// reads and writes there. What a chunk has of no row, or of another one, is neither kept nor written.
 #pragma once
 
 #include <cstring>
@@ -249,12 +250,57 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
   }
 }
 
+// Elements that one row has, in words that are whole in shared memory: neighboring lanes take neighboring ones. Those
+// of memory are as well aligned, or each is made of two.
+template <typename E>
+__device__ __forceinline__ void load_part_of_row(E* to, const E* from, int count) {
+  constexpr int kWord = sizeof(E) > 4 ? 8 : 4, kSize = static_cast<int>(sizeof(E));
+  const int lane = threadIdx.x % 32, bytes = count * kSize;
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const char* const source = reinterpret_cast<const char*>(from);
+  char* const words = reinterpret_cast<char*>(to);
+  int done;  // bytes
+  if (address % 16 == 0) {
+    done = bytes / 16 * 16;
+    for (int at = 16 * lane; at < done; at += 16 * 32) copy_async<16>(words + at, source + at, 16);
+  } else if (kSize >= 4 || address % 4 == 0) {
+    done = bytes / kWord * kWord;
+    for (int at = kWord * lane; at < done; at += kWord * 32) copy_async<kWord>(words + at, source + at, kWord);
+  } else {
+    constexpr int kTogether = 4;
+    const int early = static_cast<int>(address % 4);
+    const uint32_t* const pairs = reinterpret_cast<const uint32_t*>(source - early);
+    const int count_of_words = max((bytes + early) / 4 - 1, 0);
+    done = 4 * count_of_words;
+#pragma unroll 1
+    for (int first = lane; first < count_of_words; first += 32 * kTogether) {
+      uint32_t low[kTogether], high[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int word = first + 32 * j;
+        if (word < count_of_words) low[j] = pairs[word], high[j] = pairs[word + 1];
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int word = first + 32 * j;
+        if (word < count_of_words) reinterpret_cast<uint32_t*>(to)[word] = __funnelshift_r(low[j], high[j], 8 * early);
+      }
+    }
+  }
+  for (int element = done / kSize + lane; element < count; element += 32) to[element] = from[element];
+}
+
 // Elements [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`:
 // half-precision chunks that are waited for at a time.
 template <int kTogether, typename E>
 __device__ __forceinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
   if (strides.time != 1) return load_elements(to, from, ElementCursor(p, strides, begin), count);
+  const FlatPosition position = whole_rows(p, begin);
+  if (position.done + count <= p.problem.length) {
+    load_part_of_row(to, from + (RowIndex(p, position.row).offset(strides) + position.done), count);
+    return;
+  }
   const RowChunks<const E> chunks(p, from, strides, begin, count);
   if constexpr (sizeof(E) < 4)
     load_narrow_chunks<sizeof(E) == 1 ? 1 : kTogether>(to, chunks, Edges(p.problem, from, strides));
