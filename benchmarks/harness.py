@@ -268,7 +268,8 @@ class CudaTimer:
 
 def print_rows(rows: list[Row], skipped: list[Skipped]) -> None:
     """One line a row; "below" marks a fraction that misses its target."""
-    header = f"{'case':<22}{'dtype':<10}{'what':<34}{'ms':>11}{'floor ms':>11}{'fraction':>10}{'target':>8}"
+    width = max([21, *(len(row.case) for row in rows)]) + 1
+    header = f"{'case':<{width}}{'dtype':<10}{'what':<34}{'ms':>11}{'floor ms':>11}{'fraction':>10}{'target':>8}"
     print(header)
     print("-" * len(header))
     case = ""
@@ -283,7 +284,7 @@ def print_rows(rows: list[Row], skipped: list[Skipped]) -> None:
         note = "  below" if below else ""
         note += f"  {row.note}" if row.note else ""
         print(
-            f"{row.case:<22}{row.dtype:<10}{row.name:<34}{row.milliseconds:>11.4f}{floor:>11}{fraction:>10}{target:>8}{note}"
+            f"{row.case:<{width}}{row.dtype:<10}{row.name:<34}{row.milliseconds:>11.4f}{floor:>11}{fraction:>10}{target:>8}{note}"
         )
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for skip in skipped:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from harness import Deadline, Row, Skipped, environment, print_rows, report, write
 
-SUITES = ("scan", "softmax", "gae", "returns", "lce", "log_bmm")
+SUITES = ("scan", "softmax", "gae", "returns", "linear_cross_entropy", "log_bmm")
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     if options.device in ("auto", "cpu"):
-        from linear_cross_entropy import cpu as lce_cpu
+        from linear_cross_entropy import cpu as loss_cpu
         from log_bmm import cpu as log_bmm_cpu
         from returns import cpu as returns_cpu
         from scan import cpu as scan_cpu
@@ -65,7 +65,7 @@ def main() -> int:
         print(f"CPU: {facts['cpu']}, {options.threads} threads, torch {facts['torch']}")
         for on_cpu, title in (
             (scan_cpu, "scans; floor = torch.cumsum"),
-            (lce_cpu, "linear_cross_entropy; floor = F.linear and F.cross_entropy"),
+            (loss_cpu, "linear_cross_entropy; floor = F.linear and F.cross_entropy"),
             (returns_cpu, "returns; floor = a Python loop of generalized advantage estimation"),
             (log_bmm_cpu, "log_bmm; floor = torch.logsumexp of all terms"),
         ):
@@ -75,7 +75,7 @@ def main() -> int:
             rows += part[0]
             skipped += part[1]
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
-        from linear_cross_entropy import cuda as lce_cuda
+        from linear_cross_entropy import cuda as loss_cuda
         from log_bmm import cuda as log_bmm_cuda
         from returns import cuda as returns_cuda
         from returns import gae_compiled as gae_cuda
@@ -83,15 +83,15 @@ def main() -> int:
         from softmax import cuda as softmax_cuda
 
         print(f"GPU: {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}")
-        for suite, title in (
-            (scan_cuda, "scans; floor = the same traffic as a copy"),
-            (softmax_cuda, "softmax; floor = the same traffic as a copy"),
-            (gae_cuda, "generalized advantage estimation, compiled; floor = its traffic as a copy"),
-            (returns_cuda, "returns, eager and compiled; floor = a copy of the same bytes"),
-            (lce_cuda, "linear_cross_entropy; floor = the GEMMs alone: one forward, three with the backward"),
-            (log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
+        for name, suite, title in (
+            ("scan", scan_cuda, "scans; floor = the same traffic as a copy"),
+            ("softmax", softmax_cuda, "softmax; floor = the same traffic as a copy"),
+            ("gae", gae_cuda, "generalized advantage estimation, compiled; floor = its traffic as a copy"),
+            ("returns", returns_cuda, "returns, eager and compiled; floor = a copy of the same bytes"),
+            ("linear_cross_entropy", loss_cuda, "linear_cross_entropy; floor = bare GEMMs: one, three with gradients"),
+            ("log_bmm", log_bmm_cuda, "log_bmm in float32; floor = the unsafe product of exponentials"),
         ):
-            if suites and suite.__name__.removesuffix("_cuda") not in suites:
+            if suites and name not in suites:
                 continue
             part = suite.run(Deadline(options.budget), keep, skip, options.cell_seconds)
             print(title)

@@ -28,7 +28,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"lce {self.rows}x{self.features}x{self.classes}"
+        return f"linear_cross_entropy {self.rows}x{self.features}x{self.classes}"
 
 
 CASES = (

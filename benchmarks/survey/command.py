@@ -123,7 +123,7 @@ def run(
 ) -> tuple[list[Row], list[Skipped]]:
     if settings.device == "cuda":
         is_triton = os.environ.get("TORCH_DCS_KERNELS") == "triton"
-        peer = {"lce"} if settings.peers else set()
+        peer = {"linear_cross_entropy"} if settings.peers else set()
         everything = settings.compiled or is_triton
         compile_ahead([p for p in problems if everything or p.family in peer], settings, workers, deadline.left / 2)
     clock = Clock(settings.device)

@@ -59,11 +59,11 @@ class Problem:
     @property
     def elements(self) -> int:
         """Of the input; of the logits; of the terms of a product."""
-        return math.prod(self.shape) if self.family != "lce" else self.shape[0] * self.shape[2]
+        return math.prod(self.shape) if self.family != "linear_cross_entropy" else self.shape[0] * self.shape[2]
 
     @property
     def layout(self) -> str:
-        if self.family == "lce" or self.family in PRODUCTS:
+        if self.family == "linear_cross_entropy" or self.family in PRODUCTS:
             return "matrices"
         place = "last" if self.dim == len(self.shape) - 1 else "first" if self.dim == 0 else "middle"
         return place + (", padded" if self.padding else "")
@@ -206,8 +206,8 @@ def _product(random: Random, limits: Limits) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Callable[[Random, Limits], dict[str, Any]]] = {
-    "scan": _scan, "cumsum": _cumsum, "returns": _returns, "softmax": _softmax, "log_softmax": _softmax, "lce": _loss,
-    **dict.fromkeys(PRODUCTS, _product),
+    "scan": _scan, "cumsum": _cumsum, "returns": _returns, "softmax": _softmax, "log_softmax": _softmax,
+    "linear_cross_entropy": _loss, **dict.fromkeys(PRODUCTS, _product),
 }  # fmt: skip
 FORWARD_ONLY = ("max_bmm", "sample_bmm")
 

@@ -52,7 +52,7 @@ class Clock:
 
 def ready(problem: Problem, settings: Settings, skipped: list[Skipped]) -> tuple[dict[str, Function], str, int] | None:
     """The functions after a first call each, the name of the floor and how many times it counts."""
-    if settings.compiled or (problem.family == "lce" and settings.device == "cuda"):
+    if settings.compiled or (problem.family == "linear_cross_entropy" and settings.device == "cuda"):
         torch._dynamo.reset()
     calls: dict[str, Function] = {}
 
@@ -97,7 +97,7 @@ def measure(problem: Problem, settings: Settings, clock: Clock) -> tuple[list[Ro
     if made is None:
         return [], skipped
     calls, floor_name, floor_calls = made
-    is_small = problem.family != "lce" and problem.elements <= GRAPH_ELEMENTS
+    is_small = problem.family != "linear_cross_entropy" and problem.elements <= GRAPH_ELEMENTS
     try:
         timings, replayed = clock.medians(calls, is_small)
     except Exception as error:

@@ -71,7 +71,7 @@ def _row(name: str, group: Sequence[Cell]) -> str:
     slower = f"{sum(ratio > SLOWER for ratio in beside) / len(beside):8.0%} of {len(beside):<4}" if beside else ""
     return (
         f"{name:<54}{len(group):>6}{statistics.geometric_mean(fractions):>9.3f}{tenth_percentile(fractions):>9.3f}"
-        f"{f'{worst.fraction:.3f}' if worst else '-':>14} {worst.problem.name if worst else '':<17}{slower}"
+        f"{f'{worst.fraction:.3f}' if worst else '-':>14} {worst.problem.name if worst else '':<24}{slower}"
     )
 
 
@@ -79,7 +79,7 @@ def print_table(title: str, found: Sequence[Cell], key: Callable[[Cell], str]) -
     groups: dict[str, list[Cell]] = {}
     for cell in found:
         groups.setdefault(f"{cell.problem.family}, {key(cell)}, {cell.problem.work}", []).append(cell)
-    header = f"{title:<54}{'count':>6}{'geomean':>9}{'10th %':>9}{'worst, large':>14}{'':<18}{'slower':>8} than torch"
+    header = f"{title:<54}{'count':>6}{'geomean':>9}{'10th %':>9}{'worst, large':>14}{'':<25}{'slower':>8} than torch"
     print(f"\n{header}\n{'-' * len(header)}")
     for name in sorted(groups):
         print(_row(name, groups[name]))
@@ -89,7 +89,7 @@ def print_report(record: Mapping[str, Any], repeat: str) -> None:
     """`repeat` is the command that, with --only and a problem's name, measures it again."""
     found = cells(record)
     if found:
-        print("\nfractions of the floor: a copy of the same bytes; for lce bare GEMMs, for products the unsafe one;")
+        print("\nfractions of the floor: a copy of the same bytes; of losses bare GEMMs, of products the unsafe one;")
         print(f"worst, large: of more than {LARGE} elements; slower than torch: by more than {SLOWER - 1:.0%}")
         print_table("family, kind", found, lambda cell: cell.problem.kind)
         print_table("family, layout of the dimension", found, lambda cell: cell.problem.layout)

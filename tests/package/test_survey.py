@@ -92,7 +92,7 @@ def test_returns_losses_and_products(draw: ModuleType) -> None:
     assert {problem.kind for problem in returns} == set(draw.RETURNS)
     assert {problem.options["bootstrap"] for problem in returns} == {"next_values", "bootstrap_value"}
     assert {problem.options["truncated"] for problem in returns} == {True, False}
-    losses = drawn(draw, "lce")
+    losses = drawn(draw, "linear_cross_entropy")
     assert {50_257, 151_936} <= {problem.shape[2] for problem in losses}
     assert {problem.kind for problem in losses} == {"odd classes", "even classes"}
     limit = draw.LIMITS["cuda"].operations

@@ -1,5 +1,5 @@
 """Small scans that between them launch every CUDA kernel that scans; those whose blocks or warps wait for each other in
-each of their forms, long enough that their places in shared memory are used again. For tools under which the whole
+each of their forms, long enough that their slots in shared memory are used again. For tools under which the whole
 suite would take hours.
 
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=3dcs python tests/scan/cuda_cases.py [KERNEL ...]

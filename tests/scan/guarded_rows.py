@@ -24,8 +24,8 @@ def guarded(values: Tensor, at_end: bool) -> Tensor:
     area = mmap.mmap(-1, inner + 2 * PAGE)
     kept.append(area)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    for place in (address, address + PAGE + inner):
-        assert libc.mprotect(ctypes.c_void_p(place), PAGE, 0) == 0
+    for page in (address, address + PAGE + inner):
+        assert libc.mprotect(ctypes.c_void_p(page), PAGE, 0) == 0
     offset = PAGE + (inner - size if at_end else 0)
     flat = torch.frombuffer(area, dtype=values.dtype, count=values.numel(), offset=offset)
     return flat.view(values.shape).copy_(values)

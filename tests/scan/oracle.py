@@ -64,15 +64,15 @@ def oracle(
     length = values.size(-1)
     output = torch.empty_like(values)
     order = list(range(length))[:: -1 if direction == "right" else 1]
-    for place, t in enumerate(order):
+    for index, t in enumerate(order):
         # The carry at t, built from as far back as the window reaches: one multiplication and one addition a step.
-        reach = place if window is None else min(place, window - 1)
-        with_initial = start is not None and reach == place and (window is None or window - 1 > place)
-        if window is None and place:
-            carry = output[..., order[place - 1]]
+        reach = index if window is None else min(index, window - 1)
+        with_initial = start is not None and reach == index and (window is None or window - 1 > index)
+        if window is None and index:
+            carry = output[..., order[index - 1]]
         else:
             carry = start if with_initial else None
-            for s in order[place - reach : place]:
+            for s in order[index - reach : index]:
                 carry = _step(values, gates, cuts, s, carry)
         output[..., t] = _step(values, gates, cuts, t, carry)
     return output.movedim(-1, dim)
@@ -103,10 +103,10 @@ def differentiable_oracle(
     is_step = isinstance(gamma, Tensor) and gamma.dim() == input.dim()
     gates = gamma.expand(input.shape).movedim(dim, -1) if is_step else gamma  # type: ignore[union-attr]
     output: list[Any] = [None] * length
-    for place, t in enumerate(order):
+    for index, t in enumerate(order):
         total, weight, cut = values[..., t], 1.0, None
         for distance in range(1, reach):
-            back = place - distance
+            back = index - distance
             if back < -1 or (back == -1 and initial is None):
                 break
             link = order[back + 1]

@@ -94,20 +94,20 @@ def test_the_kernel_is_taken() -> None:
 def test_special_values(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> None:
     """From where a row has it on, all is infinite, with the signs of gamma's powers, or a NaN; nothing else is."""
     length = shape[1]
-    places = (0, 7, 1791, 1792, 2047, 32_767, 32_768, length // 2, length - 3, length - 1)
+    firsts = (0, 7, 1791, 1792, 2047, 32_767, 32_768, length // 2, length - 3, length - 1)
     step = torch.arange(length, device="cuda") if direction == "left" else torch.arange(length, device="cuda").flip(0)
     for value in (float("inf"), float("-inf"), float("nan")):
         x = torch.randn(shape, device="cuda").to(dtype)
-        for row, at in enumerate(places):
+        for row, at in enumerate(firsts):
             x[row, step == at] = value
         for gamma in (0.99, 0.5, -0.9, 1.0, 1e-20, -1e-4):
             y = discounted_cumsum(x, gamma, direction=direction)
-            for row, at in enumerate(places):
+            for row, at in enumerate(firsts):
                 signs = torch.where((step - at) % 2 == 1, math.copysign(1.0, gamma), 1.0)
                 expected = torch.where(step < at, 0.0, value * signs)
                 got = torch.where(y[row].isfinite(), 0.0, y[row].float())
                 torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
-            assert y[len(places) :].isfinite().all()
+            assert y[len(firsts) :].isfinite().all()
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])

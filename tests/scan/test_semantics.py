@@ -203,13 +203,13 @@ def test_chunks_stream_through_initial(device: str, kind: str, direction: str) -
     gamma = make_gamma(kind, shape, 1, torch.float64, device)
     whole = discounted_cumsum(x, gamma, reset=reset, direction=direction)
     starts = list(range(0, shape[1], chunk))
-    carry, pieces = None, {}
+    carry, segments = None, {}
     for start in reversed(starts) if direction == "right" else starts:
         part = slice(start, start + chunk)
         rates = gamma[:, part] if kind == "step" else gamma
-        pieces[start] = discounted_cumsum(x[:, part], rates, reset=reset[:, part], initial=carry, direction=direction)
-        carry = pieces[start][:, 0 if direction == "right" else -1]
-    torch.testing.assert_close(torch.cat([pieces[s] for s in starts], 1), whole, rtol=1e-13, atol=1e-13)
+        segments[start] = discounted_cumsum(x[:, part], rates, reset=reset[:, part], initial=carry, direction=direction)
+        carry = segments[start][:, 0 if direction == "right" else -1]
+    torch.testing.assert_close(torch.cat([segments[s] for s in starts], 1), whole, rtol=1e-13, atol=1e-13)
 
 
 def test_left_and_right_mirror_each_other(device: str) -> None:

@@ -237,8 +237,8 @@ def test_what_is_not_finite(kernels: Any, number: int) -> None:
     for shape, dim, cut, shifted in (((1, 144), 1, None, False), ((144, 2), 0, None, True), ((1, 144), 1, 120, True)):
         case = Case(shape, dim, gates="step")
         assert case.gamma is not None
-        for tensor, places in ((case.x, steps), (case.gamma, put)):
-            for at, value in places.items():
+        for tensor, values in ((case.x, steps), (case.gamma, put)):
+            for at, value in values.items():
                 tensor.movedim(dim, 0)[steps_at(at), ..., 0 if dim else slice(None)] = value
         if cut is not None:
             case.reset = torch.zeros(shape, dtype=torch.bool)

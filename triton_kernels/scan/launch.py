@@ -40,7 +40,7 @@ FEW_WARPS = 2112
 MOST_WORDS, GROUPS, GROUP_TILES = 2048, 6, (16, 32, 256)
 # Rows up to this length look back by half tiles.
 LONGEST_SMALL_TILES = 1 << 22
-# Columns of at least so many steps are held by programs; of longer ones so many at a time, at least and at most.
+# Columns of at least so many steps are resident in programs; of longer ones so many at a time, at least and at most.
 COLUMN_STEPS = (64, 128, 1024)
 COLUMN_VALUES = 1 << 22
 

@@ -18,7 +18,7 @@ constexpr int64_t kLeastHuge = 4 * kHugePage;
 inline void advise_huge_pages(
     const void* result, const Strides& strides, int64_t outer, int64_t length, int64_t inner, int64_t element_bytes) {
   const int64_t elements = outer * length * inner, bytes = elements * element_bytes;
-  const int64_t extent = (outer - 1) * strides.outer + (length - 1) * strides.time + (inner - 1) * strides.inner + 1;
+  const int64_t extent = strides.at(outer - 1, length - 1, inner - 1) + 1;
   if (bytes < kLeastHuge || extent != elements) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(result);
   const uintptr_t from = (begin + kHugePage - 1) / kHugePage * kHugePage, to = (begin + bytes) / kHugePage * kHugePage;

@@ -16,14 +16,12 @@ constexpr int64_t kLine = kReturnsColumns;
 
 template <typename T>
 DCS_INLINE const T* at(const ReturnsInput& input, int64_t outer, int64_t time, int64_t inner) {
-  return static_cast<const T*>(input.data) +
-      (outer * input.strides.outer + time * input.strides.time + inner * input.strides.inner);
+  return static_cast<const T*>(input.data) + input.strides.at(outer, time, inner);
 }
 
 template <typename T>
 DCS_INLINE T* at(const ReturnsOutput& output, int64_t outer, int64_t time, int64_t inner) {
-  return static_cast<T*>(output.data) +
-      (outer * output.strides.outer + time * output.strides.time + inner * output.strides.inner);
+  return static_cast<T*>(output.data) + output.strides.at(outer, time, inner);
 }
 
 template <typename T>

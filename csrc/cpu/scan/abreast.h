@@ -70,9 +70,7 @@ struct Abreast {
     return grid.is_outer ? strides.outer : strides.inner;
   }
   // Where lane 0 has step `step`, counted in memory's order.
-  DCS_INLINE int64_t offset(const Strides& strides, int64_t step) const {
-    return outer * strides.outer + inner * strides.inner + step * strides.time;
-  }
+  DCS_INLINE int64_t offset(const Strides& strides, int64_t step) const { return strides.at(outer, step, inner); }
 
   // One number a row, of type From, by lane.
   template <typename From>
@@ -127,8 +125,7 @@ struct Abreast {
     const E* base = operand + offset(strides, first + ahead + from);
     constexpr int kBytes = sizeof(E);
     if (strides.time == 1) {
-      const E* end =
-          operand + (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner + problem.length;
+      const E* end = operand + strides.at(problem.outer - 1, problem.inner - 1) + problem.length;
       const RowBytes bytes{reinterpret_cast<const char*>(base), apart * kBytes, reinterpret_cast<const char*>(end)};
       return to_lines<kBytes>(reinterpret_cast<char*>(lines + from * kAbreast), count, bytes, rows, to - from);
     }

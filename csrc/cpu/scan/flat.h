@@ -178,7 +178,7 @@ struct FlatRows {
 
   template <typename E>
   const E* end_of(const E* operand, const Strides& strides) const {
-    return operand + (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner + length;
+    return operand + strides.at(problem.outer - 1, problem.inner - 1) + length;
   }
 
   // An operand's rows side by side, in place if they are and `in_place` allows it, else in `room`.

@@ -43,7 +43,7 @@ template <typename T>
 DCS_INLINE T* locate(
     const ScanProblem& problem, T* base, const Strides& strides, int64_t outer, int64_t inner, int64_t step) {
   const int64_t time = problem.reverse ? problem.length - 1 - step : step;
-  return base + (outer * strides.outer + time * strides.time + inner * strides.inner);
+  return base + strides.at(outer, time, inner);
 }
 
 // The row's gate from gamma's tensor or number. Gate double: gamma is real; its dtype may be wider or narrower than the
@@ -51,7 +51,7 @@ DCS_INLINE T* locate(
 template <typename Gate>
 DCS_INLINE Gate read_gate(const ScanProblem& problem, int64_t outer, int64_t inner) {
   if (problem.gamma_kind != GammaKind::kRow) return GateFrom<Gate>::real(problem.gamma_value);
-  const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
+  const int64_t offset = problem.gamma_strides.at(outer, inner);
   switch (problem.gamma_dtype) {
     case ElementType::Half:
       return GateFrom<Gate>::real(Element<Half>::load(static_cast<const Half*>(problem.gamma)[offset]));
@@ -69,7 +69,7 @@ DCS_INLINE One read_gate<One>(const ScanProblem&, int64_t, int64_t) {
 
 template <>
 DCS_INLINE Complex read_gate<Complex>(const ScanProblem& problem, int64_t outer, int64_t inner) {
-  const int64_t offset = outer * problem.gamma_strides.outer + inner * problem.gamma_strides.inner;
+  const int64_t offset = problem.gamma_strides.at(outer, inner);
   const Complex gate = problem.gamma_dtype == ElementType::ComplexFloat
       ? Element<ComplexFloat>::load(static_cast<const ComplexFloat*>(problem.gamma)[offset])
       : static_cast<const Complex*>(problem.gamma)[offset];
@@ -115,8 +115,7 @@ struct Plain<const T*> {
 template <typename T>
 DCS_INLINE typename Element<T>::Sum read_initial(const ScanProblem& problem, int64_t outer, int64_t inner) {
   if (problem.initial == nullptr) return typename Element<T>::Sum{};
-  return Element<T>::load(static_cast<const T*>(
-      problem.initial)[outer * problem.initial_strides.outer + inner * problem.initial_strides.inner]);
+  return Element<T>::load(static_cast<const T*>(problem.initial)[problem.initial_strides.at(outer, inner)]);
 }
 
 // What `count` rows have one of each.
@@ -135,12 +134,12 @@ inline void read_initials(const ScanProblem& problem, int64_t outer, int64_t inn
     return;
   }
   const int64_t stride = problem.initial_strides.inner;
-  const T* initial = static_cast<const T*>(problem.initial) + outer * problem.initial_strides.outer + inner * stride;
+  const T* initial = static_cast<const T*>(problem.initial) + problem.initial_strides.at(outer, inner);
   for (int64_t j = 0; j < count; ++j) values[j] = Element<T>::load(initial[j * stride]);
 }
 
 inline void read_gates(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* gates) {
-  const int64_t stride = problem.gamma_strides.inner, offset = outer * problem.gamma_strides.outer + inner * stride;
+  const int64_t stride = problem.gamma_strides.inner, offset = problem.gamma_strides.at(outer, inner);
   const auto read = [&](auto* gamma) {
     using From = typename Plain<decltype(gamma)>::type;
     for (int64_t j = 0; j < count; ++j) gates[j] = Element<From>::load(gamma[offset + j * stride]);
@@ -160,9 +159,7 @@ inline void read_gates(const ScanProblem& problem, int64_t outer, int64_t inner,
 template <typename T>
 DCS_INLINE void write_partial(const ScanProblem& problem, int64_t outer, int64_t inner, typename Element<T>::Sum sum) {
   using Partial = typename Element<T>::Partial;
-  static_cast<Partial*>(
-      problem.grad_gamma)[outer * problem.grad_gamma_strides.outer + inner * problem.grad_gamma_strides.inner] =
-      Element<Partial>::store(sum);
+  static_cast<Partial*>(problem.grad_gamma)[problem.grad_gamma_strides.at(outer, inner)] = Element<Partial>::store(sum);
 }
 
 template <typename T>

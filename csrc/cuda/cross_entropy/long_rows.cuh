@@ -4,7 +4,7 @@
 // As many blocks as fit at a time take one row after another, alone or (sm_90) two to eight of a cluster together. A
 // thread sums up its vectors of the row, the threads' sums are joined, and then it makes the gradient of the same
 // vectors. These lie in shared memory as far as there is room, copied there while the row before is written: a vector's
-// place is free once its gradient is made. A thread reads back only what it has itself brought there, so that the one
+// slot is free once its gradient is made. A thread reads back only what it has itself brought there, so that the one
 // barrier a row is that of the sums. What has no room is read twice, the second time from L2.
 #pragma once
 

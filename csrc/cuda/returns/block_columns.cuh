@@ -81,7 +81,7 @@ struct ReturnsColumnsRound {
   // An operand at the column's last step.
   template <typename U>
   __device__ __forceinline__ const U* at_last(const void* data, const Strides& strides) const {
-    return static_cast<const U*>(data) + strides.at(outer, inner) + (p.length - 1) * strides.time;
+    return static_cast<const U*>(data) + strides.at(outer, p.length - 1, inner);
   }
 
   __device__ __forceinline__ void begin(int64_t begin_of_round) {
@@ -243,9 +243,7 @@ struct ReturnsColumnsRound {
   }
 
   __device__ __forceinline__ T* results(const ReturnsOutput& output) const {
-    const Strides& strides = output.strides;
-    return static_cast<T*>(output.data) +
-        (outer * strides.outer + inner * strides.inner + (p.length - 1 - first) * strides.time);
+    return static_cast<T*>(output.data) + output.strides.at(outer, p.length - 1 - first, inner);
   }
   // The results, from the warp's carry.
   __device__ __forceinline__ void apply(const Words& words, const Segments& segments) {

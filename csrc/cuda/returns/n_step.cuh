@@ -324,9 +324,7 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
   const int64_t outside = p.inner == 1 ? index : divided(index, p.inner),
                 inner = p.inner == 1 ? 0 : index - outside * p.inner;
   const int64_t outer = divided(outside, segments), first = (outside - outer * segments) * kOut;
-  const auto at = [&](const Strides& strides, int64_t t) {
-    return outer * strides.outer + t * strides.time + inner * strides.inner;
-  };
+  const auto at = [&](const Strides& strides, int64_t t) { return strides.at(outer, t, inner); };
   const auto load = [&](const ReturnsInput& input, int64_t t) {
     return input.data ? static_cast<double>(cast<Acc>(static_cast<const T*>(input.data)[at(input.strides, t)])) : 0.0;
   };

@@ -210,8 +210,7 @@ struct ReturnsWarpColumns {
 
   __device__ __forceinline__ T bootstrap_of(int c) const {
     const Strides& strides = call.bootstrap.strides;
-    return static_cast<const T*>(
-        call.bootstrap.data)[outer * strides.outer + (first_column + lane() * kColumns + c) * strides.inner];
+    return static_cast<const T*>(call.bootstrap.data)[strides.at(outer, first_column + lane() * kColumns + c)];
   }
 
   // Nothing comes into the first segment.

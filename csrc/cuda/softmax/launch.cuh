@@ -61,7 +61,7 @@ class SoftmaxLaunch {
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64;
   // What a second read finds in L2, in bytes of both inputs.
-  static constexpr int64_t kRereadBytes = 24 << 20;
+  static constexpr int64_t kCachedBytes = 24 << 20;
 
   static bool whole(int64_t elements) { return elements % kVec == 0; }
   int64_t slab() const { return p_.length * p_.inner; }
@@ -232,7 +232,7 @@ class SoftmaxLaunch {
     const int64_t at_once = (share <= kClusterShare ? 2 : 1) * (device_.multiprocessors / cluster);
     const int64_t waves = ceil_div(p_.outer, at_once);
     const int64_t bytes = p_.outer * p_.length * kSize * (p_.backward ? 2 : 1);
-    return waves > 1 && 5 * p_.outer < 3 * waves * at_once && bytes <= kRereadBytes;
+    return waves > 1 && 5 * p_.outer < 3 * waves * at_once && bytes <= kCachedBytes;
   }
 
   // Whether the device's groups of multiprocessors have room for such a cluster. One of 8 blocks is possible wherever

@@ -139,7 +139,7 @@ __device__ __forceinline__ Vector<T, kVec> neutral() {
   return raw;
 }
 
-// All elements one place down; the last is `next`, the first comes back.
+// All elements one index down; the last is `next`, the first comes back.
 template <typename T, int kVec>
 __device__ __forceinline__ T push(Vector<T, kVec>& raw, T next) {
   const T first = raw.get(0);

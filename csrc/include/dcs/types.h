@@ -28,6 +28,11 @@ struct Strides {
   constexpr int64_t at(Outer outer_index, Inner inner_index) const {
     return outer_index * outer + inner_index * inner;
   }
+  // That of any step.
+  template <typename Outer, typename Time, typename Inner>
+  constexpr int64_t at(Outer outer_index, Time step, Inner inner_index) const {
+    return at(outer_index, inner_index) + step * time;
+  }
 };
 
 }  // namespace dcs

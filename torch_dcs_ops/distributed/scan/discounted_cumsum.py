@@ -25,7 +25,7 @@ from ...ops._common import autocast
 from ...ops._common.validate import check_dense, dtype_name, fail
 from ...ops.scan.discounted_cumsum import as_number, number_as_tensor
 from ...ops.scan.validate import check_argument_types, check_direction, check_scan
-from ...reference.scan import has_step_gates
+from ...reference.scan import ScanCall, has_step_gates
 from ..common import Ranks, agreed, check_first_derivatives, check_not_differentiated_again, check_plain, ranks_of
 from .head import mend_
 from .totals import Totals, totals_of
@@ -103,7 +103,8 @@ class ScanSegments(NamedTuple):
         self, x: Tensor, gamma: Tensor | None, initial: Tensor | None, reset: Tensor | None, shifted: bool = False
     ) -> Tensor:
         """Every segment by itself."""
-        y: Tensor = _registry.scan(x, gamma, self.gamma_value, self.dim, self.reverse, shifted, initial, reset, None)
+        call = ScanCall(gamma, self.gamma_value, self.dim, self.reverse, shifted, initial, reset, window=None)
+        y: Tensor = _registry.scan(x, *call)
         return y
 
 

@@ -131,12 +131,14 @@ def _windowed_rate_gradient(grad: Tensor, input: Tensor, call: ScanCall) -> Tens
     rate = reference.wide_gates(input, call.gamma, call.gamma_value, dim).movedim(dim, -1)
     rates = rate.expand(values.shape[:-1])
 
+    in_blocks = ScanCall(rates, 1.0, -1, reverse=False, shifted=False, initial=None, reset=cuts, window=None)
+
     def scan(terms: Tensor) -> Tensor:
-        output: Tensor = _registry.scan(terms, rates, 1.0, -1, False, False, None, cuts, None)
+        output: Tensor = _registry.scan(terms, *in_blocks)
         return output
 
     def sum_to_end(terms: Tensor) -> Tensor:
-        output: Tensor = _registry.scan(terms, None, 1.0, -1, True, False, None, None, None)
+        output: Tensor = _registry.scan(terms, *in_blocks._replace(gamma=None, reverse=True, reset=None))
         return output
 
     # rate^(j + 1), rate^j, and at a distance of n steps from the block's end rate^n and n·rate^(n - 1).

@@ -71,7 +71,7 @@ struct SerialReturns {
       columns[u].rates = params.rates;
       if (params.row_rates) {
         const auto at = [&](const Strides& strides) {
-          return outer * strides.outer + (static_cast<int64_t>(cell) * kUnit + u) * strides.inner;
+          return strides.at(outer, static_cast<int64_t>(cell) * kUnit + u);
         };
         columns[u].rates = rates_of<Acc>(params.row_gamma, params.row_trace, at(params.row_gamma.tensor.strides),
             at(params.row_trace.tensor.strides));

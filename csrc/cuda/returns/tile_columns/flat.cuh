@@ -1,7 +1,7 @@
 // The temporal difference scan along a strided time whose steps lie one behind the other, of fewer columns than a line
 // of memory has room for: some steps of all columns are one range of memory, of every operand. It comes to shared
 // memory in whole vectors whatever its alignment; threads go through their steps there twice, for their totals and
-// from what enters them; results take the operands' places and go back as they came. A row of few steps is cut off the
+// from what enters them; results overwrite the operands and go back as they came. A row of few steps is cut off the
 // one behind it in time, as one sequence.
 #pragma once
 

@@ -32,7 +32,7 @@ struct TileSteps {
   __device__ __forceinline__ void find_rates(int outer, int64_t column) {
     rates = call.rates;
     if (!call.row_rates) return;
-    const auto at = [&](const Strides& strides) { return outer * strides.outer + column * strides.inner; };
+    const auto at = [&](const Strides& strides) { return strides.at(outer, column); };
     rates = rates_of<Acc>(
         call.row_gamma, call.row_trace, at(call.row_gamma.tensor.strides), at(call.row_trace.tensor.strides));
   }

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackw
   const int64_t inner = inside ? column - outer * p.inner : 0;
   // A tensor at the scan's first step of this column, and from there one step on.
   const auto at_start = [&](auto* pointer, const Strides& strides) {
-    return pointer + (outer * strides.outer + inner * strides.inner + (p.reverse ? (time - 1) * strides.time : 0));
+    return pointer + (strides.at(outer, inner) + (p.reverse ? (time - 1) * strides.time : 0));
   };
   const auto step_of = [&](const Strides& strides) { return p.reverse ? -strides.time : strides.time; };
   const T* input = at_start(static_cast<const T*>(p.input), p.input_strides);
@@ -70,8 +70,7 @@ __global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackw
   for (int c = 0; c < kColumns; ++c) {
     double gamma = p.gamma_value;
     if (!kStep && p.gamma_kind == GammaKind::kRow)
-      gamma = load_gamma<double>(
-          p.gamma, p.gamma_dtype, outer * p.gamma_strides.outer + (inner + c) * p.gamma_strides.inner, false);
+      gamma = load_gamma<double>(p.gamma, p.gamma_dtype, p.gamma_strides.at(outer, inner + c), false);
     gate[c] = make_gate<float, kShort>(gamma);
     if constexpr (!kStep) {
       // Up to 1024 steps of a block: within a double.
@@ -306,8 +305,7 @@ __global__ void __launch_bounds__(kLanes* kMaxSegments<kColumns, kLanes, !kBackw
       for (int c = 0; c < kColumns; ++c) {
         double all = totals[c][0][lane];
         for (int w = 1; w < warps; ++w) all = all + totals[c][w][lane];
-        float* partials = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
-            (inner + c) * p.grad_gamma_strides.inner;
+        float* partials = static_cast<float*>(p.grad_gamma) + p.grad_gamma_strides.at(outer, inner + c);
         partials[0] = static_cast<float>(all);
         for (int64_t j = 1; j < p.partials; ++j) partials[j] = 0.f;
       }

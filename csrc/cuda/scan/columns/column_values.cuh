@@ -49,22 +49,19 @@ struct ColumnValues {
 
   static __device__ __forceinline__ Wide initial_of(const ScanProblem& p, const ColumnIndex& at, int u) {
     if (!p.initial) return cast<Wide>(0.0);
-    return cast<Wide>(cast<Acc>(static_cast<const T*>(
-        p.initial)[at.outer * p.initial_strides.outer + (at.column + u) * p.initial_strides.inner]));
+    return cast<Wide>(cast<Acc>(static_cast<const T*>(p.initial)[p.initial_strides.at(at.outer, at.column + u)]));
   }
   static __device__ __forceinline__ bool has_own_gamma(const ScanProblem& p) {
     return !kStep && p.gamma_kind == GammaKind::kRow;
   }
   static __device__ __forceinline__ Wide gamma_of(const ScanProblem& p, const ColumnIndex& at, int u) {
     if (!has_own_gamma(p)) return cast<Wide>(p.gamma_value);
-    return load_gamma<Wide>(p.gamma, p.gamma_dtype,
-        at.outer * p.gamma_strides.outer + (at.column + u) * p.gamma_strides.inner, p.conjugate_gamma);
+    return load_gamma<Wide>(p.gamma, p.gamma_dtype, p.gamma_strides.at(at.outer, at.column + u), p.conjugate_gamma);
   }
   // Gamma's gradient of a column, or a block's part of it.
   static __device__ __forceinline__ void store_sum(
       const ScanProblem& p, const ColumnIndex& at, int u, int64_t partial, int64_t partials, Wide sum) {
-    Acc* const to = static_cast<Acc*>(p.grad_gamma) + at.outer * p.grad_gamma_strides.outer +
-        (at.column + u) * p.grad_gamma_strides.inner;
+    Acc* const to = static_cast<Acc*>(p.grad_gamma) + p.grad_gamma_strides.at(at.outer, at.column + u);
     to[partial] = cast<Acc>(sum);
     if (partial == 0)
 #pragma unroll 1

@@ -37,8 +37,8 @@ struct FewSteps {
   // An operand at the columns.
   template <typename E>
   __device__ __forceinline__ Steps<E> steps_of(E* pointer, const Strides& strides) const {
-    const int64_t column = kUnit > 2 ? at.column : at.column * strides.inner;
-    return {pointer + (at.outer * strides.outer + column), strides.time};
+    const int64_t offset = kUnit > 2 ? strides.at(at.outer, 0) + at.column : strides.at(at.outer, at.column);
+    return {pointer + offset, strides.time};
   }
   static __device__ __forceinline__ Word next(Steps<const T>& steps) {
     const Word word = *reinterpret_cast<const Word*>(steps.at);
@@ -136,7 +136,7 @@ struct FewSteps {
   __device__ __forceinline__ void store_sums(const ScanProblem& p, int first, const Acc (&sums)[kSums]) const {
     using Sums = Vector<Acc, kSums>;
     const Strides& strides = p.grad_gamma_strides;
-    Acc* const to = static_cast<Acc*>(p.grad_gamma) + (at.outer * strides.outer + at.column + first);
+    Acc* const to = static_cast<Acc*>(p.grad_gamma) + (strides.at(at.outer, 0) + at.column + first);
     if (p.partials == 1 && strides.inner == 1 && reinterpret_cast<uintptr_t>(to) % sizeof(Sums) == 0) {
       Sums word;
 #pragma unroll

@@ -76,7 +76,7 @@ struct ResidentIndex {
   __device__ __forceinline__ CellSteps<Byte> in_memory(
       Byte* pointer, const Strides& strides, int64_t step, int u = 0, int bytes = kSize) const {
     const ColumnIndex at = index();
-    const int64_t offset = at.outer * strides.outer + (at.column + u) * strides.inner + row_of(step) * strides.time;
+    const int64_t offset = strides.at(at.outer, row_of(step), at.column + u);
     return {known_address(pointer + offset * bytes), (p.reverse ? -1 : 1) * static_cast<int>(strides.time) * bytes};
   }
   template <typename Byte>

@@ -65,8 +65,7 @@ struct SerialColumn {
     const int shift = p.shifted ? 1 : 0;
     const auto steps_of = [&](auto* pointer, const Strides& strides, int64_t size, int64_t later) {
       using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(pointer)>>, const char, char>;
-      Byte* const begin = reinterpret_cast<Byte*>(pointer) +
-          (at.outer * strides.outer + at.column * strides.inner + (row + sign * later) * strides.time) * size;
+      Byte* const begin = reinterpret_cast<Byte*>(pointer) + strides.at(at.outer, row + sign * later, at.column) * size;
       return Steps<Byte>{begin, sign * strides.time * size};
     };
     input = steps_of(static_cast<const char*>(p.input), p.input_strides, kSize, 0);

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
   const auto step_of = [&](const Strides& strides) { return kReverse ? -strides.time : strides.time; };
   // A tensor at the scan's first step of these columns.
   const auto at_start = [&](auto* pointer, const Strides& strides) {
-    return pointer + (outer * strides.outer + first_column + (kReverse ? (length - 1) * strides.time : 0));
+    return pointer + (strides.at(outer, kReverse ? length - 1 : 0, 0) + first_column);
   };
 
   const int own_row = lane / kChunks, chunk = lane % kChunks;
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
   for (int c = 0; c < kColumns; ++c) {
     double gamma = p.gamma_value;
     if (p.gamma_kind == GammaKind::kRow && inside)
-      gamma = load_gamma<double>(p.gamma, p.gamma_dtype,
-          outer * p.gamma_strides.outer + (first_column + sub * kColumns + c) * p.gamma_strides.inner, false);
+      gamma = load_gamma<double>(
+          p.gamma, p.gamma_dtype, p.gamma_strides.at(outer, first_column + sub * kColumns + c), false);
     gate[c] = make_gate<float, kShort>(gamma);
     power[c] = power_of<kCount>(gamma);
     into[c] = 0.0;
@@ -232,8 +232,7 @@ __global__ void __launch_bounds__(sizeof(T) == 2 ? 512 : 1024)
       double whole = 0.0;
       for (int s = 0; s < segments; ++s)
         whole += reinterpret_cast<const double*>(split_shared)[s * kSplitBlockColumns + c];
-      float* const to = static_cast<float*>(p.grad_gamma) + outer * p.grad_gamma_strides.outer +
-          (first_column + c) * p.grad_gamma_strides.inner;
+      float* const to = static_cast<float*>(p.grad_gamma) + p.grad_gamma_strides.at(outer, first_column + c);
       to[0] = static_cast<float>(whole);
       for (int64_t j = 1; j < p.partials; ++j) to[j] = 0.f;
     }

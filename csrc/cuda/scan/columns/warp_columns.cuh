@@ -60,7 +60,7 @@ struct WarpColumns {
   // A tensor at the scan's first step of these columns.
   template <typename P>
   __device__ __forceinline__ P* at_start(P* pointer, const Strides& strides) const {
-    return pointer + (outer * strides.outer + first_column + (kReverse ? (length - 1) * strides.time : 0));
+    return pointer + (strides.at(outer, kReverse ? length - 1 : 0, 0) + first_column);
   }
   __device__ __forceinline__ const char* source(const void* pointer, const Strides& strides) const {
     return reinterpret_cast<const char*>(
@@ -68,7 +68,7 @@ struct WarpColumns {
         chunk * 16;
   }
   __device__ __forceinline__ int64_t column_offset(const Strides& strides, int c) const {
-    return outer * strides.outer + (first_column + lane * kColumns + c) * strides.inner;
+    return strides.at(outer, first_column + lane * kColumns + c);
   }
 
   __device__ __forceinline__ void load(

@@ -80,7 +80,7 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
         sign * static_cast<int>(time), pointer && (are_words || is_flat(problem, pointer, strides))};
   };
   const auto row_operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
-    const int64_t last = (problem.outer - 1) * strides.outer + (problem.inner - 1) * strides.inner;
+    const int64_t last = strides.at(problem.outer - 1, problem.inner - 1);
     return SmallRowOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(strides.outer),
         sign * static_cast<int>(strides.inner)};
   };

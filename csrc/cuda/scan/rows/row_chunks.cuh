@@ -117,8 +117,7 @@ class Edges {
   template <typename E>
   __device__ __forceinline__ Edges(const ScanProblem& p, const E* pointer, const Strides& strides) {
     const auto low = reinterpret_cast<uintptr_t>(pointer),
-               high = reinterpret_cast<uintptr_t>(pointer + (p.outer - 1) * strides.outer +
-                   (p.inner - 1) * strides.inner + (p.length - 1) * strides.time + 1);
+               high = reinterpret_cast<uintptr_t>(pointer + strides.at(p.outer - 1, p.length - 1, p.inner - 1) + 1);
     low_ = low % 16 ? word(low) : 1;
     high_ = high % 16 ? word(high) : 1;
   }

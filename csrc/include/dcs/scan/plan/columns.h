@@ -190,9 +190,9 @@ inline void lay_out_flat(ResidentColumnsPlan& plan, int64_t row_bytes) {
 
 constexpr int64_t kLeastEarlyRow = 32;  // bytes of a step
 
-// Steps of a part that can be in shared memory, beside `held` ones in registers, so that it has room for the usual
+// Steps of a part that can be in shared memory, beside `resident` ones in registers, so that it has room for the usual
 // number of blocks.
-inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan& plan, int64_t held, int64_t unit) {
+inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan& plan, int64_t resident, int64_t unit) {
   const bool step = p.gamma_kind == GammaKind::kStep;
   const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
   if (!is_floating(p.dtype) || resident_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
@@ -203,7 +203,7 @@ inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan&
   int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
   if (plan.flat) {
     const int64_t room = kResidentShared / resident_blocks(bytes) - plan.exchange_bytes - (p.reset ? kMostCutBytes : 0);
-    while (most > 0 && 16 * plan.parts * flat_pitch(held + most, row_bytes) * tensors_of(p) > room) most -= whole;
+    while (most > 0 && 16 * plan.parts * flat_pitch(resident + most, row_bytes) * tensors_of(p) > room) most -= whole;
   }
   return most;
 }
