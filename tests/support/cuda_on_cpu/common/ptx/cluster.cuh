@@ -5,6 +5,10 @@
 
 namespace dcs {
 
+inline uint32_t cluster_blocks() { return static_cast<uint32_t>(emulation::current().cluster->anchors.size()); }
+inline uint32_t cluster_rank() { return emulation::current().index % cluster_blocks(); }
+inline uint32_t cluster_index() { return emulation::current().index / cluster_blocks(); }
+
 inline void arrive_in_cluster() {
   emulation::Block& block = emulation::current();
   emulation::Cluster& cluster = *block.cluster;
@@ -21,6 +25,8 @@ inline void wait_for_cluster() {
   const emulation::Block& block = emulation::current();
   while (block.cluster->generation == block.now->cluster_generation) emulation::wait_for("the cluster");
 }
+inline void arrive_in_cluster_unaligned() { arrive_in_cluster(); }
+inline void wait_for_cluster_unaligned() { wait_for_cluster(); }
 // Variables of threads lie as far from each other in all of them.
 template <typename T>
 T* address_in_cluster(T* local, uint32_t rank) {
@@ -30,6 +36,14 @@ T* address_in_cluster(T* local, uint32_t rank) {
 template <typename T>
 const T& in_cluster(const T& local, uint32_t rank) {
   return *address_in_cluster(const_cast<T*>(&local), rank);
+}
+template <typename Word>
+void store_in_cluster(Word* local, uint32_t rank, Word value) {
+  *address_in_cluster(local, rank) = value;
+}
+template <typename Word>
+Word load_in_cluster(const Word* local, uint32_t rank) {
+  return in_cluster(*local, rank);
 }
 
 inline void init_transaction_barrier(uint64_t* barrier, int bytes) {
