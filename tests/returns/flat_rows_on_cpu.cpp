@@ -143,18 +143,22 @@ void make_short(FlatRollout& c, std::mt19937& random) {
 FlatRollout draw(std::mt19937& random) {
   FlatRollout c{trials::draw_odd_rollout(random)};
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  const unsigned form = random() % 8;
-  c.links = form > 5;
+  const unsigned form = random() % 9;
+  c.links = form == 6 || form == 7;
   c.length = form == 0 ? 1 + up_to(3)
       : form == 1      ? 1 + up_to(60)
       : form == 4      ? 1 + up_to(9000)
-      : form > 5       ? 1 + up_to(form == 6 ? 12000 : 3000)
+      : c.links        ? 1 + up_to(form == 6 ? 12000 : 3000)
+      : form == 8      ? 600 + up_to(12000)
                        : 1 + up_to(800);
   if (form == 5) {
     c.length = 4000 + up_to(80000);
     if (random() % 2) c.multiprocessors = 132;  // of which some make a large cluster
   }
-  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 || form == 6 ? 2 : 8);
+  // Few rows beside multiprocessors, which share them out.
+  constexpr int kMany[] = {17, 33, 132, 5000};
+  if (form == 8) c.multiprocessors = kMany[random() % 4];
+  c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 || form == 6 || form == 8 ? 2 : 8);
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   if (c.links && random() % 2) c.terminated = c.truncated = false;
   constexpr double kLarge[] = {1.05, 1.3, -3.0, 1e30, INFINITY, NAN};

@@ -143,6 +143,20 @@ class Trial {
     if (c.own_values || !c.next_values) g.values = {of_values.data, of_values.strides};
     if (c.next_values) g.next_values = {of_next.data, of_next.strides};
     else g.bootstrap_value.strides = {c.inner, 0, 1};
+    if (c.seed % 2) make_odd(g);
+  }
+  // A dimension of one element may have any stride.
+  void make_odd(ReturnsGradientsProblem& g) const {
+    const auto each = [&](auto&... tensors) {
+      const auto change = [&](Strides& strides) {
+        if (c.outer == 1) strides.outer = 12345;
+        if (c.inner == 1) strides.inner = c.seed % 5;
+        if (c.length == 1) strides.time = c.seed % 7;
+      };
+      (..., (tensors.data ? change(tensors.strides) : void()));
+    };
+    each(g.of_advantages, g.of_targets, g.of_pg, g.rhos, g.ends, g.lacks_after);
+    each(g.rewards, g.values, g.next_values);
   }
   void discount(ReturnsDiscount& rate, GammaKind kind, double value, const Operand<Acc>& steps) {
     rate.kind = kind;

@@ -131,7 +131,11 @@ class RolloutTrial {
         c.seed);
     return false;
   }
-  static bool is_in_range(double number) { return std::abs(number) <= (sizeof(T) == 8 ? DBL_MAX : FLT_MAX); }
+  // Of numbers of two bytes, what bfloat16 rounds to its largest one.
+  static bool is_in_range(double number) {
+    constexpr double kMost = sizeof(T) == 8 ? DBL_MAX : sizeof(T) == 4 ? FLT_MAX : 0x1.ffp127;
+    return sizeof(T) == 2 ? std::abs(number) < kMost : std::abs(number) <= kMost;
+  }
   // `carried`: over so many steps, each of which may round, as may a power of their gates.
   bool is_near(const char* name, const Operand<T>& output, int64_t o, int64_t t, int64_t i, double wanted,
       double largest, int64_t carried = 0) const {
@@ -148,7 +152,7 @@ class RolloutTrial {
   virtual bool check(int64_t o, int64_t i) const {
     const bool own_values = c.values && !c.values_are_next;
     double carry = 0.0, largest = 1.0;
-    bool has_left = false;  // the range that results have; it may be back
+    bool has_left = false;  // the range that results have, as may a part's sum from nothing; it may be back
     int64_t carried = 0;
     for (int64_t t = c.length - 1; t >= 0; --t) {
       const bool is_last = t == c.length - 1, terminates = c.terminated && is_terminated.at(o, t, i),
@@ -172,7 +176,8 @@ class RolloutTrial {
       // What is wrong with the step behind grows as that would, even where rewards keep the carry small.
       else largest *= std::max(1.0, std::abs(g * l * clip(0.9)));
       if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
-      has_left = has_left || !is_in_range(carry);
+      // Parts that take each other back are some times larger.
+      has_left = has_left || !is_in_range(8.0 * carry) || !is_in_range(largest);
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
         if (has_left && !std::isfinite(widened(found.at(o, t, i)))) return true;
         return this->is_near(name, found, o, t, i, wanted, largest, carried);

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kShortRowThreads)
 
   const auto load = [&](const void* data) { return inside ? static_cast<const Word*>(data)[at] : Word{}; };
   const auto load_bytes = [&](const uint8_t* data) {
-    uint32_t words[kVec / 4] = {};
+    alignas(Bytes) uint32_t words[kVec / 4] = {};
     if (data && inside) *reinterpret_cast<Bytes*>(words) = reinterpret_cast<const Bytes*>(data)[at];
     uint32_t bits = 0;
 #pragma unroll

@@ -1,5 +1,6 @@
 // A warp's slice of a tile of rows: neighboring steps, the same of every operand, each one range of shared memory.
-// What lies flat comes and goes by one copy an operand, each of which another lane asks for; all else in chunks
+// What lies flat comes and goes by one copy an operand, each of which another lane asks for, and less than 16 bytes at
+// its ends. All else comes by the element, where lanes have one vector, else in words and chunks, and goes in chunks
 // (scan/rows/row_chunks.cuh).
 #pragma once
 

@@ -9,8 +9,8 @@
 
 namespace dcs {
 
-// Of a call: all that is given is dense and no discount is of rows; without ratios and discounts of steps, too; or
-// anything.
+// Of a call: all that is given is dense and no discount is of rows, for kPlain without ratios, policy gradients and
+// discounts of steps, too; or anything.
 enum class GradientsForm { kPlain, kDense, kAny };
 
 // visit(form), a type whose `value` it is.

@@ -250,7 +250,8 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
 }
 
 // Elements that one row has, in words that are whole in shared memory: neighboring lanes take neighboring ones. Those
-// of memory are as well aligned, or each is made of two.
+// of memory are as well aligned, or each is made of two, of which the first may begin up to three bytes before the
+// elements: not before memory that is there, as it begins at whole words.
 template <typename E>
 __device__ __forceinline__ void load_part_of_row(E* to, const E* from, int count) {
   constexpr int kWord = sizeof(E) > 4 ? 8 : 4, kSize = static_cast<int>(sizeof(E));

@@ -1,7 +1,7 @@
 // A warp's slice of a tile of the flat sequence (flat.cuh): neighboring elements, `vectors` vectors of 16 bytes a lane,
 // in shared memory in the order of memory: the input's elements, then the gates', the saved output's and the reset
 // flags. A whole slice comes and goes by one copy an operand, which nobody waits for, a part of one by a copy and
-// single elements, rows that are not flat in chunks (row_chunks.cuh).
+// single elements, rows that are not flat in words and chunks (row_chunks.cuh).
 #pragma once
 
 #include <type_traits>
