@@ -32,9 +32,7 @@ struct Column {
   __device__ __forceinline__ bool has(int j) const { return step + j < params.length; }
   __device__ __forceinline__ bool is_last(int j) const { return step + j == params.length - 1; }
   // The offset of a per-row value.
-  __device__ __forceinline__ int64_t row(const Strides& strides) const {
-    return strides.at(slow, within);
-  }
+  __device__ __forceinline__ int64_t row(const Strides& strides) const { return strides.at(slow, within); }
   template <typename Element>
   __device__ __forceinline__ Element* address(const GradientsOperand<Element>& operand) const {
     return operand.data + (slow * operand.slow + within * operand.within + step * operand.time);
