@@ -300,12 +300,16 @@ struct LaggedScan {
     for (int64_t i = 0; i < most * groups.size; ++i) masks[i] = ~uint64_t{0};
     for (int64_t k = 0; k < most; ++k)
       for (int64_t c = 0; c < lag; ++c) masks[k * groups.size + c] = 0;
-    for (int64_t group = begin; group < end; group += most) {
-      const int64_t left = end - group;
-      // In a reverse scan as in a forward one, tiles go up in memory.
-      const Tile tile{group, left < most ? left : most, 0, problem.length};
+    // In a reverse scan tiles go down in memory, as their steps do: prefetchers follow one direction.
+    const int64_t tiles = (end - begin + most - 1) / most;
+    bool was_whole = false;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t group = begin + (problem.reverse ? tiles - 1 - i : i) * most, left = end - group;
+      const bool is_whole = left >= most;
+      const Tile tile{group, is_whole ? most : left, 0, problem.length};
       const int64_t count = tile.groups * groups.size;
-      has_same_gates = keeps && group > begin && left >= most;
+      has_same_gates = keeps && was_whole && is_whole;
+      was_whole = is_whole;
       for (int c = 0; c < kMostLag; ++c) carries[c] = 0;
       stage(tile, count);
       scan<false>(count, nullptr);
