@@ -169,22 +169,23 @@ class RolloutTrial {
       const double own = own_values ? widened(values.at(o, t, i)) : 0.0,
                    difference = reward + (drops || (!own_values && weight == 0.0) ? 0.0 : weight * after) - own;
       const auto clip = [&](double most) { return c.rhos ? std::min(rho, most) : 1.0; };
-      const double policy = clip(1.2) * (difference + (is_cut ? 0.0 : g * l * carry));
+      const double unweighted = difference + (is_cut ? 0.0 : g * l * carry), policy = clip(1.2) * unweighted;
       carry = clip(1.1) * difference + (is_cut ? 0.0 : g * l * clip(0.9) * carry);
       carried = is_cut ? 0 : carried + 1;
       if (is_cut) largest = 1.0, has_left = false;
       // What is wrong with the step behind grows as that would, even where rewards keep the carry small.
       else largest *= std::max(1.0, std::abs(g * l * clip(0.9)));
       if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
-      // Parts that take each other back are some times larger.
-      has_left = has_left || !is_in_range(8.0 * carry) || !is_in_range(largest);
+      has_left = has_left || !is_in_range(carry) || !is_in_range(largest);
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
         if (has_left && !std::isfinite(widened(found.at(o, t, i)))) return true;
         return this->is_near(name, found, o, t, i, wanted, largest, carried);
       };
       if (c.advantages && !is_near("advantages", advantages, carry)) return false;
       if (c.targets && !is_near("targets", targets, carry + own)) return false;
-      if (c.pg && !is_near("pg_advantages", pg, policy)) return false;
+      // Its ratio comes last, and does not bring back what has left the range.
+      const bool pg_has_left = !is_in_range(unweighted) && !std::isfinite(widened(pg.at(o, t, i)));
+      if (c.pg && !pg_has_left && !is_near("pg_advantages", pg, policy)) return false;
     }
     return true;
   }
