@@ -52,10 +52,10 @@ def test_they_count_as_in_float32(device: str, kind: str, dtype: torch.dtype, sh
     for layout in ("contiguous", "sub_view", "expanded"):
         c = narrow_call(shape, dim, dtype, device, kind, layout)
         one = c._replace(trace=widened(c.trace))
-        # The reference takes seconds for rows of so many steps.
+        # On a CPU `long` would compare the kernels with themselves, and the reference takes seconds for so many steps.
         if device == "cuda" or shape[dim] < 10_000:
-            check(c)
-            check(one)
+            check(c, long=shape[dim] >= 10_000)
+            check(one, long=shape[dim] >= 10_000)
         if device == "cpu" or dim != len(shape) - 1:
             # Rows that fit into shared memory depend on how wide discounts are, and with them the order of the sums.
             expected = OP(*c._replace(gamma=widened(c.gamma), trace=widened(c.trace)).arguments())

@@ -89,20 +89,23 @@ def test_gradients_with_resets(shape: tuple[int, int], dim: int, direction: str)
 
 
 def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """y[t] = x[t] + gates[t] * y[t - 1] of one row: segments of 1000 steps side by side, then one after the other."""
-    length = x.numel()
+    """y[t] = x[t] + gates[t] * y[t - 1] of rows: segments of 1000 steps side by side, then one after the other."""
+    rows, length = x.shape
     pad = -length % 1000
-    values = torch.nn.functional.pad(x.double(), (0, pad)).view(-1, 1000)
-    factors = torch.nn.functional.pad(gates.double(), (0, pad), value=1.0).view(-1, 1000)
+    values = torch.nn.functional.pad(x.double(), (0, pad)).view(rows, -1, 1000)
+    factors = torch.nn.functional.pad(gates.double(), (0, pad), value=1.0).view(rows, -1, 1000)
     for t in range(1, 1000):
-        values[:, t] += factors[:, t] * values[:, t - 1]
-    products = factors.cumprod(1)
-    carry, carries = 0.0, []
-    for total, product in zip(values[:, -1].tolist(), products[:, -1].tolist(), strict=True):
-        carries.append(carry)
-        carry = total + product * carry
-    values += products * torch.tensor(carries, dtype=torch.float64, device=x.device).unsqueeze(1)
-    return values.flatten()[:length]
+        values[..., t] += factors[..., t] * values[..., t - 1]
+    products = factors.cumprod(2)
+    carries = []
+    for totals, weights in zip(values[..., -1].tolist(), products[..., -1].tolist(), strict=True):
+        carry, of_row = 0.0, []
+        for total, weight in zip(totals, weights, strict=True):
+            of_row.append(carry)
+            carry = total + weight * carry
+        carries.append(of_row)
+    values += products * torch.tensor(carries, dtype=torch.float64, device=x.device).unsqueeze(2)
+    return values.view(rows, -1)[:, :length]
 
 
 # Rows of more tiles than blocks run at once, of fewer, with ends inside a vector, tiles of two rows in a round; rows
@@ -127,32 +130,28 @@ def test_long_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direct
     y = discounted_cumsum(x, gamma, direction=direction)
     grad_x, grad_gamma = torch.autograd.grad(y, (x, gamma), grad)
 
-    def flipped(row: torch.Tensor) -> torch.Tensor:
-        return row.flip(0) if direction == "right" else row
+    def flipped(rows: torch.Tensor) -> torch.Tensor:
+        return rows.flip(1) if direction == "right" else rows
 
-    eps = torch.finfo(dtype).eps
-    gates = gamma.detach().reshape(-1, 1).expand(shape) if kind != "step" else gamma.detach()
-    sums = torch.zeros(shape[0], dtype=torch.float64, device="cuda")
-    for row in (0, shape[0] - 1) if kind != "number" else range(shape[0]):
-        forward_gates = flipped(gates[row])
-        expected = in_float64(flipped(x.detach()[row]), forward_gates)
-        scale = expected.abs().max()
-        assert (flipped(y.detach()[row]).double() - expected).abs().max() <= (eps + 1e-6) * scale
-        adjoint_gates = forward_gates.roll(-1)
-        adjoint = in_float64(flipped(grad[row]).flip(0), adjoint_gates.flip(0)).flip(0)
-        assert (flipped(grad_x[row]).double() - adjoint).abs().max() <= (eps + 1e-6) * adjoint.abs().max()
-        terms = adjoint[1:] * expected[:-1]
-        if kind == "step":
-            bound = 4 * (eps + 1e-6) * scale * adjoint.abs().max()
-            assert (flipped(grad_gamma[row])[1:].double() - terms).abs().max() <= bound
-        else:
-            sums[row] = terms.sum()
-            if kind == "row":
-                # The terms carry the rounding of the output and of the gradient, each on its own.
-                assert (grad_gamma[row].double() - sums[row]).abs() <= 8 * (eps + 1e-6) * terms.norm()
-    if kind == "number":
-        bound = 8 * (eps + 1e-6) * (shape[0] * shape[1]) ** 0.5 * scale * adjoint.abs().max()
-        assert (grad_gamma.double() - sums.sum()).abs() <= bound
+    eps = torch.finfo(dtype).eps + 1e-6
+    gates = gamma.detach() if kind == "step" else gamma.detach().reshape(-1, 1).expand(shape)
+    forward_gates = flipped(gates)
+    expected = in_float64(flipped(x.detach()), forward_gates)
+    scale = expected.abs().amax(1, keepdim=True)
+    assert ((flipped(y.detach()).double() - expected).abs() <= eps * scale).all()
+    adjoint = in_float64(flipped(grad).flip(1), forward_gates.roll(-1, 1).flip(1)).flip(1)
+    adjoint_scale = adjoint.abs().amax(1, keepdim=True)
+    assert ((flipped(grad_x).double() - adjoint).abs() <= eps * adjoint_scale).all()
+    terms = adjoint[:, 1:] * expected[:, :-1]
+    # Terms carry the rounding of the output and of the gradient, each on its own.
+    if kind == "step":
+        errors = (flipped(grad_gamma)[:, 1:].double() - terms).abs()
+        assert (errors <= 4 * eps * scale * adjoint_scale).all()
+        assert not flipped(grad_gamma)[:, 0].any()
+    elif kind == "row":
+        assert ((grad_gamma.double() - terms.sum(1)).abs() <= 8 * eps * terms.norm(dim=1)).all()
+    else:
+        assert (grad_gamma.double() - terms.sum()).abs() <= 8 * eps * terms.norm()
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -160,10 +159,9 @@ def test_long_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direct
 def test_long_rows_of_one_number(gamma: float, direction: str) -> None:
     x = torch.randn(2, 3_000_004, device="cuda")
     y = discounted_cumsum(x, gamma, direction=direction)
-    for row in range(2):
-        steps, got = (x[row], y[row]) if direction == "left" else (x[row].flip(0), y[row].flip(0))
-        expected = in_float64(steps, torch.full_like(steps, gamma, dtype=torch.float64))
-        assert (got.double() - expected).abs().max() <= 1e-6 * expected.abs().max()
+    steps, got = (x, y) if direction == "left" else (x.flip(1), y.flip(1))
+    expected = in_float64(steps, torch.full_like(steps, gamma, dtype=torch.float64))
+    assert ((got.double() - expected).abs() <= 1e-6 * expected.abs().amax(1, keepdim=True)).all()
 
 
 # Enough columns for pairs of them, and an odd number, of which there are none; times of less than a thread's steps, of
