@@ -118,8 +118,9 @@ class Trial {
     if (c.small) small = plan_small_columns(p, device);
     if (c.small && !small) return true;
     if (!small && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!small && !few) serial = plan_serial_columns(p, device);
-    if (!small && !few && !serial) resident = plan_resident_columns(p, device);
+    if (!small && !few && c.seed % 3) staged = plan_staged_columns(p, device);
+    if (!small && !few && !staged) serial = plan_serial_columns(p, device);
+    if (!small && !few && !staged && !serial) resident = plan_resident_columns(p, device);
     p.partials = sums ? (resident ? resident->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
@@ -197,6 +198,11 @@ class Trial {
       const FewStepsParams params = few_steps_params(p, *few);
       const auto kernel = few_steps_kernel_of<T, kStep, kBackward>(*few);
       return emulation::launch(few->blocks, kColumnThreads, 0, false, c.seed, [&] { kernel(params); });
+    }
+    if (staged) {
+      const StagedColumnsParams params{p, *staged};
+      return emulation::launch(staged->blocks, kStagedThreads, staged->shared_bytes, false, c.seed,
+          [&] { staged_columns_kernel<T, kStep, kBackward>(params); });
     }
     return emulation::launch(serial->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -283,6 +289,7 @@ class Trial {
   std::vector<Stored> partial_sums;
   ScanProblem p{};
   std::optional<FewStepsPlan> few;
+  std::optional<StagedColumnsPlan> staged;
   std::optional<SerialColumnsPlan> serial;
   std::optional<SmallColumnsPlan> small;
   std::optional<ResidentColumnsPlan> resident;
@@ -308,8 +315,10 @@ Case draw(std::mt19937& random) {
               : form == 1 ? up_to(900)
               : form == 2 ? up_to(10)
                           : up_to(50));
+  const bool narrow = form > 0 && form < 4 && one_in(3);  // few neighbors of many outer rows
+  if (narrow) c.outer = 1 + up_to(200), c.length = up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
-  c.small = form < 5 && form != 2 && one_in(3);
+  c.small = form < 5 && form != 2 && !narrow && one_in(3);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0};
@@ -331,7 +340,7 @@ Case draw(std::mt19937& random) {
     if (one_in(2)) c.length = up_to(kFewestSteps);
     for (Lie& lie : c.lies) lie = Lie::kDense;
   }
-  c.multiprocessors = static_cast<int>(form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
+  c.multiprocessors = static_cast<int>(narrow ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
   c.infinite = !c.backward && one_in(4);

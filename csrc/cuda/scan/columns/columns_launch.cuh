@@ -10,6 +10,7 @@
 #include "scan/columns/launch.h"
 #include "scan/columns/small_columns.cuh"
 #include "scan/columns/serial_columns.cuh"
+#include "scan/columns/staged_columns.cuh"
 #include "dcs/scan/forms.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
@@ -24,6 +25,20 @@ cudaError_t launch_serial_columns(const ScanProblem& problem, const SerialColumn
       if (plan.pairs) kernel = serial_columns_kernel<T, step(), backward(), 2>;
     }
     return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+  });
+}
+
+template <typename T>
+cudaError_t launch_staged_columns(const ScanProblem& problem, const StagedColumnsPlan& plan, cudaStream_t stream) {
+  return by_form<T>(problem, [&](auto step, auto backward) {
+    auto kernel = staged_columns_kernel<T, step(), backward()>;
+    int device = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const cudaError_t error = allow_shared(kernel, plan.shared_bytes, most, 0);
+    if (error != cudaSuccess) return error;
+    return launch_dependent(kernel, plan.dependent, plan.blocks, kStagedThreads, plan.shared_bytes, stream,
+        StagedColumnsParams{problem, plan});
   });
 }
 
@@ -161,7 +176,9 @@ cudaError_t launch_resident_columns(
 template <typename T>
 constexpr ColumnsLaunchers columns_launchers() {
   // No plan is for small problems of wide elements.
-  ColumnsLaunchers launchers{launch_few_steps<T>, launch_serial_columns<T>, nullptr, launch_resident_columns<T>};
+  ColumnsLaunchers launchers{
+      launch_few_steps<T>, nullptr, launch_serial_columns<T>, nullptr, launch_resident_columns<T>};
+  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) launchers.staged = launch_staged_columns<T>;
   if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
   return launchers;
 }

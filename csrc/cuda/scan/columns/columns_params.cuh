@@ -9,6 +9,11 @@
 
 namespace dcs {
 
+struct StagedColumnsParams {
+  ScanProblem problem;
+  StagedColumnsPlan plan;
+};
+
 struct ResidentColumnsParams {
   ScanProblem problem;
   ResidentColumnsPlan plan;

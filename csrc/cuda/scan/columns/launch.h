@@ -1,4 +1,4 @@
-// The launchers of columns of any shape, four an element type; each type in a file of its own so that they compile
+// The launchers of columns of any shape, some an element type; each type in a file of its own so that they compile
 // side by side.
 #pragma once
 
@@ -11,6 +11,7 @@ namespace dcs {
 
 struct ColumnsLaunchers {
   cudaError_t (*few_steps)(const ScanProblem&, const FewStepsPlan&, cudaStream_t);
+  cudaError_t (*staged)(const ScanProblem&, const StagedColumnsPlan&, cudaStream_t);
   cudaError_t (*serial)(const ScanProblem&, const SerialColumnsPlan&, cudaStream_t);
   cudaError_t (*small)(const ScanProblem&, const SmallColumnsPlan&, cudaStream_t);
   cudaError_t (*resident)(const ScanProblem&, const ResidentColumnsPlan&, void* workspace, cudaStream_t);

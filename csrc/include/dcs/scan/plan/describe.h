@@ -86,6 +86,10 @@ inline void describe_launch(const LongRowsPlan& plan, JsonObject& launch) {
 inline void describe_launch(const FewStepsPlan& plan, JsonObject& launch) {
   launch.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);
 }
+inline void describe_launch(const StagedColumnsPlan& plan, JsonObject& launch) {
+  launch.add("slabs", plan.slabs).add("steps", plan.steps).add("blocks", plan.blocks);
+  launch.add("shared_bytes", plan.shared_bytes);
+}
 inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {
   launch.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }

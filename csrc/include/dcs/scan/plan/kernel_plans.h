@@ -96,6 +96,16 @@ struct SerialColumnsPlan {
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
+// A block takes the columns of some outer rows, of which it stages some steps at a time in shared memory; a thread takes
+// all steps of its column (columns/staged_columns.cuh).
+struct StagedColumnsPlan {
+  int slabs;                      // outer rows of a block
+  int steps;                      // that are staged at a time
+  int operand_bytes, slab_bytes;  // of shared memory for a slab's operand; for all of its operands
+  uint32_t inner_inverse;         // 2^kStagedInverseBits / inner, rounded up
+  int64_t blocks, shared_bytes;
+  bool dependent;  // may begin as the launch before it ends
+};
 // A block, or a cluster of blocks, takes a span of columns through all of time (columns/small_columns.cuh).
 struct SmallColumnsPlan {
   bool flat;       // what a warp has is one contiguous range of memory

@@ -15,7 +15,7 @@
 namespace dcs {
 
 using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
-    LongRowsPlan, FewStepsPlan, SerialColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
+    LongRowsPlan, FewStepsPlan, StagedColumnsPlan, SerialColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -37,6 +37,7 @@ constexpr Candidate kCandidates[] = {
     {"composed_window", "longer windows", plan_by<plan_composed_window>},
     {"few_steps", "columns of at most 4 steps, or rows of less than 16 bytes with numbers of their own",
         plan_by<plan_few_steps<kFewestSteps>>},
+    {"staged_columns", "columns of few neighbors that fill the GPU", plan_by<plan_staged_columns>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"small_rows", "contiguous rows of few elements in all, that fit into a block or a cluster",

@@ -129,6 +129,10 @@ constexpr int kSmallSpan = 16;
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 13 << 10;
+// Columns of few neighbors (columns/staged_columns.cuh): threads of a block; of a column's steps that are staged at a
+// time; buffers of these. Bytes of a step at most, columns of a multiprocessor at least.
+constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2, kStagedInverseBits = 20;
+constexpr int64_t kMostStagedRow = 64, kStagedColumns = 128;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone
