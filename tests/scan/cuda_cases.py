@@ -23,7 +23,7 @@ class Problem:
 
     # That it takes on an H200 (132 multiprocessors), the backward's behind the forward's where it takes another.
     kernels: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: torch.dtype
     gamma: str | float = 0.99  # or "row", "step"; or "constant step", which has no gradient
     dim: int = -1
@@ -180,6 +180,19 @@ def _columns() -> list[Problem]:
     return [replace(problem, dim=0) for problem in problems]
 
 
+def _slabs() -> list[Problem]:
+    """Few neighboring columns of many outer rows: shorter than what is staged at a time, and of some such stages."""
+    problems = []
+    for dtype in (BFLOAT, FLOAT, DOUBLE):
+        problems += [
+            Problem("staged_columns_kernel", (9000, 11, 3), dtype),
+            Problem("staged_columns_kernel", (9001, 70, 3), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("staged_columns_kernel", (9001, 135, 2), dtype, "step", reset=True, initial=True, backward=True),
+            Problem("staged_columns_kernel", (6000, 70, 4), dtype, backward=True),
+        ]
+    return [replace(problem, dim=1) for problem in problems]
+
+
 def _others() -> list[Problem]:
     problems = []
     for dtype in (BFLOAT, FLOAT, DOUBLE, COMPLEX):
@@ -190,7 +203,7 @@ def _others() -> list[Problem]:
     return problems
 
 
-PROBLEMS = [*_long_rows(), *_rows(), *_columns(), *_others()]
+PROBLEMS = [*_long_rows(), *_rows(), *_columns(), *_slabs(), *_others()]
 
 
 def main(kernels: list[str]) -> None:

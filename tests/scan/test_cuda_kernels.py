@@ -205,6 +205,45 @@ def test_many_columns(shape: tuple[int, int], kind: str, dtype: torch.dtype, dir
     assert (got[1].double() - expected_grads[1]).abs().max() <= bound
 
 
+# Few neighboring columns of many outer rows: one that a block has no other of, few steps, several stages of them, the
+# last one in part; steps of an even and of an odd number of words.
+SLABS = ((20_000, 9, 2), (9001, 41, 3), (6007, 300, 5), (3001, 130, 8), (70, 1100, 250))
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("shape", SLABS, ids=str)
+@pytest.mark.each_pair
+def test_few_neighboring_columns(
+    shape: tuple[int, int, int], padding: int, kind: str, dtype: torch.dtype, direction: str
+) -> None:
+    """With resets and initial values: output and gradients, against the CPU's kernels in double."""
+    outer, steps, inner = shape
+    drawn = torch.randn(outer, steps, inner + padding, device="cuda").to(dtype)
+    x = drawn[..., :inner].requires_grad_()
+    size = {"number": (), "row": (outer, 1, inner), "step": shape}[kind]
+    gamma = torch.empty(size, device="cuda").uniform_(0.9, 0.9995)
+    gamma = (gamma if kind == "row" and dtype.itemsize < 4 else gamma.to(dtype)).requires_grad_()
+    initial = torch.randn(outer, inner, device="cuda").to(dtype).requires_grad_()
+    reset = torch.rand(shape, device="cuda") < 0.02
+    grad = torch.randn(shape, device="cuda").to(dtype)
+    y = discounted_cumsum(x, gamma, dim=1, direction=direction, initial=initial, reset=reset)
+    got = torch.autograd.grad(y, (x, gamma, initial), grad)
+    leaves = [leaf.detach().double().cpu().requires_grad_() for leaf in (x, gamma, initial)]
+    expected = discounted_cumsum(leaves[0], leaves[1], dim=1, direction=direction, initial=leaves[2], reset=reset.cpu())
+    wanted = torch.autograd.grad(expected, leaves, grad.double().cpu())
+    eps = torch.finfo(dtype).eps + (1e-6 if dtype != torch.float64 else 1e-12)
+    assert (y.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
+    for found, of in ((got[0], wanted[0]), (got[2], wanted[2])):
+        assert (found.double().cpu() - of).abs().max() <= eps * of.abs().max()
+    # A term carries the rounding of the output and of the gradient, a sum of n terms those of n, each on its own.
+    terms = 1 if kind == "step" else steps if kind == "row" else outer * steps * inner
+    bound = 8 * eps * terms**0.5 * expected.abs().max() * wanted[0].abs().max()
+    assert (got[1].double().cpu() - wanted[1]).abs().max() <= bound
+
+
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(32, 8), (7, 16), (40, 32)], ids=str)

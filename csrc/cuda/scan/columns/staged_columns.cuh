@@ -36,7 +36,7 @@ struct StagedSteps {
 template <typename E, typename VisitWord, typename Visit>
 __device__ __forceinline__ void each_word(
     const E* at, int first, int end, const VisitWord& visit_word, const Visit& visit) {
-  constexpr int kOfWord = 4 / sizeof(E);
+  constexpr int kOfWord = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
   const int lane = static_cast<int>(threadIdx.x) % 32,
             before = static_cast<int>(reinterpret_cast<uintptr_t>(at + first) % 4) / static_cast<int>(sizeof(E)),
             edge = min((kOfWord - before) % kOfWord, end - first), words = (end - first - edge) / kOfWord,
@@ -95,15 +95,15 @@ struct StagedColumns {
       const StagedSteps<const E> from(data, strides, first_outer + s, low);
       E* const to = const_cast<E*>(from.in(slot(buffer, operand, s)));
       if (from.inner != 1 || from.time != inner) {
-        each_cell(first, end, [&](int i, int step, int of_column) {
-          to[i] = from.at[step * from.time + of_column * from.inner];
-        });
+        each_cell(first, end,
+            [&](int i, int step, int of_column) { to[i] = from.at[step * from.time + of_column * from.inner]; });
       } else if constexpr (sizeof(E) >= 4) {
 #pragma unroll 4
         for (int i = first + static_cast<int>(threadIdx.x) % 32; i < end; i += 32)
           copy_async<sizeof(E)>(to + i, from.at + i, sizeof(E));
       } else {
-        each_word(from.at, first, end, [&](int i) { copy_async<4>(to + i, from.at + i, 4); },
+        each_word(
+            from.at, first, end, [&](int i) { copy_async<4>(to + i, from.at + i, 4); },
             [&](int i) { to[i] = from.at[i]; });
       }
     }
@@ -115,16 +115,15 @@ struct StagedColumns {
     const T* const values = from->in(slot(buffer, operand, s));
     const int end = count * inner;
     if (to.inner != 1 || to.time != inner) {
-      each_cell(0, end,
-          [&](int i, int step, int of_column) { to.at[step * to.time + of_column * to.inner] = values[i]; });
+      each_cell(
+          0, end, [&](int i, int step, int of_column) { to.at[step * to.time + of_column * to.inner] = values[i]; });
     } else if (sizeof(T) >= 4 || to.skew() != from->skew()) {
 #pragma unroll 4
       for (int i = static_cast<int>(threadIdx.x) % 32; i < end; i += 32) to.at[i] = values[i];
     } else {
-      each_word(to.at, 0, end,
-          [&](int i) {
-            *reinterpret_cast<uint32_t*>(to.at + i) = *reinterpret_cast<const uint32_t*>(values + i);
-          },
+      each_word(
+          to.at, 0, end,
+          [&](int i) { *reinterpret_cast<uint32_t*>(to.at + i) = *reinterpret_cast<const uint32_t*>(values + i); },
           [&](int i) { to.at[i] = values[i]; });
     }
   }
@@ -177,8 +176,7 @@ struct StagedColumns {
     const uint8_t* flags = nullptr;
     if constexpr (kStep) gates = first_of<T>(buffer, kGates, p.gamma, p.gamma_strides, begin - shift, count);
     if constexpr (kBackward) saved = first_of<T>(buffer, kSaved, p.saved, p.saved_strides, begin + 1, count);
-    if (has_flags)
-      flags = first_of<uint8_t>(buffer, kOperands, p.reset, p.reset_strides, begin - shift, count + shift);
+    if (has_flags) flags = first_of<uint8_t>(buffer, kOperands, p.reset, p.reset_strides, begin - shift, count + shift);
 #pragma unroll 4
     for (int i = 0; i < count; ++i) {
       const bool has_before = !(starts && i == 0 && shift > 0);  // the gate and the flag of the step before

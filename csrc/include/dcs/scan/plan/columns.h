@@ -76,7 +76,9 @@ inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p
   plan.inner_inverse = static_cast<uint32_t>(ceil_div(int64_t{1} << kStagedInverseBits, p.inner));
   // Words of a slab: slabs begin in other banks than those before, as far apart as a step's columns reach. Elements may
   // lie behind a whole word, and flags are those of one more step.
-  const auto words_of = [](int64_t elements, int64_t size) { return ceil_div(elements * size + (size < 4 ? 4 : 0), 4); };
+  const auto words_of = [](int64_t elements, int64_t size) {
+    return ceil_div(elements * size + (size < 4 ? 4 : 0), 4);
+  };
   const int64_t operands = tensors_of(p), of_operand = words_of(plan.steps * p.inner, bytes) + 1 & ~int64_t{1},
                 flags = p.reset ? words_of((plan.steps + 1) * p.inner, 1) : 0;
   int64_t words = operands * of_operand + flags;

@@ -96,8 +96,8 @@ struct SerialColumnsPlan {
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };
-// A block takes the columns of some outer rows, of which it stages some steps at a time in shared memory; a thread takes
-// all steps of its column (columns/staged_columns.cuh).
+// A block takes the columns of some outer rows, of which it stages some steps at a time in shared memory; a thread
+// takes all steps of its column (columns/staged_columns.cuh).
 struct StagedColumnsPlan {
   int slabs;                      // outer rows of a block
   int steps;                      // that are staged at a time
