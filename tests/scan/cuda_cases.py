@@ -116,14 +116,14 @@ def _rows() -> list[Problem]:
                 "small_rows_kernel flat_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True
             ),
             Problem("few_steps_kernel", (3001, 3), dtype, "row", reset=True, initial=True, backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
+            Problem("small_rows_kernel", (5, 30_001), dtype, "step", reset=True, initial=True, backward=True),
+            Problem("small_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("small_rows_kernel flat_rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
             Problem("tile_rows_kernel", (1000, 11 * full), dtype, backward=True),
             Problem("small_rows_kernel tile_rows_kernel", (50, 4000), dtype, "step", backward=True),
             Problem("tile_rows_kernel", (2, 40_008), dtype, "row", backward=True),
             Problem("long_rows_kernel", (140, 20_000), dtype, "step", reset=True, backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (999, 77), dtype, "step", backward=True),
+            Problem("small_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
     problems.append(Problem("warp_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):

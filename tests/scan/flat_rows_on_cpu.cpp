@@ -151,8 +151,9 @@ class Trial {
   bool launch_small(const SmallRowsPlan& plan) {
     const SmallRowsParams params = small_params<T>(p, plan);
     const auto kernel = [&] {
-      if (p.gamma_kind == GammaKind::kNumber) small_rows_kernel<T, false>(params);
-      else small_rows_kernel<T, true>(params);
+      if (p.gamma_kind == GammaKind::kNumber) small_rows_kernel<T, false, false>(params);
+      else if (p.backward) small_rows_kernel<T, true, true>(params);
+      else small_rows_kernel<T, true, false>(params);
     };
     const int threads = 32 * plan.warps;
     return emulation::launch(plan.blocks, threads, 16 * threads, plan.cluster > 1, c.seed, kernel, plan.cluster);
@@ -285,9 +286,9 @@ Case draw(std::mt19937& random) {
   c.reset = one_in(3);
   c.initial = one_in(3);
   c.reverse = one_in(2);
-  c.backward = !c.by_small_rows && one_in(2);
+  c.backward = one_in(2) && (!c.by_small_rows || c.kind == GammaKind::kStep);
   c.shifted = c.backward || (c.by_small_rows && one_in(4));
-  if (c.by_small_rows && c.shifted) c.initial = false;
+  if (c.by_small_rows && c.shifted && !c.backward) c.initial = false;
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   draw_layouts(c, random);
   c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;

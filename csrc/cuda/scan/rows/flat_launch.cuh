@@ -93,7 +93,13 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   if (params.by_step) params.gates = operand(problem.gamma, problem.gamma_strides, sizeof(T));
   else params.gamma = row_operand(problem.gamma, problem.gamma_strides, bytes_of(problem.gamma_dtype));
   params.back = problem.shifted ? 1 : 0;
-  if (problem.shifted) params.gates.in_words = params.reset.in_words = false;
+  if (problem.backward) {
+    params.saved = operand(problem.saved, problem.saved_strides, sizeof(T));
+    params.saved.in_words = params.saved.in_words && !problem.initial;  // which is behind a row's last element
+    params.gradient = operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
+  } else if (problem.shifted) {
+    params.gates.in_words = params.reset.in_words = false;
+  }
   params.length = Divisor(static_cast<uint32_t>(problem.length));
   params.inner = Divisor(static_cast<uint32_t>(problem.inner));
   params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
@@ -110,14 +116,16 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
 
 template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
-  const auto kernel =
-      problem.gamma_kind == GammaKind::kNumber ? small_rows_kernel<T, false> : small_rows_kernel<T, true>;
+  const auto kernel = problem.gamma_kind == GammaKind::kNumber ? small_rows_kernel<T, false, false>
+      : problem.backward                                       ? small_rows_kernel<T, true, true>
+                                                               : small_rows_kernel<T, true, false>;
   const SmallRowsParams params = small_params<T>(problem, plan);
+  const bool in_words = params.output.in_words && (!problem.backward || params.gradient.in_words);
   cudaLaunchAttribute attributes[2];
   const int count = find_attributes(kernel, plan, attributes);
   const int threads = 32 * plan.warps;
   const cudaLaunchConfig_t config =
-      launch_config(plan.blocks, threads, params.output.in_words ? 0 : threads * 16, stream, attributes, count);
+      launch_config(plan.blocks, threads, in_words ? 0 : threads * 16, stream, attributes, count);
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 

@@ -34,6 +34,7 @@ struct SmallRowsParams {
   bool reverse, by_step;
   ElementType gamma_dtype;
   double number, powers[6];  // gamma; over 1, 2, 4, ... lanes
+  SmallOperand saved, gradient;  // backward
 };
 
 // What a thread has asked for: a vector in the order of memory, or elements in the order of the scan, in registers of
@@ -113,6 +114,18 @@ struct SmallElements {
     }
   }
 
+  // The same, and how far from the thread's first element each lies.
+  template <typename Visit>
+  __device__ __forceinline__ void each_of(const SmallOperand& of, const Visit& visit) const {
+    const int to_next_row = of.pitch - (length - 1) * of.time;
+    int ahead = 0, row_before = row;
+    each([&](int i, int at_row, int at_done) {
+      if (i > 0) ahead += at_row != row_before ? to_next_row : of.time;
+      row_before = at_row;
+      visit(i, at_row, at_done, ahead);
+    });
+  }
+
   // Where the thread's first element lies.
   template <typename E>
   __device__ __forceinline__ const E* first_of(const SmallOperand& of, int back = 0) const {
@@ -128,14 +141,21 @@ struct SmallElements {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) asked.load(has(i), p.reverse ? first - i : first + i, i);
     } else {
-      const int to_next_row = of.pitch - (length - 1) * of.time;
-      int ahead = 0, row_before = row;
-      each([&](int i, int at_row, int at_done) {
-        if (i > 0) ahead += at_row != row_before ? to_next_row : of.time;
-        row_before = at_row;
-        asked.load(has(i) && at_done >= back, first + ahead, i);
-      });
+      each_of(of,
+          [&](int i, int, int at_done, int ahead) { asked.load(has(i) && at_done >= back, first + ahead, i); });
     }
+  }
+  // Element by element what is behind each: of a row's last one its `ends`, if there are.
+  template <typename E>
+  __device__ __forceinline__ void ask_behind(
+      const SmallOperand& of, const SmallRowOperand& ends, Asked<E, kVec>& asked) const {
+    const E* const first = first_of<E>(of, -1);
+    each_of(of, [&](int i, int at_row, int at_done, int ahead) {
+      const E* from = first + ahead;
+      const bool is_last = at_done == length - 1;
+      if (ends.data && is_last) from = static_cast<const E*>(ends.data) + offset(ends, at_row);
+      asked.load(has(i) && (!is_last || ends.data), from, i);
+    });
   }
   // In the order of the scan.
   template <typename Acc, typename E>
@@ -169,10 +189,11 @@ struct SmallElements {
 
   // `shared` has a word a thread, by way of which the warp's lanes take single elements in turn.
   template <typename T, typename Acc>
-  __device__ __forceinline__ void store(const Acc (&values)[kVec], unsigned char* shared) const {
-    T* const to = static_cast<T*>(const_cast<void*>(p.output.data));
-    if (p.output.in_words) {
-      T* const first = const_cast<T*>(first_of<T>(p.output));
+  __device__ __forceinline__ void store(
+      const SmallOperand& operand, const Acc (&values)[kVec], unsigned char* shared) const {
+    T* const to = static_cast<T*>(const_cast<void*>(operand.data));
+    if (operand.in_words) {
+      T* const first = const_cast<T*>(first_of<T>(operand));
       if (low == 0 && high == kVec) {
         Acc turned[kVec];
 #pragma unroll
@@ -193,7 +214,7 @@ struct SmallElements {
     for (int i = 0; i < kVec; ++i) {
       const int own = 32 * i + lane, index = at - lane * kVec + own, rows_before = whole_rows(max(index, 0));
       if (index >= 0 && index < elements)
-        to[(first_row + rows_before) * p.output.pitch + (index - rows_before * length) * p.output.time] = warp[own];
+        to[(first_row + rows_before) * operand.pitch + (index - rows_before * length) * operand.time] = warp[own];
     }
   }
 };

@@ -32,10 +32,11 @@ class RowSizes {
 };
 
 // So few elements that the GPU has room for all of their threads, a vector each, whatever their alignment; of rows that
-// fit into a block or a cluster. Nothing forms gradients of gamma there.
+// fit into a block or a cluster. Nothing sums gradients of gamma there.
 inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  if (!sizes.takes() || p.backward || bytes_of(p.dtype) > 4 || (p.shifted && p.initial)) return std::nullopt;
+  const bool sums = p.backward && p.gamma_kind != GammaKind::kStep;
+  if (!sizes.takes() || sums || bytes_of(p.dtype) > 4 || (p.shifted && !p.backward && p.initial)) return std::nullopt;
   // Offsets in operands are numbers of 31 bits, and rows equally far apart.
   const auto is_near = [&](const void* pointer, const Strides& s) {
     const int64_t last =
