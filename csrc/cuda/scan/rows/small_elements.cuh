@@ -33,8 +33,10 @@ struct SmallRowsParams {
   int back;                        // 1 where gates and resets are those of the step before
   bool reverse, by_step;
   ElementType gamma_dtype;
-  double number, powers[6];  // gamma; over 1, 2, 4, ... lanes
+  double number, powers[6];      // gamma; over 1, 2, 4, ... lanes
   SmallOperand saved, gradient;  // backward
+  SmallRowOperand sums;
+  int64_t partials;  // of a sum
 };
 
 // What a thread has asked for: a vector in the order of memory, or elements in the order of the scan, in registers of
@@ -93,6 +95,11 @@ struct SmallElements {
     const int index = first_row * length + at;
     is_word = high > 0 && index >= 0 && index + kVec <= p.rows * length;
   }
+  // Of the block in its cluster that has the last element.
+  __device__ __forceinline__ int last_rank() const {
+    const int threads = static_cast<int>(blockDim.x), end = elements - 1 - at;  // from the thread's first element on
+    return rank + (end + static_cast<int>(threadIdx.x) * kVec) / (threads * kVec);
+  }
   __device__ __forceinline__ bool has(int i) const { return i >= low && i < high; }
   __device__ __forceinline__ int whole_rows(int count) const {
     return static_cast<int>(p.length.of(static_cast<uint32_t>(count)));
@@ -141,8 +148,7 @@ struct SmallElements {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) asked.load(has(i), p.reverse ? first - i : first + i, i);
     } else {
-      each_of(of,
-          [&](int i, int, int at_done, int ahead) { asked.load(has(i) && at_done >= back, first + ahead, i); });
+      each_of(of, [&](int i, int, int at_done, int ahead) { asked.load(has(i) && at_done >= back, first + ahead, i); });
     }
   }
   // Element by element what is behind each: of a row's last one its `ends`, if there are.

@@ -13,15 +13,10 @@
 #include "dcs/scan/plan/tuning.h"
 #include "scan/rows/lane_state.cuh"
 #include "scan/rows/small_elements.cuh"
+#include "scan/rows/small_sums.cuh"
 
 namespace dcs {
 
-// How many lanes back a lane's carry comes from: as far as the nearest one that is closed.
-__device__ __forceinline__ int reach_of(uint32_t closed) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
-  return behind ? lane - (31 - __clz(behind)) : lane;
-}
 // The first `count` lanes' segments, each with those before it.
 __device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, int count) {
   const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
@@ -96,11 +91,14 @@ struct SmallAsked {
   Asked<uint8_t, 1> flag_before;
 };
 
-// What a thread makes of its elements. `kGates`: one gamma a row or a step. `kBackward`: with its gradient.
-template <typename T, bool kGates, bool kBackward>
+enum class SmallGradient { kNone, kSteps, kSums };  // of gamma
+
+// What a thread makes of its elements. `kGates`: one gamma a row or a step.
+template <typename T, bool kGates, SmallGradient kGradient>
 struct SmallScan {
   using Acc = LaneAcc<T>;
   static constexpr int kVec = 16 / sizeof(T);
+  static constexpr bool kBackward = kGradient != SmallGradient::kNone;
 
   const SmallRowsParams& p;
   const SmallElements<kVec>& mine;
@@ -123,12 +121,13 @@ struct SmallScan {
       weight = bounded_product(weight, p.number);
     }
   }
+  __device__ __forceinline__ bool by_step() const { return kBackward ? kGradient == SmallGradient::kSteps : p.by_step; }
   static __device__ __forceinline__ Acc gate(const Gates& gates, int i) { return gates[kGates ? i : 0]; }
 
   __device__ __forceinline__ void ask(const T* first, SmallAsked<T, kVec>& asked, Gates& gates) const {
     const int back = kBackward ? 0 : p.back;
     mine.ask(p.input, first, asked.input);
-    if (kGates && p.by_step) mine.ask(p.gates, mine.template first_of<T>(p.gates, back), asked.step_gates, back);
+    if (kGates && by_step()) mine.ask(p.gates, mine.template first_of<T>(p.gates, back), asked.step_gates, back);
     if (p.reset.data) mine.ask(p.reset, mine.template first_of<uint8_t>(p.reset, back), asked.flags, back);
     if constexpr (kBackward) {
       ask_neighbors(asked);
@@ -139,7 +138,7 @@ struct SmallScan {
       });
     }
     if constexpr (kGates) {
-      if (!p.by_step) mine.get_row_gammas(gates);
+      if (!by_step()) mine.get_row_gammas(gates);
     } else if constexpr (std::is_same_v<Acc, float>) {
       gates[0] = make_gate<float, true>(p.number).value;
     } else {
@@ -148,7 +147,7 @@ struct SmallScan {
   }
   __device__ __forceinline__ void ask_neighbors(SmallAsked<T, kVec>& asked) const {
     const bool goes_on = lane == 0 && mine.has(0) && mine.done > 0;
-    if (kGates && p.by_step) asked.gate_before.load(goes_on, mine.template first_of<T>(p.gates, 1), 0);
+    if (kGates && by_step()) asked.gate_before.load(goes_on, mine.template first_of<T>(p.gates, 1), 0);
     if (p.reset.data) asked.flag_before.load(goes_on, mine.template first_of<uint8_t>(p.reset, 1), 0);
     if (p.saved.in_words) {
       const T* const first = mine.template first_of<T>(p.saved);
@@ -163,14 +162,12 @@ struct SmallScan {
   __device__ __forceinline__ void get(const SmallAsked<T, kVec>& asked, Values& x, Gates& gates) {
     mine.get(p.input, asked.input, x);
     if constexpr (kGates)
-      if (p.by_step) mine.get(p.gates, asked.step_gates, gates);
-    if constexpr (kGates && kBackward) {
-      if (p.by_step) {
-        const Acc other = shuffle_up(gates[kVec - 1], 1);
+      if (by_step()) mine.get(p.gates, asked.step_gates, gates);
+    if constexpr (kGradient == SmallGradient::kSteps) {
+      const Acc other = shuffle_up(gates[kVec - 1], 1);
 #pragma unroll
-        for (int i = kVec - 1; i > 0; --i) gates[i] = gates[i - 1];
-        gates[0] = lane == 0 ? cast<Acc>(asked.gate_before[0]) : other;
-      }
+      for (int i = kVec - 1; i > 0; --i) gates[i] = gates[i - 1];
+      gates[0] = lane == 0 ? cast<Acc>(asked.gate_before[0]) : other;
     }
     cuts = starts;
     if (p.reset.data) {
@@ -251,29 +248,32 @@ struct SmallScan {
     for (int i = 0; i < kVec; ++i) x[i] = y = cuts >> i & 1 ? x[i] : fold(x[i], gate(gates, i), y);
   }
 
-  // grad_gamma[t] = output[t] * saved[next(t)]. A product of floats is one of doubles, rounded.
-  __device__ __forceinline__ void gradient(
-      const SmallAsked<T, kVec>& asked, const Values& y, float (&products)[kVec]) const {
-    float behind[kVec];
+  // output[t] * saved[next(t)]. A product of floats is one of doubles, rounded.
+  template <typename Product>
+  __device__ __forceinline__ void multiply(
+      const SmallAsked<T, kVec>& asked, const Values& y, Product (&products)[kVec]) const {
+    Product behind[kVec];
     mine.get(p.saved, asked.saved, behind);
     if (p.saved.in_words) {
-      float other = shuffle_down(behind[0], 1);
-      if (lane == 31) other = cast<float>(asked.saved_behind[0]);
+      Product other = shuffle_down(behind[0], 1);
+      if (lane == 31) other = cast<Product>(asked.saved_behind[0]);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        const float next = i + 1 < kVec ? behind[(i + 1) % kVec] : other;
-        behind[i] = ends >> i & 1 ? 0.f : next;
+        const Product next = i + 1 < kVec ? behind[(i + 1) % kVec] : other;
+        behind[i] = ends >> i & 1 ? cast<Product>(0.0) : next;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) products[i] = resets >> i & 1 ? 0.f : behind[i] * cast<float>(cast<T>(y[i]));
+    for (int i = 0; i < kVec; ++i)
+      products[i] = resets >> i & 1 ? cast<Product>(0.0) : behind[i] * cast<Product>(cast<T>(y[i]));
   }
 };
 
-template <typename T, bool kGates, bool kBackward>
+template <typename T, bool kGates, SmallGradient kGradient>
 __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
     small_rows_kernel(const __grid_constant__ SmallRowsParams p) {
-  using Scan = SmallScan<T, kGates, kBackward>;
+  using Scan = SmallScan<T, kGates, kGradient>;
+  constexpr bool kSums = kGradient == SmallGradient::kSums;
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
   __shared__ Segment<double> segments[kSmallRowsWarps];
@@ -281,6 +281,9 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallElements<kVec> mine(p);
+  __shared__ BlockSums sums;
+  if constexpr (kSums)
+    if (p.cluster.divisor > 1) sums.init(mine.rank);
   if (p.cluster.divisor > 1) cluster.init(mine.rank);
   Scan scan(p, mine);
   const T* first = mine.template first_of<T>(p.input);
@@ -300,9 +303,13 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   const double carry = scan.exchange(segments, cluster);
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
   mine.template store<T>(p.output, x, small_shared);
-  if constexpr (kBackward) {
+  if constexpr (kSums) {
+    typename Scan::Acc products[kVec];
+    scan.multiply(asked, x, products);
+    SmallSums<kVec, typename Scan::Acc>{p, mine, scan.starts, scan.ends}.add(products, sums);
+  } else if constexpr (kGradient == SmallGradient::kSteps) {
     float products[kVec];
-    scan.gradient(asked, x, products);
+    scan.multiply(asked, x, products);
     __syncwarp();
     mine.template store<T>(p.gradient, products, small_shared);
   }
