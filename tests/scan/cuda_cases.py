@@ -106,24 +106,25 @@ def _rows() -> list[Problem]:
                 Problem("long_rows_kernel", (3, 600_003), dtype, backward=backward),
                 Problem("flat_rows_kernel", (500, 3001), dtype, reset=True, initial=True, backward=backward),
                 Problem("flat_rows_kernel", (100_000, 13), dtype, backward=backward),
+                Problem("flat_rows_kernel", (40, 30_001), dtype, reset=True, initial=True, backward=backward),
+                Problem("small_rows_kernel", (40, 3001), dtype, reset=True, initial=True, backward=backward),
+                Problem("small_rows_kernel", (3000, 13), dtype, backward=backward),
+                Problem("small_rows_kernel", (3, 30_001), dtype, reset=True, initial=True, backward=backward),
             ]
         problems += [
-            Problem("small_rows_kernel", (40, 3001), dtype, reset=True, initial=True),
-            Problem("small_rows_kernel", (3000, 13), dtype),
-            Problem("small_rows_kernel", (3, 30_001), dtype, reset=True, initial=True),
-            Problem("flat_rows_kernel", (40, 30_001), dtype, reset=True, initial=True),
-            Problem(
-                "small_rows_kernel flat_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True
-            ),
+            Problem("flat_rows_kernel", (40, 30_001), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("flat_rows_kernel", (40, 30_001), dtype, "step", backward=True),
+            Problem("flat_rows_kernel", (500, 3001), dtype, "step", backward=True),
+            Problem("small_rows_kernel", (3, 30_001), dtype, "row", reset=True, initial=True, backward=True),
             Problem("few_steps_kernel", (3001, 3), dtype, "row", reset=True, initial=True, backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (5, 30_001), dtype, "step", backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
+            Problem("small_rows_kernel", (5, 30_001), dtype, "step", reset=True, initial=True, backward=True),
+            Problem("small_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
+            Problem("small_rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
             Problem("tile_rows_kernel", (1000, 11 * full), dtype, backward=True),
             Problem("small_rows_kernel tile_rows_kernel", (50, 4000), dtype, "step", backward=True),
             Problem("tile_rows_kernel", (2, 40_008), dtype, "row", backward=True),
             Problem("long_rows_kernel", (140, 20_000), dtype, "step", reset=True, backward=True),
-            Problem("small_rows_kernel flat_rows_kernel", (999, 77), dtype, "step", backward=True),
+            Problem("small_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
     problems.append(Problem("warp_rows_kernel", (40, 4096), BFLOAT, backward=True))
     for dtype in (DOUBLE, COMPLEX):

@@ -10,10 +10,11 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 # One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
-# columns with blocks of their own, that warps scan serially, few; long rows that all blocks share, that a block takes.
+# columns with blocks of their own, that warps scan serially, few; long rows that all blocks share, that a block takes;
+# small rows in a block and in a cluster.
 SHAPES = (
     ((32, 8), 1), ((300, 16), 1), ((300, 400), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0),
-    ((40, 15_000), 0), ((2100, 264), 0), ((20, 120_008), 1), ((130, 20_008), 1),
+    ((40, 15_000), 0), ((2100, 264), 0), ((20, 120_008), 1), ((130, 20_008), 1), ((999, 77), 1), ((3, 30_001), 1),
 )  # fmt: skip
 
 
@@ -242,6 +243,38 @@ def test_few_neighboring_columns(
     terms = 1 if kind == "step" else steps if kind == "row" else outer * steps * inner
     bound = 8 * eps * terms**0.5 * expected.abs().max() * wanted[0].abs().max()
     assert (got[1].double().cpu() - wanted[1]).abs().max() <= bound
+
+
+# Several rows a thread, a warp and a block; one a block and a cluster, whose last block has no element of a first row.
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("shape", [(5000, 5), (3000, 13), (999, 77), (9, 3001), (3, 30_001), (3, 12_287)], ids=str)
+def test_gradients_of_small_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direction: str) -> None:
+    rows, length = shape
+
+    def padded() -> torch.Tensor:
+        return torch.rand(rows, length + 5, device="cuda").to(dtype)[:, 2:-3]
+
+    gates = torch.rand(1 if kind == "number" else rows, 1, device="cuda") if kind != "step" else padded()
+    gamma = gates.flatten()[0] if kind == "number" else gates
+    initial = torch.randn(rows, device="cuda").to(dtype)
+    reset, grad = torch.rand(shape, device="cuda") < 0.01, padded() - 0.5
+    for options in ({}, {"initial": initial}, {"reset": reset}, {"initial": initial, "reset": reset}):
+        leaves = [t.clone().requires_grad_() for t in (padded() - 0.5, gamma)]
+        on_cpu = [leaf.detach().double().cpu().requires_grad_() for leaf in leaves]
+        exact = {name: t.cpu() if t.dtype == torch.bool else t.double().cpu() for name, t in options.items()}
+        y = discounted_cumsum(*leaves, direction=direction, **options)
+        got = torch.autograd.grad(y, leaves, grad)
+        expected = discounted_cumsum(*on_cpu, direction=direction, **exact)
+        expected_grads = torch.autograd.grad(expected, on_cpu, grad.double().cpu())
+        eps = torch.finfo(dtype).eps + 1e-6
+        assert (got[0].double().cpu() - expected_grads[0]).abs().max() <= eps * expected_grads[0].abs().max()
+        # A sum of n terms carries the roundings of outputs and gradients, each on its own.
+        terms = {"number": rows * length, "row": length, "step": 1}[kind]
+        saved = max(expected.abs().max(), initial.abs().max().double().cpu())
+        bound = 8 * eps * terms**0.5 * saved * expected_grads[0].abs().max()
+        assert (got[1].double().cpu() - expected_grads[1]).abs().max() <= bound
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])

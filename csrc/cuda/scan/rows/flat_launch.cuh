@@ -93,7 +93,15 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   if (params.by_step) params.gates = operand(problem.gamma, problem.gamma_strides, sizeof(T));
   else params.gamma = row_operand(problem.gamma, problem.gamma_strides, bytes_of(problem.gamma_dtype));
   params.back = problem.shifted ? 1 : 0;
-  if (problem.shifted) params.gates.in_words = params.reset.in_words = false;
+  if (problem.backward) {
+    params.saved = operand(problem.saved, problem.saved_strides, sizeof(T));
+    params.saved.in_words = params.saved.in_words && !problem.initial;  // which is behind a row's last element
+    if (params.by_step) params.gradient = operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
+    else params.sums = row_operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(float));
+    params.partials = problem.partials;
+  } else if (problem.shifted) {
+    params.gates.in_words = params.reset.in_words = false;
+  }
   params.length = Divisor(static_cast<uint32_t>(problem.length));
   params.inner = Divisor(static_cast<uint32_t>(problem.inner));
   params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
@@ -108,17 +116,32 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
   return params;
 }
 
+// launch(whether there are gates, gamma's gradient), both as types.
+template <typename Launch>
+auto in_small_form(const ScanProblem& problem, const Launch& launch) {
+  const auto in = [&](auto gates, auto sums) {
+    if (problem.backward) return launch(gates, sums);
+    return launch(gates, std::integral_constant<SmallGradient, SmallGradient::kNone>());
+  };
+  const std::integral_constant<SmallGradient, SmallGradient::kSums> sums;
+  if (problem.gamma_kind == GammaKind::kNumber) return in(std::false_type(), sums);
+  if (problem.gamma_kind == GammaKind::kRow) return in(std::true_type(), sums);
+  return in(std::true_type(), std::integral_constant<SmallGradient, SmallGradient::kSteps>());
+}
+
 template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
-  const auto kernel =
-      problem.gamma_kind == GammaKind::kNumber ? small_rows_kernel<T, false> : small_rows_kernel<T, true>;
   const SmallRowsParams params = small_params<T>(problem, plan);
-  cudaLaunchAttribute attributes[2];
-  const int count = find_attributes(kernel, plan, attributes);
-  const int threads = 32 * plan.warps;
-  const cudaLaunchConfig_t config =
-      launch_config(plan.blocks, threads, params.output.in_words ? 0 : threads * 16, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, params);
+  const bool in_words = params.output.in_words && (!params.gradient.data || params.gradient.in_words);
+  return in_small_form(problem, [&](auto gates, auto gradient) {
+    const auto kernel = small_rows_kernel<T, gates(), gradient()>;
+    cudaLaunchAttribute attributes[2];
+    const int count = find_attributes(kernel, plan, attributes);
+    const int threads = 32 * plan.warps;
+    const cudaLaunchConfig_t config =
+        launch_config(plan.blocks, threads, in_words ? 0 : threads * 16, stream, attributes, count);
+    return cudaLaunchKernelEx(&config, kernel, params);
+  });
 }
 
 template <typename Kernel>

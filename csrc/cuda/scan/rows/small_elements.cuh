@@ -33,7 +33,10 @@ struct SmallRowsParams {
   int back;                        // 1 where gates and resets are those of the step before
   bool reverse, by_step;
   ElementType gamma_dtype;
-  double number, powers[6];  // gamma; over 1, 2, 4, ... lanes
+  double number, powers[6];      // gamma; over 1, 2, 4, ... lanes
+  SmallOperand saved, gradient;  // backward
+  SmallRowOperand sums;
+  int64_t partials;  // of a sum
 };
 
 // What a thread has asked for: a vector in the order of memory, or elements in the order of the scan, in registers of
@@ -92,6 +95,11 @@ struct SmallElements {
     const int index = first_row * length + at;
     is_word = high > 0 && index >= 0 && index + kVec <= p.rows * length;
   }
+  // Of the block in its cluster that has the last element.
+  __device__ __forceinline__ int last_rank() const {
+    const int threads = static_cast<int>(blockDim.x), end = elements - 1 - at;  // from the thread's first element on
+    return rank + (end + static_cast<int>(threadIdx.x) * kVec) / (threads * kVec);
+  }
   __device__ __forceinline__ bool has(int i) const { return i >= low && i < high; }
   __device__ __forceinline__ int whole_rows(int count) const {
     return static_cast<int>(p.length.of(static_cast<uint32_t>(count)));
@@ -113,6 +121,18 @@ struct SmallElements {
     }
   }
 
+  // The same, and how far from the thread's first element each lies.
+  template <typename Visit>
+  __device__ __forceinline__ void each_of(const SmallOperand& of, const Visit& visit) const {
+    const int to_next_row = of.pitch - (length - 1) * of.time;
+    int ahead = 0, row_before = row;
+    each([&](int i, int at_row, int at_done) {
+      if (i > 0) ahead += at_row != row_before ? to_next_row : of.time;
+      row_before = at_row;
+      visit(i, at_row, at_done, ahead);
+    });
+  }
+
   // Where the thread's first element lies.
   template <typename E>
   __device__ __forceinline__ const E* first_of(const SmallOperand& of, int back = 0) const {
@@ -128,14 +148,20 @@ struct SmallElements {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) asked.load(has(i), p.reverse ? first - i : first + i, i);
     } else {
-      const int to_next_row = of.pitch - (length - 1) * of.time;
-      int ahead = 0, row_before = row;
-      each([&](int i, int at_row, int at_done) {
-        if (i > 0) ahead += at_row != row_before ? to_next_row : of.time;
-        row_before = at_row;
-        asked.load(has(i) && at_done >= back, first + ahead, i);
-      });
+      each_of(of, [&](int i, int, int at_done, int ahead) { asked.load(has(i) && at_done >= back, first + ahead, i); });
     }
+  }
+  // Element by element what is behind each: of a row's last one its `ends`, if there are.
+  template <typename E>
+  __device__ __forceinline__ void ask_behind(
+      const SmallOperand& of, const SmallRowOperand& ends, Asked<E, kVec>& asked) const {
+    const E* const first = first_of<E>(of, -1);
+    each_of(of, [&](int i, int at_row, int at_done, int ahead) {
+      const E* from = first + ahead;
+      const bool is_last = at_done == length - 1;
+      if (ends.data && is_last) from = static_cast<const E*>(ends.data) + offset(ends, at_row);
+      asked.load(has(i) && (!is_last || ends.data), from, i);
+    });
   }
   // In the order of the scan.
   template <typename Acc, typename E>
@@ -169,10 +195,11 @@ struct SmallElements {
 
   // `shared` has a word a thread, by way of which the warp's lanes take single elements in turn.
   template <typename T, typename Acc>
-  __device__ __forceinline__ void store(const Acc (&values)[kVec], unsigned char* shared) const {
-    T* const to = static_cast<T*>(const_cast<void*>(p.output.data));
-    if (p.output.in_words) {
-      T* const first = const_cast<T*>(first_of<T>(p.output));
+  __device__ __forceinline__ void store(
+      const SmallOperand& operand, const Acc (&values)[kVec], unsigned char* shared) const {
+    T* const to = static_cast<T*>(const_cast<void*>(operand.data));
+    if (operand.in_words) {
+      T* const first = const_cast<T*>(first_of<T>(operand));
       if (low == 0 && high == kVec) {
         Acc turned[kVec];
 #pragma unroll
@@ -193,7 +220,7 @@ struct SmallElements {
     for (int i = 0; i < kVec; ++i) {
       const int own = 32 * i + lane, index = at - lane * kVec + own, rows_before = whole_rows(max(index, 0));
       if (index >= 0 && index < elements)
-        to[(first_row + rows_before) * p.output.pitch + (index - rows_before * length) * p.output.time] = warp[own];
+        to[(first_row + rows_before) * operand.pitch + (index - rows_before * length) * operand.time] = warp[own];
     }
   }
 };

@@ -32,10 +32,10 @@ class RowSizes {
 };
 
 // So few elements that the GPU has room for all of their threads, a vector each, whatever their alignment; of rows that
-// fit into a block or a cluster. Nothing forms gradients of gamma there.
+// fit into a block or a cluster.
 inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  if (!sizes.takes() || p.backward || bytes_of(p.dtype) > 4 || (p.shifted && p.initial)) return std::nullopt;
+  if (!sizes.takes() || bytes_of(p.dtype) > 4 || (p.shifted && !p.backward && p.initial)) return std::nullopt;
   // Offsets in operands are numbers of 31 bits, and rows equally far apart.
   const auto is_near = [&](const void* pointer, const Strides& s) {
     const int64_t last =
@@ -44,6 +44,7 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   };
   bool padded = false;
   const bool all_near = is_near(p.initial, p.initial_strides) && is_near(p.gamma, p.gamma_strides) &&
+      is_near(p.grad_gamma, p.grad_gamma_strides) &&
       all_operands(p, [&](const void* pointer, const Strides& s, int64_t) {
         const bool has_pitch = p.inner == 1 || p.outer == 1 || s.outer == p.inner * s.inner;
         padded = padded || (p.rows() > 1 && (p.inner > 1 ? s.inner : s.outer) != p.length);
@@ -69,14 +70,15 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   }
   plan.blocks = ceil_div(p.rows(), plan.group_rows) * plan.cluster;
   plan.dependent = plan.blocks <= device.dependent_blocks(p);
-  // All at once. But padded rows, which the other kernels read element by element, and floats with a number gamma, for
-  // which threads have fewer registers, are as fast in half as many blocks again.
+  // All at once. But padded rows, which the other kernels read element by element, and floats forward with a number
+  // gamma, for which threads have fewer registers, are as fast in half as many blocks again.
   const int64_t room = kSmallRowsWarps / plan.warps;  // of a multiprocessor, for blocks
   if (plan.cluster > 1) {
     const int64_t slots = device.multiprocessors / kClusterMultiprocessors;
     if (p.rows() > slots * (kMostRowCluster * room / plan.cluster)) return std::nullopt;
   } else {
-    const bool more = room > 1 && (padded || (bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber));
+    const bool is_light = bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber && !p.backward;
+    const bool more = room > 1 && (padded || is_light);
     if (2 * plan.blocks > (more ? 3 : 2) * room * device.multiprocessors) return std::nullopt;
   }
   return plan;
