@@ -69,6 +69,22 @@ cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& pla
       kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, few_steps_params(problem, plan));
 }
 
+// The powers of a number over a thread's, a warp's and a block's steps.
+inline void fill_small_powers(SmallColumnsParams& params, double gamma, const SmallColumnsPlan& plan) {
+  const int levels = kSmallLevels - plan.span_bits;
+  const auto fill = [&](SmallPowers& powers, double first) {
+    double power = first;
+    for (double& each : powers.each) {
+      each = power;
+      power = bounded_power(power, 2);
+      if (&each == powers.each + levels - 1) powers.far = power;
+    }
+  };
+  fill(params.lane_powers, bounded_power(gamma, plan.steps));
+  fill(params.warp_powers, params.lane_powers.far);
+  if (plan.cluster > 1) fill(params.block_powers, bounded_power(params.lane_powers.far, plan.warps));
+}
+
 inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
   const int sign = problem.reverse ? -1 : 1;
   // A reverse scan's first step is the last one in memory.
@@ -100,10 +116,9 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   params.back = problem.shifted ? 1 : 0;
   params.flat = plan.flat;
   params.reverse = problem.reverse;
-  params.by_row = problem.gamma_kind == GammaKind::kRow;
   params.gamma_dtype = problem.gamma_dtype;
   params.number = problem.gamma_value;
-  params.power = bounded_power(problem.gamma_value, plan.steps);
+  if (problem.gamma_kind == GammaKind::kNumber) fill_small_powers(params, problem.gamma_value, plan);
   return params;
 }
 
@@ -113,9 +128,15 @@ inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
 }
 
 template <typename T>
+auto small_columns_kernel_of(GammaKind kind) {
+  if (kind == GammaKind::kStep) return small_columns_kernel<T, GammaKind::kStep>;
+  return kind == GammaKind::kRow ? small_columns_kernel<T, GammaKind::kRow>
+                                 : small_columns_kernel<T, GammaKind::kNumber>;
+}
+
+template <typename T>
 cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
-  const auto kernel =
-      problem.gamma_kind == GammaKind::kStep ? small_columns_kernel<T, true> : small_columns_kernel<T, false>;
+  const auto kernel = small_columns_kernel_of<T>(problem.gamma_kind);
   int device = 0, most = 0;
   const int64_t shared = small_columns_bytes(plan);
   if (shared > 0) {

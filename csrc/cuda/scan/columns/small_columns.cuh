@@ -11,6 +11,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/columns/small_exchange.cuh"
 #include "scan/columns/small_index.cuh"
+#include "scan/columns/small_powers.cuh"
 
 namespace dcs {
 
@@ -26,10 +27,10 @@ __device__ __forceinline__ double product_of_each(const Each& each) {
   return careful;
 }
 
-// `kStep`: per-step gamma.
-template <typename T, bool kStep>
+template <typename T, GammaKind kGamma>
 __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
+  constexpr bool kStep = kGamma == GammaKind::kStep, kRow = kGamma == GammaKind::kRow;
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
   using Index = SmallColumnIndex<T, kStep>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   static_assert(sizeof(exchange) <= kSmallColumnsStatics);
   launch_dependents();
   const Index at(p);
-  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits);
+  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits, kStep || p.reset.data);
   uint32_t* const shared = reinterpret_cast<uint32_t*>(small_columns_shared) + at.warp * (p.steps * kSmallPitch);
   griddepcontrol_wait();
 
@@ -48,11 +49,9 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   if (p.reset.data) at.ask_flags(flags);
   if (p.initial.data) at.ask_initial(initial);
   Acc gate;
-  Segment<double> segment;
-  const double gamma = !kStep && p.by_row ? at.row_gamma() : p.number;
+  const double gamma = kRow ? at.row_gamma() : p.number;
   if constexpr (std::is_same_v<Acc, float>) gate = make_gate<float, true>(gamma).value;
   else gate = gamma;
-  segment.gates = p.by_row ? whole_power(gamma, static_cast<unsigned>(p.steps)) : p.power;
   const auto gate_of = [&](int k) {
     if constexpr (kStep) return value_of_word<T, Acc>(step_gates[k]);
     else return gate;
@@ -74,15 +73,20 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     y = cuts >> k & 1 ? value : fold(value, gate_of(k), y);
   };
 
-  // The thread's segment with a zero carry, the carry into it, and the results.
+  // The total with a zero carry, the carry, and the results.
   Acc y = lead;
+  double gates = 1.0;
   if (kStep && cuts == 0 && at.count == p.steps)
-    segment.gates = product_of_each<Acc>([&](const auto& take) { at.each([&](int k) { take(gate_of(k)); }); });
+    gates = product_of_each<Acc>([&](const auto& take) { at.each([&](int k) { take(gate_of(k)); }); });
   at.each([&](int k) {
     if (k > 0) advance(k, y);
   });
-  segment.total = y, segment.closed = cuts != 0;
-  y = static_cast<Acc>(carry_into(at, segment, exchange));
+  if constexpr (kStep) {
+    Segment<double> segment{y, gates, cuts != 0};
+    y = static_cast<Acc>(carry_into(at, segment, exchange));
+  } else {
+    y = static_cast<Acc>(carry_by_powers<kRow>(at, y, cuts != 0, gamma, exchange));
+  }
   at.each([&](int k) {
     advance(k, y);
     x[k] = word_of_value<T>(y);

@@ -17,6 +17,11 @@ struct SmallColumnOperand {
   int outer, time, inner;
 };
 
+// A gamma's powers over 1, 2, 4, ... times the steps of a thread, a warp or a block, and over a warp's slots of them.
+struct SmallPowers {
+  double each[kSmallLevels], far;
+};
+
 struct SmallColumnsParams {
   SmallColumnOperand input, gates, reset, output, gamma, initial;
   Divisor spans, cluster;  // of an outer row; blocks of a cluster
@@ -25,12 +30,13 @@ struct SmallColumnsParams {
   int span_bits;           // 2^these lanes of a slot, at least the span
   uint32_t column_lanes;   // bits of a column's lanes
   int steps;               // of a thread, a multiple of kSmallBatch
-  int slot_warps;          // whose totals each slot of a warp folds, and blocks of a cluster
+  int slot_warps;          // whose segments each slot of a warp folds, and blocks of a cluster
   int slot_blocks;
   int back;  // 1 where gates and resets are those of the step before
-  bool flat, reverse, by_row;
+  bool flat, reverse;
   ElementType gamma_dtype;
-  double number, power;  // gamma; over a thread's steps
+  double number;  // gamma, and its powers
+  SmallPowers lane_powers, warp_powers, block_powers;
 };
 
 // A thread's position, and the addresses of its operands.

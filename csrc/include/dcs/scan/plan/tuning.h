@@ -126,6 +126,7 @@ constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step) { return step ? 8 : 16; }
 constexpr int64_t kSmallSector = 32;
 constexpr int kSmallSpan = 16;
+constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all of them, at most
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 13 << 10;
