@@ -97,6 +97,9 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   SmallColumnsParams params{};
   params.input = operand(problem.input, problem.input_strides, bytes);
   params.output = operand(problem.output, problem.output_strides, bytes);
+  params.saved = operand(problem.saved, problem.saved_strides, bytes);
+  params.grad_gamma = operand(problem.grad_gamma, problem.grad_gamma_strides, bytes);
+  params.partials = static_cast<int>(problem.partials);
   params.reset = operand(problem.reset, problem.reset_strides, 1);
   params.initial = operand(problem.initial, {problem.initial_strides.outer, 0, problem.initial_strides.inner}, bytes);
   const bool by_step = problem.gamma_kind == GammaKind::kStep;
@@ -128,15 +131,17 @@ inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
 }
 
 template <typename T>
-auto small_columns_kernel_of(GammaKind kind) {
-  if (kind == GammaKind::kStep) return small_columns_kernel<T, GammaKind::kStep>;
-  return kind == GammaKind::kRow ? small_columns_kernel<T, GammaKind::kRow>
-                                 : small_columns_kernel<T, GammaKind::kNumber>;
+auto small_columns_kernel_of(GammaKind kind, bool backward) {
+  using K = GammaKind;
+  if (backward)
+    return kind == K::kStep ? small_columns_kernel<T, K::kStep, true> : small_columns_kernel<T, K::kRow, true>;
+  if (kind == K::kStep) return small_columns_kernel<T, K::kStep, false>;
+  return kind == K::kRow ? small_columns_kernel<T, K::kRow, false> : small_columns_kernel<T, K::kNumber, false>;
 }
 
 template <typename T>
 cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
-  const auto kernel = small_columns_kernel_of<T>(problem.gamma_kind);
+  const auto kernel = small_columns_kernel_of<T>(problem.gamma_kind, problem.backward);
   int device = 0, most = 0;
   const int64_t shared = small_columns_bytes(plan);
   if (shared > 0) {
