@@ -10,11 +10,12 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 # One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
-# columns with blocks of their own, that warps scan serially, few; long rows that all blocks share, that a block takes;
-# small rows in a block and in a cluster.
+# columns with blocks of their own, that warps scan serially, few, few of which a cluster has all steps; long rows that
+# all blocks share, that a block takes; small rows in a block and in a cluster.
 SHAPES = (
     ((32, 8), 1), ((300, 16), 1), ((300, 400), 1), ((7, 4096), 1), ((3, 100_000), 1), ((3, 9001), 1), ((300, 257), 0),
-    ((40, 15_000), 0), ((2100, 264), 0), ((20, 120_008), 1), ((130, 20_008), 1), ((999, 77), 1), ((3, 30_001), 1),
+    ((40, 15_000), 0), ((2100, 264), 0), ((5000, 5), 0), ((20, 120_008), 1), ((130, 20_008), 1), ((999, 77), 1),
+    ((3, 30_001), 1),
 )  # fmt: skip
 
 
@@ -87,6 +88,38 @@ def test_gradients_with_resets(shape: tuple[int, int], dim: int, direction: str)
         )
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a.cpu(), b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["row", "step"])
+@pytest.mark.parametrize("shape", [(2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50)], ids=str)
+def test_gradients_of_small_columns(shape: tuple[int, ...], kind: str, dtype: torch.dtype, direction: str) -> None:
+    """With resets and initial values, at whose step gamma's gradient has them for the output before."""
+    x = torch.randn(shape, device="cuda").to(dtype)
+    row = (*shape[:-2], *shape[-1:])
+    gamma = torch.empty(shape if kind == "step" else row, device="cuda").uniform_(0.9, 0.9995)
+    gamma = gamma.to(dtype) if kind == "step" else gamma
+    initial, grad = torch.randn(row, device="cuda").to(dtype), torch.randn(shape, device="cuda").to(dtype)
+    reset = torch.rand(shape, device="cuda") < 0.01
+
+    def results(leaves: list[torch.Tensor], reset: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        y = discounted_cumsum(leaves[0], leaves[1], dim=-2, direction=direction, initial=leaves[2], reset=reset)
+        return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
+
+    y, grad_x, grad_gamma, _ = results([x, gamma, initial], reset, grad)
+    leaves = [leaf.double().cpu() for leaf in (x, gamma, initial)]
+    expected, expected_x, expected_gamma, _ = results(leaves, reset.cpu(), grad.double().cpu())
+    eps = torch.finfo(dtype).eps + 1e-6
+    assert (y.cpu() - expected).abs().max() <= eps * expected.abs().max()
+    assert (grad_x.cpu() - expected_x).abs().max() <= eps * expected_x.abs().max()
+    # As of many columns: a term carries the rounding of the output and of the gradient.
+    terms = 1 if kind == "step" else shape[-2]
+    bound = 8 * eps * terms**0.5 * expected.abs().max() * expected_x.abs().max()
+    assert (grad_gamma.cpu().double() - expected_gamma).abs().max() <= bound
+    dropped = grad_gamma[reset] if kind == "step" else grad_gamma.new_zeros(1)
+    assert not dropped.any()
 
 
 def in_float64(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:

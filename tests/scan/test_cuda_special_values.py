@@ -106,6 +106,32 @@ def test_an_infinite_gamma(shape: tuple[int, int], dim: int, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(15_000, 11), (3000, 33), (200, 700)], ids=str)
+@pytest.mark.parametrize("resets", [False, True], ids=["whole", "resets"])
+def test_small_columns_of_any_gammas(shape: tuple[int, int], dtype: torch.dtype, direction: str, resets: bool) -> None:
+    """What is finite is right, and nothing else is: of gammas that are 0, large, infinite or no numbers, too."""
+    values = torch.tensor(
+        [0.99, 0.0, float("inf"), -0.5, 1.5, float("nan"), 1.001, -3.0, 1e30, -float("inf"), -1e-30], device="cuda"
+    )
+    gamma = values.repeat(shape[1] // len(values) + 1)[: shape[1]]
+    x = torch.randn(shape, device="cuda").to(dtype)
+    x[shape[0] // 2, 0], x[3, 3], x[-2, 6] = float("inf"), float("nan"), float("-inf")
+    reset = torch.rand(shape, device="cuda") < 0.01 if resets else None
+    y = discounted_cumsum(x, gamma, dim=0, direction=direction, reset=reset).cpu()
+    expected = discounted_cumsum(
+        x.double().cpu(), gamma.double().cpu(), dim=0, direction=direction, reset=None if reset is None else reset.cpu()
+    )
+    finite = expected.to(dtype).isfinite()
+    assert torch.equal(y.isfinite(), finite)
+    found, wanted = (each.double().where(finite, 0.0) for each in (y, expected))
+    if direction == "right":
+        found, wanted = found.flip(0), wanted.flip(0)
+    largest = wanted.abs().cummax(0).values
+    assert bool(((found - wanted).abs() <= torch.finfo(dtype).eps * (wanted.abs() + largest)).all())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_column_of_ones(direction: str) -> None:
     """Nothing a carry in float alone would lose: sums of columns beyond what half precision is carried in float for,
     and digits of a gamma near 1."""

@@ -115,6 +115,7 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, int shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
 }
 inline int __double2hiint(double value) { return static_cast<int>(__double_as_longlong(value) >> 32); }
+inline int __double2loint(double value) { return static_cast<int>(__double_as_longlong(value)); }
 inline double __hiloint2double(int high, int low) {
   return __longlong_as_double(static_cast<long long>(high) << 32 | static_cast<unsigned>(low));
 }

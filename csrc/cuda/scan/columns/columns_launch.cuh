@@ -84,6 +84,22 @@ cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& pla
       kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, few_steps_params(problem, plan));
 }
 
+// The powers of a number over a thread's, a warp's and a block's steps.
+inline void fill_small_powers(SmallColumnsParams& params, double gamma, const SmallColumnsPlan& plan) {
+  const int levels = kSmallLevels - plan.span_bits;
+  const auto fill = [&](SmallPowers& powers, double first) {
+    double power = first;
+    for (double& each : powers.each) {
+      each = power;
+      power = bounded_power(power, 2);
+      if (&each == powers.each + levels - 1) powers.far = power;
+    }
+  };
+  fill(params.lane_powers, bounded_power(gamma, plan.steps));
+  fill(params.warp_powers, params.lane_powers.far);
+  if (plan.cluster > 1) fill(params.block_powers, bounded_power(params.lane_powers.far, plan.warps));
+}
+
 inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
   const int sign = problem.reverse ? -1 : 1;
   // A reverse scan's first step is the last one in memory.
@@ -96,6 +112,9 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   SmallColumnsParams params{};
   params.input = operand(problem.input, problem.input_strides, bytes);
   params.output = operand(problem.output, problem.output_strides, bytes);
+  params.saved = operand(problem.saved, problem.saved_strides, bytes);
+  params.grad_gamma = operand(problem.grad_gamma, problem.grad_gamma_strides, bytes);
+  params.partials = static_cast<int>(problem.partials);
   params.reset = operand(problem.reset, problem.reset_strides, 1);
   params.initial = operand(problem.initial, {problem.initial_strides.outer, 0, problem.initial_strides.inner}, bytes);
   const bool by_step = problem.gamma_kind == GammaKind::kStep;
@@ -115,10 +134,9 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   params.back = problem.shifted ? 1 : 0;
   params.flat = plan.flat;
   params.reverse = problem.reverse;
-  params.by_row = problem.gamma_kind == GammaKind::kRow;
   params.gamma_dtype = problem.gamma_dtype;
   params.number = problem.gamma_value;
-  params.power = bounded_power(problem.gamma_value, plan.steps);
+  if (problem.gamma_kind == GammaKind::kNumber) fill_small_powers(params, problem.gamma_value, plan);
   return params;
 }
 
@@ -128,9 +146,17 @@ inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
 }
 
 template <typename T>
+auto small_columns_kernel_of(GammaKind kind, bool backward) {
+  using K = GammaKind;
+  if (backward)
+    return kind == K::kStep ? small_columns_kernel<T, K::kStep, true> : small_columns_kernel<T, K::kRow, true>;
+  if (kind == K::kStep) return small_columns_kernel<T, K::kStep, false>;
+  return kind == K::kRow ? small_columns_kernel<T, K::kRow, false> : small_columns_kernel<T, K::kNumber, false>;
+}
+
+template <typename T>
 cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
-  const auto kernel =
-      problem.gamma_kind == GammaKind::kStep ? small_columns_kernel<T, true> : small_columns_kernel<T, false>;
+  const auto kernel = small_columns_kernel_of<T>(problem.gamma_kind, problem.backward);
   int device = 0, most = 0;
   const int64_t shared = small_columns_bytes(plan);
   if (shared > 0) {

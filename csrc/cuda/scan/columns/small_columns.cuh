@@ -11,6 +11,8 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/columns/small_exchange.cuh"
 #include "scan/columns/small_index.cuh"
+#include "scan/columns/small_powers.cuh"
+#include "scan/columns/small_sums.cuh"
 
 namespace dcs {
 
@@ -26,33 +28,39 @@ __device__ __forceinline__ double product_of_each(const Each& each) {
   return careful;
 }
 
-// `kStep`: per-step gamma.
-template <typename T, bool kStep>
+// Backward a number is as a row's gamma.
+template <typename T, GammaKind kGamma, bool kBackward>
 __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
+  constexpr bool kStep = kGamma == GammaKind::kStep, kRow = kGamma == GammaKind::kRow, kSums = kBackward && !kStep;
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
-  using Index = SmallColumnIndex<T, kStep>;
+  using Index = SmallColumnIndex<T, kStep, kBackward>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
   __shared__ ColumnExchange exchange;
-  static_assert(sizeof(exchange) <= kSmallColumnsStatics);
+  __shared__ ColumnSums sums;
+  static_assert(sizeof(exchange) + sizeof(sums) <= kSmallColumnsStatics);
   launch_dependents();
   const Index at(p);
-  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits);
+  if constexpr (kSums)
+    if (p.cluster.divisor > 1) sums.init_barrier(at);
+  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits, kStep || p.reset.data);
   uint32_t* const shared = reinterpret_cast<uint32_t*>(small_columns_shared) + at.warp * (p.steps * kSmallPitch);
   griddepcontrol_wait();
 
-  typename Index::Words x = {}, step_gates = {}, flags = {};
-  uint32_t initial = 0;
+  typename Index::Words x = {}, step_gates = {}, saved = {}, flags = {};
+  uint32_t initial = 0, last_flag = 0;
   at.ask(p.input, x);
   if constexpr (kStep) at.ask(p.gates, step_gates, p.back);
-  if (p.reset.data) at.ask_flags(flags);
+  if constexpr (kBackward) at.ask(p.saved, saved, 0, true);
+  if (p.reset.data) {
+    at.ask_flags(flags);
+    if constexpr (kBackward) at.ask_last_flag(last_flag);
+  }
   if (p.initial.data) at.ask_initial(initial);
   Acc gate;
-  Segment<double> segment;
-  const double gamma = !kStep && p.by_row ? at.row_gamma() : p.number;
+  const double gamma = kRow && (!kBackward || p.gamma.data) ? at.row_gamma() : p.number;
   if constexpr (std::is_same_v<Acc, float>) gate = make_gate<float, true>(gamma).value;
   else gate = gamma;
-  segment.gates = p.by_row ? whole_power(gamma, static_cast<unsigned>(p.steps)) : p.power;
   const auto gate_of = [&](int k) {
     if constexpr (kStep) return value_of_word<T, Acc>(step_gates[k]);
     else return gate;
@@ -61,12 +69,20 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   if (p.flat) {
     at.transpose_to_own(x, shared);
     if constexpr (kStep) at.transpose_to_own(step_gates, shared);
+    if constexpr (kBackward) at.transpose_to_own(saved, shared);
   }
   // A bit a step, before which the scan starts anew. The first step's value takes the initial one.
   uint32_t cuts = p.reset.data ? at.bits_of(flags) : 0;
+  // Backward, where the reset of a step drops its term of gamma's gradient, which is output[t] * saved[next(t)].
+  [[maybe_unused]] const uint32_t drops = cuts >> 1 | (last_flag ? 1u : 0u) << max(at.count - 1, 0);
+  if (kBackward && p.initial.data && at.count > 0) {
+    at.each([&](int k) {
+      if (at.first + k + 1 == p.length) saved[k] = initial;
+    });
+  }
   Acc lead = value_of_word<T, Acc>(x[0]);
   if (at.first == 0) {
-    if (p.initial.data && !(cuts & 1)) lead = fold(lead, gate_of(0), value_of_word<T, Acc>(initial));
+    if (!kBackward && p.initial.data && !(cuts & 1)) lead = fold(lead, gate_of(0), value_of_word<T, Acc>(initial));
     cuts |= 1;
   }
   const auto advance = [&](int k, Acc& y) {
@@ -74,20 +90,34 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     y = cuts >> k & 1 ? value : fold(value, gate_of(k), y);
   };
 
-  // The thread's segment with a zero carry, the carry into it, and the results.
+  // The total with a zero carry, the carry, and the results.
   Acc y = lead;
+  double gates = 1.0;
   if (kStep && cuts == 0 && at.count == p.steps)
-    segment.gates = product_of_each<Acc>([&](const auto& take) { at.each([&](int k) { take(gate_of(k)); }); });
+    gates = product_of_each<Acc>([&](const auto& take) { at.each([&](int k) { take(gate_of(k)); }); });
   at.each([&](int k) {
     if (k > 0) advance(k, y);
   });
-  segment.total = y, segment.closed = cuts != 0;
-  y = static_cast<Acc>(carry_into(at, segment, exchange));
+  if constexpr (kStep) {
+    Segment<double> segment{y, gates, cuts != 0};
+    y = static_cast<Acc>(carry_into(at, segment, exchange));
+  } else {
+    y = static_cast<Acc>(carry_by_powers<kRow>(at, y, cuts != 0, gamma, exchange));
+  }
+  [[maybe_unused]] double sum = 0.0;
   at.each([&](int k) {
     advance(k, y);
     x[k] = word_of_value<T>(y);
+    if constexpr (kBackward) {
+      const Acc term = drops >> k & 1 ? Acc(0) : y * value_of_word<T, Acc>(saved[k]);
+      if (kStep) saved[k] = word_of_value<T>(term);
+      else if (k < at.count) sum += term;
+    }
   });
-  at.store(x, shared);
+  at.store(x, p.output, shared);
+  if constexpr (kBackward && kStep) at.store(saved, p.grad_gamma, shared);
+  if constexpr (kSums)
+    if (sums.add_up(at, sum)) at.store_sum(sum);
 }
 
 }  // namespace dcs

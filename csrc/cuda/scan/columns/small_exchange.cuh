@@ -1,5 +1,6 @@
-// The carries into each thread's steps of columns/small_columns.cuh: totals are folded in a warp by shuffles, between
-// warps in shared memory, and between the blocks of a cluster in that of all later ones.
+// What warps and blocks tell each other in columns/small_columns.cuh, and the carries into each thread's steps of
+// per-step gates: segments are folded in a warp by shuffles, between warps in shared memory, and between the blocks of
+// a cluster in that of all later ones.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -9,7 +10,7 @@
 namespace dcs {
 
 // A segment as 16 bytes of shared memory, this block's or another one's. Gates with all bits set say that it is closed:
-// NaNs are given other bits.
+// NaNs are given other bits. Where all gates are one power of gamma (columns/small_powers.cuh) they say only that.
 struct alignas(16) PackedSegment {
   double total, gates;
   static __device__ __forceinline__ double closed_gates() { return __hiloint2double(-1, -1); }
@@ -20,7 +21,8 @@ struct alignas(16) PackedSegment {
     gates = segment.closed ? closed_gates() : open_gates;
     return *this;
   }
-  __device__ __forceinline__ Segment<double> segment() const { return {total, gates, __double2hiint(gates) == -1}; }
+  __device__ __forceinline__ bool closed() const { return __double2hiint(gates) == -1; }
+  __device__ __forceinline__ Segment<double> segment() const { return {total, gates, closed()}; }
 };
 
 // What warps store for each other, and blocks of a cluster, by remote stores, for the later ones. The transaction
@@ -29,17 +31,23 @@ struct ColumnExchange {
   PackedSegment warps[kSmallColumnWarps][kSmallSpan], blocks[kMostRowCluster][kSmallSpan];
   uint64_t arrivals;
 
-  __device__ __forceinline__ void init_barrier(int rank, int columns) {
-    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedSegment)));
+  // `whole`: segments come with their gates, or whether they are closed.
+  __device__ __forceinline__ void init_barrier(int rank, int columns, bool whole) {
+    const int bytes = static_cast<int>(whole ? sizeof(PackedSegment) : sizeof(double));
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * bytes);
     __syncthreads();
     arrive_in_cluster_relaxed();
   }
-  __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int span_column, uint32_t to) {
+  // To all later blocks, some from each slot.
+  template <typename Index>
+  __device__ __forceinline__ void send(const Index& at, const Segment<double>& segment, bool whole) {
     PackedSegment packed_segment;
     packed_segment = segment;
-    PackedSegment& remote = blocks[rank][span_column];
-    store_async_in_cluster(&remote.total, &arrivals, to, packed_segment.total);
-    store_async_in_cluster(&remote.gates, &arrivals, to, packed_segment.gates);
+    PackedSegment& remote = blocks[at.rank][at.span_column];
+    for (int to = at.rank + 1 + at.slot; to < static_cast<int>(at.p.cluster.divisor); to += at.slots) {
+      store_async_in_cluster(&remote.total, &arrivals, static_cast<uint32_t>(to), packed_segment.total);
+      if (whole) store_async_in_cluster(&remote.gates, &arrivals, static_cast<uint32_t>(to), packed_segment.gates);
+    }
   }
 };
 
@@ -89,7 +97,7 @@ __device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&pac
   return segment_of_lane(folded, 32 - (1 << p.span_bits) + span_column);
 }
 
-// The carry into a thread's steps, from its segment.
+// The carry into a thread's steps, from its segment, where each step has a gate of its own.
 template <typename Index>
 __device__ __forceinline__ double carry_into(const Index& at, Segment<double>& segment, ColumnExchange& exchange) {
   const SmallColumnsParams& p = at.p;
@@ -102,11 +110,8 @@ __device__ __forceinline__ double carry_into(const Index& at, Segment<double>& s
   const Segment<double> warps_before = fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, at.span_column, p);
   if (p.cluster.divisor > 1) {
     wait_for_cluster();  // until the others' barriers are initialized
-    if (at.warp + 1 == at.warps) {
-      const Segment<double> block = joined(warps_before, exchange.warps[at.warp][at.span_column].segment());
-      for (int to = at.rank + 1 + at.slot; to < static_cast<int>(p.cluster.divisor); to += at.slots)
-        exchange.send(block, at.rank, at.span_column, static_cast<uint32_t>(to));
-    }
+    if (at.warp + 1 == at.warps)
+      exchange.send(at, joined(warps_before, exchange.warps[at.warp][at.span_column].segment()), true);
   }
   before = joined(warps_before, before);
   if (at.rank == 0) return before.total;

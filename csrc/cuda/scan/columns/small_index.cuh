@@ -17,26 +17,34 @@ struct SmallColumnOperand {
   int outer, time, inner;
 };
 
+// A gamma's powers over 1, 2, 4, ... times the steps of a thread, a warp or a block, and over a warp's slots of them.
+struct SmallPowers {
+  double each[kSmallLevels], far;
+};
+
 struct SmallColumnsParams {
   SmallColumnOperand input, gates, reset, output, gamma, initial;
-  Divisor spans, cluster;  // of an outer row; blocks of a cluster
-  int length, columns;     // steps, and columns of one of them
-  int span;                // columns of a block
-  int span_bits;           // 2^these lanes of a slot, at least the span
-  uint32_t column_lanes;   // bits of a column's lanes
-  int steps;               // of a thread, a multiple of kSmallBatch
-  int slot_warps;          // whose totals each slot of a warp folds, and blocks of a cluster
+  SmallColumnOperand saved, grad_gamma;  // of the backward
+  Divisor spans, cluster;                // of an outer row; blocks of a cluster
+  int length, columns;                   // steps, and columns of one of them
+  int span;                              // columns of a block
+  int span_bits;                         // 2^these lanes of a slot, at least the span
+  uint32_t column_lanes;                 // bits of a column's lanes
+  int steps;                             // of a thread, a multiple of kSmallBatch
+  int slot_warps;                        // whose segments each slot of a warp folds, and blocks of a cluster
   int slot_blocks;
-  int back;  // 1 where gates and resets are those of the step before
-  bool flat, reverse, by_row;
+  int back;      // 1 where gates and resets are those of the step before
+  int partials;  // of gamma's gradient, of which the first is the sum
+  bool flat, reverse;
   ElementType gamma_dtype;
-  double number, power;  // gamma; over a thread's steps
+  double number;  // gamma, and its powers
+  SmallPowers lane_powers, warp_powers, block_powers;
 };
 
 // A thread's position, and the addresses of its operands.
-template <typename T, bool kStep>
+template <typename T, bool kStep, bool kBackward>
 struct SmallColumnIndex {
-  static constexpr int kMost = small_column_steps(kStep);
+  static constexpr int kMost = small_column_steps(kStep, kBackward);
   using Words = uint32_t[kMost];  // an element each
   const SmallColumnsParams& p;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
@@ -77,18 +85,23 @@ struct SmallColumnIndex {
   __device__ __forceinline__ int offset(const SmallColumnOperand& of) const {
     return outer * of.outer + column * of.inner;
   }
-  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd one of the warp's range.
+  // The elements of an operand that a thread loads and stores: its own steps, or every 32nd one of the warp's range; or
+  // those of the step before, or of the one after.
   struct Range {
     int at, stride, least, most;
   };
-  __device__ __forceinline__ Range range(const SmallColumnOperand& of, int back) const {
-    if (!p.flat) return {offset(of) + (first - back) * of.time, of.time, first < back ? 1 : 0, count};
-    const int index = (warp_step - back) * width + lane;
+  __device__ __forceinline__ Range range(const SmallColumnOperand& of, int back, bool after = false) const {
+    const int from = after ? 1 : -back;
+    if (!p.flat)
+      return {offset(of) + (first + from) * of.time, of.time, first < back ? 1 : 0,
+          after ? min(count, p.length - first - 1) : count};
+    const int index = (warp_step + from) * width + lane,
+              elements = after ? min(warp_elements, (p.length - warp_step - 1) * width) : warp_elements;
     return {outer * of.outer + (p.reverse ? width - 1 - index : index), p.reverse ? -32 : 32, index < 0 ? 1 : 0,
-        (warp_elements - lane + 31) >> 5};
+        (elements - lane + 31) >> 5};
   }
-  __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0) const {
-    const Range steps = range(of, back);
+  __device__ __forceinline__ void ask(const SmallColumnOperand& of, Words& to, int back = 0, bool after = false) const {
+    const Range steps = range(of, back, after);
     const T* const from = static_cast<const T*>(of.data) + steps.at;
     each([&](int k) { load_words_where(k >= steps.least && k < steps.most, from + k * steps.stride, &to[k]); });
   }
@@ -97,6 +110,11 @@ struct SmallColumnIndex {
         static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first - p.back) * p.reset.time;
     each([&](int k) { load_words_where(k < count && first + k >= p.back, from + k * p.reset.time, &to[k]); });
   }
+  // That of the thread's last step.
+  __device__ __forceinline__ void ask_last_flag(uint32_t& to) const {
+    const uint8_t* const from = static_cast<const uint8_t*>(p.reset.data) + offset(p.reset);
+    load_words_where(count > 0, from + (first + count - 1) * p.reset.time, &to);
+  }
 
   // A bit a step.
   __device__ __forceinline__ uint32_t bits_of(const Words& flags) const {
@@ -104,8 +122,10 @@ struct SmallColumnIndex {
     each([&](int k) { bits |= (flags[k] ? 1u : 0u) << k; });
     return bits;
   }
+  // Where it is the first step's, or follows the last one.
   __device__ __forceinline__ void ask_initial(uint32_t& to) const {
-    load_words_where(first == 0, static_cast<const T*>(p.initial.data) + offset(p.initial), &to);
+    const bool wanted = kBackward ? count > 0 && first + count == p.length : first == 0;
+    load_words_where(wanted, static_cast<const T*>(p.initial.data) + offset(p.initial), &to);
   }
 
   // From words in the order of memory to the thread's own steps, and back.
@@ -123,10 +143,10 @@ struct SmallColumnIndex {
     __syncwarp();
     each([&](int k) { words[k] = shared[k * kSmallPitch + lane]; });
   }
-  __device__ __forceinline__ void store(Words& words, uint32_t* shared) const {
+  __device__ __forceinline__ void store(Words& words, const SmallColumnOperand& operand, uint32_t* shared) const {
     if (p.flat) transpose_to_memory(words, shared);
-    const Range steps = range(p.output, 0);
-    T* const to = static_cast<T*>(const_cast<void*>(p.output.data)) + steps.at;
+    const Range steps = range(operand, 0);
+    T* const to = static_cast<T*>(const_cast<void*>(operand.data)) + steps.at;
     each([&](int k) {
       T out;
       memcpy(&out, &words[k], sizeof out);
@@ -136,6 +156,14 @@ struct SmallColumnIndex {
 
   __device__ __forceinline__ double row_gamma() const {
     return load_gamma<double>(p.gamma.data, p.gamma_dtype, offset(p.gamma), false);
+  }
+  // Of a column, once.
+  __device__ __forceinline__ void store_sum(double sum) const {
+    if (slot > 0 || span_column >= width) return;
+    float* const to = static_cast<float*>(const_cast<void*>(p.grad_gamma.data)) + offset(p.grad_gamma);
+    *to = static_cast<float>(sum);
+#pragma unroll 1
+    for (int j = 1; j < p.partials; ++j) to[j] = 0.f;
   }
 
  private:

@@ -129,7 +129,7 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
     return !pointer || last < int64_t{1} << 30;
   };
   if (p.rows() >= int64_t{1} << 30 || !is_near(p.initial, p.initial_strides) || !is_near(p.gamma, p.gamma_strides) ||
-      !all_operands(p, is_near))
+      !is_near(p.grad_gamma, p.grad_gamma_strides) || !all_operands(p, is_near))
     return false;
   const int64_t bytes = bytes_of(p.dtype);
   const bool wide = p.outer * ceil_div(p.inner, kSmallSpan) >= device.multiprocessors;
@@ -139,24 +139,25 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
     for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
   };
   share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / bytes));
-  // Half precision with a per-step gamma, of which a thread has few steps: narrower where threads would not reach
-  // through time.
+  // Half precision of which a thread has few steps: narrower where threads would not reach through time.
   const int64_t slots = (32 >> plan.span_bits) * kSmallColumnWarps * most_small_cluster(device);
-  if (bytes == 2 && p.gamma_kind == GammaKind::kStep && plan.span > 1 && p.length > slots * small_column_steps(true))
-    share(1 << (plan.span_bits - 1));
+  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
+  if (bytes == 2 && plan.span > 1 && p.length > slots * most_steps) share(1 << (plan.span_bits - 1));
   const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
   plan.flat = plan.spans == 1 && plan.span * bytes % kSmallSector != 0 && lies(p.input_strides) &&
-      lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides));
+      lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides)) &&
+      (!p.backward || lies(p.saved_strides)) &&
+      (!(p.backward && p.gamma_kind == GammaKind::kStep) || lies(p.grad_gamma_strides));
   return true;
 }
 
 // So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
-// or a cluster. Nothing forms gradients of gamma there.
+// or a cluster.
 inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
   const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
   SmallColumnsPlan plan{};
-  if (contiguous || is_windowed(p) || !powers_fold(p) || p.backward || bytes_of(p.dtype) > 4 ||
-      (p.shifted && p.initial) || p.length > kLongestSmallColumn ||
+  if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
+      (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
       p.rows() * p.length > kSmallColumnElements * device.multiprocessors || !plan_small_span(plan, p, device))
     return std::nullopt;
   const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
@@ -176,7 +177,7 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
     return cluster <= most &&
         groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
   };
-  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep);
+  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
   bool found = false;
   for (const int64_t warps : {kUsualSmallColumnWarps, kSmallColumnWarps})
     for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) found = found || fits(steps, warps);

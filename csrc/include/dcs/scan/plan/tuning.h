@@ -123,12 +123,13 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 // and elements a multiprocessor up to which they are faster on an H200 than columns with words in global memory.
 constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
-constexpr int small_column_steps(bool step) { return step ? 8 : 16; }
+constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
 constexpr int64_t kSmallSector = 32;
 constexpr int kSmallSpan = 16;
+constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all of them, at most
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
-constexpr int kSmallPitch = 33, kSmallColumnsStatics = 13 << 10;
+constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
 // Columns of few neighbors (columns/staged_columns.cuh): threads of a block; of a column's steps that are staged at a
 // time; buffers of these. Bytes of a step at most, columns of a multiprocessor at least.
 constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2, kStagedInverseBits = 20;
