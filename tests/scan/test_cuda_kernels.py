@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -286,17 +288,20 @@ def test_few_neighboring_columns(
 def test_gradients_of_small_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direction: str) -> None:
     rows, length = shape
 
-    def padded() -> torch.Tensor:
-        return torch.rand(rows, length + 5, device="cuda").to(dtype)[:, 2:-3]
+    def padded(low: float) -> torch.Tensor:
+        return (low + torch.rand(rows, length + 5, device="cuda")).to(dtype)[:, 2:-3]
 
-    gates = torch.rand(1 if kind == "number" else rows, 1, device="cuda") if kind != "step" else padded()
+    gates = torch.rand(1 if kind == "number" else rows, 1, device="cuda") if kind != "step" else padded(0.0)
     gamma = gates.flatten()[0] if kind == "number" else gates
     initial = torch.randn(rows, device="cuda").to(dtype)
-    reset, grad = torch.rand(shape, device="cuda") < 0.01, padded() - 0.5
-    for options in ({}, {"initial": initial}, {"reset": reset}, {"initial": initial, "reset": reset}):
-        leaves = [t.clone().requires_grad_() for t in (padded() - 0.5, gamma)]
+    reset, x, grad = torch.rand(shape, device="cuda") < 0.01, padded(-0.5), padded(-0.5)
+    choices: list[dict[str, Any]] = [{}, {"initial": initial}, {"reset": reset}, {"initial": initial, "reset": reset}]
+    for options in choices:
+        leaves = [t.detach().requires_grad_() for t in (x, gamma)]
         on_cpu = [leaf.detach().double().cpu().requires_grad_() for leaf in leaves]
-        exact = {name: t.cpu() if t.dtype == torch.bool else t.double().cpu() for name, t in options.items()}
+        exact: dict[str, Any] = {
+            name: t.cpu() if t.dtype == torch.bool else t.double().cpu() for name, t in options.items()
+        }
         y = discounted_cumsum(*leaves, direction=direction, **options)
         got = torch.autograd.grad(y, leaves, grad)
         expected = discounted_cumsum(*on_cpu, direction=direction, **exact)
