@@ -205,7 +205,7 @@ class Trial {
     if (staged) {
       const StagedColumnsParams params{p, *staged};
       return emulation::launch(staged->blocks, kStagedThreads, staged->shared_bytes, false, c.seed,
-          [&] { staged_columns_kernel<T, kStep, kBackward>(params); });
+          [&] { staged_columns_kernel<T>(params); });
     }
     return emulation::launch(serial->blocks, kColumnThreads, 0, false, c.seed, [&] {
       if constexpr (sizeof(T) == 2) {
@@ -323,7 +323,7 @@ Case draw(std::mt19937& random) {
               : form == 2 ? up_to(10)
                           : up_to(50));
   const bool narrow = form > 0 && form < 4 && one_in(3);  // few neighbors of many outer rows
-  if (narrow) c.outer = 1 + up_to(200), c.length = up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
+  if (narrow) c.outer = 1 + up_to(200), c.length = 20 + up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
   c.small = form < 5 && form != 2 && !narrow && one_in(3);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;

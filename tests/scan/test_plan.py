@@ -53,7 +53,8 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("serial_columns", [14, 1050061], {"dim": 0}),
         ("few_steps", [5, 1050061], {"dim": 0}),
         ("staged_columns", [30000, 100, 3], {"dim": 1}),
-        ("staged_columns", [30000, 100, 3], {"dim": 1, "gamma": "step", "reset": True, "dtype": torch.bfloat16}),
+        ("staged_columns", [30000, 100, 3], {"dim": 1, "gamma": "row", "reset": True, "dtype": torch.bfloat16}),
+        ("serial_columns", [30000, 100, 3], {"dim": 1, "gamma": "step"}),
         ("serial_columns", [30000, 100, 3], {"dim": 1, "dtype": torch.complex64}),
         ("serial_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
         ("flat_rows", [1000000, 3], {}),

@@ -30,16 +30,11 @@ cudaError_t launch_serial_columns(const ScanProblem& problem, const SerialColumn
 
 template <typename T>
 cudaError_t launch_staged_columns(const ScanProblem& problem, const StagedColumnsPlan& plan, cudaStream_t stream) {
-  return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = staged_columns_kernel<T, step(), backward()>;
-    int device = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const cudaError_t error = allow_shared(kernel, plan.shared_bytes, most, 0);
-    if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kStagedThreads, plan.shared_bytes, stream,
-        StagedColumnsParams{problem, plan});
-  });
+  const auto kernel = staged_columns_kernel<T>;
+  const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared);
+  if (error != cudaSuccess) return error;
+  return launch_dependent(kernel, plan.dependent, plan.blocks, kStagedThreads, plan.shared_bytes, stream,
+      StagedColumnsParams{problem, plan});
 }
 
 // Of the plan's unit.

@@ -101,10 +101,10 @@ struct SerialColumnsPlan {
 struct StagedColumnsPlan {
   int slabs;                      // outer rows of a block
   int steps;                      // that are staged at a time
-  int operand_bytes, slab_bytes;  // of shared memory for a slab's operand; for all of its operands
-  uint32_t inner_inverse;         // 2^kStagedInverseBits / inner, rounded up
+  int operand_bytes, slab_bytes;  // of shared memory for a slab's elements; with its flags
   int64_t blocks, shared_bytes;
-  bool dependent;  // may begin as the launch before it ends
+  int most_shared;  // bytes that one block can have
+  bool dependent;   // may begin as the launch before it ends
 };
 // A block, or a cluster of blocks, takes a span of columns through all of time (columns/small_columns.cuh).
 struct SmallColumnsPlan {
