@@ -124,8 +124,6 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   const int slots = 32 >> plan.span_bits;
   for (int slot = 0; slot < slots; ++slot) params.column_lanes |= 1u << (slot << plan.span_bits);
   params.steps = plan.steps;
-  params.slot_warps = static_cast<int>(ceil_div(plan.warps, slots));
-  params.slot_blocks = static_cast<int>(ceil_div(plan.cluster, slots));
   params.back = problem.shifted ? 1 : 0;
   params.flat = plan.flat;
   params.reverse = problem.reverse;

@@ -70,31 +70,28 @@ __device__ __forceinline__ void fold_slots(Segment<double>& segment, const Small
     segment.gates = power_mul(segment.gates, other_gates);
   }
 }
-// The first `count` of the segments, folded, in all lanes of a column. Each slot takes `each` of them: some at once, in
-// a tree.
-template <int kRows>
-__device__ __forceinline__ Segment<double> fold_packed(const PackedSegment (&packed_segments)[kRows][kSmallSpan],
-    int count, int each, int slot, int span_column, const SmallColumnsParams& p) {
-  constexpr int kAtOnce = 4;
+// The first `count` of the segments, folded, in all lanes of a column. Each slot takes as many neighbors, the last slot
+// the last ones.
+template <typename Index, int kRows>
+__device__ __forceinline__ Segment<double> fold_packed(
+    const Index& at, const PackedSegment (&packed_segments)[kRows][kSmallSpan], int count) {
+  constexpr int kAtOnce = 2;
+  const SmallColumnsParams& p = at.p;
+  const int each = (count + at.slots - 1) >> (kSmallLevels - p.span_bits), first = count - (at.slots - at.slot) * each;
   Segment<double> folded = identity<double>();
 #pragma unroll 1
   for (int i = 0; i < each; i += kAtOnce) {
-    Segment<double> some[kAtOnce];
+    PackedSegment some[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) some[j] = packed_segments[min(max(first + i + j, 0), kRows - 1)][at.span_column];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int number = slot * each + i + j;
-      some[j] = packed_segments[min(number, kRows - 1)][span_column].segment();
-      if (i + j >= each || number >= count) some[j] = identity<double>();
+      if (i + j >= each) break;
+      if (first + i + j >= 0) folded = joined(folded, some[j].segment());
     }
-#pragma unroll
-    for (int d = 1; d < kAtOnce; d *= 2) {
-#pragma unroll
-      for (int j = 0; j < kAtOnce; j += 2 * d) some[j] = joined(some[j], some[j + d]);
-    }
-    folded = joined(folded, some[0]);
   }
   fold_slots(folded, p);
-  return segment_of_lane(folded, 32 - (1 << p.span_bits) + span_column);
+  return segment_of_lane(folded, 32 - (1 << p.span_bits) + at.span_column);
 }
 
 // The carry into a thread's steps, from its segment, where each step has a gate of its own.
@@ -107,7 +104,7 @@ __device__ __forceinline__ double carry_into(const Index& at, Segment<double>& s
   Segment<double> before = segment_of_lane(segment, max(at.lane - stride, 0));
   if (at.slot == 0) before = identity<double>();
   __syncthreads();
-  const Segment<double> warps_before = fold_packed(exchange.warps, at.warp, p.slot_warps, at.slot, at.span_column, p);
+  const Segment<double> warps_before = fold_packed(at, exchange.warps, at.warp);
   if (p.cluster.divisor > 1) {
     wait_for_cluster();  // until the others' barriers are initialized
     if (at.warp + 1 == at.warps)
@@ -116,7 +113,7 @@ __device__ __forceinline__ double carry_into(const Index& at, Segment<double>& s
   before = joined(warps_before, before);
   if (at.rank == 0) return before.total;
   mbarrier_wait(&exchange.arrivals, 0);
-  return after(before, fold_packed(exchange.blocks, at.rank, p.slot_blocks, at.slot, at.span_column, p).total);
+  return after(before, fold_packed(at, exchange.blocks, at.rank).total);
 }
 
 }  // namespace dcs

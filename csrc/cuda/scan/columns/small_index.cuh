@@ -31,10 +31,8 @@ struct SmallColumnsParams {
   int span_bits;                         // 2^these lanes of a slot, at least the span
   uint32_t column_lanes;                 // bits of a column's lanes
   int steps;                             // of a thread, a multiple of kSmallBatch
-  int slot_warps;                        // whose segments each slot of a warp folds, and blocks of a cluster
-  int slot_blocks;
-  int back;      // 1 where gates and resets are those of the step before
-  int partials;  // of gamma's gradient, of which the first is the sum
+  int back;                              // 1 where gates and resets are those of the step before
+  int partials;                          // of gamma's gradient, of which the first is the sum
   bool flat, reverse;
   ElementType gamma_dtype;
   double number;  // gamma, and its powers
