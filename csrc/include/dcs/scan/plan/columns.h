@@ -72,7 +72,7 @@ inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p
   const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
   if (is_windowed(p) || !is_floating(p.dtype) || p.gamma_kind == GammaKind::kStep || p.backward ||
       (p.shifted && p.initial) || p.inner < 2 || p.outer < 2 || p.length < kFewestStagedSteps ||
-      row_bytes > kMostStagedRow || row_bytes % kSector == 0 || p.rows() < kStagedColumns * device.multiprocessors ||
+      row_bytes >= kMostStagedRow || row_bytes % kSector == 0 || p.rows() < kStagedColumns * device.multiprocessors ||
       !lies(p.input_strides) || !lies(p.output_strides) || (p.reset && !lies(p.reset_strides)))
     return std::nullopt;
   StagedColumnsPlan plan{};
