@@ -130,9 +130,10 @@ constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all 
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
-// Columns of few neighbors (columns/staged_columns.cuh): threads of a block; bytes of a column that are staged at a time,
-// in one of two buffers. On an H200 they are 1.4 times as fast as the other kernels, in 42 random problems, where steps
-// have less than so many bytes, which are no whole sectors, and there are so many steps, and columns a multiprocessor.
+// Columns of few neighbors (columns/staged_columns.cuh): threads of a block; bytes of a column that are staged at a
+// time, in one of two buffers. On an H200 they are 1.4 times as fast as the other kernels, in 42 random problems, where
+// steps have less than so many bytes, which are no whole sectors, and there are so many steps, and columns a
+// multiprocessor.
 constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2;
 constexpr int64_t kMostStagedRow = 64, kSector = 32, kFewestStagedSteps = 24, kStagedColumns = 288;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
