@@ -322,10 +322,10 @@ Case draw(std::mt19937& random) {
               : form == 1 ? up_to(900)
               : form == 2 ? up_to(10)
                           : up_to(50));
-  const bool narrow = form > 0 && form < 4 && one_in(3);  // few neighbors of many outer rows
+  const bool narrow = form > 0 && form < 4 && one_in(2);  // few neighbors of many outer rows
   if (narrow) c.outer = 1 + up_to(200), c.length = 20 + up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
-  c.small = form < 5 && form != 2 && !narrow && one_in(3);
+  c.small = form < 5 && form != 2 && !narrow && one_in(2);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0, 1.1, -1.2, 1e-30};
@@ -340,6 +340,13 @@ Case draw(std::mt19937& random) {
   for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
   c.lies[0] = kOutputs[random() % 4];
   c.lies[1] = kOutputs[random() % 4];
+  if (narrow && !one_in(3)) {  // as staged columns take them
+    if (c.kind == GammaKind::kStep) c.kind = GammaKind::kRow;
+    c.backward = false;
+    c.initial = c.initial && !c.shifted;
+    for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : Lie::kMoved;
+    if (c.outer * c.inner < kStagedColumns) c.outer = kStagedColumns / c.inner + up_to(60);
+  }
   const bool in_words = few_steps && one_in(2);  // of 8 and 16 bytes
   if (in_words) {
     const int64_t unit = one_in(2) ? 8 : 4;
