@@ -1,14 +1,29 @@
 #include "scan/carry/call_tag.h"
 
+#include <sys/random.h>
+
 #include <atomic>
-#include <random>
+#include <ctime>
 
 namespace dcs {
+
+namespace {
+
+// From the system: std::random_device asks for a glibc newer than 2.28 where libstdc++ is linked as an archive.
+uint64_t random_start() {
+  uint64_t start = 0;
+  if (getrandom(&start, sizeof start, 0) == static_cast<ssize_t>(sizeof start)) return start;
+  std::timespec now{};
+  std::timespec_get(&now, TIME_UTC);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
 
 // A counter from a random start, mixed (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 // OOPSLA 2014).
 uint64_t new_tag() {
-  static std::atomic<uint64_t> calls{(uint64_t{std::random_device()()} << 32) ^ std::random_device()()};
+  static std::atomic<uint64_t> calls{random_start()};
   uint64_t tag = calls.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
   tag = (tag ^ tag >> 30) * 0xbf58476d1ce4e5b9u;
   tag = (tag ^ tag >> 27) * 0x94d049bb133111ebu;
