@@ -145,15 +145,18 @@ def test_long_rows(shape: tuple[int, int], kind: str, dtype: torch.dtype, direct
     adjoint_scale = adjoint.abs().amax(1, keepdim=True)
     assert ((flipped(grad_x).double() - adjoint).abs() <= eps * adjoint_scale).all()
     terms = adjoint[:, 1:] * expected[:, :-1]
-    # Terms carry the rounding of the output and of the gradient, each on its own.
     if kind == "step":
         errors = (flipped(grad_gamma)[:, 1:].double() - terms).abs()
         assert (errors <= 4 * eps * scale * adjoint_scale).all()
         assert not flipped(grad_gamma)[:, 0].any()
-    elif kind == "row":
-        assert ((grad_gamma.double() - terms.sum(1)).abs() <= 8 * eps * terms.norm(dim=1)).all()
+        return
+    # Terms carry the rounding of the output and of the gradient, each on its own; parts of their sums are floats, and
+    # neighboring terms have one sign.
+    if kind == "row":
+        bound = 8 * eps * terms.norm(dim=1) + 1e-6 * terms.abs().sum(1)
+        assert ((grad_gamma.double() - terms.sum(1)).abs() <= bound).all()
     else:
-        assert (grad_gamma.double() - terms.sum()).abs() <= 8 * eps * terms.norm()
+        assert (grad_gamma.double() - terms.sum()).abs() <= 8 * eps * terms.norm() + 1e-6 * terms.abs().sum()
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
