@@ -65,15 +65,18 @@ inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimit
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
 
+// An outer row's steps lie one behind the other, each with all of its columns.
+inline bool steps_are_dense(const ScanProblem& p, const Strides& s) { return s.inner == 1 && s.time == p.inner; }
+
 // Few neighboring columns of many outer rows, of one gamma or one a column: threads that read a column each would fetch
 // a sector for a few bytes.
 inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
   if (is_windowed(p) || !is_floating(p.dtype) || p.gamma_kind == GammaKind::kStep || p.backward ||
       (p.shifted && p.initial) || p.inner < 2 || p.outer < 2 || p.length < kFewestStagedSteps ||
       row_bytes >= kMostStagedRow || row_bytes % kSector == 0 || p.rows() < kStagedColumns * device.multiprocessors ||
-      !lies(p.input_strides) || !lies(p.output_strides) || (p.reset && !lies(p.reset_strides)))
+      !steps_are_dense(p, p.input_strides) || !steps_are_dense(p, p.output_strides) ||
+      (p.reset && !steps_are_dense(p, p.reset_strides)))
     return std::nullopt;
   StagedColumnsPlan plan{};
   plan.steps = static_cast<int>(std::min(p.length, kStagedBytes / bytes));
@@ -106,7 +109,7 @@ inline std::optional<SerialColumnsPlan> plan_serial_columns(const ScanProblem& p
 inline bool columns_lie_flat(const ScanProblem& p) {
   const bool whole = p.inner * p.length * bytes_of(p.dtype) % 16 == 0, carries_in = p.initial && !p.backward;
   const auto lies = [&](const void* pointer, const Strides& s) {
-    return s.inner == 1 && s.time == p.inner && (p.outer == 1 || s.outer == p.inner * p.length) &&
+    return steps_are_dense(p, s) && (p.outer == 1 || s.outer == p.inner * p.length) &&
         reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
   };
   return (whole || (p.outer == 1 && !p.reverse) || !carries_in) && lies(p.input, p.input_strides) &&
@@ -139,16 +142,16 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
     plan.span = static_cast<int>(ceil_div(p.inner, plan.spans));
     for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
   };
-  share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSmallSector / bytes));
+  share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSector / bytes));
   // Half precision of which a thread has few steps: narrower where threads would not reach through time.
   const int64_t slots = (32 >> plan.span_bits) * kSmallColumnWarps * most_small_cluster(device);
   const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
   if (bytes == 2 && plan.span > 1 && p.length > slots * most_steps) share(1 << (plan.span_bits - 1));
-  const auto lies = [&](const Strides& s) { return s.inner == 1 && s.time == p.inner; };
-  plan.flat = plan.spans == 1 && plan.span * bytes % kSmallSector != 0 && lies(p.input_strides) &&
-      lies(p.output_strides) && (p.gamma_kind != GammaKind::kStep || lies(p.gamma_strides)) &&
-      (!p.backward || lies(p.saved_strides)) &&
-      (!(p.backward && p.gamma_kind == GammaKind::kStep) || lies(p.grad_gamma_strides));
+  plan.flat = plan.spans == 1 && plan.span * bytes % kSector != 0 && steps_are_dense(p, p.input_strides) &&
+      steps_are_dense(p, p.output_strides) &&
+      (p.gamma_kind != GammaKind::kStep || steps_are_dense(p, p.gamma_strides)) &&
+      (!p.backward || steps_are_dense(p, p.saved_strides)) &&
+      (!(p.backward && p.gamma_kind == GammaKind::kStep) || steps_are_dense(p, p.grad_gamma_strides));
   return true;
 }
 

@@ -117,14 +117,14 @@ constexpr int64_t kMostLongBytes = 8;
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
+constexpr int64_t kSector = 32;  // bytes that memory is read by
 // Small scans along a strided time (columns/small_columns.cuh): warps of a block, which are also all that a
 // multiprocessor has registers for, at most and where less will do; steps of a thread at once, and those up to which a
-// block is no cluster; at most; bytes of a step that are a whole sector of memory; columns of a block, at most. Steps
+// block is no cluster; at most; columns of a block, at most. Steps
 // and elements a multiprocessor up to which they are faster on an H200 than columns with words in global memory.
 constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
-constexpr int64_t kSmallSector = 32;
 constexpr int kSmallSpan = 16;
 constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all of them, at most
 constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300;
@@ -135,7 +135,7 @@ constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
 // steps have less than so many bytes, which are no whole sectors, and there are so many steps, and columns a
 // multiprocessor.
 constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2;
-constexpr int64_t kMostStagedRow = 64, kSector = 32, kFewestStagedSteps = 24, kStagedColumns = 288;
+constexpr int64_t kMostStagedRow = 64, kFewestStagedSteps = 24, kStagedColumns = 288;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone
